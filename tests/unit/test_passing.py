@@ -25,7 +25,8 @@ def error_of(url: str, sqlstate: str) -> psycopg.Error:
 
 
 @pytest.mark.parametrize("sqlstate", CONNECTIONS)
-def test_an_error_of_the_table_is_tried_again_by_all(url, sqlstate):
+def test_an_error_of_the_table_is_tried_again_by_all(server, sqlstate):
+    url = server.url
     failures = [error_of(url, sqlstate)]
     assert retrying.is_worth_a_retry(failures[0])
 
@@ -38,8 +39,9 @@ def test_an_error_of_the_table_is_tried_again_by_all(url, sqlstate):
 
 
 @pytest.mark.parametrize("sqlstate", retrying.STATEMENT_SQLSTATES)
-def test_an_error_of_one_statement_is_tried_again_and_a_cancelled_one_once(url, sqlstate):
-    error, times = error_of(url, sqlstate), 0
+def test_an_error_of_one_statement_is_tried_again_and_a_cancelled_one_once(server, sqlstate):
+    url, times = server.url, 0
+    error = error_of(url, sqlstate)
     assert retrying.is_worth_a_retry(error)
     assert not retrying.is_passing(error)
 
@@ -78,61 +80,64 @@ def test_only_this_table_says_which_errors_pass():
     assert found == []
 
 
-def test_other_errors_are_not_tried_again(url):
+def test_other_errors_are_not_tried_again(server):
     for sqlstate in ("42601", "22003", "28P01", "XX000", "57P04"):
-        assert not retrying.is_worth_a_retry(error_of(url, sqlstate))
+        assert not retrying.is_worth_a_retry(error_of(server.url, sqlstate))
 
 
 @pytest.mark.parametrize(
-    ("kind", "sqlstate"),
+    ("kind", "sqlstates"),
     [
-        *(("worker", each) for each in [*CONNECTIONS, *retrying.STATEMENT_SQLSTATES]),
-        *(("group", each) for each in retrying.STATEMENT_SQLSTATES),
-        *(("handler", each) for each in CONNECTIONS),  # its other errors end the run
+        ("worker", [*CONNECTIONS, *retrying.STATEMENT_SQLSTATES]),
+        ("group", retrying.STATEMENT_SQLSTATES),
+        ("handler", CONNECTIONS),  # its other errors end the run
     ],
 )
-def test_a_worker_goes_on_after_each_error_that_passes(url, conn, sqlstate, kind):
-    """The error comes from the server, for the first handling alone."""
+def test_a_worker_goes_on_after_each_error_that_passes(url, conn, sqlstates, kind):
+    """The error comes from the server, for the first handling of a message alone."""
+    table, when, only = {
+        "worker": ("pgqueue.claims", "after insert", ""),
+        "group": ("pgqueue.group_partitions", "before insert", "when (new.line_no > 0)"),
+        "handler": ("handled", "before insert", ""),
+    }[kind]  # of a group, its commit
     conn.execute("create sequence tries")
-    only = ""
+    conn.execute("create table handled (seq bigint)")
     with spark_pgqueue.connect(url) as queue:
-        queue.create_stream("s")
-        if kind == "worker":
-            queue.create_consumer("s", "c", start="earliest")
-            table, when = "pgqueue.claims", "after insert"
-        else:
-            queue.create_group("s", "c", start="earliest")
-            table, when = "handled", "before insert"
-        if kind == "group":
-            table, only = "pgqueue.group_partitions", "when (new.line_no > 0)"  # its commit
-        conn.execute("create table handled (seq bigint)")
-        conn.execute(
-            "create function fail() returns trigger language plpgsql as $$ begin"
-            f" if nextval('public.tries') = 1 then raise 'x' using errcode = '{sqlstate}'; end if;"
-            " return new; end $$".encode()
-        )
-        conn.execute(
-            f"create trigger fail {when} on {table} for each row {only} execute function"
-            " fail()".encode()
-        )
-        queue.send("s", "x")
-        # Each ends when the message is handled; the wait is for one that never comes again.
-        wait = timedelta(seconds=30)
-        if kind == "worker":
-            worker = Consumer(url, "s", "c")
-            assert worker.run(lambda message: worker.stop(), wait=wait) == 1
-        else:
-            group = queue.group("s", "c")
+        for sqlstate in sqlstates:
+            queue.create_stream(sqlstate)
+            create = queue.create_consumer if kind == "worker" else queue.create_group
+            create(sqlstate, "c", start="earliest")
+            conn.execute("alter sequence tries restart")
+            conn.execute(
+                "create or replace function fail() returns trigger language plpgsql as $$ begin"
+                " if nextval('public.tries') = 1 then"
+                f" raise 'x' using errcode = '{sqlstate}'; end if; return new; end $$".encode()
+            )
+            conn.execute(
+                f"create or replace trigger fail {when} on {table} for each row {only}"
+                " execute function fail()".encode()
+            )
+            queue.send(sqlstate, "x")
+            assert handled(queue, url, sqlstate, kind) == 1, sqlstate
+            last = conn.execute("select last_value > 1 from tries").fetchone()
+            assert last == (True,), sqlstate
 
-            def handle(messages, conn):
-                conn.execute("insert into handled values (%s)", [messages[0].seq])
-                calls.append(messages)
-                if kind == "handler" or len(calls) == 2:
-                    group.stop()
 
-            calls = []
-            assert group.run(handle, wait=wait) == 1
-        assert conn.execute("select last_value > 1 from tries").fetchone() == (True,)
+def handled(queue, url, stream, kind):
+    """How many messages a run handles that ends with the first."""
+    wait = timedelta(seconds=30)  # for one that never comes again
+    if kind == "worker":
+        worker = Consumer(url, stream, "c")
+        return worker.run(lambda message: worker.stop(), wait=wait)
+    group, calls = queue.group(stream, "c"), []
+
+    def handle(messages, conn):
+        conn.execute("insert into handled values (%s)", [messages[0].seq])
+        calls.append(messages)
+        if kind == "handler" or len(calls) == 2:
+            group.stop()
+
+    return group.run(handle, wait=wait)
 
 
 @pytest.mark.parametrize("kind", ["worker", "group"])
@@ -154,8 +159,8 @@ def test_a_worker_survives_idle_session_timeout(url, kind):
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            for n in range(1, 4):
-                threading.Event().wait(0.4)
+            for n in range(1, 3):
+                threading.Event().wait(0.3)
                 queue.send("s", "x")
                 wait_until(lambda n=n: failed or len(got) >= n)
         finally:

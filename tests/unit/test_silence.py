@@ -197,8 +197,8 @@ def test_whatever_waits_for_a_frozen_server_fails_as_for_a_lost_connection(
     url, server, frozen, calls, monkeypatch
 ):
     for module in ("statements", "adbc"):
-        monkeypatch.setattr(f"spark_pgqueue.postgres.{module}.SHORT", 1.0)
-    monkeypatch.setattr("spark_pgqueue.postgres.time_limit.ANSWER", 2.0)
+        monkeypatch.setattr(f"spark_pgqueue.postgres.{module}.SHORT", 0.5)
+    monkeypatch.setattr("spark_pgqueue.postgres.time_limit.ANSWER", 1.0)
     call = calls(make_conninfo(url, connect_timeout=2))
     next(call)
     frozen()
@@ -210,7 +210,7 @@ def test_whatever_waits_for_a_frozen_server_fails_as_for_a_lost_connection(
 def test_a_statement_that_is_long_at_work_is_left_alone(url, server, monkeypatch):
     for module in ("statements", "adbc"):
         monkeypatch.setattr(f"spark_pgqueue.postgres.{module}.SHORT", 0.3)
-    sleep = "select 1 from pg_catalog.pg_sleep(2)"
+    sleep = "select 1 from pg_catalog.pg_sleep(1)"
     assert Statements(url).row(sleep) == (1,)
     with kept_connection(url) as conn, conn.cursor() as cursor:
         assert adbc_call(cursor, sleep) == [(1,)]

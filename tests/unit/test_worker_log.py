@@ -132,11 +132,11 @@ def test_a_hook_that_ends_the_command_shows_no_password(
 @pytest.mark.parametrize("make", ERRORS)
 def test_of_a_long_error_a_part_is_logged_in_a_moment(make: Callable[[str], Exception]) -> None:
     for atom in ("a", "a\n", "a://a:", "password='", "a@"):
-        error = make(atom * ((4 << 20) // len(atom)))
+        error = make(atom * ((512 << 10) // len(atom)))
         start = time.process_time()
         assert len(trace(error)) < 300_000
         assert len(of_error(error).reason or "") <= 2000
-        assert time.process_time() - start < 10, atom  # what grows with the square takes hours
+        assert time.process_time() - start < 3, atom  # what grows with the square takes minutes
 
 
 def test_the_end_of_a_long_chain_is_logged() -> None:
