@@ -57,7 +57,7 @@ def test_messages_go_and_come(url):
         assert await claim.ack(claim.messages[:1]) == 1
         assert await claim.extend() == 1
         claim = await queue.receive("s", "c", 2, ack=claim)
-        assert await claim.nack(reason="no") == 1
+        assert await claim.nack(delay=timedelta(0), reason="no") == 1
         got = [m.data async for m in queue.consume("s", "c")]
         assert got == ["c"]
         assert [batch.messages[0].seq async for batch in queue.read("s", max_messages=1)] == sent
@@ -215,7 +215,7 @@ def test_who_leaves_an_iteration_gives_back_what_is_left(url):
                 if message.seq == 3:
                     break
         stats = (await queue.stats("s"))[0]
-        assert (stats.ready, stats.claimed) == (3, 0)
+        assert (stats.ready, stats.delayed, stats.claimed) == (2, 1, 0)
 
     run(url, work)
 

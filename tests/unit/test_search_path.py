@@ -33,7 +33,7 @@ def test_the_client_finds_nothing_in_public(hijacked: str) -> None:
         queue.send_batch("s", ["y", "z"])
         claim = queue.receive("s", "c", 10, wait=timedelta(seconds=1))
         assert claim is not None
-        assert claim.nack() == 3
+        assert claim.nack(delay=timedelta(0)) == 3
         assert [stats.ready + stats.waiting for stats in queue.stats("s")] == [3]
         assert len(queue.streams()) == len(queue.consumers("s")) == 1
         queue.maintain()
