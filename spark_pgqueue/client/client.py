@@ -27,6 +27,7 @@ from spark_pgqueue.client.calls.streams import StreamCalls
 from spark_pgqueue.client.calls.upkeep import UpkeepCalls
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.forks import OfThisProcess
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.postgres.wake_event import WakeEvent
@@ -133,7 +134,7 @@ def make_statements(**where: Any) -> Statements:
 
 
 # Each connection has one handler for notices, however many clients use it.
-_logged: WeakSet[psycopg.Connection] = WeakSet()
+_logged: OfThisProcess[psycopg.Connection] = OfThisProcess()
 
 
 def log_warnings_of(connection: psycopg.Connection) -> None:

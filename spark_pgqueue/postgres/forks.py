@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import psycopg
@@ -30,7 +30,15 @@ class HasDescriptor(Protocol):
 C = TypeVar("C", bound=HasDescriptor)
 T = TypeVar("T")
 
-_connections: WeakSet[HasDescriptor] = WeakSet()
+
+class OfThisProcess(WeakSet[T]):
+    """Objects of this process: empty where Spark unpickles a module that was pickled by value."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OfThisProcess, ()
+
+
+_connections: OfThisProcess[HasDescriptor] = OfThisProcess()
 
 
 class Origin:

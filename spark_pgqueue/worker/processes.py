@@ -16,11 +16,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
-from weakref import WeakSet
 
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.forks import after_fork
+from spark_pgqueue.postgres.forks import OfThisProcess, after_fork
 from spark_pgqueue.printable import summary, warn
 from spark_pgqueue.worker.attempts import Attempt, name_of
 from spark_pgqueue.worker.signals import stopped_by_signals
@@ -157,7 +156,7 @@ def _kill(process: BaseProcess) -> None:
         process.kill()
 
 
-_children: WeakSet[Child] = WeakSet()
+_children: OfThisProcess[Child] = OfThisProcess()
 _is_ending = False
 
 

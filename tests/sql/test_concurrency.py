@@ -23,7 +23,7 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, internals
-from tests.sql.queue import call, claim_of, one, seqs_of, value
+from tests.sql.queue import AT_ONCE, call, claim_of, one, seqs_of, value
 
 KEYS = 40
 SPAWN = mp.get_context("spawn")
@@ -199,7 +199,7 @@ def race(url: str, seconds: float, consumers: dict[str, str], seed: int) -> None
     with connection.connect(url) as conn:
         value(conn, "create_stream", "s")
         for name, ordering in consumers.items():
-            visible = {"visibility_timeout": "0.4 s"}
+            visible = AT_ONCE | {"visibility_timeout": "0.4 s"}
             value(
                 conn, "create_consumer", "s", name, "earliest", ordering, p_settings=Jsonb(visible)
             )
