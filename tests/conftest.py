@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import gc
 import os
 import re
 import shutil
@@ -136,6 +137,11 @@ def pytest_configure() -> None:
     """Let Ctrl-C end what tests start, also where a shell runs pytest in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at all tests and modules: that took 2% of a run."""
+    gc.freeze()
 
 
 @functools.cache

@@ -144,6 +144,7 @@ def test_a_query_whose_file_is_damaged_fails_and_names_it(queue: Queue, archive:
         assert 0 < frame.count() < 100
 
 
+@pytest.mark.longer
 def test_max_bytes_per_trigger_holds_across_the_border(queue: Queue, archive: Path):
     fill(queue, 1000, 1039)
     queue.collect(load(queue, maxBytesPerTrigger="40"), "before").awaitTermination()

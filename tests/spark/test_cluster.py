@@ -132,7 +132,7 @@ def test_standalone_cluster_with_killed_executors_loses_and_repeats_nothing(
     arguments = (copying.url, copying.checkpoint(), cluster.master)
     with Traffic(copying) as traffic, Child(APPLICATION, *arguments) as child:
         wait_for_more(copying, child)
-        for _ in range(3):
+        for _ in range(2):
             time.sleep(random.uniform(0, 1.5))
             victims = executors(cluster.processes[1].pid)
             assert victims

@@ -63,6 +63,7 @@ def test_a_query_is_stopped_and_started_again_at_once(queue: Queue):
     assert sorted(queue.data()) == numbers(1, 2)
 
 
+@pytest.mark.longer
 def test_a_query_that_fails_is_started_again_at_once(queue: Queue, fails):
     queue.create("s", "c")
     queue.send("s", 1, 10)

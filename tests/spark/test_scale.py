@@ -185,6 +185,7 @@ def test_a_connection_that_nobody_asks_for_is_closed(url, monkeypatch):
             assert adbc.call(cursor, "select 2") == [(2,)]
 
 
+@pytest.mark.longer
 def test_the_driver_of_a_sink_keeps_its_connections_from_batch_to_batch(queue: Queue):
     """It has two, because Spark begins and commits a batch in two processes."""
     queue.create("s", "c")

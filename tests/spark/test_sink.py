@@ -490,6 +490,7 @@ def test_headers_survive_from_source_to_sink(queue: Queue):
     assert found == [("k", headers)]
 
 
+@pytest.mark.longer
 def test_a_query_that_fails_again_and_again_leaves_no_staged_rows(queue: Queue, fails):
     """Where a task fails after it has staged some of its rows, and where the commit fails."""
     queue.create("in", "json", "full")

@@ -464,6 +464,7 @@ def test_messages_deleted_under_a_claim_fail_the_query_unless_told_otherwise(que
     assert sorted(queue.data()) == numbers(31, 100)
 
 
+@pytest.mark.longer
 def test_messages_deleted_under_an_ordered_claim_fail_the_query_too(queue: Queue, fails):
     queue.create("s", "c", ordering="key")
     queue.send("s", 1, 100)

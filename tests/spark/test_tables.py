@@ -554,6 +554,7 @@ def test_spark_reads_and_filters(queue: Queue) -> None:
     assert load(table="pending", consumer="c").count() == 1
 
 
+@pytest.mark.longer
 def test_a_micro_batch_does_not_read_what_was_planned_for_another(queue: Queue, fails):
     """Spark keeps the plan of a load(): what came later would be missing without a word."""
     queue.create("in", "c", "d")

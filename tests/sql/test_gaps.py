@@ -89,7 +89,7 @@ def test_a_claim_costs_the_same_beside_30000_rollbacks_and_an_old_transaction(
     assert not cursor_of(conn).gaps
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("ordering", [pytest.param("none", marks=pytest.mark.longer), "key"])
 def test_a_gap_of_many_pieces_beside_an_open_producer_costs_nothing_until_it_ends(
     conn: Conn, session: Session, stream: int, ordering: str
 ) -> None:
@@ -367,7 +367,7 @@ def test_gaps_are_merged_only_when_what_was_found_has_left_them(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("ordering", [pytest.param("none", marks=pytest.mark.longer), "key"])
 def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering: str) -> None:
     """Producers that abort, use savepoints, sleep, publish from several levels, and are killed."""
     with connection.connect(url) as conn:

@@ -83,7 +83,9 @@ def test_each_column_of_a_cursor_is_the_truth_or_a_hint(conn: Conn) -> None:
     assert {name.split()[0] for name in WRONG} | TRUTH == internals.hints(conn)
 
 
-@pytest.mark.parametrize("backoff", ["linear", "exponential"])
+@pytest.mark.parametrize(
+    "backoff", [pytest.param("linear", marks=pytest.mark.longer), "exponential"]
+)
 def test_what_failed_a_few_times_comes_again_though_its_next_claimer_waited_for_the_lock(
     conn: Conn, session: Session, backoff: str
 ) -> None:
@@ -112,7 +114,9 @@ def test_what_failed_a_few_times_comes_again_though_its_next_claimer_waited_for_
     assert sorted(got + acked(conn, "s", "c")) == sent
 
 
-@pytest.mark.parametrize("backoff", ["linear", "exponential"])
+@pytest.mark.parametrize(
+    "backoff", [pytest.param("linear", marks=pytest.mark.longer), "exponential"]
+)
 def test_what_failed_a_few_times_comes_again_after_the_clock_was_set_back(
     conn: Conn, backoff: str
 ) -> None:
