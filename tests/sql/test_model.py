@@ -1,6 +1,6 @@
 """Any history of sends, claims and settlements does what a small model of the queue says.
 
-PGQUEUE_MODEL_EXAMPLES chooses how many histories are tried: by default 8, and 3 where the limits
+PGQUEUE_MODEL_EXAMPLES chooses how many histories are tried: by default 10, and 6 where the limits
 are the usual ones, which so short a history seldom reaches. PGQUEUE_MODEL_SHRINK=1 looks for the
 shortest one that fails, which takes minutes.
 """
@@ -56,7 +56,7 @@ def test_any_history_follows_the_model(
         run_state_machine_as_test(
             Clean,
             settings=settings(
-                max_examples=int(EXAMPLES or (8 if has_small_limits else 3)),
+                max_examples=int(EXAMPLES or (10 if has_small_limits else 6)),
                 stateful_step_count=40,
                 deadline=None,
                 derandomize=EXAMPLES is None,
