@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import os
 import sys
-import threading
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.forks import OfThisThread
 from spark_pgqueue.postgres.url import redact
 
 _PLAIN = (str, int, float, bool, type(None))
@@ -47,7 +47,7 @@ _MADE = {
     _async_manager.__code__: "asynchronous context manager",
 }
 
-_loops = threading.local()
+_loops = OfThisThread()
 
 
 def name_of(function: Any) -> str:

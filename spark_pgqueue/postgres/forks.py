@@ -38,6 +38,13 @@ class OfThisProcess(WeakSet[T]):
         return OfThisProcess, ()
 
 
+class OfThisThread(threading.local):
+    """Attributes for each thread: none where Spark unpickles a module that was pickled by value."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OfThisThread, ()
+
+
 _connections: OfThisProcess[HasDescriptor] = OfThisProcess()
 
 

@@ -285,15 +285,17 @@ def _number(text: str) -> Decimal:
     return number
 
 
-_decoder: list[json.JSONDecoder] = []  # made at the first use: it is not pickled by value
+class _Decoder(json.JSONDecoder):
+    """Reads numbers exactly. Its scanner cannot be pickled, so Spark's processes make their own."""
+
+    def __init__(self):
+        super().__init__(parse_float=_number, parse_int=_number, parse_constant=_number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Decoder, ()
 
 
-def _loads(text: str) -> Any:
-    if not _decoder:
-        _decoder.append(
-            json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=_number)
-        )
-    return _decoder[0].decode(text)
+_loads = _Decoder().decode
 
 
 def _shallow(text: str) -> str:

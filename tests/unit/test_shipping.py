@@ -3,35 +3,67 @@
 import importlib
 import pkgutil
 import sys
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any
 from weakref import WeakSet
 
+import pytest
 from pyspark import cloudpickle
 
 import spark_pgqueue
-from spark_pgqueue.postgres import connection
+from spark_pgqueue.postgres import connection, retrying
 from spark_pgqueue.postgres.forks import OfThisProcess
+from spark_pgqueue.spark import typed
+
+NO_OBJECT = (ModuleType, FunctionType, type)  # pickled with the objects that they name
 
 
-def test_the_source_is_pickled_beside_open_connections(url):
-    """A process of Spark that has connections pickles what its tasks need."""
-    from spark_pgqueue.spark.datasource import PgQueueDataSource
-
+@pytest.fixture
+def in_use(url: str) -> Iterator[None]:
+    """Every object that a module makes at its first use is there, and the package is by value."""
     package = sys.modules["spark_pgqueue"]
     with connection.connect(url), spark_pgqueue.connect(url) as queue:
         queue.streams()
-        cloudpickle.register_pickle_by_value(package)
-        try:
-            pickled = cloudpickle.dumps(PgQueueDataSource)
-        finally:
-            cloudpickle.unregister_pickle_by_value(package)
-    assert b"OfThisProcess" in pickled, "by value"
+        assert typed._loads("[1]") == [1]
+        with retrying._notice_of(url, 1):
+            cloudpickle.register_pickle_by_value(package)
+            try:
+                yield
+            finally:
+                cloudpickle.unregister_pickle_by_value(package)
+
+
+def objects() -> Iterator[tuple[str, Any]]:
+    for info in pkgutil.walk_packages(spark_pgqueue.__path__, "spark_pgqueue."):
+        if info.name.split(".")[1] != "airflow":
+            for name, value in vars(importlib.import_module(info.name)).items():
+                yield f"{info.name}.{name}", value
+
+
+@pytest.mark.usefixtures("in_use")
+def test_the_source_is_pickled_by_a_process_that_uses_it():
+    from spark_pgqueue.spark.datasource import PgQueueDataSource
+
+    assert b"OfThisProcess" in cloudpickle.dumps(PgQueueDataSource), "by value"
+
+
+@pytest.mark.usefixtures("in_use")
+def test_each_object_of_a_module_is_pickled_by_a_process_that_uses_it():
+    seen, failed = set(), []
+    for name, value in objects():
+        is_new = id(value) not in seen and not isinstance(value, NO_OBJECT)
+        if is_new and not name.rpartition(".")[2].startswith("__"):
+            seen.add(id(value))
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                failed.append(f"{name}: {error}")
+    assert len(seen) > 300
+    assert failed == []
 
 
 def test_each_set_of_a_module_is_of_its_process():
-    found = []
-    for info in pkgutil.walk_packages(spark_pgqueue.__path__, "spark_pgqueue."):
-        if not info.name.startswith("spark_pgqueue.airflow"):
-            module = vars(importlib.import_module(info.name))
-            found += [each for each in module.values() if isinstance(each, WeakSet)]
+    found = [each for _, each in objects() if isinstance(each, WeakSet)]
     assert len(found) >= 3
     assert {type(each) for each in found} == {OfThisProcess}
