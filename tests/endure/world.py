@@ -91,7 +91,7 @@ class World:
         self._make_queue()
         self.pair.synchronize()
         java.ensure_java_home()
-        self._quick = quick_start(home / "spark")
+        self._quick = quick_start()
         self._over = threading.Event()
         self._upkeep = threading.Thread(target=self._maintain, daemon=True)
         self._upkeep.start()

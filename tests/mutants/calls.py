@@ -5,14 +5,17 @@
 Each process of pytest writes a file of lines `{"test": ..., "seconds": ..., "calls": [...]}`.
 Postgres counts no call of an SQL function that it puts into the query that calls it: such a
 function has no test here, and `Calls` takes the tests of the functions that name it.
+
+`shortest.json.xz` keeps a few tests of each function, for the sample that the longer tests judge.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +26,12 @@ import pytest
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.mutants.faults import FUNCTION
+from tests.mutants.faults import FUNCTION, all_faults
+
+SHORTEST = Path(__file__).with_name("shortest.json.xz")
+KEPT = 8  # tests of each function
+NOT_HERE = ("tests/mutants/", "tests/test_wheel.py", "tests/test_newcomers.py", "tests/notebooks/")
+"""Tests that take another copy of the SQL, or all of it."""
 
 COUNTED = """
 select distinct schemaname || '.' || funcname from pg_stat_user_functions
@@ -113,12 +121,40 @@ class Calls:
             for called in re.findall(r"\b(?:_?pgqueue|pgmq)\.\w+(?=\s*\()", body):
                 self._callers[called].add(caller)
 
-    def tests_of(self, function: str) -> list[str]:
-        """The tests that call a function, the shortest first."""
+    def of(self, function: str, seconds: float) -> list[str]:
+        """The tests that call a function, as many as take so long: first one of each, the shortest
+        first, then those with other parameters."""
+        order = sorted(self._tests_of(function), key=self.seconds.__getitem__)
+        seen = Counter[str]()
+        rank: dict[str, int] = {}
+        for test in order:
+            bare = test.partition("[")[0]
+            rank[test] = seen[bare]
+            seen[bare] += 1
+        tests = []
+        for test in sorted(order, key=rank.__getitem__):
+            if not test.startswith(NOT_HERE) and self.seconds[test] < seconds:
+                seconds -= self.seconds[test]
+                tests.append(test)
+        return tests
+
+    def _tests_of(self, function: str) -> set[str]:
         looked: set[str] = set()
         nearest, found = {function}, self._tests[function]
         while nearest and not found:
             looked |= nearest
             nearest = set[str]().union(*(self._callers[each] for each in nearest)) - looked
             found = set[str]().union(*(self._tests[each] for each in nearest))
-        return sorted(found, key=self.seconds.__getitem__)
+        return found
+
+
+def keep(calls: Calls) -> None:
+    """Keep the first tests of each function."""
+    functions = sorted({fault.function for fault in all_faults()})
+    kept = {each: calls.of(each, 20)[:KEPT] for each in functions}
+    SHORTEST.write_bytes(lzma.compress(json.dumps(kept).encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def kept() -> dict[str, list[str]]:
+    """The tests that are kept of each function."""
+    return json.loads(lzma.decompress(SHORTEST.read_bytes()))

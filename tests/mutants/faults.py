@@ -177,11 +177,11 @@ def _faults_of(file: str, text: str) -> Iterator[Fault]:
                 yield Fault(file, function["name"], operator.name, *place, new, line, old)
 
 
-def draw(seed: int, count: int) -> list[Fault]:
+def draw(seed: int, count: int, of: Callable[[Fault], bool] = lambda _: True) -> list[Fault]:
     """As many faults of all operators, each operator as likely as another, by a seed."""
     luck = random.Random(seed)
     by_operator: dict[str, list[Fault]] = {}
-    for fault in all_faults():
+    for fault in filter(of, all_faults()):
         by_operator.setdefault(fault.operator, []).append(fault)
     for faults in by_operator.values():
         luck.shuffle(faults)
