@@ -4,13 +4,14 @@ A fault is found if a test fails on it that passes twice without it. Only tests 
 faulty function are run: `calls.py` records them in a first run of all tests. What is equivalent is
 argued beside the score, not in it.
 
+What is found, and by which test, is kept in found.json: of that the longer tests try a sample.
+
 python -m tests.mutants --seed 1 --count 34      34 faults of a seed
 python -m tests.mutants --list                   the faults alone
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,9 @@ from typing import Annotated
 
 import typer
 
-from tests.mutants.calls import Calls, keep
+from tests.mutants.calls import Calls
 from tests.mutants.faults import Fault, draw
-from tests.mutants.judging import ROOT, SECONDS, Copy, Verdict
+from tests.mutants.judging import ROOT, SECONDS, Copy, Verdict, keep
 
 RECORDS = ROOT / "build" / "mutants"
 
@@ -60,7 +61,6 @@ def main(
     if not RECORDS.is_dir():
         record(workers)
     calls = Calls(RECORDS)
-    keep(calls)
     verdicts: list[Verdict] = []
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-mutants-") as folder,
@@ -79,10 +79,10 @@ def main(
 
         for verdict in pool.map(judged, faults):
             verdicts.append(verdict)
+            keep(verdict)
             print(verdict, flush=True)
     found = sum(verdict.found_by is not None for verdict in verdicts)
     print(f"{found} of {len(verdicts)} faults are found: {found / len(verdicts):.0%}")
-    RECORDS.with_suffix(".json").write_text(json.dumps([str(each) for each in verdicts], indent=1))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,11 @@
 Each process of pytest writes a file of lines `{"test": ..., "seconds": ..., "calls": [...]}`.
 Postgres counts no call of an SQL function that it puts into the query that calls it: such a
 function has no test here, and `Calls` takes the tests of the functions that name it.
-
-`shortest.json.xz` keeps a few tests of each function, for the sample that the longer tests judge.
 """
 
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import re
 from collections import Counter, defaultdict
@@ -26,10 +23,8 @@ import pytest
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.mutants.faults import FUNCTION, all_faults
+from tests.mutants.faults import FUNCTION
 
-SHORTEST = Path(__file__).with_name("shortest.json.xz")
-KEPT = 8  # tests of each function
 NOT_HERE = ("tests/mutants/", "tests/test_wheel.py", "tests/test_newcomers.py", "tests/notebooks/")
 """Tests that take another copy of the SQL, or all of it."""
 
@@ -146,15 +141,3 @@ class Calls:
             nearest = set[str]().union(*(self._callers[each] for each in nearest)) - looked
             found = set[str]().union(*(self._tests[each] for each in nearest))
         return found
-
-
-def keep(calls: Calls) -> None:
-    """Keep the first tests of each function."""
-    functions = sorted({fault.function for fault in all_faults()})
-    kept = {each: calls.of(each, 20)[:KEPT] for each in functions}
-    SHORTEST.write_bytes(lzma.compress(json.dumps(kept).encode(), preset=9 | lzma.PRESET_EXTREME))
-
-
-def kept() -> dict[str, list[str]]:
-    """The tests that are kept of each function."""
-    return json.loads(lzma.decompress(SHORTEST.read_bytes()))

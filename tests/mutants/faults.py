@@ -6,6 +6,7 @@ leaves a predicate, a lock or a call out, wherever there is one.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -177,11 +178,21 @@ def _faults_of(file: str, text: str) -> Iterator[Fault]:
                 yield Fault(file, function["name"], operator.name, *place, new, line, old)
 
 
-def draw(seed: int, count: int, of: Callable[[Fault], bool] = lambda _: True) -> list[Fault]:
+def by_name() -> dict[str, Fault]:
+    """All faults, by names that other changes of their files leave as they are."""
+    named: dict[str, Fault] = {}
+    for fault in all_faults():
+        what = re.sub(r"^\S+ ", "", str(fault))
+        nth = next(n for n in itertools.count(1) if f"{what} #{n}" not in named)
+        named[f"{what} #{nth}"] = fault
+    return named
+
+
+def draw(seed: int, count: int) -> list[Fault]:
     """As many faults of all operators, each operator as likely as another, by a seed."""
     luck = random.Random(seed)
     by_operator: dict[str, list[Fault]] = {}
-    for fault in filter(of, all_faults()):
+    for fault in all_faults():
         by_operator.setdefault(fault.operator, []).append(fault)
     for faults in by_operator.values():
         luck.shuffle(faults)

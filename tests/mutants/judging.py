@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants.faults import Fault
+from tests.mutants.faults import Fault, by_name
 
 ROOT = Path(__file__).parents[2]
+FOUND = Path(__file__).with_name("found.json")
 SECONDS = 1800  # of the tests of one fault
 PATIENCE = 180  # seconds: a test that hangs is ended
 
@@ -80,3 +82,16 @@ class Copy:
         lines = [line.split(" - ")[0] for line in done.stdout.splitlines()]
         failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
         return failed[0] if failed else names[0]
+
+
+def found() -> dict[str, str]:
+    """The test that found each fault, by the fault's name."""
+    return json.loads(FOUND.read_text())
+
+
+def keep(verdict: Verdict) -> None:
+    """Keep which test found a fault."""
+    if verdict.found_by is not None:
+        name = next(name for name, fault in by_name().items() if fault == verdict.fault)
+        kept = {**found(), name: verdict.found_by}
+        FOUND.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")

@@ -43,7 +43,6 @@ def restart_until_it_ends(queue: Queue, frame: DataFrame, at_most: int) -> int:
     ("n", "after", "ordering", "how", "at_most"),
     [
         (2, 1, "key", "raise", 2),
-        pytest.param(1000, 3, "none", "kill", 13, marks=pytest.mark.longer),
         pytest.param(100, 2, "stream", "kill", 9, marks=pytest.mark.longer),
     ],
 )

@@ -2,7 +2,7 @@
 
 Every worker is a process, so that they run at the same time. They write down what they were given
 and what they settled, with the database's clock; afterwards that is compared with what was sent.
-`make test-all` goes on for PGQUEUE_SOAK_SECONDS (40 by default).
+`make test-all` goes on for PGQUEUE_SOAK_SECONDS (20 by default).
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def test_nothing_is_lost_or_doubled_in_a_race(url: str, seed: int) -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("ordering", ["none", "key", "stream"])
 def test_soak(url: str, ordering: str) -> None:
-    seconds = float(os.environ.get("PGQUEUE_SOAK_SECONDS", "40"))
+    seconds = float(os.environ.get("PGQUEUE_SOAK_SECONDS", "20"))
     race(url, seconds / 3, {ordering: ordering}, int(time.time()))
 
 

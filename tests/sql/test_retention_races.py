@@ -25,7 +25,7 @@ from tests.sql.queue import Conn, call, consumer, maintain, one, value
 # On a busy machine little is trimmed in a few seconds: a race goes on until enough was.
 pytestmark = [pytest.mark.longer, pytest.mark.timeout(900)]
 PATIENCE = 6  # times as long, then it gives up
-ENOUGH = 5
+ENOUGH = 3
 
 # Leaves of a few kB, trimmed a few publications at a time; what was trimmed is written down.
 SMALL = """

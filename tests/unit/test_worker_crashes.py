@@ -243,7 +243,7 @@ def test_workers_that_are_killed_again_and_again(queue, url, ordering, how):
     children = [start() for _ in range(3)]
     sent = []
     try:
-        for _ in range(12):
+        for _ in range(6):
             for _ in range(30):
                 sent += queue.send_batch(
                     "s", ["x"] * 10, keys=[f"k{chance.randrange(30)}" for _ in range(10)]
