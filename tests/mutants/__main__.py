@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated
@@ -24,8 +24,8 @@ from typing import Annotated
 import typer
 
 from tests.mutants.calls import Calls
-from tests.mutants.faults import Fault, draw
-from tests.mutants.judging import ROOT, SECONDS, Copy, Verdict, keep
+from tests.mutants.faults import Fault, draw, name_of
+from tests.mutants.judging import ROOT, Copy, Verdict, found, keep
 
 RECORDS = ROOT / "build" / "mutants"
 
@@ -51,6 +51,7 @@ def main(
     seed: Annotated[list[int], typer.Option(help="Repeat it for several draws.")] = [1],  # noqa: B006
     count: Annotated[int, typer.Option(min=1, help="Faults of each seed.")] = 34,
     workers: Annotated[int, typer.Option(min=1, help="Faults at a time.")] = 2,
+    seconds: Annotated[int, typer.Option(min=1, help="Of tests, for a fault that lives.")] = 900,
     list_: Annotated[bool, typer.Option("--list", help="Print the faults alone.")] = False,
 ) -> None:
     """Plant faults, print what became of each, and the share that was found."""
@@ -73,16 +74,19 @@ def main(
         def judged(fault: Fault) -> Verdict:
             copy = free.get()
             try:
-                return copy.judge(fault, calls.of(fault.function, SECONDS / 2))
+                tests = calls.of(fault.function, seconds)
+                if before := found().get(name_of(fault)):
+                    tests = [before, *(test for test in tests if test != before)]
+                return copy.judge(fault, tests)
             finally:
                 free.put(copy)
 
-        for verdict in pool.map(judged, faults):
-            verdicts.append(verdict)
+        for done in as_completed([pool.submit(judged, fault) for fault in faults]):
+            verdicts.append(verdict := done.result())
             keep(verdict)
             print(verdict, flush=True)
-    found = sum(verdict.found_by is not None for verdict in verdicts)
-    print(f"{found} of {len(verdicts)} faults are found: {found / len(verdicts):.0%}")
+    score = sum(verdict.found_by is not None for verdict in verdicts)
+    print(f"{score} of {len(verdicts)} faults are found: {score / len(verdicts):.0%}")
 
 
 if __name__ == "__main__":

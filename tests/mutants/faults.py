@@ -188,6 +188,11 @@ def by_name() -> dict[str, Fault]:
     return named
 
 
+def name_of(fault: Fault) -> str:
+    """The name of a fault."""
+    return next(name for name, each in by_name().items() if each == fault)
+
+
 def draw(seed: int, count: int) -> list[Fault]:
     """As many faults of all operators, each operator as likely as another, by a seed."""
     luck = random.Random(seed)

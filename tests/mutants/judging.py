@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants.faults import Fault, by_name
+from tests.mutants.faults import Fault, name_of
 
 ROOT = Path(__file__).parents[2]
 FOUND = Path(__file__).with_name("found.json")
@@ -92,6 +92,5 @@ def found() -> dict[str, str]:
 def keep(verdict: Verdict) -> None:
     """Keep which test found a fault."""
     if verdict.found_by is not None:
-        name = next(name for name, fault in by_name().items() if fault == verdict.fault)
-        kept = {**found(), name: verdict.found_by}
+        kept = {**found(), name_of(verdict.fault): verdict.found_by}
         FOUND.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
