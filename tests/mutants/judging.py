@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutants.calls import ROOT
 from tests.mutants.faults import Fault, name_of
 
-ROOT = Path(__file__).parents[2]
 FOUND = Path(__file__).with_name("found.json")
 SECONDS = 1800  # of the tests of one fault
 PATIENCE = 180  # seconds: a test that hangs is ended
