@@ -37,13 +37,8 @@ class Copy:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        names = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
-        ).stdout.split("\0")
-        for name in filter(None, names):
-            if (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+        others = shutil.ignore_patterns(".*", "build", "dist", "__pycache__")
+        shutil.copytree(ROOT, folder, ignore=others, dirs_exist_ok=True)
 
     def judge(self, fault: Fault, tests: list[str]) -> Verdict:
         """Run tests on a fault until one fails that passes without it."""
@@ -90,7 +85,9 @@ def found() -> dict[str, str]:
 
 
 def keep(verdict: Verdict) -> None:
-    """Keep which test found a fault."""
+    """Keep which test found a fault, and forget one that lives now."""
+    kept = found()
+    kept.pop(name := name_of(verdict.fault), None)
     if verdict.found_by is not None:
-        kept = {**found(), name_of(verdict.fault): verdict.found_by}
-        FOUND.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        kept[name] = verdict.found_by
+    FOUND.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
