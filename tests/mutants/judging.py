@@ -35,8 +35,8 @@ class Verdict:
 class Copy:
     """A copy of the checkout, in which faults are planted and tests run."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, patience: int = PATIENCE):
+        self._folder, self._patience = folder, patience
         others = shutil.ignore_patterns(".*", "build", "dist", "__pycache__")
         shutil.copytree(ROOT, folder, ignore=others, dirs_exist_ok=True)
 
@@ -64,7 +64,7 @@ class Copy:
         chosen.write_text("\n".join(names))
         environment = {**os.environ, "PYTHONPATH": str(self._folder)}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-m", ""]
-        command += [f"--timeout={PATIENCE}", "-p", "no:cacheprovider", f"@{chosen}"]
+        command += [f"--timeout={self._patience}", "-p", "no:cacheprovider", f"@{chosen}"]
         try:
             done = subprocess.run(
                 command, cwd=self._folder, env=environment, text=True, timeout=SECONDS,

@@ -18,7 +18,7 @@ def test_faults_are_found_again(tmp_path: Path) -> None:
     faults = by_name()
     known = sorted(name for name in found() if name in faults)
     assert len(known) >= 20, "run make mutants"
-    copy = Copy(tmp_path)
+    copy = Copy(tmp_path, patience=30)
     lives = []
     for name in random.Random(seed).sample(known, 20):
         if copy.finds(faults[name], [found()[name]]) is None:
