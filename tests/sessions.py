@@ -76,9 +76,10 @@ def _archive_classes(home: Path, classes: Path) -> None:
             cwd=Path(__file__).parents[1],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            check=True,
+            check=False,
         )
-        (part / "classes.jsa").rename(classes)
+        with suppress(FileNotFoundError):  # a Java without archives starts slowly
+            (part / "classes.jsa").rename(classes)
         shutil.rmtree(part)
 
 
