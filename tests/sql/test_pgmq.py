@@ -479,11 +479,35 @@ def test_bad_input_is_refused_with_what_is_allowed(face: Conn) -> None:
         said = f"{caught.value.diag.message_primary} {caught.value.diag.message_hint}"
         assert caught.value.sqlstate == code, (call, said)
         assert all(word in said for word in words), (call, said)
-    face.execute("begin isolation level repeatable read")
-    with pytest.raises(psycopg.Error) as caught:
-        face.execute("select pgmq.delete('q', 1)")
-    assert caught.value.sqlstate == "PQ007"
-    face.execute("rollback")
+    assert rows(face, "select queue_length from pgmq.metrics('q')") == [(1,)]
+
+
+READ_COMMITTED_ONLY = [
+    "read('q', 30, 1)",
+    "read('q', 30, 1, '{\"n\": 1}')",
+    "read_with_poll('q', 30, 1)",
+    "read_grouped('q', 30, 1)",
+    "read_grouped_rr('q', 30, 1)",
+    "read_grouped_head('q', 30, 1)",
+    "pop('q')",
+    "delete('q', 1)",
+    "archive('q', 1)",
+    "set_vt('q', 1, 5)",
+    "set_vt('q', 1, now())",
+    "purge_queue('q')",
+]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_another_isolation_level_is_refused(face: Conn, level: str) -> None:
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send('q', '{\"n\": 1}')")
+    for call in READ_COMMITTED_ONLY:
+        face.execute(f"begin isolation level {level}".encode())
+        with pytest.raises(psycopg.Error, match=f"read committed, not {level}") as caught:
+            face.execute(f"select * from pgmq.{call}".encode())
+        face.execute("rollback")
+        assert caught.value.sqlstate == "PQ007", call
     assert rows(face, "select queue_length from pgmq.metrics('q')") == [(1,)]
 
 
