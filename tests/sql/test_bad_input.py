@@ -58,7 +58,7 @@ CASES: list[Case] = [
     (f"create_stream({LONG})", "PQ003", ["nnn", *NAME]),
     ("create_stream('n', 'xml')", "PQ003", ["p_kind", "'xml'", *KIND]),
     ("create_stream('n', null)", "PQ003", ["p_kind", "null", *KIND]),
-    ("create_stream('n', p_settings => null)", "PQ003", ["p_settings", "JSON object", "null"]),
+    ("create_stream('n', p_settings => null)", "PQ003", ['p_settings is a JSON object with a value for each setting, such as {"dedup_window": null}, not null']),
     ("create_stream('n', p_settings => '{\"max_bytes\": 0}')", "PQ003", ["max_bytes", "1 to 268435456, not 0"]),
     ("create_stream('n', p_settings => '{\"max_bytes\": 268435457}')", "PQ003", ["not 268435457"]),
     ("create_stream('n', p_settings => '{\"max_header_bytes\": 1}')", "PQ003", ["2 to 1048576, not 1"]),
@@ -272,7 +272,7 @@ CASES: list[Case] = [
     ("create_consumer('t', 'n', p_ordering => null)", "PQ003", ["null", *ORDERING]),
     ("create_consumer('t', 'n', p_settings => '{\"max_deliver_count\": 0}')", "PQ003", ["at least 1, or never, not 0"]),
     ("create_consumer('t', 'n', p_settings => '{\"max_deliver_count\": -1}')", "PQ003", ["at least 1, or never, not -1"]),
-    ("create_consumer('t', 'n', p_settings => null)", "PQ003", ["p_settings", "JSON object", "null"]),
+    ("create_consumer('t', 'n', p_settings => null)", "PQ003", ["p_settings is a JSON object", '{"ageing": null}, not null']),
     (
         "create_consumer('t', 'n', p_settings => '{\"visibility_timeout\": \"0\"}')",
         "PQ003",
@@ -782,16 +782,17 @@ def test_it_is_refused_by_name_and_nothing_changes(
     error = refused(conn, call, names)
     text = f"{error.diag.message_primary}\n{error.diag.message_hint}"
     assert error.sqlstate == sqlstate, text
+    assert "<NULL>" not in text, "a part of it is null"
     for words in says:
         assert words in text
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_another_isolation_level_is_refused(conn: Conn, names: dict[str, Any], level: str) -> None:
-    for call in READ_COMMITTED_ONLY:
-        error = refused(conn, call, names, level)
-        assert error.sqlstate == "PQ007", call
-        assert f"read committed, not {level}" in str(error), call
+    for each in READ_COMMITTED_ONLY:
+        error = refused(conn, each, names, level)
+        assert error.sqlstate == "PQ007", each
+        assert f"read committed, not {level}" in str(error), each
         assert "begin transaction isolation level read committed" in str(error.diag.message_hint)
 
 

@@ -579,6 +579,24 @@ def test_a_capacity_that_is_set_while_old_entries_are_deleted_keeps_its_own(
     assert room(conn) == 0
 
 
+@pytest.mark.parametrize("how", ["alter_consumer", "drop_consumer"])
+def test_a_capacity_is_lifted_without_waiting_for_who_deletes_its_entries(
+    conn: Conn, session: Session, how: str
+) -> None:
+    upkeep, producer = session(), session()
+    capped(conn, 1)
+    [dead] = send_keys(conn, "k")
+    value(conn, "dead_letter", claim_of(receive(conn)))
+    conn.execute("set lock_timeout = '5 s'")
+    settings = ['{"per_key_capacity": null}'] if how == "alter_consumer" else []
+    with upkeep.transaction(), producer.transaction():
+        upkeep.execute("select _pgqueue.enter_late()")
+        internals.delete_entries_of(producer, "c", "k", [dead])
+        value(conn, how, "s", "c", *settings)
+    maintain(conn)
+    assert internals.count(conn, "late_entries") == internals.count(conn, "key_backlog") == 0
+
+
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
     conn: Conn, session: Session, ordering: str
