@@ -114,15 +114,15 @@ def test_messages_go_when_more_than_is_kept_came_after_them(conn: Conn, rule: st
 
 def test_all_that_came_after_a_message_counts_also_what_came_last(conn: Conn) -> None:
     """The open segment, too."""
-    retention(conn, p_messages=14)
-    old = send_all(conn, ["old"] * 2)
+    retention(conn, p_messages=24)
+    old = send_all(conn, ["old"] * 3)
     maintain(conn)
-    send_all(conn, ["x"] * 13)
+    send_all(conn, ["x"] * 22)
     maintain(conn)
-    assert stored(conn)[:2] == old
-    send(conn)
+    assert stored(conn)[:3] == old
+    send_all(conn, ["x"] * 2)  # less than an eighth: the segment stays open
     maintain(conn)
-    assert len(stored(conn)) == 14
+    assert len(stored(conn)) == 24
 
 
 def test_messages_go_when_every_consumer_is_done(conn: Conn) -> None:
