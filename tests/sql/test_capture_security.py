@@ -361,7 +361,7 @@ def test_release_drops_no_function_but_those_that_capture_made(
         )
     with pytest.raises(psycopg.errors.DependentObjectsStillExist):
         call(conn, "release", "app.t", "s")
-    conn.execute("drop owned by " + name_of(stranger) + "; drop function if exists app.mine")
+    conn.execute(f"drop owned by {name_of(stranger)}; drop function if exists app.mine".encode())
     call(conn, "release", "app.t", "s")
 
 

@@ -259,15 +259,15 @@ WAITERS = {
     "lock schedules": "create_schedule drop_schedule pause_schedule resume_schedule",
     "lock maintain": "drop_stream",
     "lock publish": "import_lines recover send send_batch",
-    "consumer r": "drop_stream reader_claim reader_release reader_resume",
+    "consumer r": "drop_stream reader_claim reader_resume",
     "consumer c": "cancel defer drop_consumer drop_stream nack postpone purge_dead redrive replay retry seek "
     "settle_messages",
     "consumer g": "drop_stream lease_partitions leave_group note_offset",
-    "reader": "reader_ack reader_claim reader_fork reader_release reader_resume",
+    "reader": "reader_ack reader_claim reader_fork reader_resume",
     "table bindings": "alter_stream bind drop_stream unbind",
-    "rows claims": "cancel dead_letter defer drop_consumer drop_stream nack reader_ack reader_claim reader_release "
+    "rows claims": "cancel dead_letter defer drop_consumer drop_stream nack reader_ack reader_claim "
     "reader_resume seek",
-    "rows consumer_messages": "cancel dead_letter defer drop_consumer drop_stream nack reader_release seek",
+    "rows consumer_messages": "cancel dead_letter defer drop_consumer drop_stream nack seek",
     "rows consumers": "alter_consumer drop_consumer drop_schedule drop_stream pause resume",
     "rows dead_messages": "drop_consumer drop_stream",
     "rows group_partitions": "drop_stream note_offset",
@@ -303,8 +303,9 @@ def test_each_function_waits_for_its_locks_alone_and_gives_up_after_the_sessions
     for lock, waiters in WAITERS.items():
         with holder.transaction():
             hold(holder, lock, known)
-            # these take long, and wait for few
-            found = waits(conn, known, {"create_stream", "recover"} - set(waiters.split()))
+            # these take long, and wait for few; the last one goes by the clock
+            passed_over = {"create_stream", "recover", "reader_release"} - set(waiters.split())
+            found = waits(conn, known, passed_over)
         waited[lock] = " ".join(sorted(n for n, (_, e) in found.items() if e.startswith("55P03")))
         wrong += [
             (lock, name, took, error)
