@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -182,7 +183,8 @@ def known(conn: Conn, stream: int) -> dict[str, Any]:
     value(conn, "set_retention", "s", p_messages=3, p_dead="1 day")
     value(conn, "set_archive", "s", "/archive")
     value(conn, "create_schedule", "s", "daily", "@daily", p_data="x")
-    ids = {name: consumer(conn, name) for name in ("c", "r")}
+    hour = timedelta(hours=1)  # no lease ends meanwhile
+    ids = {name: consumer(conn, name, visibility_timeout=hour) for name in ("c", "r")}
     consumer(conn, "k", "key", keep_history="1 day")
     value(conn, "pause", "s", "k")
     group = value(conn, "create_group", "s", "g", 1, "earliest")
@@ -274,6 +276,7 @@ WAITERS = {
     "rows retention": "drop_stream set_retention",
     "rows streams": "alter_consumer alter_stream bind create_consumer create_group create_schedule drop_schedule "
     "drop_stream pause_schedule recover resume_schedule unbind",
+    "rows of all other tables": "drop_stream",
 }
 """Which calls wait for a lock; the others go on beside who holds it."""
 
@@ -291,8 +294,13 @@ def hold(holder: Conn, lock: str, known: dict[str, Any]) -> None:
         holder.execute("select _pgqueue.lock_reader(%s)", [known["reader"]])
     elif kind == "table":
         holder.execute(f"lock table pgqueue.{name} in share row exclusive mode".encode())
-    else:
+    elif name != "of all other tables":
         hold_rows(holder, f"pgqueue.{name}")
+    else:
+        others = {"archives", *GUARDED, *(each.removeprefix("rows ") for each in WAITERS)}
+        for table in tables(holder):
+            if table.removeprefix("pgqueue.") not in others:
+                hold_rows(holder, table)
 
 
 def test_each_function_waits_for_its_locks_alone_and_gives_up_after_the_sessions_lock_timeout(
