@@ -580,9 +580,10 @@ def test_a_capacity_that_is_set_while_old_entries_are_deleted_keeps_its_own(
 
 
 @pytest.mark.parametrize("how", ["alter_consumer", "drop_consumer"])
-def test_a_capacity_is_lifted_without_waiting_for_who_deletes_its_entries(
+def test_nobody_waits_for_who_deletes_entries_of_a_capacity(
     conn: Conn, session: Session, how: str
 ) -> None:
+    """Neither who tends them, nor who lifts the capacity."""
     upkeep, producer = session(), session()
     capped(conn, 1)
     [dead] = send_keys(conn, "k")
@@ -592,6 +593,7 @@ def test_a_capacity_is_lifted_without_waiting_for_who_deletes_its_entries(
     with upkeep.transaction(), producer.transaction():
         upkeep.execute("select _pgqueue.enter_late()")
         internals.delete_entries_of(producer, "c", "k", [dead])
+        conn.execute("select _pgqueue.tend_key_backlog()")
         value(conn, how, "s", "c", *settings)
     maintain(conn)
     assert internals.count(conn, "late_entries") == internals.count(conn, "key_backlog") == 0

@@ -96,7 +96,7 @@ CALLS = {
     "bind": "'s', 'a', 't'",
     "unbind": "'s', '#', 't'",
     "create_consumer": "'s', 'new', 'earliest', p_settings => '{{\"max_backlog\": 5}}'",
-    "alter_consumer": "'s', 'c', '{{\"max_backlog\": 5}}'",
+    "alter_consumer": "'s', 'k', '{{\"max_backlog\": 5, \"per_key_limit\": 5}}'",
     "drop_consumer": "'s', 'c'",
     "seek": "'s', 'c', 'earliest'",
     "replay": "'s', 'c', 'earliest'",
@@ -185,7 +185,7 @@ def known(conn: Conn, stream: int) -> dict[str, Any]:
     value(conn, "create_schedule", "s", "daily", "@daily", p_data="x")
     hour = timedelta(hours=1)  # no lease ends meanwhile
     ids = {name: consumer(conn, name, visibility_timeout=hour) for name in ("c", "r")}
-    consumer(conn, "k", "key", keep_history="1 day")
+    ids["k"] = consumer(conn, "k", "key", keep_history="1 day")
     value(conn, "pause", "s", "k")
     group = value(conn, "create_group", "s", "g", 1, "earliest")
     reader = uuid.uuid4()
@@ -198,9 +198,7 @@ def known(conn: Conn, stream: int) -> dict[str, Any]:
     return {
         "stream": stream,
         "consumer": ids["r"],
-        "consumer_c": ids["c"],
-        "consumer_r": ids["r"],
-        "consumer_g": group,
+        **{f"consumer_{name}": id_ for name, id_ in {**ids, "g": group}.items()},
         "claim": claim,
         "reader": reader,
         "readers_claim": of_reader,
@@ -264,6 +262,7 @@ WAITERS = {
     "consumer r": "drop_stream reader_claim reader_resume",
     "consumer c": "cancel defer drop_consumer drop_stream nack postpone purge_dead redrive replay retry seek "
     "settle_messages",
+    "consumer k": "alter_consumer drop_stream",
     "consumer g": "drop_stream lease_partitions leave_group note_offset",
     "reader": "reader_ack reader_claim reader_fork reader_resume",
     "table bindings": "alter_stream bind drop_stream unbind",

@@ -458,14 +458,18 @@ BAD = [
     ("set_vt('q', 1, null::timestamptz)", "P0001", ["vt", "null"]),
     ("purge_queue('no')", "42P01", ["'no'"]),
     ("metrics('no')", "42P01", ["'no'"]),
+    ("create_fifo_index('no')", "42P01", ["'no'"]),
     ("bind_topic('a', 'no')", "P0001", ['"no"', "pgmq.create"]),
     ("bind_topic('a b', 'q')", "P0001", ["pattern", "a b"]),
     ("bind_topic('a.**', 'q')", "P0001", ["pattern", "a.**"]),
     ("unbind_topic('', 'q')", "P0001", ["pattern"]),
+    ("test_routing('a.')", "P0001", ["routing_key", "a."]),
     ("send_topic('a.', '{}')", "P0001", ["routing_key", "a."]),
     ("send_topic('a', null)", "P0001", ["msg"]),
     ("send_topic('a', '{}', -1)", "P0001", ["delay", "-1"]),
     ("enable_notify_insert('q', -1)", "P0001", ["throttle_interval_ms", "-1"]),
+    ("enable_notify_insert('q', null)", "P0001", ["throttle_interval_ms", "null"]),
+    ("update_notify_insert('q', null)", "P0001", ["throttle_interval_ms", "null"]),
     ("update_notify_insert('q', 1)", "P0001", ['"q"', "enable_notify_insert"]),
 ]
 
@@ -738,7 +742,8 @@ OWN_ERRORS = {
     "create(null)", "create('')", "create('taken')", "send(null, '{}')", "send('q', null)",
     "send('q', '{}', '[1]'::jsonb)", "read('q', 2000000000, 1)", "enable_notify_insert('q', -1)",
     "create_partitioned('p', '1', 'soon')", "set_vt('q', 1, 'infinity'::timestamptz)",
-    "set_vt('q', 1, null::timestamptz)",
+    "set_vt('q', 1, null::timestamptz)", "create_fifo_index('no')",
+    "enable_notify_insert('q', null)", "update_notify_insert('q', null)",
 }  # fmt: skip
 """What pgmq does not refuse, or in another way: limits of this queue."""
 
