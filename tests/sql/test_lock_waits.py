@@ -266,6 +266,7 @@ WAITERS = {
     "consumer g": "drop_stream lease_partitions leave_group note_offset",
     "reader": "reader_ack reader_claim reader_fork reader_resume",
     "table bindings": "alter_stream bind drop_stream unbind",
+    "rows archives": "drop_archive drop_stream set_archive",
     "rows claims": "cancel dead_letter defer drop_consumer drop_stream nack reader_ack reader_claim "
     "reader_resume seek",
     "rows consumer_messages": "cancel dead_letter defer drop_consumer drop_stream nack seek",
@@ -296,7 +297,7 @@ def hold(holder: Conn, lock: str, known: dict[str, Any]) -> None:
     elif name != "of all other tables":
         hold_rows(holder, f"pgqueue.{name}")
     else:
-        others = {"archives", *GUARDED, *(each.removeprefix("rows ") for each in WAITERS)}
+        others = {*GUARDED, *(each.removeprefix("rows ") for each in WAITERS)}
         for table in tables(holder):
             if table.removeprefix("pgqueue.") not in others:
                 hold_rows(holder, table)
