@@ -535,6 +535,24 @@ def test_workers_that_race_delete_each_message_once(face: Conn, size: int, sessi
     assert sorted(deleted) == list(range(1, 61))
 
 
+def test_a_number_settles_the_message_of_its_own_queue_also_in_a_slot(face: Conn) -> None:
+    """Two queues have the same numbers, and claims that are slots."""
+    send = "select pgmq.send_batch(%s, array(select to_jsonb(i) from generate_series(1, 40) i))"
+    seen = "select msg_id, vt > now() + interval '1 hour' as held from pgmq.q_{} where vt > now()"
+    for name in "ab":
+        face.execute("select pgmq.create(%s)", [name])
+        face.execute(send.encode(), [name])
+        for _ in range(10):
+            numbers = [n for (n,) in rows(face, "select msg_id from pgmq.read(%s, 60, 3)", name)]
+    assert rows(face, "select from pgqueue.slots where seqs @> %s::bigint", numbers[0])
+    other = rows(face, seen.format("b"))
+    face.execute("select pgmq.set_vt('a', %s, 10000)", [numbers[0]])
+    face.execute("select pgmq.delete('a', %s)", [numbers[1]])
+    mine = dict(rows(face, seen.format("a")))
+    assert mine == {n: n == numbers[0] for n in range(1, 31) if n != numbers[1]}
+    assert rows(face, seen.format("b")) == other
+
+
 def test_a_queue_is_read_by_others_and_by_its_names_in_any_case(face: Conn) -> None:
     face.execute("select pgmq.create('Mixed')")
     face.execute("select pgqueue.create_consumer('mixed', 'audit', 'earliest')")
