@@ -543,7 +543,7 @@ def test_a_number_settles_the_message_of_its_own_queue_also_in_a_slot(face: Conn
         face.execute("select pgmq.create(%s)", [name])
         face.execute(send.encode(), [name])
         for _ in range(10):
-            face.execute("select pgmq.read(%s, 60, 3)", [name])
+            face.execute("select pgmq.read(%s, 600, 3)", [name])
     held, deleted = 29, 30
     assert rows(face, "select from pgqueue.slots where seqs @> %s::bigint", held)
     other = rows(face, seen.format("b"))
