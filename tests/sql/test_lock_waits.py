@@ -303,7 +303,7 @@ def hold(holder: Conn, lock: str, known: dict[str, Any]) -> None:
                 hold_rows(holder, table)
 
 
-def test_each_function_waits_for_its_locks_alone_and_gives_up_after_the_sessions_lock_timeout(
+def test_a_call_waits_for_the_locks_that_it_needs_and_for_no_others(
     conn: Conn, session: Session, known: dict[str, Any]
 ) -> None:
     holder, waited, wrong = session(), {}, []
