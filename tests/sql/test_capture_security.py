@@ -344,6 +344,27 @@ def test_release_is_the_owners(
     call(producer, "release", "app.t", "s")
 
 
+@pytest.mark.parametrize("whose", ["another role's", "the owner's"])
+def test_release_drops_no_function_but_those_that_capture_made(
+    conn: Conn, stranger: Conn, whose: str
+) -> None:
+    """They use the domain of the capture; and a superuser could drop anything."""
+    conn.execute("create schema app; create table app.t (id int primary key)")
+    call(conn, "capture", "app.t", "s")
+    domain = "app.pgqueue_1_t_type"
+    if whose == "the owner's":
+        conn.execute(f"create function app.mine({domain}) returns int return 1".encode())
+    else:
+        conn.execute(f"grant all on schema app to {name_of(stranger)}".encode())
+        stranger.execute(
+            f"create function app.pgqueue_1_t_done({domain}) returns int return 1".encode()
+        )
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+        call(conn, "release", "app.t", "s")
+    conn.execute(f"drop owned by {name_of(stranger)}; drop function if exists app.mine".encode())
+    call(conn, "release", "app.t", "s")
+
+
 def test_a_member_of_the_owner_captures_as_the_owner(conn: Conn, producer: Conn, url: str) -> None:
     """What is made is the owner's, and afterwards the session is who it was."""
     producer.execute("create schema app; create table app.t (id int primary key)")

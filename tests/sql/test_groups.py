@@ -201,16 +201,22 @@ def test_a_worker_that_is_back_before_it_was_needed_keeps_its_partitions(
     commit(conn, rows)
 
 
+@pytest.mark.parametrize("how", ["sleeps", "leaves"])
 def test_a_partition_that_is_being_committed_stays_with_its_worker(
-    conn: Conn, group: int, session: Session
+    conn: Conn, group: int, session: Session, how: str
 ) -> None:
+    """Nobody waits for the commit."""
+    conn.execute("set lock_timeout = '5 s'")
     sent = send_keys(conn, *"abcdefgh")
     one_ = session()
     rows = read(one_, lease(one_, "w1"))
-    end_lease(conn, "w1")
     one_.execute("begin")
     (first, *_) = ends(rows).items()
     value(one_, "commit_offset", *first)
+    if how == "sleeps":
+        end_lease(conn, "w1")
+    else:
+        value(conn, "leave_group", "s", "g", "w1")
     second = lease(conn, "w2")
     assert len(second) == 3
     one_.execute("commit")

@@ -116,6 +116,8 @@ def test_fenced(conn: Conn, stream: int, ordering: str, ended: str) -> None:
     for function in ("ack", "nack", "dead_letter", "extend"):
         assert value(conn, function, stale) == 0
         assert f"claim {stale} is not live" in notices.pop()
+        assert value(conn, function, None) == 0
+        assert "claim null is not live" in notices.pop()
         if function != "extend":
             assert value(conn, function, stale, sent) == 0
             assert f"claim {stale} is not live" in notices.pop()

@@ -579,6 +579,26 @@ def test_a_capacity_that_is_set_while_old_entries_are_deleted_keeps_its_own(
     assert room(conn) == 0
 
 
+@pytest.mark.parametrize("how", ["alter_consumer", "drop_consumer"])
+def test_nobody_waits_for_who_deletes_entries_of_a_capacity(
+    conn: Conn, session: Session, how: str
+) -> None:
+    """Neither who tends them, nor who lifts the capacity."""
+    upkeep, producer = session(), session()
+    capped(conn, 1)
+    [dead] = send_keys(conn, "k")
+    value(conn, "dead_letter", claim_of(receive(conn)))
+    conn.execute("set lock_timeout = '5 s'")
+    settings = ['{"per_key_capacity": null}'] if how == "alter_consumer" else []
+    with upkeep.transaction(), producer.transaction():
+        upkeep.execute("select _pgqueue.enter_late()")
+        internals.delete_entries_of(producer, "c", "k", [dead])
+        conn.execute("select _pgqueue.tend_key_backlog()")
+        value(conn, how, "s", "c", *settings)
+    maintain(conn)
+    assert internals.count(conn, "late_entries") == internals.count(conn, "key_backlog") == 0
+
+
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
     conn: Conn, session: Session, ordering: str

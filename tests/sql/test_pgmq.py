@@ -458,14 +458,18 @@ BAD = [
     ("set_vt('q', 1, null::timestamptz)", "P0001", ["vt", "null"]),
     ("purge_queue('no')", "42P01", ["'no'"]),
     ("metrics('no')", "42P01", ["'no'"]),
+    ("create_fifo_index('no')", "42P01", ["'no'"]),
     ("bind_topic('a', 'no')", "P0001", ['"no"', "pgmq.create"]),
     ("bind_topic('a b', 'q')", "P0001", ["pattern", "a b"]),
     ("bind_topic('a.**', 'q')", "P0001", ["pattern", "a.**"]),
     ("unbind_topic('', 'q')", "P0001", ["pattern"]),
+    ("test_routing('a.')", "P0001", ["routing_key", "a."]),
     ("send_topic('a.', '{}')", "P0001", ["routing_key", "a."]),
     ("send_topic('a', null)", "P0001", ["msg"]),
     ("send_topic('a', '{}', -1)", "P0001", ["delay", "-1"]),
     ("enable_notify_insert('q', -1)", "P0001", ["throttle_interval_ms", "-1"]),
+    ("enable_notify_insert('q', null)", "P0001", ["throttle_interval_ms", "null"]),
+    ("update_notify_insert('q', null)", "P0001", ["throttle_interval_ms", "null"]),
     ("update_notify_insert('q', 1)", "P0001", ['"q"', "enable_notify_insert"]),
 ]
 
@@ -478,12 +482,37 @@ def test_bad_input_is_refused_with_what_is_allowed(face: Conn) -> None:
             face.execute(f"select * from pgmq.{call}")  # type: ignore[arg-type]
         said = f"{caught.value.diag.message_primary} {caught.value.diag.message_hint}"
         assert caught.value.sqlstate == code, (call, said)
+        assert "<NULL>" not in said, (call, said)
         assert all(word in said for word in words), (call, said)
-    face.execute("begin isolation level repeatable read")
-    with pytest.raises(psycopg.Error) as caught:
-        face.execute("select pgmq.delete('q', 1)")
-    assert caught.value.sqlstate == "PQ007"
-    face.execute("rollback")
+    assert rows(face, "select queue_length from pgmq.metrics('q')") == [(1,)]
+
+
+READ_COMMITTED_ONLY = [
+    "read('q', 30, 1)",
+    "read('q', 30, 1, '{\"n\": 1}')",
+    "read_with_poll('q', 30, 1)",
+    "read_grouped('q', 30, 1)",
+    "read_grouped_rr('q', 30, 1)",
+    "read_grouped_head('q', 30, 1)",
+    "pop('q')",
+    "delete('q', 1)",
+    "archive('q', 1)",
+    "set_vt('q', 1, 5)",
+    "set_vt('q', 1, now())",
+    "purge_queue('q')",
+]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_another_isolation_level_is_refused(face: Conn, level: str) -> None:
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send('q', '{\"n\": 1}')")
+    for call in READ_COMMITTED_ONLY:
+        face.execute(f"begin isolation level {level}".encode())
+        with pytest.raises(psycopg.Error, match=f"read committed, not {level}") as caught:
+            face.execute(f"select * from pgmq.{call}".encode())
+        face.execute("rollback")
+        assert caught.value.sqlstate == "PQ007", call
     assert rows(face, "select queue_length from pgmq.metrics('q')") == [(1,)]
 
 
@@ -504,6 +533,25 @@ def test_workers_that_race_delete_each_message_once(face: Conn, size: int, sessi
             deleted += [number for (number,) in rows(conn, delete, part)]
         checker.check(face)
     assert sorted(deleted) == list(range(1, 61))
+
+
+def test_a_number_settles_the_message_of_its_own_queue_also_in_a_slot(face: Conn) -> None:
+    """Two queues have the same numbers, and claims that are slots."""
+    send = "select pgmq.send_batch(%s, array(select to_jsonb(i) from generate_series(1, 40) i))"
+    seen = "select msg_id, vt > now() + interval '1 hour' as held from pgmq.q_{} where vt > now()"
+    for name in "ab":
+        face.execute("select pgmq.create(%s)", [name])
+        face.execute(send.encode(), [name])
+        for _ in range(10):
+            face.execute("select pgmq.read(%s, 600, 3)", [name])
+    held, deleted = 29, 30
+    assert rows(face, "select from pgqueue.slots where seqs @> %s::bigint", held)
+    other = rows(face, seen.format("b"))
+    face.execute("select pgmq.set_vt('a', %s, 10000)", [held])
+    face.execute("select pgmq.delete('a', %s)", [deleted])
+    mine = dict(rows(face, seen.format("a")))
+    assert mine == {n: n == held for n in range(1, 30)}
+    assert rows(face, seen.format("b")) == other
 
 
 def test_a_queue_is_read_by_others_and_by_its_names_in_any_case(face: Conn) -> None:
@@ -713,7 +761,8 @@ OWN_ERRORS = {
     "create(null)", "create('')", "create('taken')", "send(null, '{}')", "send('q', null)",
     "send('q', '{}', '[1]'::jsonb)", "read('q', 2000000000, 1)", "enable_notify_insert('q', -1)",
     "create_partitioned('p', '1', 'soon')", "set_vt('q', 1, 'infinity'::timestamptz)",
-    "set_vt('q', 1, null::timestamptz)",
+    "set_vt('q', 1, null::timestamptz)", "create_fifo_index('no')",
+    "enable_notify_insert('q', null)", "update_notify_insert('q', null)",
 }  # fmt: skip
 """What pgmq does not refuse, or in another way: limits of this queue."""
 

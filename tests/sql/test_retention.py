@@ -65,8 +65,9 @@ def kept(conn: Conn) -> object:
     return internals.rows(conn, "select * from pgqueue.stream_retention where stream = 's'")[0]
 
 
-def test_messages_go_when_they_are_old_and_not_before(conn: Conn) -> None:
-    retention(conn, p_for=HOUR)
+@pytest.mark.parametrize("unread", ["keep", "drop"])
+def test_messages_go_when_they_are_old_and_not_before(conn: Conn, unread: str) -> None:
+    retention(conn, p_for=HOUR, p_unread=unread)
     old = send_all(conn, ["old"] * 3)
     close(conn)
     young = send_all(conn, ["young"] * 2)
@@ -109,6 +110,19 @@ def test_messages_go_when_more_than_is_kept_came_after_them(conn: Conn, rule: st
     assert len(left) >= (100 if rule == "p_messages" else 30)
     assert len(left) < 300
     assert kept(conn).trimmed == len(sent) - len(left)  # type: ignore[attr-defined]
+
+
+def test_all_that_came_after_a_message_counts_also_what_came_last(conn: Conn) -> None:
+    """The open segment, too."""
+    retention(conn, p_messages=24)
+    old = send_all(conn, ["old"] * 3)
+    maintain(conn)
+    send_all(conn, ["x"] * 22)
+    maintain(conn)
+    assert stored(conn)[:3] == old
+    send_all(conn, ["x"] * 2)  # less than an eighth: the segment stays open
+    maintain(conn)
+    assert len(stored(conn)) == 24
 
 
 def test_messages_go_when_every_consumer_is_done(conn: Conn) -> None:
@@ -208,6 +222,18 @@ def test_a_claim_whose_lease_ended_does_not_keep_what_is_dropped(conn: Conn) -> 
     assert stored(conn) == []
     assert stats(conn).skipped == 3
     assert value(conn, "ack", claim_of(lost)) == 0
+
+
+def test_a_last_delivery_whose_lease_ended_is_a_dead_letter_not_dropped(conn: Conn) -> None:
+    retention(conn, p_for=HOUR, p_unread="drop")
+    consumer(conn, max_deliver_count=1)
+    sent = send(conn)
+    receive(conn, 1)
+    close(conn)
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    assert states(conn) == {sent: "dead"}
+    assert stats(conn).skipped == 0
 
 
 def test_drop_goes_by_the_time_at_which_a_message_was_published(conn: Conn, stream: int) -> None:
