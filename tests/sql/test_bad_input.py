@@ -675,6 +675,16 @@ READ_COMMITTED_ONLY = [
     "cancel('t', 'c', '{1}')",
     "postpone('t', 'c', '{1}', now())",
     "receive_where('t', 'c', '$')",
+    "defer({claim})",
+    "retry('t', 'c')",
+    "redrive('t', 'c')",
+    "purge_dead('t', 'c')",
+    "bind('t', 'a', 'o')",
+    "lease_partitions('d', 'g', 'w')",
+    "plan_partitions('d', 'g', '{}')",
+    "create_schedule('t', 'h', '@daily', p_data => 'x')",
+    "maintain()",
+    "recover()",
 ]
 
 
@@ -761,6 +771,8 @@ def test_it_is_refused_by_name_and_nothing_changes(
     error = refused(conn, call, names)
     text = f"{error.diag.message_primary}\n{error.diag.message_hint}"
     assert error.sqlstate == sqlstate, text
+    # send_batch says how many entries each array has, and <NULL> of one that was not given
+    assert "<NULL>" not in text or call.startswith("send_batch")
     for words in says:
         assert words in text
 
@@ -774,6 +786,14 @@ def test_another_isolation_level_is_refused(
     assert error.sqlstate == "PQ007"
     assert f"read committed, not {level}" in str(error)
     assert "begin transaction isolation level read committed" in str(error.diag.message_hint)
+
+
+def test_every_function_that_asks_for_an_isolation_level_has_a_case(conn: Conn) -> None:
+    asking = conn.execute(
+        "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
+        " and prosrc like '%_pgqueue.check_isolation()%'"
+    ).fetchall()
+    assert {name for (name,) in asking} <= {call.partition("(")[0] for call in READ_COMMITTED_ONLY}
 
 
 def test_every_argument_has_a_case(conn: Conn) -> None:
