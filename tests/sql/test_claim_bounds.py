@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 import uuid
@@ -198,7 +199,8 @@ def test_slots_that_are_done_beside_an_old_snapshot_cost_nothing(
         " end loop; end $$"
     )
     costs = [cost(conn, "select pg_temp.work()") for _ in range(6)]
-    assert max(costs) <= 1.1 * costs[0], costs
+    # (the median, for autovacuum may change a plan meanwhile)
+    assert statistics.median(costs[2:]) <= 1.08 * costs[0], costs
 
 
 # Sizes
