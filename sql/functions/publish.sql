@@ -103,7 +103,8 @@ begin
        or cardinality(p_dedup_keys) <> v_count then
         raise exception 'p_keys, p_headers, p_data_bytes and p_dedup_keys have one element per message or are null: '
                         '% messages, % keys, % headers, % bytes, % dedup keys',
-            v_count, cardinality(p_keys), cardinality(p_headers), cardinality(p_data_bytes), cardinality(p_dedup_keys)
+            v_count, coalesce(cardinality(p_keys)::text, 'no'), coalesce(cardinality(p_headers)::text, 'no'),
+            coalesce(cardinality(p_data_bytes)::text, 'no'), coalesce(cardinality(p_dedup_keys)::text, 'no')
             using errcode = 'PQ003', column = 'p_keys, p_headers, p_data_bytes, p_dedup_keys';
     end if;
     if v_count = 0 then

@@ -17,6 +17,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
+from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
@@ -413,3 +414,6 @@ def test_it_reads_no_more_than_it_must(conn: Conn) -> None:
     assert cancel(conn, 2999) == 1
     assert internals.count(conn, "consumer_messages") == 0
     assert stats(conn).backlog == 2999
+    query = "select pgqueue.cancel('s', 'c', %s)"
+    few, many = (cost(conn, query, [*range(1000, 1000 + n)]) for n in (2, 200))
+    assert many <= few * GROWTH, "messages that follow each other are found by one search"

@@ -331,6 +331,24 @@ def test_an_outbox_is_empty_again_and_its_rows_are_messages(conn: Conn, table: N
     ]
 
 
+def test_what_others_have_under_a_name_of_a_capture_stays_theirs(conn: Conn) -> None:
+    """Captured again with other columns, and released, too."""
+    consumer(conn, ordering="stream")
+    conn.execute(TABLE)
+    theirs = dict.fromkeys(("", "_key", "_row", "_now", "_done"), "function") | {"_type": "type"}
+    of = {"type": " as (mine int)", "function": "() returns int language sql return 1"}
+    for name, kind in theirs.items():
+        conn.execute(f"create {kind} pgqueue_1_t{name}{of[kind]}".encode())
+        for columns in (None, ["id", "name"]):
+            call(conn, "capture", "t", "s", p_columns=columns)
+            conn.execute("insert into t select count(*) from t")
+            assert len(messages(conn)) == 1
+        call(conn, "release", "t", "s")
+        conn.execute(f"drop {kind} pgqueue_1_t{name}".encode())
+        assert one(conn, "select count(*) from pg_proc where proname like 'pgqueue\\_1%'") == 0
+        assert one(conn, "select count(*) from pg_type where typname like 'pgqueue\\_1%'") == 0
+
+
 # Who may
 
 

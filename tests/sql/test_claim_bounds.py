@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 import uuid
@@ -180,6 +181,26 @@ def test_a_key_that_waits_beside_an_old_snapshot_and_an_old_claim_costs_nothing(
     assert max(costs[6:]) <= 1.15 * max(costs[3:6]), costs
     assert one(conn, "select backlog from pgqueue.consumer_stats") == 2000
     checker.check(conn)
+
+
+def test_slots_that_are_done_beside_an_old_snapshot_cost_nothing(
+    conn: Conn, session: Session, stream: int
+) -> None:
+    """Each claim is of a slot, whose rows the snapshot sees."""
+    conn.execute(f"set application_name = '{'x' * 60}'".encode())  # which makes the rows longer
+    consumer(conn, ordering="key")
+    send_keys(conn, *map(str, range(3200)))
+    old = session()
+    old.execute("begin isolation level repeatable read")
+    old.execute("select 1")
+    conn.execute(
+        "create function pg_temp.work() returns void language plpgsql as $$ begin"
+        " for i in 1..500 loop perform pgqueue.ack(claim_id) from pgqueue.claim('s', 'c', 1);"
+        " end loop; end $$"
+    )
+    costs = [cost(conn, "select pg_temp.work()") for _ in range(6)]
+    # (the median, for autovacuum may change a plan meanwhile)
+    assert statistics.median(costs[2:]) <= 1.08 * costs[0], costs
 
 
 # Sizes

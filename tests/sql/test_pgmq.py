@@ -701,6 +701,18 @@ def test_no_read_waits_for_a_read_in_an_open_transaction(
     checker.check(face)
 
 
+def test_one_transaction_at_a_time_has_the_lock_of_a_queue(face: Conn, session: Any) -> None:
+    holder, other = session(), session()
+    holder.execute("begin")
+    holder.execute("select pgmq.acquire_queue_lock('q')")
+    other.execute("select pgmq.acquire_queue_lock('p')")
+    other.execute("set lock_timeout = '100 ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        other.execute("select pgmq.acquire_queue_lock('q')")
+    holder.execute("commit")
+    other.execute("select pgmq.acquire_queue_lock('q')")
+
+
 def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(face: Conn, session: Any) -> None:
     """It gets nothing only beside one transaction that stays open."""
     face.execute(

@@ -8,10 +8,22 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.copy_target import COPY_TARGET
-from tests.sql.queue import Conn, call, one, publish, send, stage, value
+from tests.sql.queue import (
+    Conn,
+    action,
+    call,
+    consumer,
+    one,
+    publish,
+    send,
+    settle,
+    stage,
+    value,
+)
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.all_versions]
 
@@ -171,6 +183,29 @@ def test_a_sink_belongs_to_the_role_that_used_it_first(
     assert value(mean, "is_published", "txn:nightly", stream, 1) is True
     block = stage(mean, stream, 1, 2, "txn:nightly")
     assert publish(mean, stream, [block], 1, 2, "txn:nightly") is True
+
+
+def test_each_kind_of_batch_of_a_sink_belongs_to_the_role_that_does_it(
+    conn: Conn, stream: int, producers: list[Conn]
+) -> None:
+    """One role publishes the batches of a query, another settles, and the first brings back."""
+    consumer(conn)
+    seq = send(conn)
+    for each in producers:
+        for role in ("consumer", "admin"):
+            schema.grant(conn, role, one(each, "select session_user::text"))
+    kinds = [
+        lambda who, batch: publish(who, stream, [], 0, batch),
+        lambda who, batch: settle(who, action("ack", [seq]), batch=batch),
+        lambda who, batch: call(
+            who, "revive_messages", "sink", batch, Jsonb([action("redrive", [seq])])
+        ),
+    ]
+    for batch in range(2):
+        for i, kind in enumerate(kinds):
+            kind(producers[i % 2], batch)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="sink is used by role"):
+                kind(producers[(i + 1) % 2], batch + 1)
 
 
 def test_members_of_one_role_share_a_sink(conn: Conn, stream: int, producers: list[Conn]) -> None:

@@ -78,6 +78,17 @@ def test_what_passes_is_claimed_in_order_and_the_others_stay_as_they_are(conn: C
     assert seqs_of(acked_in_order(conn)) == [seq for seq in seqs if seq not in got]
 
 
+@pytest.mark.small_limits
+def test_the_first_that_passes_is_claimed_however_large_the_runs_are(conn: Conn) -> None:
+    """Runs are looked at a few at a time: one that comes later is no reason to skip the first."""
+    consumer(conn)
+    seqs = [seq for size in (1, 3, 1, 2, 4) for seq in send_keys(conn, *"a" * size)]
+    got: list[int] = []
+    while rows := where(conn, key_is("a"), 1):
+        got += seqs_of(rows)
+    assert got == seqs
+
+
 def acked_in_order(conn: Conn) -> list[Any]:
     got: list[Any] = []
     while rows := receive(conn, 4):

@@ -79,6 +79,10 @@ def test_messages_go_when_they_are_old_and_not_before(conn: Conn, unread: str) -
     assert stored(conn) == young
     assert young[0] - old[-1] > 1_000_000, "a closed segment gives out no numbers"
     assert one(conn, "select sent from pgqueue.stream_stats") == 5
+    for _ in range(2):  # their segment is closed when it is old, and later it goes
+        clock.pass_time(conn, HOUR)
+        maintain(conn)
+    assert stored(conn) == []
 
 
 def test_messages_go_when_a_reader_has_noted_that_it_has_them(conn: Conn) -> None:

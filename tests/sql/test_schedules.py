@@ -282,6 +282,7 @@ def test_times_that_were_missed_have_one_message_together(conn: Conn) -> None:
     assert message.headers["planned_at"] == f"{first:%Y-%m-%dT%H:%M:%SZ}"
     assert now(conn) < row(conn).next_at <= now(conn) + timedelta(hours=1)
     assert receive(conn) == []
+    assert value(conn, "next_due", "s", "c") > now(conn), "who waits does not ask all the time"
 
 
 def test_everybody_who_looks_after_a_stream_sends_what_is_due(

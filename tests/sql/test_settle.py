@@ -11,6 +11,7 @@ from spark_pgqueue.postgres import connection
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
+    acked,
     claim_of,
     consumer,
     receive,
@@ -67,6 +68,25 @@ def test_parts_of_a_claim_that_are_settled_at_once_are_all_counted(
             wait_for_a_lock(conn)
         assert second.result() == 2
     assert value(conn, "extend", claim) == 1
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_who_settles_a_claim_beside_another_session_has_what_that_one_leaves(
+    conn: Conn, url: str, ordering: str
+) -> None:
+    consumer(conn, ordering=ordering)
+    with connection.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        for how in ("ack", "nack", "defer", "dead_letter"):
+            sent = send_all(conn, ["x"] * 4, p_keys=["k"] * 4)
+            claim = claim_of(receive(conn))
+            assert value(conn, "dead_letter", claim, sent[:1]) == 1  # it is no slot from now on
+            with conn.transaction():
+                assert value(conn, "ack", claim, sent[1:2]) == 1
+                second = pool.submit(value, other, how, claim)
+                wait_for_a_lock(conn)
+            assert second.result() == 2, how
+            assert acked(conn, "s", "c") == (sent[2:] if how in ("nack", "defer") else []), how
+    assert stats(conn).dead == 6
 
 
 @pytest.mark.parametrize("why", ["settled", "taken over", "unknown", "null", "dropped"])
