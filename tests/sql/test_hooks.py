@@ -62,7 +62,8 @@ def left(conn: Conn) -> tuple[set[str], set[str]]:
         for n, (stream_id, consumer_id) in enumerate(ids, 1):
             given = {"stream_id": stream_id, "consumer_id": consumer_id}
             given = {name: given[name] for name in table.ids}
-            given |= {name: MADE_UP.get(name, MADE_UP[type_]).format(n=n) for name, type_ in table.others}
+            for name, type_ in table.others:
+                given[name] = MADE_UP.get(name, MADE_UP[type_]).format(n=n)
             conn.execute(
                 f"insert into pgqueue.{table.name} ({', '.join(given)})"
                 f" values ({', '.join(map(str, given.values()))}) on conflict do nothing".encode()
