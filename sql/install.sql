@@ -129,6 +129,7 @@ set local check_function_bodies = off;
 \ir upkeep/dropped.sql
 \ir upkeep/maintain.sql
 \ir upkeep/recover.sql
+\ir hooks.sql
 \ir version.sql
 \ir access.sql
 \ir roles.sql

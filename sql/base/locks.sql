@@ -106,9 +106,8 @@
 --        over those that others hold.
 -- 32. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
 --        waits for it.
--- 33. waiting  Advisory, by the id of the stream, held by a session that waits for publications, shared. A producer
---        tries to have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for
---        it.
+-- 33. waiting  Advisory, by the id of the stream, shared by sessions that wait for publications. A producer tries to
+--        have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for it.
 -- 34. export  Advisory, by the id of the stream. Lets one exporter at a time write a stream's messages to its archive:
 --        its transaction has the lock for as long as it writes. Nobody waits for it: another exporter passes over the
 --        stream.
@@ -169,6 +168,7 @@
 --   _pgqueue.drop_consumer: settings, consumer before stream.
 --   _pgqueue.drop_consumer: consumer before claim.
 --   _pgqueue.move: consumer before claim.
+--   pgqueue.maintain: staged rows before table.
 --
 -- Nobody who has the earlier place waits for the later one:
 --   pgqueue.note_offset: consumer before history.  It has the history already.

@@ -145,3 +145,13 @@ as $$
     select coalesce((select format('consumer %L of stream %L', name, stream_name) from pgqueue.consumers
                      where consumer_id = p_consumer_id), 'a dropped consumer')
 $$;
+
+-- The name of an object of a schema, as SQL.
+create or replace function _pgqueue.sql_name(p_namespace oid, p_name text) returns text
+language sql stable
+as $$ select format('%I.%I', nspname, p_name) from pg_namespace where oid = p_namespace $$;
+
+-- The name of a table, as SQL; null when it was dropped.
+create or replace function _pgqueue.sql_name(p_relation regclass) returns text
+language sql stable
+as $$ select _pgqueue.sql_name(relnamespace, relname) from pg_class where oid = p_relation $$;

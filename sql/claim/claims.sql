@@ -197,7 +197,7 @@ begin
             perform _pgqueue.refuse_group(v_consumer);
         end if;
         if v_consumer.scheduled then
-            perform _pgqueue.run_schedules(v_consumer.stream_id);
+            perform _pgqueue.on_claim(v_consumer.stream_id);
         end if;
         if v_consumer.paused then
             perform _pgqueue.ack(p_ack) where p_ack is not null;

@@ -36,7 +36,7 @@ begin
                   and (p_consumer.per_key_latest or (p_consumer.by_key and p_consumer.ordering <> 'stream')))
                  or p_cursor.filter_from is not null)
              then clock_timestamp() end,
-        case when p_consumer.scheduled then _pgqueue.schedule_due(p_consumer.stream_id) end,
+        case when p_consumer.scheduled then _pgqueue.on_due(p_consumer.stream_id) end,
         case when p_got_nothing then _pgqueue.next_expiry(p_cursor) end) end;
 end $$;
 

@@ -364,6 +364,7 @@ as $$ select pgqueue.change_capture(p_table, p_stream, false) $$;
 -- Makes the triggers of partitions that are new since their table was captured, and notes them; for maintain(). Only
 -- where table, partition and function belong to the owner of this schema: for others their owners call capture() again.
 -- Partitions that somebody is at, or whose columns have another order, wait for the next time, or for capture().
+-- on maintain: perform _pgqueue.chore('select 0 from _pgqueue.capture_partitions()');
 create or replace function _pgqueue.capture_partitions() returns void
 language plpgsql
 set lock_timeout = '50ms'
@@ -409,4 +410,22 @@ begin
             null;  -- the next time
         end;
     end loop;
+end $$;
+
+-- Raises 2BP01 where a table is captured to a stream.
+-- on before_drop_stream: perform _pgqueue.refuse_captured(p_stream);
+create or replace function _pgqueue.refuse_captured(p_stream pgqueue.streams) returns void
+language plpgsql
+as $$
+declare
+    v_table regclass := (select d.relation from pgqueue.captured d
+                         join pg_trigger t on t.tgrelid = d.relation
+                          and t.tgname = format('pgqueue_%s_insert', d.stream_id)
+                         where d.stream_id = p_stream.stream_id order by d.relation <> d.root, d.relation limit 1);
+begin
+    if v_table is not null then
+        raise exception 'table % is captured to stream %', v_table, quote_literal(p_stream.name)
+            using errcode = 'dependent_objects_still_exist',
+                  hint = format('First: select pgqueue.release(%L, %L). Nothing was changed.', v_table, p_stream.name);
+    end if;
 end $$;

@@ -33,16 +33,6 @@ as $$
     where x.indrelid = p_table and x.indisprimary
 $$;
 
--- The name of an object of a schema, as SQL.
-create or replace function _pgqueue.sql_name(p_namespace oid, p_name text) returns text
-language sql stable
-as $$ select format('%I.%I', nspname, p_name) from pg_namespace where oid = p_namespace $$;
-
--- The name of a table, as SQL; null when it was dropped.
-create or replace function _pgqueue.sql_name(p_relation regclass) returns text
-language sql stable
-as $$ select _pgqueue.sql_name(relnamespace, relname) from pg_class where oid = p_relation $$;
-
 -- The names by which the parts of a capture know each other, for compose().
 --   p_table  the captured table
 --   p_name   of the triggers' function, without its schema

@@ -131,8 +131,7 @@ begin
     select * into v_consumer from pgqueue.consumers where consumer_id = v_consumer.consumer_id;
     -- (a statement of its own, after the one that locks the stream's row: create_schedule locks that row, too)
     update pgqueue.consumers set scheduled = true  -- lock: settings
-    where consumer_id = v_consumer.consumer_id
-      and exists (select from pgqueue.schedules where stream_id = v_stream.stream_id);
+    where consumer_id = v_consumer.consumer_id and _pgqueue.on_due(v_stream.stream_id) is not null;
     if v_consumer.filtered then
         insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
     end if;
@@ -196,17 +195,5 @@ begin
         perform _pgqueue.note_limited(v_stream_id);
     end if;
     perform _pgqueue.forget_runs(p_consumer_id);
-    delete from pgqueue.key_tokens where consumer_id = p_consumer_id;
-    delete from pgqueue.claims where reader in (select reader from pgqueue.readers where consumer_id = p_consumer_id);
-    delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
-    delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
-    delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
-    delete from pgqueue.group_workers where consumer_id = p_consumer_id;
-    delete from pgqueue.consumer_filters where consumer_id = p_consumer_id;
-    delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
-    delete from pgqueue.readers where consumer_id = p_consumer_id;
-    delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
-    perform _pgqueue.forget_entries(p_consumer_id);
-    perform _pgqueue.forget_newest(p_consumer_id);
-    delete from pgqueue.skips where consumer_id = p_consumer_id;
+    perform _pgqueue.on_drop_consumer(p_consumer_id);
 end $$;

@@ -181,7 +181,7 @@ begin
                   hint = 'Give those that lease_partitions returned; none is an empty array.';
     end if;
     if v_group.scheduled then
-        perform _pgqueue.run_schedules(v_group.stream_id);
+        perform _pgqueue.on_claim(v_group.stream_id);
     end if;
     select min(array[p.line_no, p.seq]) into v_here from _pgqueue.partitions(v_group) p
     where p.lease_id = any (p_lease_ids);

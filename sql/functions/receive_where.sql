@@ -38,7 +38,7 @@ begin
     end if;
     perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
     if v_consumer.scheduled then
-        perform _pgqueue.run_schedules(v_consumer.stream_id);
+        perform _pgqueue.on_claim(v_consumer.stream_id);
     end if;
     if v_consumer.paused then
         perform _pgqueue.ack(p_ack) where p_ack is not null;

@@ -189,18 +189,8 @@ as $$ select _pgqueue.read_schema((_pgqueue.stream(p_stream)).schema) $$;
 create or replace function pgqueue.drop_stream(p_name text) returns void
 language plpgsql
 as $$
-declare
-    v_stream pgqueue.streams := _pgqueue.stream(p_name);
-    v_table  regclass := (select d.relation from pgqueue.captured d
-                          join pg_trigger t on t.tgrelid = d.relation
-                           and t.tgname = format('pgqueue_%s_insert', d.stream_id)
-                          where d.stream_id = v_stream.stream_id order by d.relation <> d.root, d.relation limit 1);
 begin
-    if v_table is not null then
-        raise exception 'table % is captured to stream %', v_table, quote_literal(p_name)
-            using errcode = 'dependent_objects_still_exist',
-                  hint = format('First: select pgqueue.release(%L, %L). Nothing was changed.', v_table, p_name);
-    end if;
+    perform _pgqueue.before_drop_stream(_pgqueue.stream(p_name));
     perform _pgqueue.await('stream ' || quote_literal(p_name), 'select 0 from _pgqueue.forget_stream($2 ->> 0)', null,
                            jsonb_build_array(p_name), p_try => interval '5 ms', p_limit => interval '30 s');
 end $$;
@@ -228,17 +218,7 @@ begin
     delete from pgqueue.bindings where v_id in (stream_id, to_stream_id);
     perform _pgqueue.drop_consumer(consumer_id)
     from (select consumer_id from pgqueue.consumers where stream_id = v_id order by consumer_id) c;
-    delete from pgqueue.retention where stream_id = v_id;
-    delete from pgqueue.schedules where stream_id = v_id;
-    delete from pgqueue.schedule_turns where stream_id = v_id;
-    delete from pgqueue.segments where stream_id = v_id;
-    perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = v_id;
-    delete from pgqueue.archive_segments where stream_id = v_id;
-    delete from pgqueue.archives where stream_id = v_id;
-    delete from pgqueue.trims where stream_id = v_id;
-    delete from pgqueue.decided where stream_id = v_id;  -- lock: decided
-    delete from pgqueue.incarnations where stream_id = v_id;
-    delete from pgqueue.captured where stream_id = v_id;
+    perform _pgqueue.on_drop_stream(v_id);
     delete from pgqueue.streams where stream_id = v_id;
     insert into pgqueue.dropped_streams (stream_id, dropped_by) values (v_id, pg_current_xact_id());
 end $$;

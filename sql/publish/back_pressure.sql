@@ -145,6 +145,7 @@ begin
 end $$;
 
 -- Drops the sequences of consumers that were dropped, for maintain(). Locks: those sequences.
+-- on maintained: perform _pgqueue.chore('select 0 from _pgqueue.forget_rooms()');
 create or replace function _pgqueue.forget_rooms() returns void
 language plpgsql
 as $$

@@ -340,6 +340,7 @@ end $$;
 -- Deletes all entries of a consumer without a capacity, except those that another transaction is about to delete.
 -- Entries that are made meanwhile are left to maintain(). It looks once more at the consumer after it has locked the
 -- entries: the consumer may have a capacity again. Who sets that later finds the entries locked, and makes others.
+-- on drop_consumer: perform _pgqueue.forget_entries(p_consumer_id);
 create or replace function _pgqueue.forget_entries(p_consumer_id int) returns void
 language plpgsql
 as $$
@@ -359,6 +360,7 @@ end $$;
 -- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends. It looks at
 -- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. Locks: the
 -- entries that it deletes. It waits for nobody.
+-- on maintain: perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
 create or replace function _pgqueue.tend_key_backlog() returns void
 language plpgsql
 as $$

@@ -6,6 +6,7 @@
 -- A consumer's row says whether its stream has schedules: without schedules, nobody looks.
 
 -- When the next schedule of a stream is due; null: never.
+-- on due: , _pgqueue.schedule_due(p_stream_id)
 create or replace function _pgqueue.schedule_due(p_stream_id int) returns timestamptz
 language plpgsql stable
 as $$
@@ -15,6 +16,11 @@ end $$;
 
 -- Sends the messages that are due of a stream's schedules, a bounded number, unless another session does. Waits for
 -- nobody. Locks, to the end of the transaction: the stream's schedules; the publish lock, shared.
+-- on claim: perform _pgqueue.run_schedules(p_stream_id);
+-- on maintained:
+--     perform _pgqueue.chore('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
+--     from (select distinct stream_id from pgqueue.schedules
+--           where not paused and next_at <= clock_timestamp() and stream_id = any (p_stream_ids)) t;
 create or replace function _pgqueue.run_schedules(p_stream_id int) returns void
 language plpgsql
 as $$

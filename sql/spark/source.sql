@@ -84,7 +84,7 @@ begin
         perform _pgqueue.refuse_limits(v_consumer);
     end if;
     if v_consumer.scheduled then
-        perform _pgqueue.run_schedules(v_consumer.stream_id);
+        perform _pgqueue.on_claim(v_consumer.stream_id);
     end if;
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);

@@ -305,6 +305,10 @@ end $$;
 
 -- Writes whose staged rows nobody will apply: a few of those that are older than p_age, and those of batches that are
 -- done, after an hour, which leaves a repetition of the batch the time to end.
+-- on maintained:
+--     perform _pgqueue.chore('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
+--                            jsonb_build_array(w.write_no, w.staged_by))
+--     from _pgqueue.left_table_writes(p_age) w;
 create or replace function _pgqueue.left_table_writes(p_age interval) returns setof pgqueue.table_writes
 language sql stable
 as $$

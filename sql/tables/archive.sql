@@ -2,6 +2,7 @@
 -- archived_messages, is something else.)
 
 -- Where a stream's old messages go. A stream without a row has no archive.
+-- on drop_stream
 create table if not exists pgqueue.archives (
     stream_id int     primary key,
     uri       text,                             -- the folder of new files; null: no more segments go there
@@ -21,6 +22,9 @@ create table if not exists pgqueue.archive_attempts (
 );
 
 -- The segments that are in files: the manifest.
+-- on drop_stream:
+--     perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
+--     delete from pgqueue.archive_segments where stream_id = p_stream_id;
 create table if not exists pgqueue.archive_segments (
     stream_id        int         not null,
     segment          int         not null,
@@ -40,6 +44,7 @@ create table if not exists pgqueue.archive_segments (
 );
 
 -- Publications that were trimmed, and whose messages are all in files: what readers without a consumer need of them.
+-- on clear_stream
 create table if not exists pgqueue.archive_publications (
     publication_id bigint         not null,
     message_count  bigint         not null,
@@ -54,6 +59,7 @@ create table if not exists pgqueue.archive_publications (
 
 -- Many of these as one row, which takes a tenth of the space: maintain() packs them. No two packs of a stream have
 -- publications of the same range of ids; single rows may lie in that range, too.
+-- on clear_stream
 create table if not exists pgqueue.archive_packs (
     stream_id         int         not null,
     first_publication bigint      not null,

@@ -4,6 +4,7 @@
 -- note_captures() writes here, after it has looked at the triggers: anybody may give a trigger the name of ours.
 -- A table is known by its OID, which a dump writes as the table's name. A row whose table or trigger is gone counts
 -- for nothing; maintain() deletes it.
+-- on drop_stream
 create table if not exists pgqueue.captured (
     relation  regclass not null,
     stream_id int      not null references pgqueue.streams,

@@ -58,6 +58,7 @@ create table if not exists pgqueue.consumers (
 );
 
 -- The filters of consumers, see queue/filters.sql.
+-- on drop_consumer
 create table if not exists pgqueue.consumer_filters (
     consumer_id int primary key,
     topic       text,      -- of the messages' keys; null: any
@@ -105,6 +106,7 @@ end $$;
 
 -- A consumer's cursor. It is never updated: a new version is inserted and the version before is deleted. The newest
 -- version is read first, so that dead versions behind a long transaction elsewhere cost nothing.
+-- on drop_consumer
 create table if not exists pgqueue.consumer_cursors (
     consumer_id      int                  not null,
     version          bigint               not null,
@@ -165,6 +167,7 @@ create table if not exists pgqueue.consumer_cursors (
 -- The gaps in what a consumer has taken: publication ids below the end that were not visible when it looked. The
 -- consumer looks for them again when a transaction that may fill them has ended, and closes them when all of these
 -- have. See log/gaps.sql. A row is never updated, and is found by the numbers in the cursor.
+-- on drop_consumer
 create table if not exists pgqueue.consumer_gaps (
     consumer_id     int            not null,
     gap_no          bigint         not null,
@@ -239,6 +242,7 @@ create table if not exists pgqueue.freed_keys (
 
 -- Spent tokens of keys, of consumers with per_key_interval: a delivery of n messages of a key spends n of its
 -- per_key_burst tokens, and they come back after per_key_interval. See queue/key_tokens.sql.
+-- on drop_consumer
 create table if not exists pgqueue.key_tokens (
     consumer_id int         not null,
     key         bigint      not null,  -- its hash
@@ -259,6 +263,7 @@ create table if not exists pgqueue.key_backlog (
 
 -- Of consumers with per_key_latest: the newest message of each key that they have taken. See queue/newest.sql. (The key
 -- itself, not its hash: with two keys of one hash, a message would be lost without a word.)
+-- on drop_consumer
 create table if not exists pgqueue.newest_of_keys (
     consumer_id int         not null,
     key         text        collate "C" not null,
@@ -305,6 +310,7 @@ create sequence if not exists pgqueue.claim_numbers;
 -- the last value of a sequence, because a claim reads no table for it. Only the owner of the schema can read it.
 create sequence if not exists pgqueue.claim_secret;
 
+-- on drop_consumer
 create table if not exists pgqueue.dead_messages (
     dead_id       bigint         generated always as identity primary key,
     stream_id     int            not null,

@@ -4,6 +4,7 @@
 
 -- The partitions of a group, and how far each has been worked off. Rows are never updated, as those of
 -- consumer_cursors: the newest version counts.
+-- on drop_consumer
 create table if not exists pgqueue.group_partitions (
     consumer_id  int         not null,
     partition    int         not null,
@@ -17,6 +18,7 @@ create table if not exists pgqueue.group_partitions (
 );
 
 -- The workers of a group, and until when each one's lease lasts.
+-- on drop_consumer
 create table if not exists pgqueue.group_workers (
     consumer_id int         not null,
     worker      text        not null,

@@ -2,6 +2,7 @@
 
 -- An acknowledgement, of a whole claim or of some of its messages; or messages that were cancelled or replaced, without
 -- a claim. Written once.
+-- on drop_consumer
 create table if not exists pgqueue.archived_messages (
     consumer_id   int            not null,
     done_at       timestamptz    not null,

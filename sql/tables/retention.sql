@@ -1,6 +1,7 @@
 -- Retention: how long the messages of a stream are kept, where they are stored then, and which are gone.
 
 -- The rules of a stream. A stream without a row keeps all messages.
+-- on drop_stream
 create table if not exists pgqueue.retention (
     stream_id      int         primary key,
     keep_for       interval,
@@ -15,6 +16,7 @@ create table if not exists pgqueue.retention (
 
 -- The segments of a stream that has or had a retention: messages_<stream_id>_<segment> for the numbers from lo to
 -- below hi. Numbers of no segment are in messages_<stream_id>_rest.
+-- on drop_stream
 create table if not exists pgqueue.segments (
     stream_id          int         not null,
     segment               int         not null,
@@ -34,6 +36,7 @@ create table if not exists pgqueue.segments (
 
 -- What was trimmed of a stream: so that a missing publication is taken neither for one that was rolled back, nor for a
 -- loss.
+-- on drop_stream
 create table if not exists pgqueue.trims (
     stream_id       int            primary key,
     publication_ids int8multirange not null,
@@ -44,6 +47,7 @@ create table if not exists pgqueue.trims (
 );
 
 -- The messages that were taken from a consumer before it was done with them.
+-- on drop_consumer
 create table if not exists pgqueue.skips (
     consumer_id   int            primary key,
     seqs          int8multirange not null,

@@ -1,5 +1,6 @@
 -- Schedules: messages that are sent at planned times. See publish/schedules.sql.
 
+-- on drop_stream
 create table if not exists pgqueue.schedules (
     stream_id  int         not null,
     name       text        not null,
@@ -26,6 +27,7 @@ create table if not exists pgqueue.schedules (
 
 -- When the next schedule of a stream is due, if it has any. Rows are never updated, as those of consumer_cursors: the
 -- newest version counts, and claims find it first, however many dead versions a long transaction elsewhere keeps.
+-- on drop_stream
 create table if not exists pgqueue.schedule_turns (
     stream_id int    not null,
     version   bigint not null,

@@ -1,4 +1,8 @@
 -- Spark's side. The checkpoint readers, one per checkpoint.
+-- on drop_consumer:
+--     delete from pgqueue.claims
+--     where reader in (select reader from pgqueue.readers where consumer_id = p_consumer_id);
+--     delete from pgqueue.readers where consumer_id = p_consumer_id;
 create table if not exists pgqueue.readers (
     reader      uuid        primary key,
     consumer_id int         not null,
@@ -21,6 +25,7 @@ create table if not exists pgqueue.readers (
 
 -- The numbers that tasks took to write messages with, and that are not published yet: one row per chunk, until all of
 -- it is published, or deleted by maintain(). A sink publishes or deletes only such messages.
+-- on clear_stream
 create table if not exists pgqueue.reservations (
     reservation_id bigint         generated always as identity primary key,
     stream_id      int            not null,
@@ -30,6 +35,7 @@ create table if not exists pgqueue.reservations (
 );
 
 -- The messages that were written and are not published yet; and the batches that were published.
+-- on clear_stream
 create table if not exists pgqueue.staged_chunks (
     staged_id     bigint         generated always as identity primary key,
     stream_id     int            not null,
@@ -52,6 +58,7 @@ create table if not exists pgqueue.staged_chunks (
 );
 create sequence if not exists pgqueue.write_numbers;
 
+-- on clear_stream
 create table if not exists pgqueue.sink_batches (
     sink          text        not null,
     stream_id     int         not null,      -- 0: several, by a column

@@ -45,6 +45,7 @@ create table if not exists pgqueue.bindings (
 
 -- Incarnations of streams that have ended: the database was restored, and numbers that were given out after that state
 -- are given out again.
+-- on drop_stream
 create table if not exists pgqueue.incarnations (
     incarnation      uuid        primary key,
     stream_id        int         not null,
@@ -97,6 +98,7 @@ create table if not exists pgqueue.dropped_streams (
 
 -- The publications: what became visible, when, and to which consumers. One id per publishing statement, and one part
 -- of it per priority and time.
+-- on clear_stream
 create table if not exists pgqueue.publications (
     publication_id bigint         not null,
     message_count  bigint         not null,
@@ -113,6 +115,7 @@ create table if not exists pgqueue.publications (
 
 -- Up to which id all publications of a stream are visible or dead, for all that look from now on. maintain() notes it,
 -- for consumers that begin somewhere.
+-- on drop_stream: delete from pgqueue.decided where stream_id = p_stream_id;  -- lock: decided
 create table if not exists pgqueue.decided (
     stream_id  int    primary key,
     below      bigint not null,  -- ids below it are
@@ -123,6 +126,7 @@ create table if not exists pgqueue.decided (
 -- The dedup keys of messages that were sent within the stream's dedup_window, or not long before, with the first
 -- message of each key. The table has the keys themselves, not hashes: with two keys of one hash, a message would be
 -- lost without a word.
+-- on clear_stream
 create table if not exists pgqueue.dedup_keys (
     stream_id int         not null,
     dedup_key text        collate "C" not null,

@@ -31,13 +31,7 @@ begin
         return false;
     end if;
     -- no other session needs these rows any more
-    delete from pgqueue.sink_batches where stream_id = p_stream_id;
-    delete from pgqueue.reservations where stream_id = p_stream_id;
-    delete from pgqueue.dedup_keys where stream_id = p_stream_id;
-    delete from pgqueue.staged_chunks where stream_id = p_stream_id;
-    delete from pgqueue.publications where stream_id = p_stream_id;
-    delete from pgqueue.archive_publications where stream_id = p_stream_id;
-    delete from pgqueue.archive_packs where stream_id = p_stream_id;
+    perform _pgqueue.on_clear_stream(p_stream_id);
     return true;
 end $$;
 

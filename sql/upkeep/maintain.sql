@@ -52,8 +52,7 @@ begin
                         ('old dedup keys', coalesce((v_keys -> 0)::bigint, 0)),
                         ('old history', coalesce((v_history -> 0)::bigint, 0));
     perform _pgqueue.chore('select 0 from _pgqueue.forget_sink_streams(($2 ->> 1)::interval)', null, v_ages);
-    perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
-    perform _pgqueue.chore('select 0 from _pgqueue.capture_partitions()');
+    perform _pgqueue.on_maintain();
     perform _pgqueue.chore('select 0 from _pgqueue.note_numbers($1::int), _pgqueue.note_decided($1::int)', id)
     from unnest(v_turn.o_ids) id;  -- before anything is trimmed
 
@@ -72,10 +71,7 @@ begin
         v_unfinished := coalesce((v_done -> 2)::bigint, 0);
         exit when v_unfinished > 0;
     end loop;
-    perform _pgqueue.chore('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
-    from (select distinct stream_id from pgqueue.schedules
-          where not paused and next_at <= clock_timestamp() and stream_id = any (v_turn.o_ids)) t;
-    perform _pgqueue.chore('select 0 from _pgqueue.forget_rooms()');
+    perform _pgqueue.on_maintained(v_turn.o_ids, p_staged_age);
     for v_stream_id in select stream_id from pgqueue.dropped_streams limit _pgqueue.limit_maintained() loop
         v_done := jsonb_build_array(v_stream_id);
         if (_pgqueue.chore('select to_jsonb(c) from _pgqueue.clear_dropped(($2 -> 0)::int) c', null, v_done))::boolean
@@ -83,9 +79,6 @@ begin
             perform _pgqueue.chore('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, v_done);
         end if;
     end loop;
-    perform _pgqueue.chore('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
-                           jsonb_build_array(w.write_no, w.staged_by))
-    from _pgqueue.left_table_writes(p_staged_age) w;
     -- the last chore, because it keeps locks of consumers
     perform _pgqueue.chore('select 0 from _pgqueue.tend_newest(($2 ->> 0)::interval)', null, v_ages);
     -- sometimes also when there is more to do: so that it need not be done for the others to have their turn

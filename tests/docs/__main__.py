@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
-from tests.docs import comments, options, sql, stub
+from tests.docs import comments, hooks, options, sql, stub
 from tests.endure import tally
 
 
@@ -16,6 +16,7 @@ def main() -> None:
     stub.FILE.write_text(stub.stub())
     options.PAGE.write_text(options.page(options.PAGE.read_text()))
     comments.FILE.write_text(comments.file())
+    hooks.FILE.write_text(hooks.file(hooks.FILE.read_text()))
     tally.write_page()
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-docs-") as folder,
@@ -24,7 +25,7 @@ def main() -> None:
     ):
         schema.install(conn)
         sql.PAGE.write_text(sql.page(conn))
-    for file in (stub.FILE, options.PAGE, comments.FILE, sql.PAGE, tally.PAGE):
+    for file in (stub.FILE, options.PAGE, comments.FILE, hooks.FILE, sql.PAGE, tally.PAGE):
         print(file)
 
 

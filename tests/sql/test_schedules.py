@@ -399,8 +399,12 @@ def test_consumers_look_only_while_their_stream_has_schedules(conn: Conn) -> Non
     assert one(conn, flags) == [False, True, True]
     value(conn, "drop_schedule", "s", "h")
     assert one(conn, flags) == [False, True, True]
+    value(conn, "pause_schedule", "s", "h2")
+    consumer(conn, "d")
+    value(conn, "resume_schedule", "s", "h2")
+    assert one(conn, flags) == [False, True, True, True]
     value(conn, "drop_schedule", "s", "h2")
-    assert one(conn, flags) == [False, False, False]
+    assert one(conn, flags) == [False, False, False, False]
     value(conn, "drop_stream", "s")
     assert one(conn, "select count(*) from pgqueue.schedule_turns") == 0
     value(conn, "create_stream", "s")

@@ -22,7 +22,7 @@ from spark_pgqueue.spark.options import (
     parse_table,
 )
 from spark_pgqueue.spark.options.checking import BATCH, STREAMING
-from tests.docs import comments, options, sql, stub
+from tests.docs import comments, hooks, options, sql, stub
 from tests.docs.headers import Item, parse
 from tests.endure import tally
 
@@ -87,6 +87,16 @@ def test_the_stub_of_the_client_for_asyncio_has_what_the_client_has():
 
 def test_the_comments_of_functions_are_the_first_sentences_of_their_headers():
     assert comments.FILE.read_text() == comments.file(), STALE
+
+
+def test_the_hooks_do_what_the_files_of_features_say():
+    text = hooks.FILE.read_text()
+    assert text == hooks.file(text), STALE
+
+
+def test_a_line_for_a_hook_that_there_is_not_is_refused():
+    with pytest.raises(LookupError, match="has no hook drop_stream"):
+        hooks.file(hooks.FILE.read_text().replace("-- on drop_stream\n", ""))
 
 
 def test_every_public_function_and_view_is_in_the_reference(conn):
