@@ -2,7 +2,8 @@
 #   make demo    the main job on real input   make test      a test or more of every promise
 #   make bench   beside plain Postgres, once  make test-all  those, then what takes longer
 #   make quick   each invariant, in 2 minutes
-#   make lint    code, types and prose        make compare  the queue beside others
+#   make lint    code, types and prose        make compare  the queue beside others, as in production, or
+#                                              ARGS=--laboratory
 #   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
 #   make docs    the pages that are generated from the code
 #   make site    all pages as a site, with a search, in build/site

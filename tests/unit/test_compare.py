@@ -21,7 +21,9 @@ from tests.benchmarks.compare.sides import Delivery, Ours
 from tests.benchmarks.server_cpu import ServerCpu, between, nanoseconds
 from tests.processes import wait_until
 
-TINY = Effort("tiny", rounds=1, seconds=0.05, share=0.005, held=0.4, wakes=3, thorough=False)
+TINY = Effort(
+    "tiny", rounds=1, seconds=0.05, share=0.005, held=0.4, rated=0.2, wakes=3, thorough=False
+)
 
 
 def run_tiny(url: str, *scenarios: str) -> Report:

@@ -20,6 +20,7 @@ from tests.benchmarks.compare.compare import FULL, QUICK, Compare, Effort
 from tests.benchmarks.compare.crew import Crew, connect
 from tests.benchmarks.compare.held import held
 from tests.benchmarks.compare.keys import keys
+from tests.benchmarks.compare.rate import rate
 from tests.benchmarks.compare.report import Report
 from tests.benchmarks.compare.send import send
 from tests.benchmarks.compare.steady import steady
@@ -28,29 +29,23 @@ from tests.benchmarks.harness import run, timed
 from tests.benchmarks.server_cpu import ServerCpu
 
 SCENARIOS: dict[str, Callable[[Compare], None]] = {
-    each.__name__: each for each in (send, backlog, steady, held, keys, wake)
+    each.__name__: each for each in (send, backlog, steady, rate, held, keys, wake)
 }
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tests/benchmarks/README.md"
 PICTURE = ROOT / "tests/benchmarks/compare.svg"
 OUT = ROOT / "build/compare"
 
-# Commits are synchronous, as they are by default, but the disk is not waited for unless one asks:
-# all would wait equally, and that hides the rest. Vacuum runs between measurements, never
-# meanwhile; checkpoints are rare.
-SETTINGS: dict[str, str | int] = {
-    "autovacuum": "off",
-    "checkpoint_timeout": "30min",
-    "jit": "off",
-    "max_wal_size": "8GB",
-    "shared_buffers": "1GB",
-}
+# As in production: commits wait for the disk, and autovacuum runs. In the laboratory no commit
+# waits, since all sides wait equally and that hides the rest, and vacuum runs between measurements.
+SETTINGS: dict[str, str | int] = {"jit": "off", "max_wal_size": "8GB", "shared_buffers": "1GB"}
+LABORATORY = {"fsync": "off", "autovacuum": "off", "checkpoint_timeout": "30min"}
 SHOWN = ("synchronous_commit", "fsync", "full_page_writes", "autovacuum")
 """Settings that a report names."""
 
 
 WHERE = "An empty database of a superuser, in place of a server made here."
-WAIT = "Let the server made here wait for the disk."
+APART = "Neither wait for the disk nor vacuum during a measurement."
 SHOW = "Measure nothing: put the figures of the last run into the page of figures, and its picture."
 
 
@@ -58,7 +53,7 @@ def main(
     scenario: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCENARIOS)}.")] = None,
     quick: Annotated[bool, typer.Option(help="Less of everything: a minute or two.")] = False,
     url: Annotated[str | None, typer.Option(help=WHERE)] = None,
-    fsync: Annotated[bool, typer.Option(help=WAIT)] = False,
+    laboratory: Annotated[bool, typer.Option(help=APART)] = False,
     out: Annotated[Path, typer.Option(help="Folder of JSON and picture.")] = OUT,
     readme: Annotated[bool, typer.Option(help=SHOW)] = False,
 ) -> None:
@@ -72,7 +67,7 @@ def main(
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the server is to stop too
     figures = Report()
-    with database(url, fsync) as where:
+    with database(url, laboratory) as where:
         compare(where, scenario or list(SCENARIOS), QUICK if quick else FULL, figures)
     for table in figures.tables():
         figures.console.print(table)
@@ -107,14 +102,14 @@ def compare(
 
 
 @contextmanager
-def database(url: str | None, fsync: bool) -> Iterator[str]:
+def database(url: str | None, laboratory: bool) -> Iterator[str]:
     """The given one, or that of an embedded server."""
     if url is not None:
         yield url
         return
     home = Path(tempfile.mkdtemp(prefix="pgqueue-compare-"))
     try:
-        settings = SETTINGS | {"fsync": "on" if fsync else "off"}
+        settings = SETTINGS | (LABORATORY if laboratory else {})
         with embedded.start(home / "postgres", settings=settings) as server:
             yield server.url
     finally:

@@ -12,7 +12,7 @@ from tests.benchmarks.compare.counts import Log
 from tests.benchmarks.compare.crew import Job, Seat
 from tests.benchmarks.compare.pgmq import Pgmq
 from tests.benchmarks.compare.rows import Rows, RowsByFunctions
-from tests.benchmarks.compare.sides import DIGITS, Ours, Side
+from tests.benchmarks.compare.sides import Ours, Side, number_of
 from tests.benchmarks.compare.storage import STORAGE, empty_storage, storage
 from tests.benchmarks.compare.work import Consume
 from tests.benchmarks.harness import alternate
@@ -122,7 +122,7 @@ class Prefetch:
             began = seat.begin()
             for message in queue.consume(self.side.name, "c0", prefetch=self.prefetch):
                 now = time.perf_counter()
-                log.deliveries.append((now, now, [int(str(message.data)[:DIGITS])]))
+                log.deliveries.append((now, now, [number_of(str(message.data))]))
                 log.messages += 1
             log.seconds = time.perf_counter() - began
         return log

@@ -28,6 +28,7 @@ class Effort:
         seconds: a turn.
         share: of the messages that a turn of a second has before it.
         held: seconds beside a held snapshot.
+        rated: seconds of messages at a fixed rate.
         wakes: how often a waiting worker is woken.
         thorough: all cases; else only some of those that differ in a number.
     """
@@ -37,6 +38,7 @@ class Effort:
     seconds: float
     share: float
     held: float
+    rated: float
     wakes: int
     thorough: bool = True
 
@@ -48,8 +50,8 @@ class Effort:
         return max(int(count * self.share), 20)
 
 
-FULL = Effort("full", rounds=3, seconds=0.6, share=1, held=20, wakes=40)
-QUICK = Effort("quick", rounds=1, seconds=0.2, share=0.3, held=3, wakes=10, thorough=False)
+FULL = Effort("full", rounds=3, seconds=0.6, share=1, held=20, rated=10, wakes=40)
+QUICK = Effort("quick", rounds=1, seconds=0.2, share=0.3, held=3, rated=3, wakes=10, thorough=False)
 
 
 @dataclass

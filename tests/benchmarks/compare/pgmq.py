@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import psycopg
 
-from tests.benchmarks.compare.sides import CHUNK, DIGITS, NUMBERED, Delivery
+from tests.benchmarks.compare.sides import CHUNK, NUMBERED, Delivery, number_of
 from tests.benchmarks.harness import run
 
 TIMEOUT = 30
@@ -15,9 +15,6 @@ TIMEOUT = 30
 
 GROUP = "x-pgmq-group"
 """The header that its FIFO goes by."""
-
-BEFORE = len('{"n": "')
-"""What jsonb, as text, has before the number."""
 
 COLUMNS = "msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers"
 MESSAGE = 5
@@ -33,7 +30,7 @@ SEND_BATCH_TOPIC = "select * from pgmq.send_batch_topic(routing_key=>%s::text, m
 
 FILL = f"""
 select count(*) from (
-    select array_agg(jsonb_build_object('n', data) order by i) as data,
+    select array_agg(data::jsonb order by i) as data,
            array_agg(jsonb_build_object('{GROUP}', key) order by i) as headers
     from ({NUMBERED}) n
 ) n cross join lateral pgmq.send_batch(%s, n.data"""
@@ -92,10 +89,10 @@ class Pgmq:
             run(conn, "select pgmq.drop_queue(queue_name=>%s)", (name,))
 
     def send(self, conn: psycopg.Connection, data: str, key: str | None) -> None:
-        run(conn, SEND, (queue(0), as_json(data)))
+        run(conn, SEND, (queue(0), data))
 
     def send_batch(self, conn: psycopg.Connection, data: list[str], keys: list[str]) -> None:
-        run(conn, SEND_BATCH, (queue(0), [as_json(each) for each in data]))
+        run(conn, SEND_BATCH, (queue(0), data))
 
     def fill(self, conn: psycopg.Connection, first: int, keys: list[str]) -> None:
         headers = ", n.headers)" if self.by_key else ")"
@@ -130,11 +127,10 @@ class PgmqTopic(Pgmq):
     consumers: int = 1
 
     def send(self, conn: psycopg.Connection, data: str, key: str | None) -> None:
-        run(conn, SEND_TOPIC, (topic(self.consumers), as_json(data)))
+        run(conn, SEND_TOPIC, (topic(self.consumers), data))
 
     def send_batch(self, conn: psycopg.Connection, data: list[str], keys: list[str]) -> None:
-        messages = [as_json(each) for each in data]
-        run(conn, SEND_BATCH_TOPIC, (topic(self.consumers), messages))
+        run(conn, SEND_BATCH_TOPIC, (topic(self.consumers), data))
 
 
 def queue(consumer: int) -> str:
@@ -145,11 +141,7 @@ def topic(consumers: int) -> str:
     return f"compare.{consumers}"
 
 
-def as_json(data: str) -> str:
-    return f'{{"n":"{data}"}}'
-
-
 def received(rows: list[tuple]) -> Delivery:
     """What was read; jsonb comes as text, since a worker's connection does not parse it."""
-    numbers = [int(row[MESSAGE][BEFORE : BEFORE + DIGITS]) for row in rows]
+    numbers = [number_of(row[MESSAGE]) for row in rows]
     return Delivery(numbers, [row[0] for row in rows])

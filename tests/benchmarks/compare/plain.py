@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from tests.benchmarks.compare.sides import DIGITS, Delivery
+from tests.benchmarks.compare.sides import BEFORE, DIGITS, Delivery
 from tests.benchmarks.harness import run
 
 TABLE = """
@@ -65,7 +65,8 @@ class Plain:
                 copy.write_row(row)
 
     def receive_rest(self, conn: psycopg.Connection, consumer: int) -> Delivery:
-        sql = f"select message_id, left(data, {DIGITS})::bigint from plain.{self.table}"
+        number = f"substr(data, {len(BEFORE) + 1}, {DIGITS})::bigint"
+        sql = f"select message_id, {number} from plain.{self.table}"
         rows = run(conn, sql)
         return Delivery([row[1] for row in rows], [row[0] for row in rows])
 

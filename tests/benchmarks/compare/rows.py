@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from tests.benchmarks.compare.sides import CHUNK, DIGITS, NUMBERED, Delivery
+from tests.benchmarks.compare.sides import CHUNK, NUMBERED, Delivery, number_of
 from tests.benchmarks.harness import run
 
 DATA = 2
@@ -191,7 +191,7 @@ class Rows:
         else:
             # The size stands in the statement: as a parameter it would be planned for as unknown.
             rows = run(conn, CLAIM.format(schema=self.schema, size=size), (consumer,))
-        numbers = [int(row[DATA][:DIGITS]) for row in rows]
+        numbers = [number_of(row[DATA]) for row in rows]
         return Delivery(numbers, [row[0] for row in rows])
 
     def receive_rest(self, conn: psycopg.Connection, consumer: int) -> Delivery:
@@ -275,7 +275,7 @@ class RowsByFunctions(Rows):
     ) -> Delivery:
         sql = f"select * from {self.schema}.receive(%s::text, %s::text, %s::int)"
         rows = run(conn, sql, (self.schema, f"c{consumer}", size))
-        numbers = [int(row[DATA][:DIGITS]) for row in rows]
+        numbers = [number_of(row[DATA]) for row in rows]
         counts = rows[0][3] if rows else 0
         return Delivery(numbers, ([row[0] for row in rows], counts))
 

@@ -1,12 +1,13 @@
 """What is compared: each side is one queue of one system, as its users call it.
 
 All through psycopg in autocommit, with prepared statements, from processes of their own, with the
-same durability. The payload has 200 characters and begins with the message's number, by which every
-delivery is counted.
+same durability. The payload is a JSON document of 1 kB, which begins with the message's number, by
+which every delivery is counted.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -18,21 +19,34 @@ from spark_pgqueue.postgres import schema
 from tests.benchmarks.harness import run
 
 DIGITS = 12
-LENGTH = 200
-FILLER = "x" * (LENGTH - DIGITS)
+BEFORE = '{"n": "'
+"""What stands before the number, also in the text of a jsonb: its shortest key comes first."""
+
+LINES = [
+    {"product": f"article {line:04}", "count": line % 7 + 1, "price": f"{line * 13 % 97}.99"}
+    for line in range(15)
+]
+AFTER = (
+    f'", "customer": {{"name": "Ada Lovelace", "country": "GB"}}, "lines": {json.dumps(LINES)}}}'
+)
 CHUNK = 10_000
 """Messages in a call of `fill`."""
 
 # From an array of keys; numbers count from the first parameter.
 NUMBERED = f"""
-select lpad((%s + i - 1)::text, {DIGITS}, '0') || '{FILLER}' as data, k as key, i
+select '{BEFORE}' || lpad((%s + i - 1)::text, {DIGITS}, '0') || '{AFTER}' as data, k as key, i
 from unnest(%s::text[]) with ordinality n (k, i)
 """
 
 
 def payload(number: int) -> str:
     """The payload of a message."""
-    return f"{number:0{DIGITS}}{FILLER}"
+    return f"{BEFORE}{number:0{DIGITS}}{AFTER}"
+
+
+def number_of(data: str) -> int:
+    """The number of a message, of its payload."""
+    return int(data[len(BEFORE) : len(BEFORE) + DIGITS])
 
 
 @dataclass
@@ -197,7 +211,7 @@ class Ours:
             rows = run(conn, RECEIVE, (self.name, f"c{consumer}", size))
         else:
             rows = run(conn, RECEIVE_AND_ACK, (self.name, f"c{consumer}", size, done.handle))
-        numbers = [int(row[DATA][:DIGITS]) for row in rows]
+        numbers = [number_of(row[DATA]) for row in rows]
         return Delivery(numbers, rows[0][0] if rows else None)
 
     def receive_rest(self, conn: psycopg.Connection, consumer: int) -> Delivery:

@@ -1,42 +1,33 @@
-"""Queues that are nearly empty: a message at a time, full load, and a thousand each second."""
+"""Queues that are nearly empty: a message at a time, and full load."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 
-import spark_pgqueue
-from spark_pgqueue.client.messages import Claim
 from tests.benchmarks.compare.compare import Compare
 from tests.benchmarks.compare.counts import CountError, Log, acknowledge
 from tests.benchmarks.compare.crew import Seat
 from tests.benchmarks.compare.pgmq import Pgmq
 from tests.benchmarks.compare.rows import Rows
-from tests.benchmarks.compare.sides import DIGITS, Ours, Side, payload
+from tests.benchmarks.compare.sides import Ours, Side, payload
 from tests.benchmarks.compare.storage import STORAGE, empty_storage, storage
 from tests.benchmarks.compare.work import Consume, Produce
 
 SCENARIO = "steady state, no backlog"
 FOR_EVER = 10**15
-WARM_UP = 5
-"""Messages that each worker handles before it is measured."""
-
 Figures = dict[tuple[str, str, bool], float]
 """Values by line, unit, and whether more is better."""
 
 
 def steady(compare: Compare) -> None:
-    """One worker that sends, receives and acknowledges; full load; a thousand messages a second."""
+    """One worker that sends, receives and acknowledges; full load."""
     ours: list[Side] = [Ours(), Ours("one call", one_call=True)]
     peers = compare.sides(Pgmq(), Rows())
     rounds(compare, [*ours, *peers], cycles)
     rounds(compare, [*ours, *peers], full_load)
-    waits: list[Side] = [Ours(), Ours(CLIENT)]
-    rounds(compare, [*waits, *peers], thousand)
 
 
 def rounds(compare: Compare, sides: list[Side], turn: Callable[[Compare, Side], Figures]) -> None:
@@ -110,31 +101,6 @@ def full_load(compare: Compare, side: Side) -> Figures:
     }
 
 
-def thousand(compare: Compare, side: Side) -> Figures:
-    """A producer of 1,000 messages a second, and two workers that wait as its users do.
-
-    Their sessions have done all this before: the first call of a function plans its statements.
-    """
-    count = compare.effort.messages(2000)
-    compare.fill(side, 2 * WARM_UP)
-    produce = Produce(side, 1, 60.0, count, per_second=1000, warm_up=2)
-    expected = 2 * WARM_UP + 2 + count
-    if isinstance(side, Ours) and side.variant == CLIENT:
-        consume = WaitingClient(side, expected)
-    else:
-        consume = Consume(side, 1, 60.0, expected, WARM_UP)
-    logs = compare.crew.run([consume, consume, produce])
-    compare.note_cpu(side, count, compare.crew.worked)
-    sent = [number for *_, numbers in logs[2].deliveries for number in numbers]
-    compare.settle(side, [*range(2 * WARM_UP), *sent], logs[:2])
-    late = sorted(latencies(logs[2:], logs[:2]))
-    line = "1,000/s, 2 workers: until received"
-    return {
-        (f"{line}, median", "ms", False): statistics.median(late) * 1e3,
-        (f"{line}, p99", "ms", False): late[int(len(late) * 0.99)] * 1e3,
-    }
-
-
 def latencies(producers: list[Log], workers: list[Log]) -> list[float]:
     """Seconds from the call of send to the message in a worker's hands."""
     sent = {n: began for log in producers for began, _, numbers in log.deliveries for n in numbers}
@@ -145,36 +111,3 @@ def latencies(producers: list[Log], workers: list[Log]) -> list[float]:
         for number in numbers
         if number in sent
     ]
-
-
-CLIENT = "the client waits"
-"""Of the name of our side, where a worker calls the Python client and waits by LISTEN."""
-
-
-@dataclass(frozen=True)
-class WaitingClient:
-    """A worker with the Python client."""
-
-    side: Side
-    expected: int
-
-    def __call__(self, seat: Seat) -> Log:
-        log = Log()
-        with spark_pgqueue.connect(seat.url) as queue:
-            wait = timedelta(milliseconds=100)
-            for _ in range(WARM_UP):
-                self._handle(seat, log, queue.receive(self.side.name, "c0", wait=wait))
-            seat.begin()
-            while sum(seat.counters) < self.expected:
-                self._handle(seat, log, queue.receive(self.side.name, "c0", wait=wait))
-        return log
-
-    def _handle(self, seat: Seat, log: Log, claim: Claim | None) -> None:
-        if claim is None:
-            return
-        now = time.perf_counter()
-        numbers = [int(str(each.data)[:DIGITS]) for each in claim.messages]
-        log.deliveries.append((now, now, numbers))
-        if claim.ack() != len(numbers):
-            raise CountError(f"{self.side.name}: {claim} was not acknowledged")
-        seat.count(len(numbers))

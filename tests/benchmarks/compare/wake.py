@@ -15,7 +15,7 @@ from tests.benchmarks.compare.compare import Compare
 from tests.benchmarks.compare.counts import CountError, Log, acknowledge
 from tests.benchmarks.compare.crew import Seat
 from tests.benchmarks.compare.pgmq import COLUMNS, TIMEOUT, Pgmq, queue, received
-from tests.benchmarks.compare.sides import DIGITS, Delivery, Ours, Side, payload
+from tests.benchmarks.compare.sides import Delivery, Ours, Side, number_of, payload
 from tests.benchmarks.harness import run
 
 SCENARIO = "wake-up of a waiting worker"
@@ -102,7 +102,7 @@ class Wait:
                 now = time.perf_counter()
                 if claim is None:
                     raise CountError(f"{self.side.name}: nothing came")
-                numbers = [int(str(each.data)[:DIGITS]) for each in claim.messages]
+                numbers = [number_of(str(each.data)) for each in claim.messages]
                 log.deliveries.append((now, now, numbers))
                 claim.ack()
         return log
@@ -133,7 +133,7 @@ class Wait:
         seat.begin()
         for notify in conn.notifies(timeout=PATIENCE, stop_after=self.count):
             now = time.perf_counter()
-            log.deliveries.append((now, now, [int(notify.payload[:DIGITS])]))
+            log.deliveries.append((now, now, [number_of(notify.payload)]))
         run(conn, "unlisten *")
         return log
 
