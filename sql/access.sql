@@ -81,8 +81,9 @@ as $$
         -- for the owner of the schema alone
         ('{create_roles}', null, '{caller}'),
         -- only called by the functions above
-        ('{_pgqueue.seen_runs, _pgqueue.seen_claims, _pgqueue.seen_claim, _pgqueue.first_held, _pgqueue.count_runs,
-            _pgqueue.failing}', null, '{probe, loop}'),
+        ('{_pgqueue.seen_runs, _pgqueue.seen_claims, _pgqueue.seen_claim, _pgqueue.first_held, _pgqueue.count_runs}',
+         null, '{probe, loop}'),
+        ('{_pgqueue.failing}', null, '{plan, probe, loop}'),
         ('{_pgqueue.seen_dead, _pgqueue.check_keys}', null, '{probe}'),
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
         ('{_pgqueue.first_of, _pgqueue.judge_keys}', null, '{plan, probe, loop}'),

@@ -310,7 +310,7 @@ def _admin(server: Server) -> psycopg.Connection:
 
 
 @pytest.fixture(scope="session")
-def spark_environment() -> None:
+def spark_environment(request: pytest.FixtureRequest) -> None:
     """What Spark needs to start quickly, also in a child process: a Java, and this very Python."""
     from tests import sessions
 
@@ -318,7 +318,8 @@ def spark_environment() -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # What a test of an error may have left here, and Spark's processes would take over.
     os.environ.pop("SPARK_HIDE_TRACEBACK", None)
-    os.environ.update(sessions.quick_start())
+    starts_many = request.config.getoption("markexpr") != "not longer"
+    os.environ.update(sessions.quick_start(archives=starts_many))
 
 
 @pytest.fixture(scope="session")

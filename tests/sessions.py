@@ -37,12 +37,15 @@ FEW_TASKS = "-Dspark.sql.shuffle.partitions=2"
 """An application that says nothing has two tasks in a shuffle, and not 200 almost empty ones."""
 
 
-def quick_start() -> dict[str, str]:
+def quick_start(archives: bool = True) -> dict[str, str]:
     """Variables that save most of Spark's time where each session is short.
 
     Spark's Python processes import PySpark from a zip in SPARK_HOME, and compile it whenever they
     start: in a home without that zip they import the PySpark that is installed. And Java maps the
     classes that a first session loaded, in place of loading them: half of a start is less.
+
+    Args:
+        archives: whether to let a session archive its classes, where none has yet: 40 s of CPU.
     """
     jars = Path(pyspark.__path__[0], "jars")
     used = f"{jars} {jars.stat().st_mtime_ns} {os.environ.get('JAVA_HOME')}"
@@ -55,7 +58,7 @@ def quick_start() -> dict[str, str]:
             with suppress(FileExistsError):
                 (home / part.name).symlink_to(part)
     classes = home / "classes.jsa"
-    if not classes.exists():
+    if archives and not classes.exists():
         _archive_classes(home, classes)
     mapped = f" -XX:SharedArchiveFile={classes} -Xlog:cds=off" if classes.exists() else ""
     return {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": f"{QUICK_JAVA} {FEW_TASKS}{mapped}"}
@@ -73,9 +76,10 @@ def _archive_classes(home: Path, classes: Path) -> None:
             cwd=Path(__file__).parents[1],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            check=True,
+            check=False,
         )
-        (part / "classes.jsa").rename(classes)
+        with suppress(FileNotFoundError):  # a Java without archives starts slowly
+            (part / "classes.jsa").rename(classes)
         shutil.rmtree(part)
 
 

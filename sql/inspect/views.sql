@@ -200,10 +200,12 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
     -- without a limit, and with Spark, a message that always fails never dies
-    cross join lateral _pgqueue.failing(
-        case when c.max_deliver_count is null
-                  or exists (select from pgqueue.readers r where r.consumer_id = c.consumer_id)
-             then c.consumer_id end) o
+    left join lateral (
+        select f.often, f.error
+        from (select c.consumer_id
+              where c.max_deliver_count is null
+                 or exists (select from pgqueue.readers r where r.consumer_id = c.consumer_id) offset 0) x
+        cross join lateral _pgqueue.failing(x.consumer_id) f) o on true
     cross join lateral (
         select case when w.o_estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog
                       or not w.o_estimated and t.backlog >= c.max_backlog then 'full'

@@ -23,9 +23,9 @@ from typing import Annotated
 
 import typer
 
-from tests.mutants.calls import Calls
+from tests.mutants.calls import ROOT, Calls
 from tests.mutants.faults import Fault, draw, name_of
-from tests.mutants.judging import ROOT, Copy, Verdict, found, keep
+from tests.mutants.judging import Copy, Verdict, found, keep
 
 RECORDS = ROOT / "build" / "mutants"
 
@@ -74,7 +74,7 @@ def main(
         def judged(fault: Fault) -> Verdict:
             copy = free.get()
             try:
-                tests = calls.of(fault.function, seconds)
+                tests = calls.of(fault, seconds)
                 if before := found().get(name_of(fault)):
                     tests = [before, *(test for test in tests if test != before)]
                 return copy.judge(fault, tests)

@@ -9,7 +9,9 @@ function has no test here, and `Calls` takes the tests of the functions that nam
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import os
 import re
 from collections import Counter, defaultdict
@@ -23,8 +25,9 @@ import pytest
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.mutants.faults import FUNCTION
+from tests.mutants.faults import FUNCTION, Fault
 
+ROOT = Path(__file__).parents[2]
 NOT_HERE = ("tests/mutants/", "tests/test_wheel.py", "tests/test_newcomers.py", "tests/notebooks/")
 """Tests that take another copy of the SQL, or all of it."""
 
@@ -91,6 +94,33 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(recorder)
 
 
+def words_of(text: str) -> set[str]:
+    """The names in a text, without the prefixes of arguments and variables."""
+    return {re.sub("^[pvo]_", "", word) for word in re.findall(r"[a-z]\w{3,}", text.lower())}
+
+
+class Words:
+    """The names in the source of tests, by the function's node id; and in their files."""
+
+    def __init__(self, tests: set[str]):
+        self._of: dict[str, set[str]] = {}
+        for file in {test.partition("::")[0] for test in tests}:
+            if (ROOT / file).is_file():
+                source = (ROOT / file).read_text()
+                self._of[file] = words_of(source)
+                for node in ast.walk(ast.parse(source)):
+                    if isinstance(node, ast.FunctionDef):
+                        segment = ast.get_source_segment(source, node) or ""
+                        self._of[f"{file}::{node.name}"] = words_of(segment)
+        self._tests = Counter(word for words in self._of.values() for word in words)
+
+    def weight(self, word: str, test: str) -> float:
+        """How much a name says for a test: more if few others have it, less if its file has it."""
+        rare = math.log(len(self._of) / max(self._tests[word], 1))
+        names, of_file = self._of.get(test, ()), self._of.get(test.partition("::")[0], ())
+        return rare * (1 if word in names else 0.3 if word in of_file else 0)
+
+
 class Calls:
     """Which tests call a function, from the records of a run."""
 
@@ -101,6 +131,7 @@ class Calls:
             for line in file.read_text().splitlines()
         ]
         self.seconds: dict[str, float] = {each["test"]: each["seconds"] for each in records}
+        self._words = Words({test.partition("[")[0] for test in self.seconds})
         self._tests: dict[str, set[str]] = defaultdict(set)
         for each in records:
             for function in each["calls"]:
@@ -116,18 +147,25 @@ class Calls:
             for called in re.findall(r"\b(?:_?pgqueue|pgmq)\.\w+(?=\s*\()", body):
                 self._callers[called].add(caller)
 
-    def of(self, function: str, seconds: float) -> list[str]:
-        """The tests that call a function, as many as take so long: first one of each, the shortest
-        first, then those with other parameters."""
-        order = sorted(self._tests_of(function), key=self.seconds.__getitem__)
+    def of(self, fault: Fault, seconds: float) -> list[str]:
+        """The tests that call the function of a fault, as many as take so long.
+
+        First one of each, and of these the short ones that name what the faulty line names; then
+        those with other parameters. Names that few tests have count more than those of many.
+        """
+        text = (schema.sql_directory() / fault.file).read_text()
+        line = text[text.rfind("\n", 0, fault.start) : text.find("\n", fault.end)]
+        words = words_of(line) | words_of(fault.function)
         seen = Counter[str]()
-        rank: dict[str, int] = {}
-        for test in order:
+        order: list[tuple[int, float, float, str]] = []
+        for test in sorted(self._tests_of(fault.function), key=self.seconds.__getitem__):
             bare = test.partition("[")[0]
-            rank[test] = seen[bare]
+            score = sum(self._words.weight(word, bare) for word in words)
+            took = self.seconds[test]
+            order.append((seen[bare], -score / math.sqrt(1 + took), took, test))
             seen[bare] += 1
-        tests = []
-        for test in sorted(order, key=rank.__getitem__):
+        tests: list[str] = []
+        for *_, test in sorted(order):
             if not test.startswith(NOT_HERE) and self.seconds[test] < seconds:
                 seconds -= self.seconds[test]
                 tests.append(test)

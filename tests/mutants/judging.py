@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from tests.mutants.calls import ROOT
 from tests.mutants.faults import Fault, name_of
 
-ROOT = Path(__file__).parents[2]
 FOUND = Path(__file__).with_name("found.json")
 SECONDS = 1800  # of the tests of one fault
 PATIENCE = 180  # seconds: a test that hangs is ended
@@ -35,15 +37,10 @@ class Verdict:
 class Copy:
     """A copy of the checkout, in which faults are planted and tests run."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
-        names = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
-        ).stdout.split("\0")
-        for name in filter(None, names):
-            if (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+    def __init__(self, folder: Path, patience: int = PATIENCE):
+        self._folder, self._patience = folder, patience
+        others = shutil.ignore_patterns(".*", "build", "dist", "__pycache__")
+        shutil.copytree(ROOT, folder, ignore=others, dirs_exist_ok=True)
 
     def judge(self, fault: Fault, tests: list[str]) -> Verdict:
         """Run tests on a fault until one fails that passes without it."""
@@ -69,7 +66,7 @@ class Copy:
         chosen.write_text("\n".join(names))
         environment = {**os.environ, "PYTHONPATH": str(self._folder)}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-m", ""]
-        command += [f"--timeout={PATIENCE}", "-p", "no:cacheprovider", f"@{chosen}"]
+        command += [f"--timeout={self._patience}", "-p", "no:cacheprovider", f"@{chosen}"]
         try:
             done = subprocess.run(
                 command, cwd=self._folder, env=environment, text=True, timeout=SECONDS,
@@ -77,7 +74,7 @@ class Copy:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return names[0]
-        if done.returncode == 0:
+        if done.returncode in (0, pytest.ExitCode.USAGE_ERROR):  # passed, or there is no such test
             return None
         lines = [line.split(" - ")[0] for line in done.stdout.splitlines()]
         failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
@@ -90,7 +87,9 @@ def found() -> dict[str, str]:
 
 
 def keep(verdict: Verdict) -> None:
-    """Keep which test found a fault."""
+    """Keep which test found a fault, and forget one that lives now."""
+    kept = found()
+    kept.pop(name := name_of(verdict.fault), None)
     if verdict.found_by is not None:
-        kept = {**found(), name_of(verdict.fault): verdict.found_by}
-        FOUND.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        kept[name] = verdict.found_by
+    FOUND.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")

@@ -184,6 +184,7 @@ NO_SCHEMAS: list[tuple[Any, str]] = [
     ("id decimal(2, 3)", "as word 4, '2', where a precision from 1 to 38"),
     ("id decimal(x)", "as word 4, 'x', where a precision and a scale"),
     ("id " + "array<" * 17 + "int" + ">" * 17, "after 16 levels, is expected"),
+    ("id " + "struct<a: " * 17 + "int" + ">" * 17, "after 16 levels, is expected"),
     ("a string, " * 1638 + "b string", "at most 16,384 characters, not 16388"),
     (5, "as word 1, '5', where the name of a column"),
     ({"type": "struct"}, "null for none, or columns in Spark's DDL"),

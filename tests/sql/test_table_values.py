@@ -151,7 +151,7 @@ _sinks = itertools.count(1)
     "shape",
     [
         "domain[]",
-        *(pytest.param(each, marks=pytest.mark.longer) for each in ("{}", "{}[]", "domain")),
+        *(pytest.param(each, marks=pytest.mark.longer) for each in ("{}", "domain")),
     ],
 )
 @pytest.mark.timeout(300)

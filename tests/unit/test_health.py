@@ -108,3 +108,18 @@ def test_every_face_shows_the_same_word(
     if reach is stuck:
         for command in (("top", "--count", "1"), ("stats",), ("consumer", "health")):
             assert " stuck" in CliRunner().invoke(app, [*command, "--url", url]).stdout, command
+
+
+def test_messages_that_fail_often_are_looked_for_only_where_no_limit_ends_them(
+    queue: Client, conn: psycopg.Connection
+) -> None:
+    """By a function that reads all runs: with a limit, statistics do not pay for it."""
+    queue.create_stream("s")
+    queue.create_consumer("s", "c")
+    conn.execute("set track_functions = 'all'")
+    for limit, expected in ((25, []), ("never", [(1,)])):
+        queue.alter_consumer("s", "c", {"max_deliver_count": limit})
+        conn.execute("select * from pgqueue.consumer_stats").fetchall()
+        conn.execute("select pg_stat_force_next_flush()")
+        calls = "select calls from pg_stat_user_functions where funcname = 'failing'"
+        assert conn.execute(calls).fetchall() == expected, limit

@@ -310,6 +310,9 @@ def test_actions_are_done_where_they_are_allowed(browser: Any, page: Any, queue:
     browser.find_element("name", "to").send_keys("tomorrow, maybe")
     press(browser, "Move it there", sure=True)
     wait(browser, lambda text: "not 'tomorrow, maybe'" in text)
+    assert browser.execute_script(f"return refresh().then(() => {{ {SEEN} }})").count("tomorrow"), (
+        "the figures that come after it do not take the answer away"
+    )
 
 
 # What the server refuses
