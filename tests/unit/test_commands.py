@@ -160,7 +160,6 @@ def test_commands_that_say_nothing_say_an_object(run: Run, queue: Client) -> Non
         schedule drop t n --yes | {"stream": "t", "schedule": "n", "dropped": true}
         capture t t | {"table": "t", "stream": "t"}
         release t t | {"table": "t", "stream": "t"}
-        import t | {"stream": "t", "sent": 0, "duplicates": 0}
         maintain --staged-age 2days |
         doctor |
         install |
