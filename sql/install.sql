@@ -34,6 +34,7 @@ set local check_function_bodies = off;
 \ir base/checks.sql
 \ir base/locks.sql
 \ir base/slots.sql
+\ir base/ways.sql
 \ir base/settings.sql
 \ir log/gaps.sql
 \ir log/trims.sql

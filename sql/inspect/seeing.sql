@@ -125,7 +125,8 @@ begin
                     then ', which is now: the next claim that finds too little ready makes it so' else '' end
             || v_history;
     end if;
-    if p_run.piece is null and (p_consumer.ordering <> 'none' or (p_consumer.by_key and o_state = 'waiting')) then
+    if p_run.piece is null
+       and (p_consumer.ordering <> 'none' or (_pgqueue.is_keyed(p_consumer.way) and o_state = 'waiting')) then
         if v_key is null and p_consumer.ordering = 'stream' then
             v_key := 0;
         elsif v_key is null then

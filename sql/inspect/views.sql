@@ -113,11 +113,14 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
     ) x
 $query$); end $view$;
 
--- One row per consumer: how it was created, and its settings that are not the default.
+-- One row per consumer: how it was created, and each of its settings: those that it was given, and those that have the
+-- default. A group has none.
 do $view$ begin perform _pgqueue.make_view('consumer_settings', $query$
     select c.stream_name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout,
-           c.created_at, c.paused, f.topic, f.condition, _pgqueue.settings_of('consumer', to_jsonb(c)) as settings
+           c.created_at, c.paused, f.topic, f.condition, s.o_given as settings,
+           case when c.partitions is null then s.o_defaults else '{}' end as defaults
     from pgqueue.consumers c left join pgqueue.consumer_filters f using (consumer_id)
+    cross join lateral _pgqueue.settings_of('consumer', to_jsonb(c)) s
 $query$); end $view$;
 
 -- One row per consumer. It sums over runs and publications, never over messages; estimate_new() gives the new ones.
@@ -277,8 +280,9 @@ do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
             from _pgqueue.message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
            (select sum(x.bytes)::bigint from _pgqueue.message_tables(s.stream_id) x) as bytes,
            (select count(*) from pgqueue.staged_chunks w where w.stream_id = s.stream_id) as staged_chunks,
-            n.last_seq, _pgqueue.settings_of('stream', to_jsonb(s)) as settings, n.sent
+            n.last_seq, g.o_given as settings, g.o_defaults as defaults, n.sent
     from pgqueue.streams s
+    cross join lateral _pgqueue.settings_of('stream', to_jsonb(s)) g
     cross join lateral (
         select l.last_seq, l.last_seq - s.passed_over as sent,
                coalesce((select r.message_count from pgqueue.trims r where r.stream_id = s.stream_id), 0) as trimmed
