@@ -114,6 +114,8 @@ _HIDDEN = {
         "ordering", "claims", "next_expiry", "skipped", "paused", "taken", "settled", "oldest_at",
         "oldest_claim_at",
     ),
+    client.ConsumerInfo: ("defaults",),
+    client.Stream: ("defaults",),
     client.OpenClaim: ("query", "messages", "first_seq"),
     client.Schedule: ("key", "data", "headers", "priority", "consumers", "last_sent_at"),
 }  # fmt: skip

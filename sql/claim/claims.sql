@@ -375,8 +375,8 @@ begin
     return v_served;
 end $$;
 
--- Claims with the consumer's lock all that can be had; see claim. A small claim of a consumer that is simple has a slot:
--- of those that another claimer has just cut, or of new ones. Otherwise the caller records the claim.
+-- Claims with the consumer's lock all that can be had; see claim. A small claim of a simple consumer has a slot: of
+-- those that another claimer has just cut, or of new ones. Otherwise the caller records the claim.
 --   p_held  messages that the claim has already
 --   p_ack   a claim to acknowledge before; null: none
 --   p_where, p_look, p_seen  as of fill()

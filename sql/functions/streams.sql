@@ -19,7 +19,8 @@ language sql
 as $$
     update pgqueue.streams s
     set (given, notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
-      = (select _pgqueue.given_after(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window, n.schema,
+      = (select _pgqueue.given_after(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
+                n.schema,
                 case when p_settings ? 'schema' then _pgqueue.schema_path(_pgqueue.read_schema(n.schema))
                      else n.schema_path end
          from jsonb_populate_record(s, _pgqueue.stored_settings('stream', p_settings)) n)

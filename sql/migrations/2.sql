@@ -22,7 +22,7 @@ begin
     end loop;
     alter table pgqueue.streams add column publications_from bigint not null default 1;
     alter table pgqueue.servers add column database oid, add column files_since bigint;
-    -- Consumers and streams that exist keep their settings: what differs from the defaults of version 2 counts as given.
+    -- Consumers and streams that exist keep their settings: what differs from the defaults of version 2 is given.
     -- Groups have none. What others have of the setting ageing goes: they deliver by priority alone.
     alter table pgqueue.consumers
         drop column by_key, drop column limits_keys, drop column throttled, drop column special, drop column archives,

@@ -33,8 +33,8 @@ create table if not exists pgqueue.consumers (
     max_in_flight      int,                                      -- messages in open claims (throttle.sql); null: any
     rate_limit         int,                                      -- so many messages are delivered at most ...
     rate_interval      interval,                                 -- ... within any such time; null: any
-    -- How its messages are served. 'careful': claims have more to ask than what is ready, or acknowledgements more to do
-    -- than to forget; else 'simple'. And 'keyed': by key. base/ways.sql has what else functions ask.
+    -- How its messages are served. 'careful': claims have more to ask than what is ready, or acknowledgements more to
+    -- do than to forget; else 'simple'. And 'keyed': by key. base/ways.sql has what else functions ask.
     way                text        not null generated always as (
         case when partitions is not null or paused or scheduled or filtered or keep_history is not null or notify_done
                   or max_backlog is not null or per_key_capacity is not null or per_key_latest
