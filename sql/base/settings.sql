@@ -165,10 +165,7 @@ $$;
 -- The defaults of all settings, as they are stored.
 create or replace function _pgqueue.defaults(p_of_what text) returns jsonb
 language sql stable
-as $$
-    select _pgqueue.stored_settings(p_of_what, jsonb_object_agg(name, null))
-    from _pgqueue.settings() where of_what = p_of_what
-$$;
+as $$ select jsonb_object_agg(name, default_value) from _pgqueue.settings() where of_what = p_of_what $$;
 
 -- The settings of a row that have an older default, each with null, which sets it to the default.
 --   p_row  of pgqueue.consumers or pgqueue.streams; p_with_defaults: the same with the default of each setting

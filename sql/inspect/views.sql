@@ -51,6 +51,15 @@ create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof p
 language sql stable
 as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
 
+-- The state of a run, as it is shown: what is not visible yet is delayed, also where a key or an order comes first.
+-- (The view message_states writes it out: a function that a view calls would not become a part of other queries.)
+create or replace function _pgqueue.shown_state(p_state text, p_not_visible_until timestamptz) returns text
+language sql volatile
+as $$
+    select case when p_state in ('ready', 'waiting') and p_not_visible_until > clock_timestamp() then 'delayed'
+                else p_state end
+$$;
+
 -- How many messages a consumer has in runs, by their state; the first of those that could be delivered now; and how
 -- many dead letters it has.
 create or replace function _pgqueue.count_runs(p_consumer_id int, out in_hand bigint, out oldest bigint,
@@ -61,13 +70,13 @@ as $$
     select coalesce(sum(message_count), 0),
            min(first_seq) filter (where state in ('unfiltered', 'ready', 'delayed') and not later),
            coalesce(sum(message_count) filter (where state = 'unfiltered'), 0),
-           coalesce(sum(message_count) filter (where state = 'ready' and not later), 0),
-           coalesce(sum(message_count) filter (where state = 'delayed' or (later and state in ('ready', 'waiting'))),
-                    0),
-           coalesce(sum(message_count) filter (where state = 'waiting' and not later), 0),
+           coalesce(sum(message_count) filter (where state = 'ready'), 0),
+           coalesce(sum(message_count) filter (where state = 'delayed'), 0),
+           coalesce(sum(message_count) filter (where state = 'waiting'), 0),
            coalesce(sum(message_count) filter (where state = 'claimed'), 0),
            (select coalesce(sum(message_count), 0) from pgqueue.dead_messages where consumer_id = p_consumer_id)
-    from (select message_count, first_seq, state, not_visible_until > clock_timestamp() is true as later
+    from (select message_count, first_seq, _pgqueue.shown_state(state, not_visible_until) as state,
+                 not_visible_until > clock_timestamp() is true as later
           from _pgqueue.runs_of(p_consumer_id)) m
 $$;
 
