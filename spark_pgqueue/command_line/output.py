@@ -180,7 +180,7 @@ def _cell(value: Any, name: str = "") -> str:
     if name == "seqs":  # pairs of first and last
         return ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in value)
     if isinstance(value, dict):
-        value = " ".join(f"{name}={each}" for name, each in value.items())
+        value = " ".join(f"{k}={'' if each is None else each}" for k, each in value.items())
     if isinstance(value, list):
         value = ", ".join(map(str, value))
     return "" if value is None else printable(str(value))
