@@ -34,6 +34,7 @@ set local check_function_bodies = off;
 \ir base/checks.sql
 \ir base/locks.sql
 \ir base/slots.sql
+\ir base/ways.sql
 \ir base/settings.sql
 \ir log/gaps.sql
 \ir log/trims.sql
@@ -119,7 +120,6 @@ set local check_function_bodies = off;
 \ir inspect/views.sql
 \ir inspect/seeing.sql
 \ir inspect/peeking.sql
-\ir inspect/export.sql
 \ir inspect/history.sql
 \ir inspect/scanning.sql
 \ir inspect/where.sql

@@ -4,6 +4,21 @@
 create or replace function pgqueue.schema_version() returns int language sql stable
 as $$ select max(version) from pgqueue.installed $$;
 
+-- Consumers and streams that were given no value of a setting have its default, also if this version has another one.
+do $$
+begin
+    perform _pgqueue.set_consumer(consumer_id, changed)
+    from pgqueue.consumers c
+    cross join lateral _pgqueue.changed_defaults(
+        to_jsonb(c), to_jsonb(jsonb_populate_record(c, _pgqueue.defaults('consumer')))) changed
+    where changed <> '{}';
+    perform _pgqueue.set_stream(stream_id, changed)
+    from pgqueue.streams s
+    cross join lateral _pgqueue.changed_defaults(
+        to_jsonb(s), to_jsonb(jsonb_populate_record(s, _pgqueue.defaults('stream')))) changed
+    where changed <> '{}';
+end $$;
+
 insert into pgqueue.installed (version) values (current_setting('pgqueue.version')::int) on conflict do nothing;
 
 -- Functions of earlier versions that this installation has neither made nor replaced would stay: a call may then find

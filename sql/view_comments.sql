@@ -42,7 +42,8 @@ begin
             ['visibility_timeout', 'how long a claim is held without being extended'],
             ['topic', 'the topic that the keys of its messages match; null: any key'],
             ['condition', 'the jsonpath that its messages pass; null: no condition'],
-            ['settings', 'all settings that differ from their defaults, by name']]),
+            ['settings', 'the settings that it was given, by name: they keep their values'],
+            ['defaults', 'its other settings, by name: they have their defaults, and follow them']]),
         ('dead_letters', 'One row per set of dead letters that died together: why, after how many deliveries, '
                          'and in which claim.', array[
             ['reason', 'a word such as rejected or expired, or the reason given to dead_letter()'],
@@ -170,7 +171,8 @@ begin
             ['bytes', 'bytes of its messages, with indexes'],
             ['staged_chunks', 'chunks of messages that Spark tasks have written and no batch has published yet'],
             ['last_seq', 'the last number that was given out'],
-            ['settings', 'settings that differ from their defaults, by name'],
+            ['settings', 'the settings that it was given, by name'],
+            ['defaults', 'its other settings, by name, with their defaults'],
             ['sent', 'numbers given out to senders in all, those of transactions that were rolled back too: two '
                      'looks give a rate; a crash or a promotion adds up to 32']]),
         ('captures', 'One row per table that is captured, with its stream.', array[

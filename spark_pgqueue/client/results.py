@@ -19,7 +19,8 @@ class Stream:
         messages: how many messages are stored, by the planner's estimate, or by what was sent.
         bytes: the size of the messages on disk.
         sent: how many messages were sent in all, also by transactions that were rolled back.
-        settings: the settings that are not the default, as `alter_stream` takes them.
+        settings: the settings that the stream was given, as `alter_stream` takes them.
+        defaults: its other settings, which have their defaults.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Stream:
     bytes: int
     sent: int
     settings: dict[str, Any]
+    defaults: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ class ConsumerInfo:
         paused: whether the consumer claims nothing until it is resumed.
         topic: the topic of the keys of its messages; None for all.
         where: a jsonpath that its messages pass; None for all.
-        settings: the settings that are not the default, as `alter_consumer` takes them.
+        settings: the settings that the consumer was given, as `alter_consumer` takes them.
+        defaults: its other settings, which have their defaults.
     """
 
     stream: str
@@ -189,6 +192,7 @@ class ConsumerInfo:
     topic: str | None
     where: str | None
     settings: dict[str, Any]
+    defaults: dict[str, Any]
 
 
 @dataclass(frozen=True)

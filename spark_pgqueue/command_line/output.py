@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import re
 import sys
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,11 +74,6 @@ def json_of_fields(fields: dict[str, Any]) -> str:
     return json.dumps(fields, default=_plain)
 
 
-def ascii_json(text: str) -> str:
-    """The same JSON in ASCII, which any terminal and any encoding can show."""
-    return re.sub(r"[^\x00-\x7e]", lambda found: json.dumps(found[0])[1:-1], text)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -120,6 +114,8 @@ _HIDDEN = {
         "ordering", "claims", "next_expiry", "skipped", "paused", "taken", "settled", "oldest_at",
         "oldest_claim_at",
     ),
+    client.ConsumerInfo: ("defaults",),
+    client.Stream: ("defaults",),
     client.OpenClaim: ("query", "messages", "first_seq"),
     client.Schedule: ("key", "data", "headers", "priority", "consumers", "last_sent_at"),
 }  # fmt: skip
@@ -184,7 +180,7 @@ def _cell(value: Any, name: str = "") -> str:
     if name == "seqs":  # pairs of first and last
         return ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in value)
     if isinstance(value, dict):
-        value = " ".join(f"{name}={each}" for name, each in value.items())
+        value = " ".join(f"{k}={'' if each is None else each}" for k, each in value.items())
     if isinstance(value, list):
         value = ", ".join(map(str, value))
     return "" if value is None else printable(str(value))

@@ -1,7 +1,9 @@
 -- Settings of consumers and streams, which can be changed while these are in use. One list has all of them.
 
--- The settings. Each is a column of pgqueue.consumers or pgqueue.streams with this name. The default of the column is
--- the one given here.
+-- The settings. Each is a column of pgqueue.consumers or pgqueue.streams with this name. The column given has the names
+-- of those that somebody has set: they keep their value. All others have the default of this list, also when a later
+-- version changes it: version.sql writes it into their columns, so that claims read them as they are. (No new default
+-- for fair, per_key_limit, per_key_interval and per_key_latest: these are changed while a consumer is paused.)
 --
 -- To add a setting: see sql/changing.md.
 --   type       integer, number, interval, boolean or schema; text: one of the choices
@@ -25,7 +27,6 @@ as $$
            ('consumer', 'max_in_flight',      'integer',  null, '1', '2147483647', null, null),
            ('consumer', 'rate_limit',         'integer',  null, '1', '2147483647', null, null),
            ('consumer', 'rate_interval',      'interval', null, '1 ms', _pgqueue.max_interval()::text, null, null),
-           ('consumer', 'ageing',             'interval', null, '1 us', _pgqueue.max_interval()::text, null, null),
            ('consumer', 'fair',               'boolean',  'false', null, null, null, null),
            ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null, null),
            ('consumer', 'per_key_capacity',   'integer',  null, '1', '2147483647', null, null),
@@ -48,16 +49,12 @@ language plpgsql stable
 as $$
 declare
     v_contradiction text := case
-        when p_consumer.partitions is not null then 'a group has no such settings: its messages are not claimed'
+        when p_consumer.partitions is not null and p_consumer.given <> '{}'
+            then 'a group has no such settings: its messages are not claimed'
         when p_consumer.ordering = 'stream'
-            and (p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
+             and _pgqueue.limits_keys(p_consumer)
             then 'with ordering=stream all keys are one line, so fair, per_key_limit and per_key_interval have '
                  'no meaning'
-        when p_consumer.ageing is not null
-             and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null
-                  or p_consumer.per_key_interval is not null)
-            then 'ageing is for priorities, which have no meaning with an ordering, fair, per_key_limit or '
-                 'per_key_interval'
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
             then 'per_key_capacity rejects messages, and on_full=drop_oldest accepts all: set one of them'
         when p_consumer.per_key_capacity is not null and p_consumer.per_key_latest
@@ -130,9 +127,8 @@ begin
     end if;
 end $$;
 
--- Checks each setting by itself. Returns the settings as they are stored: with the default in place of null, and null
--- in place of the word for none. Errors: PQ003.
-create or replace function _pgqueue.checked_settings(p_of_what text, p_settings jsonb) returns jsonb
+-- Raises PQ003 unless there are such settings, and each value is allowed.
+create or replace function _pgqueue.check_settings(p_of_what text, p_settings jsonb) returns void
 language plpgsql stable
 as $$
 declare
@@ -154,11 +150,40 @@ begin
                           from _pgqueue.settings() s where s.of_what = p_of_what);
     end if;
     perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
-    return (select coalesce(jsonb_object_agg(e.key, case when e.value = 'null' then to_jsonb(s.default_value)
-                                                         when e.value <> to_jsonb(s.no_value) is not false
-                                                         then e.value end), '{}')
-            from jsonb_each(p_settings) e join _pgqueue.settings() s on s.of_what = p_of_what and s.name = e.key);
 end $$;
+
+-- Settings as they are stored: with the default in place of null, and null in place of the word for none.
+create or replace function _pgqueue.stored_settings(p_of_what text, p_settings jsonb) returns jsonb
+language sql stable
+as $$
+    select coalesce(jsonb_object_agg(e.key, case when e.value = 'null' then to_jsonb(s.default_value)
+                                                 when e.value <> to_jsonb(s.no_value) is not false
+                                                 then e.value end), '{}')
+    from jsonb_each(p_settings) e join _pgqueue.settings() s on s.of_what = p_of_what and s.name = e.key
+$$;
+
+-- The defaults of all settings, as they are stored.
+create or replace function _pgqueue.defaults(p_of_what text) returns jsonb
+language sql stable
+as $$ select jsonb_object_agg(name, default_value) from _pgqueue.settings() where of_what = p_of_what $$;
+
+-- The settings of a row that have an older default, each with null, which sets it to the default.
+--   p_row  of pgqueue.consumers or pgqueue.streams; p_with_defaults: the same with the default of each setting
+create or replace function _pgqueue.changed_defaults(p_row jsonb, p_with_defaults jsonb) returns jsonb
+language sql immutable
+as $$
+    select coalesce(jsonb_object_agg(d.key, null), '{}')
+    from jsonb_each(p_with_defaults) d
+    where d.value <> p_row -> d.key and not p_row -> 'given' ? d.key
+$$;
+
+-- The column given after some settings were set, or set back to their default by null.
+create or replace function _pgqueue.given_after(p_given text[], p_settings jsonb) returns text[]
+language sql immutable
+as $$
+    select array(select g from unnest(p_given) g where not p_settings ? g
+                 union select key from jsonb_each(p_settings) where value <> 'null' order by 1)
+$$;
 
 -- The hint for a word that is none of some words: the nearest, if one is near, and all.
 create or replace function _pgqueue.is_it(p_word text, p_words text[]) returns text
@@ -200,17 +225,14 @@ as $$
     order by common::float8 / (length(w) + length(p_word)) desc, w limit 1))
 $$;
 
--- The settings of a consumer or stream that are not the default.
+-- The settings of a consumer or stream: those that somebody gave it, and all others, which have the default.
 --   p_row  its row of pgqueue.consumers or pgqueue.streams
-create or replace function _pgqueue.settings_of(p_of_what text, p_row jsonb) returns jsonb
+create or replace function _pgqueue.settings_of(p_of_what text, p_row jsonb, out o_given jsonb, out o_defaults jsonb)
 language sql stable
 as $$
-    select coalesce(jsonb_object_agg(s.name, coalesce(nullif(p_row -> s.name, 'null'), to_jsonb(s.no_value)))
-                    filter (where p_row -> s.name is distinct from d.row -> s.name), '{}')
+    select coalesce(jsonb_object_agg(s.name, v.value) filter (where p_row -> 'given' ? s.name), '{}'),
+           coalesce(jsonb_object_agg(s.name, v.value) filter (where not p_row -> 'given' ? s.name), '{}')
     from _pgqueue.settings() s
-    cross join (select case p_of_what when 'consumer' then to_jsonb(jsonb_populate_record(null::pgqueue.consumers, d))
-                                      else to_jsonb(jsonb_populate_record(null::pgqueue.streams, d)) end as row
-                from (select jsonb_object_agg(name, default_value) as d from _pgqueue.settings()
-                      where of_what = p_of_what) d) d
+    cross join lateral (select coalesce(nullif(p_row -> s.name, 'null'), to_jsonb(s.no_value)) as value) v
     where s.of_what = p_of_what
 $$;

@@ -62,7 +62,7 @@ begin
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
         o_cursor := _pgqueue.drop_oldest(p_consumer, o_cursor);
     end if;
-    if p_consumer.throttled then
+    if _pgqueue.is_throttled(p_consumer) then
         v_room := _pgqueue.room(p_consumer, o_cursor, p_claim_id, p_want, p_held);
         o_cursor := v_room.p_cursor;
         p_want := v_room.o_want;
@@ -85,11 +85,11 @@ begin
             exit when v_pass > 2 or o_count > 0;
             continue;
         end if;
-        if p_cuts and v_pass = 1 and not p_consumer.by_key and o_cursor.scan_from <> '{}' then
+        if p_cuts and v_pass = 1 and not _pgqueue.is_keyed(p_consumer.way) and o_cursor.scan_from <> '{}' then
             o_cursor := _pgqueue.cut(_pgqueue.raise_scan_from(o_cursor), p_want::int);
             exit when o_cursor.slots_until > '-infinity';
         end if;
-        if p_consumer.by_key then
+        if _pgqueue.is_keyed(p_consumer.way) then
             v_served := _pgqueue.serve_ordered(p_consumer, o_cursor, p_claim_id, p_want - o_count, o_count,
                                                p_cuts and o_count = 0);
             o_cursor := v_served.o_cursor;
@@ -99,8 +99,7 @@ begin
             for v_try in 0..5 loop
                 if p_where is null then
                     v_served := _pgqueue.serve_ready(
-                        p_consumer.consumer_id, _pgqueue.by_age(p_consumer, o_cursor.scan_from), p_claim_id,
-                        p_want - o_count, p_want, o_count);
+                        p_consumer.consumer_id, o_cursor.scan_from, p_claim_id, p_want - o_count, p_want, o_count);
                 else
                     v_look := _pgqueue.serve_matching(p_consumer, o_cursor, p_claim_id, p_where, p_want, p_look,
                                                       p_seen, true);
@@ -123,7 +122,7 @@ begin
             exit when o_count > 0 or not o_cursor.take_was_cut;
             -- the claim has looked at enough messages that wait, or are for others: the next claim goes on
             exit when v_pass > 2
-                and (p_consumer.by_key or p_consumer.filtered
+                and (_pgqueue.is_keyed(p_consumer.way) or p_consumer.filtered
                      or o_cursor.next_publication - p_cursor.next_publication
                         >= _pgqueue.limit_take() * _pgqueue.limit_takes());
             -- stop if ready messages are left that another claim holds: a further take would bring later messages
@@ -131,7 +130,7 @@ begin
             exit when o_cursor.scan_from <> '{}';
         end if;
     end loop;
-    if p_consumer.throttled then
+    if _pgqueue.is_throttled(p_consumer) then
         o_cursor := _pgqueue.note_delivered(p_consumer, o_cursor, o_count - p_held);
     end if;
 end $$;
@@ -154,9 +153,9 @@ begin
     from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and p_reader is not null;
     insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
                                 message_count, remaining, owner, archive, reader, seqs, arrival_nos, lanes)
-    values (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, v_now, v_now + v_timeout, v_timeout, p_count,
-            p_count, current_setting('application_name'), p_consumer.archives, p_reader, v_set.seqs, v_set.arrival_nos,
-            v_set.lanes);
+    values (p_claim_id, p_consumer.consumer_id, _pgqueue.is_keyed(p_consumer.way), v_now, v_now + v_timeout, v_timeout,
+            p_count, p_count, current_setting('application_name'), _pgqueue.notes_ends(p_consumer), p_reader,
+            v_set.seqs, v_set.arrival_nos, v_set.lanes);
 end $$;
 
 -- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
@@ -188,7 +187,7 @@ begin
     -- (a row as one value: column by column costs twice as much)
     v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer;
     v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-    if v_consumer.special is not false then  -- (each question costs a little, and nearly all consumers need none)
+    if _pgqueue.is_simple(v_consumer.way) is not true then  -- (each question costs a little; nearly all need none)
         if v_consumer.consumer_id is null then
             v_consumer := _pgqueue.consumer(p_stream, p_consumer);  -- it raises, or somebody made it meanwhile
             v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
@@ -203,7 +202,8 @@ begin
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
         end if;
-        v_in_turn := v_consumer.per_key_interval is not null or v_consumer.throttled or v_consumer.per_key_latest
+        v_in_turn := v_consumer.per_key_interval is not null or v_consumer.per_key_latest
+            or _pgqueue.is_throttled(v_consumer)
             or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
     end if;
     if v_in_turn is not true then
@@ -213,10 +213,10 @@ begin
             if p_ack is not null then
                 v_acked := _pgqueue.ack(p_ack);
             end if;
-            if v_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
+            if _pgqueue.is_simple(v_consumer.way) and _pgqueue.need_not_look(v_cursor.slots_until)
                and (v_cursor.slots_size = p_max
-                    or (v_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
-                if v_consumer.by_key then
+                    or (_pgqueue.is_keyed(v_consumer.way) and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
+                if _pgqueue.is_keyed(v_consumer.way) then
                     v_slot := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max, v_timeout);
                 else
                     v_slot := _pgqueue.claim_slot(v_consumer.stream_id, v_cursor, p_max, v_timeout,
@@ -231,10 +231,10 @@ begin
                 v_next := true;
             end if;
             v_slots := _pgqueue.has_slots(v_cursor);
-            if v_slots and v_consumer.quick
-               and (v_next or (not v_consumer.by_key and p_max <= _pgqueue.limit_slice_size()))
+            if v_slots and _pgqueue.is_simple(v_consumer.way)
+               and (v_next or (not _pgqueue.is_keyed(v_consumer.way) and p_max <= _pgqueue.limit_slice_size()))
                and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor) then
-                if not v_consumer.by_key and (p_max > 1 or v_cursor.slots_size > 1) then
+                if not _pgqueue.is_keyed(v_consumer.way) and (p_max > 1 or v_cursor.slots_size > 1) then
                     v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
                     if v_slot.claim_id is not null then
                         return v_slot;
@@ -244,7 +244,7 @@ begin
             end if;
             v_claim.claim_id := _pgqueue.new_claim_id();
             v_claim.stream_id := v_consumer.stream_id;
-            if v_consumer.by_key then
+            if _pgqueue.is_keyed(v_consumer.way) then
                 v_quick := _pgqueue.claim_pieces(v_consumer, v_cursor, v_claim.claim_id, p_max);
             elsif v_slots is not true then
                 v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max, v_timeout);
@@ -261,7 +261,7 @@ begin
                 end if;
                 if not _pgqueue.try_lock_consumer(v_consumer.consumer_id) then
                     -- another claimer works on the line: the slots, or the ready messages, suffice
-                    if v_slots and v_consumer.quick and v_claim.message_count = 0 then
+                    if v_slots and _pgqueue.is_simple(v_consumer.way) and v_claim.message_count = 0 then
                         v_slot := _pgqueue.claim_a_slot(v_consumer, v_cursor, p_max, v_timeout);
                         if v_slot.claim_id is not null then
                             return v_slot;
@@ -270,8 +270,8 @@ begin
                     if v_claim.message_count = 0 then
                         v_quick := _pgqueue.serve_ready(
                             v_consumer.consumer_id,
-                            _pgqueue.by_age(v_consumer, (_pgqueue.cursor(v_consumer.consumer_id)).scan_from),
-                            v_claim.claim_id, p_max, case when not v_consumer.by_key then p_max end, 0);
+                            (_pgqueue.cursor(v_consumer.consumer_id)).scan_from,
+                            v_claim.claim_id, p_max, case when not _pgqueue.is_keyed(v_consumer.way) then p_max end, 0);
                         v_claim.message_count := v_quick.message_count;
                     end if;
                     if v_claim.message_count = 0 then
@@ -302,8 +302,9 @@ begin
         v_now := clock_timestamp();  -- after all waiting
         insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
                                     message_count, remaining, owner, archive)
-        values (v_claim.claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout,
-                v_claim.message_count, v_claim.message_count, current_setting('application_name'), v_consumer.archives);
+        values (v_claim.claim_id, v_consumer.consumer_id, _pgqueue.is_keyed(v_consumer.way), v_now, v_now + v_timeout,
+                v_timeout, v_claim.message_count, v_claim.message_count, current_setting('application_name'),
+                _pgqueue.notes_ends(v_consumer));
     end if;
     return v_claim;
 end $$;
@@ -351,10 +352,7 @@ begin
     if v_calm and _pgqueue.need_not_look(v_cursor.lease_probe) then
         if v_cursor.scan_from <> '{}'
            and (v_new.publication_id is null or _pgqueue.can_wait(p_consumer.stream_id, v_cursor)) then
-            if p_consumer.ageing is not null then
-                v_cursor.scan_from := _pgqueue.by_age(p_consumer, v_cursor.scan_from);
-            end if;
-            v_cuts := p_consumer.quick and p_max <= _pgqueue.limit_slice_size();
+            v_cuts := _pgqueue.is_simple(p_consumer.way) and p_max <= _pgqueue.limit_slice_size();
             v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max,
                                              case when not v_cuts then p_max end, 0);
             -- now and then the place where the line begins is stored anew, so that claims do not walk over all runs
@@ -366,7 +364,7 @@ begin
                 and random() * _pgqueue.limit_behind() >= v_served.runs;
         end if;
         if v_served.message_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
-            if p_consumer.quick and p_max <= _pgqueue.limit_slice_size() then
+            if _pgqueue.is_simple(p_consumer.way) and p_max <= _pgqueue.limit_slice_size() then
                 v_served := _pgqueue.claim_new_slot(p_consumer, v_cursor, v_new, p_claim_id, p_max, p_timeout);
             else
                 v_served := _pgqueue.claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
@@ -377,8 +375,8 @@ begin
     return v_served;
 end $$;
 
--- Claims with the consumer's lock all that can be had; see claim. A small claim of a consumer that is quick has a slot:
--- of those that another claimer has just cut, or of new ones. Otherwise the caller records the claim.
+-- Claims with the consumer's lock all that can be had; see claim. A small claim of a simple consumer has a slot: of
+-- those that another claimer has just cut, or of new ones. Otherwise the caller records the claim.
 --   p_held  messages that the claim has already
 --   p_ack   a claim to acknowledge before; null: none
 --   p_where, p_look, p_seen  as of fill()
@@ -395,7 +393,7 @@ declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_fill   record;
-    v_cuts   boolean := p_consumer.quick and p_held = 0 and p_where is null
+    v_cuts   boolean := _pgqueue.is_simple(p_consumer.way) and p_held = 0 and p_where is null
         and p_max <= _pgqueue.largest_piece(p_consumer);
     v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
     v_claim  pgqueue.claimed;
@@ -407,7 +405,7 @@ begin
     end if;
     perform _pgqueue.ack(p_ack) where p_ack is not null;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    if v_stored.slots_low is not null and not p_consumer.quick then  -- from before it had these settings
+    if v_stored.slots_low is not null and not _pgqueue.is_simple(p_consumer.way) then  -- older than its settings
         perform _pgqueue.without_slots(p_consumer.consumer_id);
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     end if;
@@ -421,7 +419,7 @@ begin
     loop
         v_cursor := v_stored;
         if v_cursor.slots_low is not null then
-            v_cursor := case when p_consumer.by_key
+            v_cursor := case when _pgqueue.is_keyed(p_consumer.way)
                                   and (p_held > 0 or (v_cuts and _pgqueue.slots_fit(v_cursor.slots_size, p_max)
                                                       and not _pgqueue.has_slot(v_cursor, p_max)))
                              then _pgqueue.raise_slots(v_cursor)  -- what is dealt now stands beside them

@@ -12,7 +12,7 @@ as $$
 declare
     v_until timestamptz;
 begin
-    if p_consumer.throttled and p_got_nothing and not p_consumer.paused then
+    if _pgqueue.is_throttled(p_consumer) and p_got_nothing and not p_consumer.paused then
         v_until := _pgqueue.throttled_until(p_consumer, p_cursor);
         if v_until is not null then
             return v_until;
@@ -27,13 +27,14 @@ begin
         -- it
         (select coalesce(m.not_visible_until, clock_timestamp())
          from unnest(p_cursor.scan_from) f cross join lateral _pgqueue.next_ready(p_consumer.consumer_id, f) m
-         where p_got_nothing and p_consumer.by_key and f.lane = 1 and m.run_ctid is not null
+         where p_got_nothing and _pgqueue.is_keyed(p_consumer.way) and f.lane = 1 and m.run_ctid is not null
            and not exists (select from pgqueue.pieces
                            where consumer_id = p_consumer.consumer_id and place >= p_cursor.pieces_from
                              and keys is null)),
         case when p_got_nothing
             and ((p_cursor.take_was_cut
-                  and (p_consumer.per_key_latest or (p_consumer.by_key and p_consumer.ordering <> 'stream')))
+                  and (p_consumer.per_key_latest
+                       or (_pgqueue.is_keyed(p_consumer.way) and p_consumer.ordering <> 'stream')))
                  or p_cursor.filter_from is not null)
              then clock_timestamp() end,
         case when p_consumer.scheduled then _pgqueue.on_due(p_consumer.stream_id) end,
@@ -80,7 +81,7 @@ begin
     if p_held = 0 and (p_short or not _pgqueue.need_not_look(v_cursor.lease_probe)) then
         v_cursor := _pgqueue.probe_leases(p_consumer, v_cursor);
     end if;
-    if not p_short or p_consumer.by_key then
+    if not p_short or _pgqueue.is_keyed(p_consumer.way) then
         v_cursor := _pgqueue.end_delays(p_consumer, v_cursor);
         v_cursor := _pgqueue.return_tokens(p_consumer, v_cursor);
     end if;
@@ -95,7 +96,7 @@ begin
             exit when not v_cursor.take_was_cut or (v_wanted <= 0 and not p_consumer.per_key_latest)
                 or (v_cursor.next_publication = v_before.next_publication and v_cursor.gaps = v_before.gaps
                     and v_before.filter_from is null)
-                or (p_consumer.judged and i >= _pgqueue.limit_filters());
+                or (_pgqueue.judges(p_consumer) and i >= _pgqueue.limit_filters());
         end loop;
     end if;
     return v_cursor;

@@ -1,4 +1,4 @@
--- Claims of slots (queue/slots.sql), for consumers that are quick: they have no special settings. A claim
+-- Claims of slots (queue/slots.sql), for consumers that are simple: they have no special settings. A claim
 -- of as many messages as a slot has is one update. When no slot is left, or something may come before the slots, a
 -- claim cuts new ones with the consumer's lock.
 
@@ -113,7 +113,7 @@ create or replace function _pgqueue.claim_a_slot(p_consumer pgqueue.consumers, p
 language plpgsql
 as $$
 begin
-    if not p_consumer.by_key then
+    if not _pgqueue.is_keyed(p_consumer.way) then
         return _pgqueue.claim_slot(p_consumer.stream_id, p_cursor, p_max, p_timeout);
     elsif _pgqueue.slots_fit(p_cursor.slots_size, p_max) then
         return _pgqueue.claim_slot_by_key(p_consumer.stream_id, p_cursor, p_max, p_timeout);

@@ -117,7 +117,7 @@ begin
     v_nobody.consumer_id := p_consumer.consumer_id;
     v_nobody.owner := current_setting('application_name');
     perform _pgqueue.note_done(v_nobody, v_gone + v_new.o_gone, v_count, greatest(v_most, v_away.o_most), null);
-    if p_consumer.by_key and v_gone <> '{}' then
+    if _pgqueue.is_keyed(p_consumer.way) and v_gone <> '{}' then
         perform _pgqueue.wake(p_consumer.stream_id);  -- the messages that waited for them
     end if;
     return v_count;

@@ -11,16 +11,14 @@ begin
     end if;
 end $$;
 
--- Stores settings that were checked.
+-- Stores settings that were checked; null sets one back to its default.
 -- Locks, until the caller commits: the consumer's row, which claims read all the same. Before it the stream's row, for
 -- settings that can make sends fail.
 create or replace function _pgqueue.set_consumer(p_consumer_id int, p_settings jsonb) returns void
 language plpgsql
 as $$
 declare
-    v_by_key   boolean;
-    v_capacity int;
-    v_latest   boolean;
+    v_before   pgqueue.consumers;
     v_consumer pgqueue.consumers;
 begin
     if p_settings = '{}' then
@@ -29,29 +27,28 @@ begin
     perform _pgqueue.lock_stream_for(p_settings, (select stream_id from pgqueue.consumers
                                                   where consumer_id = p_consumer_id));
     -- lock: settings
-    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
-    v_by_key := v_consumer.by_key;
-    v_capacity := v_consumer.per_key_capacity;
-    v_latest := v_consumer.per_key_latest;
-    v_consumer := jsonb_populate_record(v_consumer, p_settings);
+    select * into v_before from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
+    v_consumer := jsonb_populate_record(v_before, _pgqueue.stored_settings('consumer', p_settings));
+    v_consumer.given := _pgqueue.given_after(v_before.given, p_settings);
     perform _pgqueue.check_policies(v_consumer);
-    execute (select format('update pgqueue.consumers set %s where consumer_id = ($1).consumer_id',
+    execute (select format('update pgqueue.consumers set given = ($1).given, %s where consumer_id = ($1).consumer_id',
                            string_agg(format('%1$I = ($1).%1$I', k), ', '))
              from jsonb_object_keys(p_settings) k) using v_consumer;
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
-    if v_consumer.by_key <> v_by_key then
+    if _pgqueue.is_keyed(v_consumer.way) <> _pgqueue.is_keyed(v_before.way) then
         perform _pgqueue.change_lanes(v_consumer);
-    elsif p_settings ?| '{fair, per_key_limit, per_key_interval, per_key_burst}' and v_consumer.by_key then
+    elsif p_settings ?| '{fair, per_key_limit, per_key_interval, per_key_burst}'
+          and _pgqueue.is_keyed(v_consumer.way) then
         perform _pgqueue.change_limits(v_consumer);
     end if;
-    if v_consumer.per_key_latest <> v_latest then
+    if v_consumer.per_key_latest <> v_before.per_key_latest then
         perform _pgqueue.change_latest(v_consumer);
     end if;
     if p_settings ?| '{max_backlog, on_full}' then
         perform _pgqueue.limit_backlog(v_consumer);
     end if;
     if p_settings ? 'per_key_capacity' then
-        perform _pgqueue.limit_keys(v_consumer, v_capacity is null);
+        perform _pgqueue.limit_keys(v_consumer, v_before.per_key_capacity is null);
     end if;
 end $$;
 
@@ -79,9 +76,9 @@ create or replace function pgqueue.create_consumer(
 language plpgsql
 as $$
 declare
-    v_settings jsonb;
     v_stream   pgqueue.streams := _pgqueue.stream(p_stream);
     v_consumer pgqueue.consumers;
+    v_columns  text := (select string_agg(name, ', ') from _pgqueue.settings() where of_what = 'consumer');
     v_regex    text;
     v_filter   record;
     v_seen     record;
@@ -92,7 +89,7 @@ begin
         raise exception 'p_ordering is none, key or stream, not %', coalesce(quote_literal(p_ordering), 'null')
             using errcode = 'PQ003', column = 'p_ordering';
     end if;
-    v_settings := _pgqueue.checked_settings('consumer', p_settings);
+    perform _pgqueue.check_settings('consumer', p_settings);
     if p_topic is not null then
         v_regex := _pgqueue.topic_regex('p_topic', p_topic);
     end if;
@@ -101,18 +98,20 @@ begin
                                    _pgqueue.sequences_of(v_stream.stream_id) || '{consumers_consumer_id_seq}'::text[]);
     v_seen := _pgqueue.seen_from(v_stream.stream_id, p_start, 'p_start');
 
-    perform _pgqueue.lock_stream_for(v_settings, v_stream.stream_id);
+    perform _pgqueue.lock_stream_for(p_settings, v_stream.stream_id);
     v_consumer.consumer_id := _pgqueue.await(
         'the name of the consumer, or stream ' || quote_literal(p_stream),
         'with held as (select stream_id, name from pgqueue.streams '
         'where stream_id = $1 for key share), '  -- lock: stream
-        'made as (insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered) '
-        'select stream_id, name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean from held h '
+        'made as (insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered, ' || v_columns
+        || ') select h.stream_id, h.name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean, ' || v_columns
+        || ' from held h cross join jsonb_populate_record(null::pgqueue.consumers, $2 -> 3) '
         'where not exists (select from pgqueue.consumers c '  -- else it would take an id
         'where c.stream_id = h.stream_id and c.name = $2 ->> 0) '
         'on conflict do nothing returning consumer_id) '  -- lock: settings
         'select coalesce(max(consumer_id), 0) from made',
-        v_stream.stream_id, jsonb_build_array(p_name, p_ordering, p_topic is not null or p_where is not null))::int;
+        v_stream.stream_id, jsonb_build_array(p_name, p_ordering, p_topic is not null or p_where is not null,
+                                                 _pgqueue.defaults('consumer')))::int;
     if v_consumer.consumer_id = 0 then
         perform _pgqueue.stream(p_stream);  -- somebody may have dropped it meanwhile
         select * into v_consumer from pgqueue.consumers where stream_id = v_stream.stream_id and name = p_name;
@@ -135,14 +134,14 @@ begin
     if v_consumer.filtered then
         insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
     end if;
-    perform _pgqueue.set_consumer(v_consumer.consumer_id, v_settings);
+    perform _pgqueue.set_consumer(v_consumer.consumer_id, p_settings);
 
     v_cursor.consumer_id := v_consumer.consumer_id;
     v_cursor.gaps := '{}';
     v_cursor := _pgqueue.cursor_from(v_cursor, v_seen.o_seen, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut);
     insert into pgqueue.consumer_cursors (consumer_id, version, next_publication, gaps)
     values (v_consumer.consumer_id, 1, v_cursor.next_publication, v_cursor.gaps);
-    if v_settings ? 'per_key_capacity' then
+    if p_settings ? 'per_key_capacity' then
         perform _pgqueue.enter_keys(c) from pgqueue.consumers c where c.consumer_id = v_consumer.consumer_id;
     end if;
     return v_consumer.consumer_id;
@@ -151,17 +150,18 @@ end $$;
 -- Changes settings of a consumer while it is in use.
 -- The next claim, and the next failure of a message, go by the new settings. Open claims keep the visibility timeout
 -- that they were made with. The ordering and the filter cannot be changed, so they are no settings.
---   p_settings  an object with the new value of each setting; null: the default. base/settings.sql lists all settings
+--   p_settings  an object with the new value of each setting; null: the default, also that of later versions.
+--               base/settings.sql lists all settings
 -- Errors: PQ001, PQ002; PQ003 also when one setting contradicts another. Locks: other calls of this function; no claim.
 create or replace function pgqueue.alter_consumer(p_stream text, p_name text, p_settings jsonb) returns void
 language plpgsql
 as $$
 begin
+    perform _pgqueue.check_settings('consumer', p_settings);
     -- in tries: it may wait for runs of claims that are being made, and other claimers for the consumer
     perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
                            'select 0 from _pgqueue.set_consumer($1::int, $2)',
-                           (_pgqueue.consumer(p_stream, p_name)).consumer_id,
-                           _pgqueue.checked_settings('consumer', p_settings), p_try => interval '5 ms');
+                           (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_settings, p_try => interval '5 ms');
 end $$;
 
 -- Deletes a consumer, or a group, with all that it has not finished.

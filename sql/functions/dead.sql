@@ -89,7 +89,7 @@ begin
         v_run.state := case when v_consumer.per_key_latest
                               or (v_consumer.ordering <> 'none' and v_cursor.filter_from is not null) then 'unfiltered'
                             else 'ready' end;
-        v_run.lane := case when v_consumer.by_key then 1 else -v_dead.priority end;
+        v_run.lane := case when _pgqueue.is_keyed(v_consumer.way) then 1 else -v_dead.priority end;
         v_run.priority := v_dead.priority;
         v_run.deliver_count := v_dead.deliver_count;
         v_run.note := v_dead.note;

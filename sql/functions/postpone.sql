@@ -129,7 +129,7 @@ begin
     loop
         v_run.consumer_id := p_consumer.consumer_id;
         v_run.state := 'ready';
-        v_run.lane := case when p_consumer.by_key then 1 else -v_part.priority end;
+        v_run.lane := case when _pgqueue.is_keyed(p_consumer.way) then 1 else -v_part.priority end;
         v_run.priority := v_part.priority;
         v_run.deliver_count := 0;
         v_run.arrival_no := p_cursor.last_line_no;
@@ -197,7 +197,7 @@ begin
         if p_consumer.ordering = 'key' and v_run.key is not null then
             v_run.state := 'waiting';
             v_run.lane := 0;
-        elsif v_run.state <> 'unfiltered' and p_consumer.by_key then
+        elsif v_run.state <> 'unfiltered' and _pgqueue.is_keyed(p_consumer.way) then
             v_run.state := 'ready';
             v_run.lane := 1;
             v_run.line_no := v_run.arrival_no;

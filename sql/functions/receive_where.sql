@@ -29,7 +29,7 @@ begin
     perform _pgqueue.check_condition(p_where);
     if v_consumer.partitions is not null then
         perform _pgqueue.refuse_group(v_consumer);
-    elsif v_consumer.by_key then
+    elsif _pgqueue.is_keyed(v_consumer.way) then
         raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), and so nothing '
                         'out of its turn', quote_literal(p_consumer)
             using errcode = 'PQ006',
@@ -105,7 +105,7 @@ returns boolean
 language plpgsql
 as $$
 begin
-    return not p_consumer.throttled and not p_consumer.per_key_latest and _pgqueue.has_room(p_consumer)
+    return not _pgqueue.is_throttled(p_consumer) and not p_consumer.per_key_latest and _pgqueue.has_room(p_consumer)
         and p_cursor.scan_lanes_from is null
         and (not _pgqueue.has_slots(p_cursor) or _pgqueue.slots_are_next(p_consumer.stream_id, p_cursor))
         and _pgqueue.need_not_look(p_cursor.lease_probe)

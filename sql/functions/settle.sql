@@ -139,7 +139,8 @@ begin
                                 for update skip locked))  -- lock: run
         returning *
     loop
-        v_part := case when v_consumer.by_key then v_run.seqs else v_run.seqs * coalesce(v_set, v_run.seqs) end;
+        v_part := case when _pgqueue.is_keyed(v_consumer.way) then v_run.seqs
+                       else v_run.seqs * coalesce(v_set, v_run.seqs) end;
         perform _pgqueue.store_run(v_run, v_run.seqs - v_part);
         -- a delayed message is due now: the next claim makes it ready, or deals it, as any other
         v_run.not_visible_until := case when v_run.state = 'delayed' then v_now end;

@@ -13,16 +13,17 @@ begin
     return query select v_stream.stream_id, v_stream.kind;
 end $$;
 
--- Stores settings of a stream that were checked.
+-- Stores settings of a stream that were checked; null sets one back to its default.
 create or replace function _pgqueue.set_stream(p_stream_id int, p_settings jsonb) returns void
 language sql
 as $$
     update pgqueue.streams s
-    set (notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
-      = (select n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window, n.schema,
+    set (given, notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
+      = (select _pgqueue.given_after(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
+                n.schema,
                 case when p_settings ? 'schema' then _pgqueue.schema_path(_pgqueue.read_schema(n.schema))
                      else n.schema_path end
-         from jsonb_populate_record(s, p_settings) n)
+         from jsonb_populate_record(s, _pgqueue.stored_settings('stream', p_settings)) n)
     where s.stream_id = p_stream_id and p_settings <> '{}'
 $$;
 
@@ -58,23 +59,25 @@ returns int
 language plpgsql
 as $$
 declare
-    v_settings jsonb;
-    v_stream   pgqueue.streams;
+    v_stream  pgqueue.streams;
+    v_columns text := (select string_agg(name, ', ') from _pgqueue.settings() where of_what = 'stream');
 begin
     perform _pgqueue.check_name('stream', p_name);
     if p_kind is null or p_kind not in ('text', 'json', 'binary') then
         raise exception 'p_kind is text, json or binary, not %', coalesce(quote_literal(p_kind), 'null')
             using errcode = 'PQ003', column = 'p_kind';
     end if;
-    v_settings := _pgqueue.checked_settings('stream', p_settings);
-    perform _pgqueue.check_schema(p_kind, null, v_settings);
+    perform _pgqueue.check_settings('stream', p_settings);
+    perform _pgqueue.check_schema(p_kind, null, p_settings);
     perform _pgqueue.check_numbers('streams', '{streams_stream_id_seq}');
     v_stream.stream_id := _pgqueue.await(
         'the name of the stream',
-        'with made as (insert into pgqueue.streams (name, kind) select $2 ->> 0, $2 ->> 1 '
+        'with made as (insert into pgqueue.streams (name, kind, ' || v_columns || ') '
+        'select $2 ->> 0, $2 ->> 1, ' || v_columns || ' from jsonb_populate_record(null::pgqueue.streams, $2 -> 2) '
         'where not exists (select from pgqueue.streams where name = $2 ->> 0) '  -- else it would take an id
         'on conflict (name) do nothing returning stream_id) '  -- lock: stream
-        'select coalesce(max(stream_id), 0) from made', null, jsonb_build_array(p_name, p_kind))::int;
+        'select coalesce(max(stream_id), 0) from made', null,
+        jsonb_build_array(p_name, p_kind, _pgqueue.defaults('stream')))::int;
     if v_stream.stream_id = 0 then
         select * into v_stream from pgqueue.streams where name = p_name;
         if p_if_not_exists and v_stream.kind = p_kind then
@@ -83,7 +86,7 @@ begin
         raise exception 'stream % exists already, with kind %', quote_literal(p_name), v_stream.kind
             using errcode = 'PQ006';
     end if;
-    perform _pgqueue.set_stream(v_stream.stream_id, v_settings);
+    perform _pgqueue.set_stream(v_stream.stream_id, p_settings);
     perform _pgqueue.await('the table messages', 'select 0 from _pgqueue.make_tables($1::int, $2 ->> 0)',
                            v_stream.stream_id, jsonb_build_array(p_kind));
     perform _pgqueue.make_payloads(v_stream.stream_id);
@@ -126,7 +129,7 @@ end $$;
 
 -- Changes settings of a stream while it is in use.
 -- Messages that are sent from then on go by the new settings; messages that were sent stay as they are.
---   p_settings  an object with the new value of each setting; null: the default
+--   p_settings  an object with the new value of each setting; null: the default, also that of later versions
 --     notify            notify of each publication, when somebody waits. Commits that notify queue up for a lock of the
 --                       whole server: turn it off where that is too much, and readers find messages within their wait
 --     max_bytes         of a payload, 1 to 268,435,456; 16 MB by default
@@ -145,21 +148,22 @@ create or replace function pgqueue.alter_stream(p_stream text, p_settings jsonb)
 language plpgsql
 as $$
 declare
-    v_settings jsonb := _pgqueue.checked_settings('stream', p_settings);
-    v_stream   pgqueue.streams := _pgqueue.stream(p_stream);
-    v_other    text;
+    v_stream pgqueue.streams;
+    v_other  text;
 begin
-    if v_settings ?| '{max_bytes, max_header_bytes, schema}' then
+    perform _pgqueue.check_settings('stream', p_settings);
+    v_stream := _pgqueue.stream(p_stream);
+    if p_settings ?| '{max_bytes, max_header_bytes, schema}' then
         perform _pgqueue.lock_bindings();
     end if;
     perform _pgqueue.lock_stream(v_stream.stream_id);
     select * into v_stream from pgqueue.streams where stream_id = v_stream.stream_id;
-    perform _pgqueue.check_schema(v_stream.kind, v_stream.schema, v_settings);
-    v_stream := jsonb_populate_record(v_stream, v_settings);
+    perform _pgqueue.check_schema(v_stream.kind, v_stream.schema, p_settings);
+    v_stream := jsonb_populate_record(v_stream, _pgqueue.stored_settings('stream', p_settings));
     select s.name into v_other
     from pgqueue.bindings b
     join pgqueue.streams s on s.stream_id in (b.stream_id, b.to_stream_id) and s.stream_id <> v_stream.stream_id
-    where v_settings ?| '{max_bytes, max_header_bytes, schema}' and v_stream.stream_id in (b.stream_id, b.to_stream_id)
+    where p_settings ?| '{max_bytes, max_header_bytes, schema}' and v_stream.stream_id in (b.stream_id, b.to_stream_id)
       and case s.stream_id
                when b.to_stream_id
                then s.max_bytes < v_stream.max_bytes or s.max_header_bytes < v_stream.max_header_bytes
@@ -172,7 +176,7 @@ begin
                         'than is copied to it', quote_literal(p_stream), quote_literal(v_other)
             using errcode = 'PQ003', column = 'p_settings', hint = 'Change the limits of that one first.';
     end if;
-    perform _pgqueue.set_stream(v_stream.stream_id, v_settings);
+    perform _pgqueue.set_stream(v_stream.stream_id, p_settings);
 end $$;
 
 -- Returns the columns of a stream's schema, as Spark writes a schema in JSON: for StructType.fromJson, and from_json.

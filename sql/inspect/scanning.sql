@@ -69,11 +69,8 @@ begin
         select lower(g), upper(g), v_consumer.name, x.state, x.priority, x.deliver_count,
                _pgqueue.near(x.not_visible_until), x.owner,
                _pgqueue.near(x.lease_until), x.error
-        from (select case when m.state in ('ready', 'waiting') and m.not_visible_until > clock_timestamp()
-                          then 'delayed'
-                          else m.state end as state,
-                     m.priority, m.deliver_count, m.not_visible_until, l.owner, l.lease_until,
-                     m.note ->> 'error' as error, m.seqs
+        from (select _pgqueue.shown_state(m.state, m.not_visible_until) as state, m.priority, m.deliver_count,
+                     m.not_visible_until, l.owner, l.lease_until, m.note ->> 'error' as error, m.seqs
               from _pgqueue.runs_of(v_consumer.consumer_id) m left join lateral _pgqueue.claim_by(m.claim_id) l on true
               union all
               select 'new', p.priority, 0, p.deliver_at, null, null, null, range_agg(p.seqs) - v_kept

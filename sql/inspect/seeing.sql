@@ -102,9 +102,7 @@ declare
                            else '' end
                       || coalesce(': ' || (p_run.note ->> 'error'), '');
 begin
-    o_state := case when p_run.state in ('ready', 'waiting') and p_run.not_visible_until > clock_timestamp()
-                    then 'delayed'
-                    else p_run.state end;
+    o_state := _pgqueue.shown_state(p_run.state, p_run.not_visible_until);
     o_until := p_run.not_visible_until;
     if o_state = 'claimed' then
         select * into v_claim from _pgqueue.claim_by(p_run.claim_id);
@@ -125,7 +123,8 @@ begin
                     then ', which is now: the next claim that finds too little ready makes it so' else '' end
             || v_history;
     end if;
-    if p_run.piece is null and (p_consumer.ordering <> 'none' or (p_consumer.by_key and o_state = 'waiting')) then
+    if p_run.piece is null
+       and (p_consumer.ordering <> 'none' or (_pgqueue.is_keyed(p_consumer.way) and o_state = 'waiting')) then
         if v_key is null and p_consumer.ordering = 'stream' then
             v_key := 0;
         elsif v_key is null then
@@ -332,7 +331,7 @@ begin
     end if;
     return query execute format($q$
         with aside as (
-            select r.state = 'delayed' or r.not_visible_until > clock_timestamp() is true as later, r.key,
+            select _pgqueue.shown_state(r.state, r.not_visible_until) = 'delayed' as later, r.key,
                    r.message_count, r.first_seq, r.not_visible_until
             from (select * from pgqueue.consumer_messages where consumer_id = $1 and key is not null
                   union all

@@ -51,6 +51,15 @@ create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof p
 language sql stable
 as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
 
+-- The state of a run, as it is shown: what is not visible yet is delayed, also where a key or an order comes first.
+-- (The view message_states writes it out: a function that a view calls would not become a part of other queries.)
+create or replace function _pgqueue.shown_state(p_state text, p_not_visible_until timestamptz) returns text
+language sql volatile
+as $$
+    select case when p_state in ('ready', 'waiting') and p_not_visible_until > clock_timestamp() then 'delayed'
+                else p_state end
+$$;
+
 -- How many messages a consumer has in runs, by their state; the first of those that could be delivered now; and how
 -- many dead letters it has.
 create or replace function _pgqueue.count_runs(p_consumer_id int, out in_hand bigint, out oldest bigint,
@@ -61,13 +70,13 @@ as $$
     select coalesce(sum(message_count), 0),
            min(first_seq) filter (where state in ('unfiltered', 'ready', 'delayed') and not later),
            coalesce(sum(message_count) filter (where state = 'unfiltered'), 0),
-           coalesce(sum(message_count) filter (where state = 'ready' and not later), 0),
-           coalesce(sum(message_count) filter (where state = 'delayed' or (later and state in ('ready', 'waiting'))),
-                    0),
-           coalesce(sum(message_count) filter (where state = 'waiting' and not later), 0),
+           coalesce(sum(message_count) filter (where state = 'ready'), 0),
+           coalesce(sum(message_count) filter (where state = 'delayed'), 0),
+           coalesce(sum(message_count) filter (where state = 'waiting'), 0),
            coalesce(sum(message_count) filter (where state = 'claimed'), 0),
            (select coalesce(sum(message_count), 0) from pgqueue.dead_messages where consumer_id = p_consumer_id)
-    from (select message_count, first_seq, state, not_visible_until > clock_timestamp() is true as later
+    from (select message_count, first_seq, _pgqueue.shown_state(state, not_visible_until) as state,
+                 not_visible_until > clock_timestamp() is true as later
           from _pgqueue.runs_of(p_consumer_id)) m
 $$;
 
@@ -113,11 +122,14 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
     ) x
 $query$); end $view$;
 
--- One row per consumer: how it was created, and its settings that are not the default.
+-- One row per consumer: how it was created, and each of its settings: those that it was given, and those that have the
+-- default. A group has none.
 do $view$ begin perform _pgqueue.make_view('consumer_settings', $query$
     select c.stream_name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout,
-           c.created_at, c.paused, f.topic, f.condition, _pgqueue.settings_of('consumer', to_jsonb(c)) as settings
+           c.created_at, c.paused, f.topic, f.condition, s.o_given as settings,
+           case when c.partitions is null then s.o_defaults else '{}' end as defaults
     from pgqueue.consumers c left join pgqueue.consumer_filters f using (consumer_id)
+    cross join lateral _pgqueue.settings_of('consumer', to_jsonb(c)) s
 $query$); end $view$;
 
 -- One row per consumer. It sums over runs and publications, never over messages; estimate_new() gives the new ones.
@@ -277,8 +289,9 @@ do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
             from _pgqueue.message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
            (select sum(x.bytes)::bigint from _pgqueue.message_tables(s.stream_id) x) as bytes,
            (select count(*) from pgqueue.staged_chunks w where w.stream_id = s.stream_id) as staged_chunks,
-            n.last_seq, _pgqueue.settings_of('stream', to_jsonb(s)) as settings, n.sent
+            n.last_seq, g.o_given as settings, g.o_defaults as defaults, n.sent
     from pgqueue.streams s
+    cross join lateral _pgqueue.settings_of('stream', to_jsonb(s)) g
     cross join lateral (
         select l.last_seq, l.last_seq - s.passed_over as sent,
                coalesce((select r.message_count from pgqueue.trims r where r.stream_id = s.stream_id), 0) as trimmed

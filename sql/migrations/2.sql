@@ -22,10 +22,45 @@ begin
     end loop;
     alter table pgqueue.streams add column publications_from bigint not null default 1;
     alter table pgqueue.servers add column database oid, add column files_since bigint;
-    -- consumers that exist keep their settings; groups have none of these
+    -- Consumers and streams that exist keep their settings: what differs from the defaults of version 2 is given.
+    -- Groups have none. What others have of the setting ageing goes: they deliver by priority alone.
     alter table pgqueue.consumers
-        alter column max_deliver_count set default 25, alter column backoff set default 'exponential',
-        alter column backoff_jitter set default 0.2;
-    update pgqueue.consumers set max_deliver_count = default, backoff = default, backoff_jitter = default
+        drop column by_key, drop column limits_keys, drop column throttled, drop column special, drop column archives,
+        drop column quick, drop column judged, drop column ageing,
+        alter column max_deliver_count drop default, alter column visibility_timeout drop default,
+        alter column backoff drop default, alter column backoff_cap drop default,
+        alter column backoff_jitter drop default, alter column notify_done drop default,
+        alter column on_full drop default, alter column per_key_burst drop default,
+        alter column per_key_latest drop default, alter column fair drop default,
+        add column given text[] not null default '{}',
+        add column way text not null generated always as (
+            case when partitions is not null or paused or scheduled or filtered or keep_history is not null
+                      or notify_done or max_backlog is not null or per_key_capacity is not null or per_key_latest
+                      or per_key_interval is not null or (ordering <> 'none' and (per_key_limit is not null or fair))
+                      or max_in_flight is not null or rate_limit is not null
+                 then 'careful' else 'simple' end
+            || case when ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair
+                    then ' keyed' else '' end) stored;
+    update pgqueue.consumers set max_deliver_count = 25, backoff = 'exponential', backoff_jitter = 0.2
     where partitions is not null;
+    update pgqueue.consumers c
+    set given = array(
+        select n.key
+        from jsonb_each(to_jsonb(jsonb_populate_record(c,
+            '{"max_deliver_count": 25, "visibility_timeout": "30 s", "backoff": "exponential", "backoff_base": null,
+              "backoff_cap": "1 hour", "backoff_jitter": 0.2, "keep_history": null, "notify_done": false,
+              "max_backlog": null, "on_full": "reject", "per_key_limit": null, "per_key_capacity": null,
+              "per_key_interval": null, "per_key_burst": 1, "per_key_latest": false, "fair": false,
+              "max_in_flight": null, "rate_limit": null, "rate_interval": null}'))) n
+        where n.value <> to_jsonb(c) -> n.key order by n.key);
+    alter table pgqueue.streams
+        alter column notify drop default, alter column max_bytes drop default,
+        alter column max_header_bytes drop default, add column given text[] not null default '{}';
+    update pgqueue.streams s
+    set given = array(
+        select n.key
+        from jsonb_each(to_jsonb(jsonb_populate_record(s,
+            '{"notify": true, "max_bytes": 16777216, "max_header_bytes": 65536, "dedup_window": null,
+              "schema": null}'))) n
+        where n.value <> to_jsonb(s) -> n.key order by n.key);
 end $$;

@@ -60,7 +60,7 @@ returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 begin
-    if p_consumer.judged or p_first.deliver_at > clock_timestamp() or p_first.expires_at is not null
+    if _pgqueue.judges(p_consumer) or p_first.deliver_at > clock_timestamp() or p_first.expires_at is not null
        or not _pgqueue.is_for(p_first.consumers, p_consumer.consumer_id)
        or not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
         return null;
@@ -130,7 +130,7 @@ begin
 end $$;
 
 -- Takes the next publications and claims at most p_want of their messages at once, if start_taking() can, for a
--- consumer that is quick. The claim is a slot, p_claim_id with a last bit of 1. The messages behind it become slots.
+-- consumer that is simple. The claim is a slot, p_claim_id with a last bit of 1. The messages behind it become slots.
 --   p_cursor, p_first  as of claim_new()
 --   p_claim_id         the last that new_claim_id() gave this session
 -- Returns the claim's messages; 0 when nothing was done. Locks the consumer.

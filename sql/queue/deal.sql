@@ -126,7 +126,7 @@ begin
        and (v_closed.o_whole is not null
             or (v_closed.o_count = 0
                 and (p_consumer.ordering = 'stream'
-                     or (p_want >= _pgqueue.limit_whole() and not p_consumer.limits_keys
+                     or (p_want >= _pgqueue.limit_whole() and not _pgqueue.limits_keys(p_consumer)
                          and o_cursor.dealt_until < clock_timestamp()
                          and not _pgqueue.has_blocked_key(o_cursor))))) then
         if p_cuts and p_consumer.ordering = 'stream' then
@@ -146,7 +146,7 @@ begin
     end if;
 
     if not p_waiting
-       and (p_consumer.limits_keys or coalesce(cardinality(v_heads.keys), 0) < _pgqueue.limit_stock()) then
+       and (_pgqueue.limits_keys(p_consumer) or coalesce(cardinality(v_heads.keys), 0) < _pgqueue.limit_stock()) then
         v_runs := _pgqueue.line_front(
             p_consumer, o_cursor,
             case when p_consumer.fair then _pgqueue.limit_looks()
@@ -164,7 +164,7 @@ begin
     elsif o_looked > 0 then
         v_keyed := case when v_runs = '{}' then v_heads
                         else _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_runs)) end;
-        if p_consumer.limits_keys then
+        if _pgqueue.limits_keys(p_consumer) then
             v_keyed := _pgqueue.within_limits(p_consumer, o_cursor, v_keyed, v_size, v_now);
         end if;
         o_cursor := _pgqueue.store_pieces(p_consumer, o_cursor, v_keyed, v_size, null, v_now, p_cuts);

@@ -138,7 +138,7 @@ begin
     end if;
     perform _pgqueue.check_idle(p_consumer, 'a consumer with ordering=none begins or ceases to go by key (fair, '
                                             'per_key_limit, per_key_interval)');
-    if p_consumer.by_key then
+    if _pgqueue.is_keyed(p_consumer.way) then
         -- lock: run
         update pgqueue.consumer_messages set lane = 1, line_no = arrival_no
         where ctid = any (_pgqueue.unclaimed_places(p_consumer.consumer_id)) and state <> 'claimed';

@@ -6,7 +6,7 @@
 -- lock of the consumer, like the runs of a consumer with ordering=none. The table pieces has the keys of each piece,
 -- until the dealer finds that the piece is gone.
 --
--- For a small claim of a consumer that is quick, the dealer makes slots (queue/slots.sql) of pieces that were never
+-- For a small claim of a consumer that is simple, the dealer makes slots (queue/slots.sql) of pieces that were never
 -- delivered. Where each slot has one key, all that are dealt at once are one piece: it has a row for each key. A slot
 -- of a frequent key has all that was dealt of it, so many messages at a time: their acknowledgement lets the slot go on
 -- with the next ones. Nothing else does. Whoever makes a claim of the usual kind of a claimed slot, to let its messages
@@ -162,7 +162,7 @@ begin
                            from piece p join old o using (piece) where p.left_keys is not null) g
                      cross join lateral unnest(g.keys) k
                      where v_waits), '{}'),
-           p_consumer.limits_keys or exists (select from noted)
+           _pgqueue.limits_keys(p_consumer) or exists (select from noted)
     into o_count, o_whole, v_shrunk, o_cursor.pieces_from, o_cursor.freed_from, o_freed, v_twice
     from piece where piece not in (select piece from gone);
 

@@ -2,7 +2,7 @@
 -- line, and nothing that is ready comes before them. A claim of a free slot is one update of its row, without any lock
 -- but the row's. By key, slots are pieces, or parts of one (queue/pieces.sql).
 --
--- Slots by key stand beside pieces, and only where a consumer is quick. The alternative was to let pieces go. But a
+-- Slots by key stand beside pieces, and only where a consumer is simple. The alternative was to let pieces go. But a
 -- claimed slot that becomes a claim of the usual kind, as for a retry, still has to hold its keys: its row would stay,
 -- with the keys, until a dealer finds that the claim is gone. That is what a row of pieces is; and one such row serves
 -- all slots of a deal. Spark's readers, rates of keys, and claims of more than a slot need these rows, too.

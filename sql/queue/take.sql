@@ -88,10 +88,10 @@ begin
     end if;
     v_run.not_visible_until := case when v_first.deliver_at > clock_timestamp() then v_first.deliver_at end;
     v_run.consumer_id := p_consumer.consumer_id;
-    v_run.state := case when p_consumer.judged then 'unfiltered'
+    v_run.state := case when _pgqueue.judges(p_consumer) then 'unfiltered'
                         when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed'
                         else 'ready' end;
-    v_run.lane := case when p_consumer.by_key then 1 else -v_first.priority end;
+    v_run.lane := case when _pgqueue.is_keyed(p_consumer.way) then 1 else -v_first.priority end;
     v_run.priority := v_first.priority;
     v_run.deliver_count := 0;
     v_run.arrival_no := o_cursor.last_line_no;
@@ -192,9 +192,9 @@ begin
         insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count, arrival_no, line_no,
                                                first_seq, message_count, seqs, not_visible_until, note)
         select p_consumer.consumer_id,
-               case when p_consumer.judged then 'unfiltered'
+               case when _pgqueue.judges(p_consumer) then 'unfiltered'
                     when m.due is not null and p_consumer.ordering = 'none' then 'delayed' else 'ready' end,
-               case when p_consumer.by_key then 1 else -m.priority end,
+               case when _pgqueue.is_keyed(p_consumer.way) then 1 else -m.priority end,
                m.priority, 0, v_line_no, v_line_no, c.first_seq, c.message_count, c.seqs, m.due,
                case when m.expires_at is not null then _pgqueue.expiry(m.expires_at) end
         from merged m cross join kept k cross join lateral _pgqueue.split_set(m.seqs - k.seqs) c
@@ -225,7 +225,7 @@ declare
 begin
     if p_cursor.filter_from is null then
         v_taken := _pgqueue.take_runs(p_consumer, p_cursor, p_upto, p_limit);
-        if p_consumer.judged and (v_taken.o_cursor).last_line_no > p_cursor.last_line_no then
+        if _pgqueue.judges(p_consumer) and (v_taken.o_cursor).last_line_no > p_cursor.last_line_no then
             v_taken.o_cursor.filter_from := (v_taken.o_cursor).last_line_no;
             v_taken.o_cursor.take_was_cut := true;
         end if;

@@ -80,7 +80,7 @@ begin
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     if v_consumer.partitions is not null then
         perform _pgqueue.refuse_group(v_consumer);
-    elsif v_consumer.limits_keys then
+    elsif _pgqueue.limits_keys(v_consumer) then
         perform _pgqueue.refuse_limits(v_consumer);
     end if;
     if v_consumer.scheduled then
@@ -193,7 +193,7 @@ begin
     perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
     perform _pgqueue.own_consumer(p_consumer_id);
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
-    if v_consumer.limits_keys then
+    if _pgqueue.limits_keys(v_consumer) then
         perform _pgqueue.refuse_limits(v_consumer);
     end if;
     select * into v_reader from pgqueue.readers where reader = p_reader;

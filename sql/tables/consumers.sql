@@ -6,53 +6,43 @@ create table if not exists pgqueue.consumers (
     stream_name        text        not null,                     -- the stream's, so that claims look for no stream
     name               text        not null,
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
-    max_deliver_count  int         default 25 check (max_deliver_count > 0),  -- null: never, the setting's other word
-    visibility_timeout interval    not null default '30 s' check (visibility_timeout > interval '0'),
-    -- How the delay of a failed message grows: constant, linear or exponential. A null base is 0 if constant, else 1 s.
-    backoff            text        not null default 'exponential',
-    backoff_base       interval,
-    backoff_cap        interval    not null default '1 hour',
-    backoff_jitter     float8      not null default 0.2,
-    keep_history       interval,                                 -- how long acknowledgements are kept; null: not at all
-    notify_done        boolean     not null default false,       -- notify of what is acknowledged or dead
-    created_at         timestamptz not null default clock_timestamp(),
-    paused             boolean     not null default false,       -- it claims nothing
-    partitions         int,                                      -- of a group, see functions/groups.sql
     filtered           boolean     not null default false,       -- it gets only messages that pass its filter
+    partitions         int,                                      -- of a group, see functions/groups.sql
+    paused             boolean     not null default false,       -- it claims nothing
+    scheduled          boolean     not null default false,       -- its stream has schedules
+    created_at         timestamptz not null default clock_timestamp(),
+    -- The settings that somebody gave it, by name. All others have the default of base/settings.sql, and follow it.
+    given              text[]      not null default '{}',
+    max_deliver_count  int         check (max_deliver_count > 0),  -- null: never, the setting's other word
+    visibility_timeout interval    not null check (visibility_timeout > interval '0'),
+    -- How the delay of a failed message grows: constant, linear or exponential. A null base is 0 if constant, else 1 s.
+    backoff            text        not null,
+    backoff_base       interval,
+    backoff_cap        interval    not null,
+    backoff_jitter     float8      not null,
+    keep_history       interval,                                 -- how long acknowledgements are kept; null: not at all
+    notify_done        boolean     not null,                     -- notify of what is acknowledged or dead
     max_backlog        bigint,                                   -- messages before it (back_pressure.sql); null: any
-    on_full            text        not null default 'reject',    -- or drop_oldest
+    on_full            text        not null,                     -- reject or drop_oldest
     per_key_limit      int,                                      -- messages of a key that may be in flight; null: any
     per_key_capacity   int,                                      -- unfinished ones (key_capacity.sql); null: any
     per_key_interval   interval,                                 -- in each such time, of a key at most ...
-    per_key_burst      int         not null default 1,           -- ... so many are delivered; null interval: any
-    per_key_latest     boolean     not null default false,       -- of a key, only the newest waits (newest.sql)
-    fair               boolean     not null default false,       -- keys are served in turns
+    per_key_burst      int         not null,                     -- ... so many are delivered; null interval: any
+    per_key_latest     boolean     not null,                     -- of a key, only the newest waits (newest.sql)
+    fair               boolean     not null,                     -- keys are served in turns
     max_in_flight      int,                                      -- messages in open claims (throttle.sql); null: any
     rate_limit         int,                                      -- so many messages are delivered at most ...
     rate_interval      interval,                                 -- ... within any such time; null: any
-    ageing             interval,                                 -- to wait so long is worth a priority; null: never
-    -- whether it deals by key, and whether it has limits of keys
-    by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null
-                                                        or per_key_interval is not null or fair) stored,
-    limits_keys        boolean     generated always as (per_key_limit is not null or per_key_interval is not null
-                                                        or fair) stored,
-    throttled          boolean     generated always as (max_in_flight is not null or rate_limit is not null) stored,
-    scheduled          boolean     not null default false,       -- its stream has schedules
-    -- whether claims have more to ask than what is ready, and whether acknowledgements have more to do than to forget
-    special            boolean     generated always as (partitions is not null or paused or scheduled
-                                                        or max_backlog is not null or per_key_interval is not null
-                                                        or max_in_flight is not null or rate_limit is not null
-                                                        or per_key_latest) stored,
-    archives           boolean     generated always as (keep_history is not null or notify_done
-                                                        or per_key_capacity is not null) stored,
-    -- whether small claims of it are cut ahead (slots.sql)
-    quick              boolean     generated always as (
-        not (partitions is not null or paused or scheduled or max_backlog is not null
-             or (ordering <> 'none' and (per_key_limit is not null or fair)) or per_key_interval is not null
-             or max_in_flight is not null or rate_limit is not null or filtered or ageing is not null
-             or keep_history is not null or notify_done or per_key_capacity is not null or per_key_latest)) stored,
-    -- whether its messages are judged before they are ready: by its filter, or as the newest of their keys
-    judged             boolean     generated always as (filtered or per_key_latest) stored,
+    -- How its messages are served. 'careful': claims have more to ask than what is ready, or acknowledgements more to
+    -- do than to forget; else 'simple'. And 'keyed': by key. base/ways.sql has what else functions ask.
+    way                text        not null generated always as (
+        case when partitions is not null or paused or scheduled or filtered or keep_history is not null or notify_done
+                  or max_backlog is not null or per_key_capacity is not null or per_key_latest
+                  or per_key_interval is not null or (ordering <> 'none' and (per_key_limit is not null or fair))
+                  or max_in_flight is not null or rate_limit is not null
+             then 'careful' else 'simple' end
+        || case when ordering <> 'none' or per_key_limit is not null or per_key_interval is not null or fair
+                then ' keyed' else '' end) stored,
     unique (stream_id, name),
     unique (stream_name, name)
 );

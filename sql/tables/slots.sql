@@ -1,5 +1,5 @@
 -- Slots: messages that were cut ahead for small claims of a consumer without special settings
--- (consumers.quick). See queue/slots.sql.
+-- (consumers.way is simple). See queue/slots.sql.
 
 -- A slot has the messages of one claim, and is that claim once it has a token: nobody writes a row of claims for it.
 -- A claim changes no column that an index has. So each page keeps room for the second version of its rows.

@@ -9,10 +9,12 @@ create table if not exists pgqueue.streams (
     name       text        not null unique,
     kind       text        not null check (kind in ('text', 'json', 'binary')),
     -- notify waiting workers at each publication; off: they find it within their wait
-    notify     boolean     not null default true,
+    notify     boolean     not null,
     created_at timestamptz not null default clock_timestamp(),
-    max_bytes        int not null default 16777216, -- of a payload
-    max_header_bytes int not null default 65536,    -- of the headers of a message, as text
+    -- the settings that somebody gave it, by name, as of consumers
+    given            text[] not null default '{}',
+    max_bytes        int not null,    -- of a payload
+    max_header_bytes int not null,    -- of the headers of a message, as text
     -- of its numbers: offsets outside of the database say to which incarnation they belong
     incarnation      uuid not null default gen_random_uuid(),
     bound      boolean     not null default false, -- what is sent to it is copied to others, see bindings

@@ -123,7 +123,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
         ).fetchall()
         consumers[row.consumer_id] = Consumer(
             row.consumer_id, row.stream_id, row.ordering, cursors[0],
-            [tuple(f) for f in scan_from], max_ranges, row.partitions, row.by_key,
+            [tuple(f) for f in scan_from], max_ranges, row.partitions, "keyed" in row.way,
             row.per_key_limit, row.per_key_capacity, row.per_key_latest,
         )  # fmt: skip
     for place in cur.execute("select * from pgqueue.group_partitions").fetchall():

@@ -32,6 +32,45 @@ TAKEN_OVER = "the visibility timeout passed"
 AT_ONCE = {"max_deliver_count": "never", "backoff": "constant", "backoff_jitter": 0}
 """Settings by which what failed comes again at once, and for ever."""
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "consumer": {
+        "visibility_timeout": "00:01:00",
+        "max_deliver_count": "never",
+        "backoff": "linear",
+        "backoff_base": "00:00:02",
+        "backoff_cap": "02:00:00",
+        "backoff_jitter": 0.5,
+        "max_backlog": 1000,
+        "on_full": "drop_oldest",
+        "max_in_flight": 1000,
+        "rate_limit": 1000,
+        "rate_interval": "00:00:01",
+        "fair": True,
+        "per_key_limit": 1000,
+        "per_key_capacity": 1000,
+        "per_key_interval": "00:00:01",
+        "per_key_burst": 1000,
+        "per_key_latest": True,
+        "keep_history": "1 day",
+        "notify_done": True,
+    },
+    "stream": {
+        "notify": False,
+        "max_bytes": 1000,
+        "max_header_bytes": 1000,
+        "dedup_window": "1 day",
+        "schema": "id bigint",
+    },
+}
+"""A value of each setting that is not its default, as Postgres shows it."""
+
+NEEDS = {
+    "rate_limit": {"rate_interval": "00:00:01"},
+    "rate_interval": {"rate_limit": 1000},
+    "per_key_burst": {"per_key_interval": "00:00:01"},
+}
+"""Settings of a consumer that others need."""
+
 
 def call(conn: Conn, function: str, *args: Any, **named: Any) -> list[Any]:
     """Call a function, of the schema pgqueue if it has none; returns its rows as named tuples."""

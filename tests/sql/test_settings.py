@@ -11,6 +11,8 @@ from psycopg.types.json import Jsonb
 
 from tests.sql.queue import (
     AT_ONCE,
+    NEEDS,
+    SETTINGS,
     Conn,
     Session,
     call,
@@ -43,18 +45,60 @@ def settings_of(conn: Conn, name: str = "c") -> dict[str, Any]:
     return {name: each for name, each in found.items() if (name, each) not in AT_ONCE.items()}
 
 
-def test_the_defaults_in_the_list_are_those_of_a_new_consumer_and_stream(conn: Conn) -> None:
-    """Also of the columns, whose defaults are for consumers of older versions."""
-    consumer(conn, p_settings=None)
-    assert settings_of(conn) == {}
-    assert one(conn, "select settings from pgqueue.stream_stats") == {}
-    for of_what, table in (("consumer", "consumers"), ("stream", "streams")):
-        names = rows(conn, "select * from _pgqueue.settings() where of_what = %s", of_what)
-        for row in names:
-            alter_of = {"consumer": alter, "stream": alter_stream}[of_what]
-            before = one(conn, f"select to_jsonb(t) from pgqueue.{table} t")
-            alter_of(conn, {row.name: None})
-            assert one(conn, f"select to_jsonb(t) from pgqueue.{table} t") == before, row.name
+@pytest.mark.parametrize("of_what", SETTINGS)
+def test_each_setting_is_one_that_was_given_or_has_its_default(conn: Conn, of_what: str) -> None:
+    """A value that equals the default is given, too; null takes back what was given."""
+    value(conn, "create_stream", "j", "json")
+    value(conn, "create_consumer", "j", "c")
+    value(conn, "pause", "j", "c")  # or some could not be changed
+    look, change = {
+        "consumer": ("consumer_settings", "alter_consumer"),
+        "stream": ("stream_stats", "alter_stream"),
+    }[of_what]
+    names = ("j", "c")[: 1 + (of_what == "consumer")]
+
+    def shown() -> tuple[dict[str, Any], dict[str, Any]]:
+        (row,) = rows(conn, f"select settings, defaults from pgqueue.{look} where stream = 'j'")
+        return row.settings, row.defaults
+
+    def stored() -> Any:
+        return one(conn, f"select to_jsonb(t) from pgqueue.{of_what}s t where name = %s", names[-1])
+
+    before = stored()
+    given, defaults = shown()
+    listed = rows(conn, "select name from _pgqueue.settings() where of_what = %s", of_what)
+    assert (given, defaults.keys()) == ({}, {row.name for row in listed})
+    assert defaults.keys() == SETTINGS[of_what].keys(), "tests.sql.queue.SETTINGS has each setting"
+    for name, each in SETTINGS[of_what].items():
+        needed = NEEDS.get(name, {})
+        for new in (each, defaults[name]):
+            if new is not None:  # a default that is none can be had in one way alone
+                expected = needed | {name: new}
+                value(conn, change, *names, Jsonb(expected))
+                rest = {key: old for key, old in defaults.items() if key not in expected}
+                assert shown() == (expected, rest), name
+        value(conn, change, *names, Jsonb(dict.fromkeys([*needed, name])))
+        assert shown() == ({}, defaults), name
+        assert stored() == before, name
+
+
+def test_the_way_of_a_consumer_is_that_of_its_settings(conn: Conn) -> None:
+    """With each setting, in each order: a function that serves it asks nothing but this word."""
+    ways = {}
+    way = "select way from pgqueue.consumers where name = %s"
+    for ordering in ("none", "key"):
+        for name, each in SETTINGS["consumer"].items():
+            made = f"{ordering} {name}"
+            consumer(conn, made, ordering, p_settings=NEEDS.get(name, {}) | {name: each})
+            ways[ordering, name] = one(conn, way, made)
+    simple = {"visibility_timeout", "max_deliver_count", "on_full"}
+    simple |= {"backoff", "backoff_base", "backoff_cap", "backoff_jitter"}
+    of_keys = {"fair", "per_key_limit"}
+    rates = {"per_key_interval", "per_key_burst"}
+    for (ordering, name), way in ways.items():
+        calm = name in simple or (name in of_keys and ordering == "none")
+        keyed = ordering == "key" or name in of_keys | rates
+        assert way == ("simple" if calm else "careful") + " keyed" * keyed, (ordering, name)
 
 
 def test_the_next_failure_goes_by_the_new_max_deliver_count(conn: Conn) -> None:
@@ -135,6 +179,9 @@ def test_a_group_has_no_settings_of_claims(conn: Conn) -> None:
     value(conn, "create_group", "s", "g", 2)
     with pytest.raises(psycopg.Error, match="a group has no such settings"):
         alter(conn, {"max_deliver_count": 2}, "g")
+    alter(conn, {"max_deliver_count": None}, "g")
+    shown = rows(conn, "select settings, defaults from pgqueue.consumer_settings")
+    assert shown == [({}, {})]
 
 
 def test_what_is_sent_goes_by_the_streams_new_settings(conn: Conn) -> None:

@@ -15,17 +15,31 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import checker, clock, freeze, internals
 from tests.sql.catalogue import catalogue, offered
 from tests.sql.owing import assert_delivers, make_streams, owed, use
-from tests.sql.queue import ORDERINGS, Conn, acked, call, claim_of, one, seqs_of, value
+from tests.sql.queue import (
+    AT_ONCE,
+    NEEDS,
+    ORDERINGS,
+    SETTINGS,
+    Conn,
+    acked,
+    call,
+    claim_of,
+    one,
+    seqs_of,
+    value,
+)
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",
@@ -187,6 +201,95 @@ def use_more(conn: Conn) -> Callable[[], None]:
         assert one(conn, "select count(*) from pgqueue.dropped_streams") == 0
 
     return check
+
+
+def test_consumers_and_streams_of_the_first_version_keep_their_settings(empty_url: str) -> None:
+    """Those that nobody set, too, where the default has changed; new ones have the new default."""
+    with connection.connect(empty_url) as old:
+        install_released(old, 1)
+        for name in SETTINGS["stream"]:
+            value(old, "create_stream", name, "json")
+            value(old, "alter_stream", name, Jsonb({name: SETTINGS["stream"][name]}))
+        value(old, "create_stream", "s")
+        value(old, "create_group", "s", "group", 2)
+        given = {name: NEEDS.get(name, {}) | {name: v} for name, v in SETTINGS["consumer"].items()}
+        given["plain"] = {}
+        given["max_deliver_count"] = {"max_deliver_count": 3}  # "never" was no word of it
+        for name, settings in given.items():
+            value(old, "create_consumer", "s", name, p_settings=Jsonb(settings))
+        value(old, "create_consumer", "s", "aged", p_settings='{"ageing": "1 s"}')
+        sent = [value(old, "send", "s", "x", p_priority=each) for each in (0, 3, 0, 7, 5)]
+        held = call(old, "receive", "s", "aged", 1)
+        schema.install(old)
+        value(old, "create_consumer", "s", "new")
+        given |= {name: {"backoff": "constant"} for name in ("aged", "group")}
+        settings = {
+            row.consumer: row.settings
+            for row in internals.rows(old, "select * from pgqueue.consumer_settings")
+        }
+        expected = {name: AT_ONCE | each for name, each in given.items()}
+        assert settings == expected | {"group": {}, "new": {}}
+        for row in internals.rows(old, "select * from pgqueue.stream_stats"):
+            each = SETTINGS["stream"].get(row.stream)
+            assert row.settings == ({} if each is None else {row.stream: each})
+        left = [sent[4], sent[1], sent[0], sent[2]]
+        assert (seqs_of(held), acked(old, "s", "aged")) == ([sent[3]], left)
+        assert value(old, "ack", claim_of(held)) == 1
+
+
+CHANGED = [
+    [
+        *("visibility_timeout", "backoff", "backoff_base", "backoff_cap", "backoff_jitter"),
+        *("max_backlog", "on_full", "max_in_flight", "rate_limit", "rate_interval"),
+        *("keep_history", "notify_done"),
+    ],
+    ["per_key_capacity", "max_deliver_count", *SETTINGS["stream"]],
+]
+"""Settings whose defaults may change, together: all but those that need a pause of the consumer."""
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+def test_a_new_default_reaches_who_was_given_no_other_value(
+    changed: list[str], empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that it has not finished; and a value that was given stays, if it is the default."""
+    new = SETTINGS["consumer"] | {"max_deliver_count": 3} | SETTINGS["stream"]
+    folder = tmp_path / "sql"
+    shutil.copytree(schema.sql_directory(), folder)
+    with connection.connect(empty_url) as conn:
+        schema.install(conn)
+        own: dict[str, Any] = {}
+        for of_what, name, default in internals.rows(
+            conn, "select of_what, name, default_value from _pgqueue.settings()"
+        ):
+            if name in changed:
+                text = (folder / "base/settings.sql").read_text()
+                old = "null" if default is None else f"'{default}'"
+                line = rf"(\('{of_what}', +'{name}', +'\w+', +){old},"
+                text, found = re.subn(line, rf"\g<1>'{new[name]}',", text)
+                assert found == 1, name
+                (folder / "base/settings.sql").write_text(text)
+                if default is not None and of_what == "consumer":
+                    own[name] = default
+        value(conn, "create_stream", "s", "json")
+        value(conn, "create_group", "s", "group", 2)
+        for name, settings in (("plain", {}), ("own", own)):
+            value(conn, "create_consumer", "s", name, "earliest", p_settings=Jsonb(settings))
+        seqs = [value(conn, "send", "s", '{"id": 1}', p_key=key) for key in ("a", "b", None)]
+        shown = "select settings, defaults from pgqueue.consumer_settings where consumer = %s"
+        before = {name: conn.execute(shown, [name]).fetchone() for name in ("plain", "own")}
+        monkeypatch.setattr(schema, "sql_directory", lambda: folder)
+        schema.install(conn)
+        for name, (given, defaults) in ((n, b) for n, b in before.items() if b is not None):
+            now = {s: new[s] if s in changed else v for s, v in defaults.items()}
+            assert conn.execute(shown, [name]).fetchone() == (given, now), name
+        (given, now) = conn.execute(
+            "select settings, defaults from pgqueue.stream_stats"
+        ).fetchall()[0]
+        assert given == {}
+        assert {s: now[s] for s in now if s in changed} == {s: new[s] for s in now if s in changed}
+        checker.check(conn)
+        assert acked(conn, "s", "plain") == acked(conn, "s", "own") == seqs
 
 
 @pytest.mark.parametrize("version", freeze.released())

@@ -78,7 +78,8 @@ class ConsumerCalls(Calls):
         Args:
             stream: the stream's name.
             name: the consumer's name.
-            settings: the new value of each: a number, bool, str or timedelta; None for the default.
+            settings: the new value of each: a number, bool, str or timedelta; None for the default,
+                also that of later versions.
 
         Raises:
             PgQueueError: PQ003 an unknown setting, a value that is not allowed, or one that
@@ -111,7 +112,7 @@ class ConsumerCalls(Calls):
         self._must_exist(stream)
         return self._statements.rows(
             "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
-            " created_at, paused, topic, condition::text as where, settings"
+            " created_at, paused, topic, condition::text as where, settings, defaults"
             " from pgqueue.consumer_settings"
             " where stream = coalesce(%s::text, stream) order by stream, consumer",
             [stream],

@@ -92,8 +92,8 @@ class StreamCalls(Calls):
         [('orders', 'text', 2)]
         """
         return self._statements.rows(
-            "select stream as name, kind, created_at, consumers, messages, bytes, sent, settings"
-            " from pgqueue.stream_stats order by stream",
+            "select stream as name, kind, created_at, consumers, messages, bytes, sent, settings,"
+            " defaults from pgqueue.stream_stats order by stream",
             row_factory=class_row(Stream),
         )
 
