@@ -43,7 +43,7 @@ from tests.sql.queue import (
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",
-    2: "08ecb90980d74499fc39af8cc4d67b10181489514003bf26f6a28857843bbe2e",
+    2: "7863a0fad170cbfeb5a7e681530a16aff72942d7de9daea93557447757532cbd",
 }
 """SHA-256 of each file of `versions/`."""
 
