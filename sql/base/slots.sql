@@ -143,6 +143,14 @@ as $$
       and s.token = _pgqueue.token_in(p_claim_id)
 $$;
 
+-- Records claims of the usual kind: all their rows come from here.
+create or replace function _pgqueue.record_claims(p_claims pgqueue.claims[]) returns void
+language plpgsql
+as $$
+begin
+    insert into pgqueue.claims select * from unnest(p_claims);
+end $$;
+
 -- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. What they would have gone
 -- on with becomes runs that wait, or that are ready in the line.
 --   p_tids  where they are in their table: the caller has locked them; and the consumer, if it goes by key
@@ -151,18 +159,17 @@ create or replace function _pgqueue.promote(p_tids tid[]) returns bigint
 language plpgsql
 as $$
 declare
-    v_count bigint;
+    v_claims pgqueue.claims[];
 begin
     with gone as (
         delete from pgqueue.slots where ctid = any (p_tids) and token is not null returning *
     ), run as (
         insert into pgqueue.consumer_messages
         select r.* from gone g cross join lateral _pgqueue.runs_of_slot(g::pgqueue.slots) r
-    ), claim as (
-        insert into pgqueue.claims select (_pgqueue.claim_of(g::pgqueue.slots)).* from gone g
     )
-    select count(*) into v_count from gone;
-    return v_count;
+    select array_agg(_pgqueue.claim_of(g::pgqueue.slots)) into v_claims from gone g;
+    perform _pgqueue.record_claims(v_claims) where v_claims is not null;
+    return coalesce(cardinality(v_claims), 0);
 end $$;
 
 -- Makes a claim of the usual kind of the slot of an id, if it is still a slot. Returns how many it made.

@@ -1,5 +1,6 @@
--- Making a claim: quickly, from the ready messages (claim_pieces(), claim_quickly()); or in turn, with the consumer's
--- lock (claim_in_turn()): refresh() does the work that is due, and fill() gets the messages.
+-- Making a claim, from its beginning (begin_claim()) to its record. Without waiting, from slots and the ready messages
+-- (claim_unlocked()); or in turn, with the consumer's lock (claim_in_turn()): refresh() does the work that is due, and
+-- fill() gets the messages.
 
 -- Claims pieces that are ready, as long as nothing is due: that needs no lock of the consumer. Messages that were
 -- published meanwhile come after these pieces. Returns as claim_quickly(). Locks: the pieces.
@@ -136,176 +137,143 @@ begin
     end if;
 end $$;
 
--- Records a claim, of a checkpoint reader with the set that it has at first. The lease is computed here, after all
--- waiting.
---   p_reader  null: a worker's claim
-create or replace function _pgqueue.open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
-                                               p_visibility_timeout interval, p_reader uuid) returns void
-language plpgsql
-as $$
-declare
-    v_now     timestamptz := clock_timestamp();
-    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
-    v_set     record;
-begin
-    select range_agg(seqs) as seqs, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos,
-           array_agg(distinct lane) as lanes
-    into v_set
-    from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and p_reader is not null;
-    insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
-                                message_count, remaining, owner, archive, reader, seqs, arrival_nos, lanes)
-    values (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, v_now, v_now + v_timeout, v_timeout, p_count,
-            p_count, current_setting('application_name'), p_consumer.archives, p_reader, v_set.seqs, v_set.arrival_nos,
-            v_set.lanes);
-end $$;
-
 -- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
--- message_count is 0 or null when nothing was claimed, and then no row of claims was written. (More than 60 lines: to
--- call a function takes as long as most of the questions here, for each message that is claimed alone.)
+-- message_count is 0 or null when nothing was claimed, and then no row of claims was written.
 create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval,
                                           p_ack bigint)
 returns pgqueue.claimed
 language plpgsql
 as $$
 declare
-    v_consumer pgqueue.consumers;
+    v_consumer pgqueue.consumers := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
+    v_timeout  interval := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
+    v_in_turn  boolean := v_consumer.special and _pgqueue.claims_in_turn(v_consumer);
+    v_acked    bigint;  -- null: p_ack is still to be acknowledged
     v_claim    pgqueue.claimed;
-    v_in_turn  boolean;          -- the claim needs the consumer's lock
-    v_acked    bigint;           -- null: p_ack is still to be acknowledged
-    v_quick    pgqueue.served;
-    v_cursor   pgqueue.consumer_cursors;
-    v_slots    boolean;          -- the consumer has free slots, as far as is known
-    v_next     boolean;          -- they come next, and have the size that the claim wants
-    v_slot     pgqueue.claimed;
-    v_max      int;              -- claim_in_turn() may reach so many, as the quick claim ended at a suspect; or null
-    v_now      timestamptz;
-    v_timeout  interval;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' or p_max is null or p_max < 1
-       or p_visibility_timeout is not null then
-        perform _pgqueue.check_claim(p_max, p_visibility_timeout);
+    if v_consumer.paused then
+        perform _pgqueue.ack(p_ack) where p_ack is not null;
+        return null;
     end if;
-    -- (a row as one value: column by column costs twice as much)
-    v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer;
-    v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-    if v_consumer.special is not false then  -- (each question costs a little, and nearly all consumers need none)
-        if v_consumer.consumer_id is null then
-            v_consumer := _pgqueue.consumer(p_stream, p_consumer);  -- it raises, or somebody made it meanwhile
-            v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-        end if;
-        if v_consumer.partitions is not null then
-            perform _pgqueue.refuse_group(v_consumer);
-        end if;
-        if v_consumer.scheduled then
-            perform _pgqueue.run_schedules(v_consumer.stream_id);
-        end if;
-        if v_consumer.paused then
-            perform _pgqueue.ack(p_ack) where p_ack is not null;
-            return null;
-        end if;
-        v_in_turn := v_consumer.per_key_interval is not null or v_consumer.throttled or v_consumer.per_key_latest
-            or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
-    end if;
-    if v_in_turn is not true then
-        v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
-            order by c.version desc limit 1;
+    if not v_in_turn then
         begin
             if p_ack is not null then
                 v_acked := _pgqueue.ack(p_ack);
             end if;
-            if v_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
-               and (v_cursor.slots_size = p_max
-                    or (v_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
-                if v_consumer.by_key then
-                    v_slot := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max, v_timeout);
-                else
-                    v_slot := _pgqueue.claim_slot(v_consumer.stream_id, v_cursor, p_max, v_timeout,
-                                                  v_cursor.slots_priority);
-                    if (_pgqueue.place_in(v_slot.claim_id) - v_cursor.slots_more) & 1048575 < 524288 then
-                        perform _pgqueue.cut_ahead(v_cursor, p_max);
-                    end if;
-                end if;
-                if v_slot.claim_id is not null then
-                    return v_slot;
-                end if;
-                v_next := true;
-            end if;
-            v_slots := _pgqueue.has_slots(v_cursor);
-            if v_slots and v_consumer.quick
-               and (v_next or (not v_consumer.by_key and p_max <= _pgqueue.limit_slice_size()))
-               and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor) then
-                if not v_consumer.by_key and (p_max > 1 or v_cursor.slots_size > 1) then
-                    v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
-                    if v_slot.claim_id is not null then
-                        return v_slot;
-                    end if;
-                end if;
-                v_slots := _pgqueue.has_slot(v_cursor);
-            end if;
-            v_claim.claim_id := _pgqueue.new_claim_id();
-            v_claim.stream_id := v_consumer.stream_id;
-            if v_consumer.by_key then
-                v_quick := _pgqueue.claim_pieces(v_consumer, v_cursor, v_claim.claim_id, p_max);
-            elsif v_slots is not true then
-                v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max, v_timeout);
-                if v_quick.seqs is not null then
-                    return (v_claim.claim_id | 1, v_quick.message_count, v_claim.stream_id, v_quick.seqs,
-                            v_quick.priority);
-                end if;
-            end if;
-            v_claim.message_count := coalesce(v_quick.message_count, 0);
-            v_in_turn := v_quick.done is not true;
-            if v_in_turn then
-                if v_quick.ended then
-                    v_max := v_claim.message_count;
-                end if;
-                if not _pgqueue.try_lock_consumer(v_consumer.consumer_id) then
-                    -- another claimer works on the line: the slots, or the ready messages, suffice
-                    if v_slots and v_consumer.quick and v_claim.message_count = 0 then
-                        v_slot := _pgqueue.claim_a_slot(v_consumer, v_cursor, p_max, v_timeout);
-                        if v_slot.claim_id is not null then
-                            return v_slot;
-                        end if;
-                    end if;
-                    if v_claim.message_count = 0 then
-                        v_quick := _pgqueue.serve_ready(
-                            v_consumer.consumer_id,
-                            _pgqueue.by_age(v_consumer, (_pgqueue.cursor(v_consumer.consumer_id)).scan_from),
-                            v_claim.claim_id, p_max, case when not v_consumer.by_key then p_max end, 0);
-                        v_claim.message_count := v_quick.message_count;
-                    end if;
-                    if v_claim.message_count = 0 then
-                        raise exception using errcode = 'PQ099';
-                    end if;
-                    v_in_turn := false;
-                end if;
-            end if;
+            v_claim := _pgqueue.claim_unlocked(v_consumer, p_max, v_timeout);
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
             -- This unlocks the slots and the runs of other claims that it looked at, before it waits for the lock; and
             -- takes back the acknowledgement. The session that has the lock may come upon those rows, and wait for them
             -- although it skips locked ones, where Postgres follows a row to its last version.
             v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
+            v_in_turn := true;
         end;
     end if;
     if v_in_turn then
-        v_claim.claim_id := coalesce(v_claim.claim_id, _pgqueue.new_claim_id());
-        v_claim.stream_id := v_consumer.stream_id;
-        v_slot := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
-                                         coalesce(v_claim.message_count, 0), case when v_acked is null then p_ack end,
-                                         p_visibility_timeout);
-        if _pgqueue.is_slot(v_slot.claim_id) then
-            return v_slot;
-        end if;
-        v_claim.message_count := v_slot.message_count;
+        v_claim := _pgqueue.claim_in_turn(v_consumer, _pgqueue.new_claim_id(), p_max, 0,
+                                          case when v_acked is null then p_ack end, v_timeout);
     end if;
-    if v_claim.message_count > 0 then
-        v_now := clock_timestamp();  -- after all waiting
-        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
-                                    message_count, remaining, owner, archive)
-        values (v_claim.claim_id, v_consumer.consumer_id, v_consumer.by_key, v_now, v_now + v_timeout, v_timeout,
-                v_claim.message_count, v_claim.message_count, current_setting('application_name'), v_consumer.archives);
+    if v_claim.message_count > 0 and not _pgqueue.is_slot(v_claim.claim_id) then
+        perform _pgqueue.record_claim(v_consumer, v_claim.claim_id, v_claim.message_count, v_timeout);
     end if;
     return v_claim;
+end $$;
+
+-- Claims without waiting for the consumer's lock: a slot, or what is ready. If that does not suffice, and nobody has
+-- the lock, the claim goes on with it.
+-- Returns the claim; its message_count is 0 when there is nothing. Only that of a slot is recorded. Errors: PQ099 when
+-- there may be something for who waits for the lock: the caller has to let go of what this looked at.
+-- Locks: slots, runs; maybe the consumer.
+create or replace function _pgqueue.claim_unlocked(p_consumer pgqueue.consumers, p_max int, p_timeout interval)
+returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+    v_claim  pgqueue.claimed;
+    v_slots  boolean;         -- the consumer has free slots, as far as is known
+    v_next   boolean;         -- they come next, and have the size that the claim wants
+    v_served pgqueue.served;
+begin
+    v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = p_consumer.consumer_id
+        order by c.version desc limit 1;
+    if p_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
+       and (v_cursor.slots_size = p_max
+            or (p_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
+        if p_consumer.by_key then
+            v_claim := _pgqueue.claim_slot_by_key(p_consumer.stream_id, v_cursor, p_max, p_timeout);
+        else
+            v_claim := _pgqueue.claim_slot(p_consumer.stream_id, v_cursor, p_max, p_timeout, v_cursor.slots_priority);
+        end if;
+        if v_claim.claim_id is not null then
+            return v_claim;  -- the usual end: the next slot
+        end if;
+        v_next := true;
+    end if;
+    v_slots := _pgqueue.has_slots(v_cursor);
+    if v_slots and p_consumer.quick
+       and (v_next or (not p_consumer.by_key and p_max <= _pgqueue.limit_slice_size()))
+       and _pgqueue.slots_are_next(p_consumer.stream_id, v_cursor) then
+        if not p_consumer.by_key and (p_max > 1 or v_cursor.slots_size > 1) then
+            v_claim := _pgqueue.claim_of_slots(p_consumer.stream_id, v_cursor, p_max, p_timeout);
+            if v_claim.claim_id is not null then
+                return v_claim;  -- some slots, or a part of one
+            end if;
+        end if;
+        v_slots := _pgqueue.has_slot(v_cursor);
+    end if;
+    v_claim.claim_id := _pgqueue.new_claim_id();
+    v_claim.stream_id := p_consumer.stream_id;
+    if p_consumer.by_key then
+        v_served := _pgqueue.claim_pieces(p_consumer, v_cursor, v_claim.claim_id, p_max);
+    elsif v_slots is not true then
+        v_served := _pgqueue.claim_quickly(p_consumer, v_cursor, v_claim.claim_id, p_max, p_timeout);
+    end if;
+    v_claim.message_count := coalesce(v_served.message_count, 0);
+    if v_served.seqs is not null then
+        v_claim.claim_id := v_claim.claim_id | 1;
+        v_claim.seqs := v_served.seqs;
+        v_claim.priority := v_served.priority;
+    elsif v_served.done is not true then
+        return _pgqueue.claim_more(p_consumer, v_cursor, v_claim,
+                                   case when v_served.ended then v_claim.message_count::int else p_max end, p_timeout,
+                                   v_slots);
+    end if;
+    return v_claim;  -- that is all: what it wants, or all that there is
+end $$;
+
+-- Goes on with a claim for which the slots and what is ready did not suffice: with the consumer's lock, if nobody has
+-- it. Beside another claimer, who works on the line, slots of other sizes or ready messages suffice.
+--   p_max    messages that the claim is to reach
+--   p_slots  the consumer has free slots
+-- Returns, and raises, as claim_unlocked().
+create or replace function _pgqueue.claim_more(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                               p_claim pgqueue.claimed, p_max int, p_timeout interval, p_slots boolean)
+returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_slot pgqueue.claimed;
+begin
+    if _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+        return _pgqueue.claim_in_turn(p_consumer, p_claim.claim_id, p_max, p_claim.message_count, null, p_timeout);
+    elsif p_claim.message_count > 0 then
+        return p_claim;
+    end if;
+    if p_slots and p_consumer.quick then
+        v_slot := _pgqueue.claim_a_slot(p_consumer, p_cursor, p_max, p_timeout);
+        if v_slot.claim_id is not null then
+            return v_slot;
+        end if;
+    end if;
+    p_claim.message_count := (_pgqueue.serve_ready(
+        p_consumer.consumer_id,
+        _pgqueue.by_age(p_consumer, (_pgqueue.cursor(p_consumer.consumer_id)).scan_from), p_claim.claim_id, p_max,
+        case when not p_consumer.by_key then p_max end, 0)).message_count;
+    if p_claim.message_count = 0 then
+        raise exception using errcode = 'PQ099';
+    end if;
+    return p_claim;
 end $$;
 
 -- Claims for a consumer with ordering=none. A few probes tell the cases that nearly all claims are:
@@ -384,28 +352,27 @@ end $$;
 --   p_where, p_look, p_seen  as of fill()
 -- Returns the claim, and how many messages it has then: no more where another transaction keeps the lock.
 create or replace function _pgqueue.claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
-                                                  p_held bigint, p_ack bigint,
-                                                  p_visibility_timeout interval default null,
+                                                  p_held bigint, p_ack bigint, p_timeout interval,
                                                   p_where jsonpath default null, p_look int default null,
                                                   p_seen int8multirange default null)
 returns pgqueue.claimed
 language plpgsql
 as $$
 declare
+    v_locked boolean;
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_fill   record;
     v_cuts   boolean := p_consumer.quick and p_held = 0 and p_where is null
         and p_max <= _pgqueue.largest_piece(p_consumer);
-    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
     v_claim  pgqueue.claimed;
 begin
     perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
-    if not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then  -- a claim in a transaction that stays open has it
-        perform _pgqueue.ack(p_ack) where p_ack is not null;
-        return (p_claim_id, p_held, null, null, null)::pgqueue.claimed;
-    end if;
+    v_locked := _pgqueue.lock_consumer_soon(p_consumer.consumer_id);
     perform _pgqueue.ack(p_ack) where p_ack is not null;
+    if not v_locked then  -- a claim in a transaction that stays open has it
+        return (p_claim_id, p_held, p_consumer.stream_id, null, null)::pgqueue.claimed;
+    end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     if v_stored.slots_low is not null and not p_consumer.quick then  -- from before it had these settings
         perform _pgqueue.without_slots(p_consumer.consumer_id);
@@ -413,7 +380,7 @@ begin
     end if;
     -- another claimer may have cut some a moment ago
     if v_cuts and _pgqueue.has_slots(v_stored) and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
-        v_claim := _pgqueue.claim_a_slot(p_consumer, v_stored, p_max, v_timeout);
+        v_claim := _pgqueue.claim_a_slot(p_consumer, v_stored, p_max, p_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
@@ -433,12 +400,12 @@ begin
         v_cuts := v_cuts and (v_fill.o_cursor).slots_until > '-infinity';  -- there are slots
         perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_cuts or v_fill.o_count > 0);
         exit when not v_cuts;
-        v_claim := _pgqueue.claim_a_slot(p_consumer, v_fill.o_cursor, p_max, v_timeout);
+        v_claim := _pgqueue.claim_a_slot(p_consumer, v_fill.o_cursor, p_max, p_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
         v_cuts := false;  -- a slot of another size comes first: its claimer rolled back
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     end loop;
-    return (p_claim_id, v_fill.o_count, null, null, null)::pgqueue.claimed;
+    return (p_claim_id, v_fill.o_count, p_consumer.stream_id, null, null)::pgqueue.claimed;
 end $$;

@@ -16,7 +16,7 @@ begin
 end $$;
 
 -- Claims the first free slot of a consumer, if it has as many messages as the claim wants. Returns the claim; its id is
--- null when there is no such slot. Locks: the slot.
+-- null when there is no such slot. A claim of one of the last slots cuts more. Locks: the slot; if it cuts, the consumer.
 --   p_priority  only if nothing more urgent than this was published that the cursor has not taken; null: whatever was.
 --               (Asked by the same statement, this costs two thirds of what it costs alone)
 create or replace function _pgqueue.claim_slot(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,
@@ -40,6 +40,9 @@ begin
                           where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
                             and priority > 0 and priority > p_priority))
     returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
+    if (_pgqueue.place_in(v_claim.claim_id) - p_cursor.slots_more) & 1048575 < 524288 then
+        perform _pgqueue.cut_ahead(p_cursor, p_max);
+    end if;
     return v_claim;
 end $$;
 

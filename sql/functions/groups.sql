@@ -102,11 +102,7 @@ as $$
 declare
     v_group pgqueue.consumers := _pgqueue.consumer(p_stream, p_group, 'group');
 begin
-    if v_group.partitions is null then
-        raise exception 'consumer % of stream % is no group: its messages are claimed',
-            quote_literal(p_group), quote_literal(p_stream)
-            using errcode = 'PQ006', hint = 'Call receive; or create_group, with another name.';
-    end if;
+    perform _pgqueue.check_kind('group', v_group);
     return v_group;
 end $$;
 

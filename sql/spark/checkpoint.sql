@@ -73,9 +73,7 @@ declare
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
-    perform _pgqueue.lock_reader(p_reader);
-    perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
-    perform _pgqueue.own_consumer(p_consumer_id);
+    perform _pgqueue.own_reader(p_reader, p_consumer_id);
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     select max(lease_until - visibility_timeout) as at, max(visibility_timeout) / 3 + interval '5 s' as every

@@ -26,10 +26,8 @@ create or replace function _pgqueue.check_reader(p_reader pgqueue.readers, p_con
 language plpgsql stable
 as $$
 begin
-    if not exists (select from pgqueue.consumers where consumer_id = p_consumer_id) then
-        raise exception 'the consumer of this query was dropped'
-            using errcode = 'PQ002', hint = 'Create it again and start the query with a new checkpoint.';
-    elsif p_reader.reader is null and p_claim > 0 then
+    perform _pgqueue.consumer_of(p_consumer_id);
+    if p_reader.reader is null and p_claim > 0 then
         raise exception 'the checkpoint (at claim %) is of a reader that this database does not know', p_claim
             using errcode = 'PQ005',
                   hint = 'It belongs to another database, or its consumer was dropped, or it was not used for so long '
