@@ -18,7 +18,7 @@ as $$
         ('{listen_done}', '{producer, consumer}', null),
         -- publishing
         ('{send, reserve, publish_written}', '{producer}', null),
-        ('{send_batch, import_lines}', '{producer}', '{plan}'),
+        ('{send_batch}', '{producer}', '{plan}'),
         -- a table's changes: the triggers of a captured table send them
         ('{send_captured}', '{producer}', '{plan}'),
         ('{was_truncated, capture_script, note_captures}', '{producer}', null),
@@ -55,7 +55,7 @@ as $$
         ('{drop_table_write}', '{producer}', null),
         -- looking
         ('{peek}', '{consumer, admin}', '{probe, loop}'),
-        ('{peek_at, export_lines}', '{consumer, admin}', '{probe, serial, no_jit}'),
+        ('{peek_at}', '{consumer, admin}', '{probe, serial, no_jit}'),
         ('{explain_message, failures, key_stats, scan_claimed}', '{observer, admin}', '{probe, loop}'),
         ('{consumer_position}', '{observer, admin}', null),
         ('{scan_messages, scan_parts, scan_dead, scan_archived, scan_publications, scan_where}',

@@ -159,9 +159,6 @@ begin
         ('peek_at', 'Shows published messages of a stream by their numbers, whichever consumers get them.'),
         ('consumer_position',
          'Shows how far a consumer is in its stream, for people: the first message that it has not taken.'),
-        ('export_lines', 'Returns the next messages of a stream as lines of JSON, in the order of publication.'),
-        ('import_lines',
-         'Publishes messages that are lines of JSON, together and in their order, in the caller''s transaction.'),
         ('outcome', 'Tells how a message ended for a consumer, or in which state it is.'),
         ('failures',
          'Lists the failed deliveries of a message that a consumer has in hand, or gave up: the last ten, in their '

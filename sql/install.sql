@@ -120,7 +120,6 @@ set local check_function_bodies = off;
 \ir inspect/views.sql
 \ir inspect/seeing.sql
 \ir inspect/peeking.sql
-\ir inspect/export.sql
 \ir inspect/history.sql
 \ir inspect/scanning.sql
 \ir inspect/where.sql

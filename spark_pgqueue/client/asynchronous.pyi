@@ -17,7 +17,6 @@ from spark_pgqueue.client.messages import (
     Done,
     Explanation,
     Failure,
-    Imported,
     Message,
     Outcome,
     PeekedMessage,
@@ -280,9 +279,6 @@ class AsyncClient:
     async def explain(self, stream: str, consumer: str, seq: int) -> Explanation:
         """Why a message is in its state, for one consumer."""
 
-    def export_lines(self, stream: str) -> AsyncIterator[str]:
-        """Iterate over the messages of a stream as lines of JSON, in the order of publication."""
-
     async def extend(self, claim_id: int, by: timedelta | None = None) -> int:
         """Hold a claim longer."""
 
@@ -302,9 +298,6 @@ class AsyncClient:
         self, stream: str, consumer: str, *, since: datetime | None = None, limit: int = 100
     ) -> list[Done]:
         """The last acknowledgements of a consumer with the setting `keep_history`."""
-
-    async def import_lines(self, stream: str, lines: Iterable[str]) -> Imported:
-        """Publish messages from lines of JSON, in order: all of them, or none."""
 
     async def install(self, *, pgmq: bool = False) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat."""

@@ -400,16 +400,3 @@ class PublishedMessage:
     deliver_at: datetime | None
     consumers: list[str] | None
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class Imported:
-    """The result of an import of lines.
-
-    Attributes:
-        sent: how many messages were published.
-        duplicates: how many lines had a dedup_key that was sent before.
-    """
-
-    sent: int
-    duplicates: int

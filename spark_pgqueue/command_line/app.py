@@ -62,7 +62,7 @@ PANELS = {
         "send": "messages", "receive": "messages", "ack": "messages", "nack": "messages",
         "defer": "messages", "retry": "messages", "cancel": "messages", "postpone": "messages",
         "work": "work", "peek": "peeking", "tail": "messages", "explain": "seeing",
-        "outcome": "outcomes", "history": "outcomes", "export": "peeking", "import": "peeking",
+        "outcome": "outcomes", "history": "outcomes",
     },
     "Streams and consumers": {
         "stream": "streams", "consumer": "consumers seeing", "group": "groups",

@@ -22,9 +22,9 @@ def confirm(question: str, yes: bool) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
-def open_input(hint: str = "give --data") -> BinaryIO:
+def open_input() -> BinaryIO:
     if sys.stdin is None:
-        fail("standard input is closed, so there is nothing to send", hint=hint)
+        fail("standard input is closed, so there is nothing to send", hint="give --data")
     return sys.stdin.buffer
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import re
 import sys
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -73,11 +72,6 @@ def json_of_fields(fields: dict[str, Any]) -> str:
         return text
     # All escapes of JSON, which are exact; also U+009B, which JSON otherwise does not escape.
     return json.dumps(fields, default=_plain)
-
-
-def ascii_json(text: str) -> str:
-    """The same JSON in ASCII, which any terminal and any encoding can show."""
-    return re.sub(r"[^\x00-\x7e]", lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,6 @@ as $$
            ('consumer', 'max_in_flight',      'integer',  null, '1', '2147483647', null, null),
            ('consumer', 'rate_limit',         'integer',  null, '1', '2147483647', null, null),
            ('consumer', 'rate_interval',      'interval', null, '1 ms', _pgqueue.max_interval()::text, null, null),
-           ('consumer', 'ageing',             'interval', null, '1 us', _pgqueue.max_interval()::text, null, null),
            ('consumer', 'fair',               'boolean',  'false', null, null, null, null),
            ('consumer', 'per_key_limit',      'integer',  null, '1', '2147483647', null, null),
            ('consumer', 'per_key_capacity',   'integer',  null, '1', '2147483647', null, null),
@@ -53,11 +52,6 @@ declare
             and (p_consumer.fair or p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null)
             then 'with ordering=stream all keys are one line, so fair, per_key_limit and per_key_interval have '
                  'no meaning'
-        when p_consumer.ageing is not null
-             and (p_consumer.ordering <> 'none' or p_consumer.fair or p_consumer.per_key_limit is not null
-                  or p_consumer.per_key_interval is not null)
-            then 'ageing is for priorities, which have no meaning with an ordering, fair, per_key_limit or '
-                 'per_key_interval'
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
             then 'per_key_capacity rejects messages, and on_full=drop_oldest accepts all: set one of them'
         when p_consumer.per_key_capacity is not null and p_consumer.per_key_latest

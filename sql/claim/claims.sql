@@ -100,8 +100,7 @@ begin
             for v_try in 0..5 loop
                 if p_where is null then
                     v_served := _pgqueue.serve_ready(
-                        p_consumer.consumer_id, _pgqueue.by_age(p_consumer, o_cursor.scan_from), p_claim_id,
-                        p_want - o_count, p_want, o_count);
+                        p_consumer.consumer_id, o_cursor.scan_from, p_claim_id, p_want - o_count, p_want, o_count);
                 else
                     v_look := _pgqueue.serve_matching(p_consumer, o_cursor, p_claim_id, p_where, p_want, p_look,
                                                       p_seen, true);
@@ -267,8 +266,7 @@ begin
         end if;
     end if;
     p_claim.message_count := (_pgqueue.serve_ready(
-        p_consumer.consumer_id,
-        _pgqueue.by_age(p_consumer, (_pgqueue.cursor(p_consumer.consumer_id)).scan_from), p_claim.claim_id, p_max,
+        p_consumer.consumer_id, (_pgqueue.cursor(p_consumer.consumer_id)).scan_from, p_claim.claim_id, p_max,
         case when not p_consumer.by_key then p_max end, 0)).message_count;
     if p_claim.message_count = 0 then
         raise exception using errcode = 'PQ099';
@@ -319,9 +317,6 @@ begin
     if v_calm and _pgqueue.need_not_look(v_cursor.lease_probe) then
         if v_cursor.scan_from <> '{}'
            and (v_new.publication_id is null or _pgqueue.can_wait(p_consumer.stream_id, v_cursor)) then
-            if p_consumer.ageing is not null then
-                v_cursor.scan_from := _pgqueue.by_age(p_consumer, v_cursor.scan_from);
-            end if;
             v_cuts := p_consumer.quick and p_max <= _pgqueue.limit_slice_size();
             v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max,
                                              case when not v_cuts then p_max end, 0);

@@ -17,7 +17,7 @@ create or replace function _pgqueue.serve_matching(p_consumer pgqueue.consumers,
 language plpgsql
 as $$
 declare
-    v_places  pgqueue.line_place[] := _pgqueue.by_age(p_consumer, p_cursor.scan_from);
+    v_places  pgqueue.line_place[] := p_cursor.scan_from;
     v_place   pgqueue.line_place;
     v_runs    pgqueue.consumer_messages[];
     v_parts   record;  -- the parts of the runs that are looked at

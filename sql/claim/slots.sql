@@ -16,7 +16,7 @@ begin
 end $$;
 
 -- Claims the first free slot of a consumer, if it has as many messages as the claim wants. Returns the claim; its id is
--- null when there is no such slot. A claim of one of the last slots cuts more. Locks: the slot; if it cuts, the consumer.
+-- null when there is no such slot. A claim of one of the last slots cuts more. Locks: the slot; maybe the consumer.
 --   p_priority  only if nothing more urgent than this was published that the cursor has not taken; null: whatever was.
 --               (Asked by the same statement, this costs two thirds of what it costs alone)
 create or replace function _pgqueue.claim_slot(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,

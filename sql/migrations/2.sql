@@ -28,4 +28,12 @@ begin
         alter column backoff_jitter set default 0.2;
     update pgqueue.consumers set max_deliver_count = default, backoff = default, backoff_jitter = default
     where partitions is not null;
+    -- the setting ageing is gone: what a consumer with it owes is delivered by priority alone
+    alter table pgqueue.consumers drop column quick, drop column ageing;
+    alter table pgqueue.consumers
+        add column quick boolean generated always as (
+            not (partitions is not null or paused or scheduled or max_backlog is not null
+                 or (ordering <> 'none' and (per_key_limit is not null or fair)) or per_key_interval is not null
+                 or max_in_flight is not null or rate_limit is not null or filtered
+                 or keep_history is not null or notify_done or per_key_capacity is not null or per_key_latest)) stored;
 end $$;

@@ -91,22 +91,3 @@ begin
     end loop;
     return v_served;
 end $$;
-
--- The lanes of a consumer with ageing, in the order in which they are to be served now. The lane comes first whose
--- first ready message was sent first, where each priority counts as p_consumer.ageing. So a message that has waited
--- long enough is served before more urgent ones. Without ageing the lanes stay in their order.
-create or replace function _pgqueue.by_age(p_consumer pgqueue.consumers, p_scan_from pgqueue.line_place[])
-returns pgqueue.line_place[]
-language plpgsql
-as $$
-declare
-    v_scan_from pgqueue.line_place[] := p_scan_from;
-begin
-    if p_consumer.ageing is not null and cardinality(p_scan_from) > 1 then
-        execute format('select array_agg(f order by coalesce(m.inserted_at, ''-infinity'') + f.lane * $3, f.lane) '
-                       'from unnest($1) f cross join lateral _pgqueue.next_ready($2, f) r '
-                       'left join pgqueue.messages_%s m on m.seq = r.first_seq', p_consumer.stream_id)
-        into v_scan_from using p_scan_from, p_consumer.consumer_id, p_consumer.ageing;
-    end if;
-    return v_scan_from;
-end $$;

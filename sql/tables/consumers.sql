@@ -30,7 +30,6 @@ create table if not exists pgqueue.consumers (
     max_in_flight      int,                                      -- messages in open claims (throttle.sql); null: any
     rate_limit         int,                                      -- so many messages are delivered at most ...
     rate_interval      interval,                                 -- ... within any such time; null: any
-    ageing             interval,                                 -- to wait so long is worth a priority; null: never
     -- whether it deals by key, and whether it has limits of keys
     by_key             boolean     generated always as (ordering <> 'none' or per_key_limit is not null
                                                         or per_key_interval is not null or fair) stored,
@@ -49,7 +48,7 @@ create table if not exists pgqueue.consumers (
     quick              boolean     generated always as (
         not (partitions is not null or paused or scheduled or max_backlog is not null
              or (ordering <> 'none' and (per_key_limit is not null or fair)) or per_key_interval is not null
-             or max_in_flight is not null or rate_limit is not null or filtered or ageing is not null
+             or max_in_flight is not null or rate_limit is not null or filtered
              or keep_history is not null or notify_done or per_key_capacity is not null or per_key_latest)) stored,
     -- whether its messages are judged before they are ready: by its filter, or as the newest of their keys
     judged             boolean     generated always as (filtered or per_key_latest) stored,

@@ -43,7 +43,6 @@ TOPICS: dict[str, tuple[str, str]] = {
         "monitoring history",
         "inspect/seeing.sql inspect/history.sql inspect/peeking.sql",
     ),
-    "Messages as lines of JSON": ("command-line", "inspect/export.sql"),
     "Upkeep": (
         "retention restore",
         "upkeep/maintain.sql upkeep/recover.sql roles.sql version.sql",

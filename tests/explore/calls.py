@@ -333,11 +333,6 @@ CALLS = {
         "select * from explore.publish(%s, {stream_id}) /* pgqueue.publish_written() */",
         stream, note_sent,
     ),
-    "import_lines": Kind(
-        "select * from pgqueue.import_lines(%s, array(select line from"
-        " pgqueue.export_lines(%s, p_max => 2)))",
-        lambda case, _: [case.stream, case.stream], sends_unseen=True,
-    ),
     # claiming
     "receive": Kind("select * from pgqueue.receive(%s, 'c', 1)", stream, note_received),
     "receive_two": Kind("select * from pgqueue.receive(%s, 'c', 2)", stream, note_received),

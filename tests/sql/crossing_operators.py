@@ -55,8 +55,6 @@ def settings(rng: random.Random, ordering: str) -> dict[str, Any]:
         maybe(0.4, fair=True)
         maybe(0.5, per_key_limit=rng.choice([1, 3]))
         maybe(0.3, per_key_interval="5 ms", per_key_burst=rng.choice([1, 4]))
-    elif ordering == "none":
-        maybe(0.3, ageing=rng.choice(["5 ms", "1 s"]))
     return {name: given for name, given in some.items() if name not in WITHOUT}
 
 
@@ -64,7 +62,7 @@ RESET = (
     "backoff", "backoff_base", "backoff_cap", "backoff_jitter", "max_deliver_count",
     "max_in_flight", "rate_limit", "rate_interval", "keep_history", "notify_done", "max_backlog",
     "on_full", "per_key_capacity", "fair", "per_key_limit", "per_key_interval", "per_key_burst",
-    "ageing", "per_key_latest",
+    "per_key_latest",
 )  # fmt: skip
 
 

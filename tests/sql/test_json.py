@@ -119,7 +119,6 @@ def test_all_views_show_messages_with_odd_json(conn: Conn, sent: list[int]) -> N
     for query in (
         "select data from pgqueue.peek('j', 'fits', 100)",
         "select data from pgqueue.read('j', null, 100) where seq is not null",
-        "select line::json ->> 'data' from pgqueue.export_lines('j') l (line)",
     ):
         assert [row[0] for row in conn.execute(query.encode())] == UNHELD, query
     assert conn.execute(

@@ -61,7 +61,6 @@ OF_CALLERS = {
 CALLS = {
     "send": "'s', 'x', p_key => 'k'",
     "send_batch": "'s', array['x', 'y']",
-    "import_lines": "'s', array['{{\"data\": \"x\"}}']",
     "reserve": "{stream}, 10",
     "claim": "'s', 'c', 10",
     "receive": "'s', 'k', 10",
@@ -317,7 +316,7 @@ def test_all_functions_that_may_wait_are_called(conn: Conn) -> None:
         # of a table, where the batch waits as publish_staged, and tests/sql/test_table_sink.py has the rest
         "open_table", "open_table_write", "begin_table_batch", "apply_table_batch", "drop_table_write",
         # which read; those with an offset lock the history, as seek does
-        "end_after", "end_offset", "export_lines", "offset_lag", "peek", "peek_at", "read",
+        "end_after", "end_offset", "offset_lag", "peek", "peek_at", "read",
         "read_plan", "read_to", "size_between", "start_offset",
         # which try to have the export lock
         "lock_export", "begin_export", "end_export", "forget_leftover",

@@ -187,9 +187,6 @@ SENDS: dict[str, Callable[[Conn], Any]] = {
     "publish_written": written,
     "a captured row": lambda conn: conn.execute("insert into public.captured values (1)"),
     "captured rows": lambda conn: conn.execute("insert into public.captured values (1), (2)"),
-    "import_lines": lambda conn: call(
-        conn, "import_lines", "s", ['{"data": "x"}'],
-    ),
     "a schedule": lambda conn: receive(conn),
     "pgmq.send": lambda conn: conn.execute("select pgmq.send('q', '{}')"),
 }  # fmt: skip

@@ -75,4 +75,4 @@ def test_no_argument_takes_its_first_or_last_value_to_an_error_from_inside(conn:
                     if not (error.sqlstate or "").startswith("PQ"):
                         found.append((name, names[place], odd, str(error)))
     assert not found
-    assert {("scan_archived", "p_to"), ("export_lines", "p_max"), ("read", "p_max")} <= tried
+    assert {("scan_archived", "p_to"), ("read", "p_max")} <= tried

@@ -82,10 +82,6 @@ def used(url: str) -> dict[str, Any]:
             (each.visibility_timeout, each.settings) for each in queue.consumers("s")
         ]
         queue.maintain()
-        lines = list(queue.export_lines("s"))
-        queue.create_stream("again", "text")
-        said["imported"] = queue.import_lines("again", [*lines, "", "  "])
-        said["again"] = [m.data for m in queue.peek_at("again", 1, 10)]
         queue.explain("s", "c", 2)
         queue.look()
         queue.create_group("s", "g", start="earliest")

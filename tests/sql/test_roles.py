@@ -34,7 +34,6 @@ CALLERS = {
     # publishing
     "send": "producer",
     "send_batch": "producer",
-    "import_lines": "producer",
     "reserve": "producer",
     "publish_written": "producer",
     # a table's changes, by the trigger of a captured table
@@ -116,7 +115,6 @@ CALLERS = {
     # looking
     "peek": "consumer admin",
     "peek_at": "consumer admin",
-    "export_lines": "consumer admin",
     "explain_message": "observer admin",
     "failures": "observer admin",
     "key_stats": "observer admin",

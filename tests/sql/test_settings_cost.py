@@ -76,7 +76,6 @@ ALL: dict[str, dict[str, Any]] = {
     "backoff": {"backoff": "exponential", "max_deliver_count": 5},
     "history": {"keep_history": "1 day", "notify_done": True},
     "back_pressure": {"max_backlog": 1000, "on_full": "drop_oldest"},
-    "ageing": {"ageing": "1 hour"},
     "in_flight": {"per_key_limit": 2},
     "rate": {"per_key_interval": "1 s"},
     "capacity": {"per_key_capacity": 100_000},

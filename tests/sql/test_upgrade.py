@@ -189,6 +189,20 @@ def use_more(conn: Conn) -> Callable[[], None]:
     return check
 
 
+def test_a_consumer_with_a_setting_that_is_gone_keeps_its_messages(empty_url: str) -> None:
+    with connection.connect(empty_url) as old:
+        install_released(old, 1)
+        value(old, "create_stream", "s")
+        value(old, "create_consumer", "s", "c", p_settings='{"ageing": "1 s"}')
+        sent = [value(old, "send", "s", "x", p_priority=each) for each in (0, 3, 0, 7, 5)]
+        held = call(old, "receive", "s", "c", 1)
+        schema.install(old)
+        assert "ageing" not in one(old, "select settings from pgqueue.consumer_settings")
+        left = [sent[4], sent[1], sent[0], sent[2]]
+        assert (seqs_of(held), acked(old, "s", "c")) == ([sent[3]], left)
+        assert value(old, "ack", claim_of(held)) == 1
+
+
 @pytest.mark.parametrize("version", freeze.released())
 def test_an_owner_that_is_no_superuser_upgrades(version: int, owner: str) -> None:
     """In one transaction: one that fails at its end has changed nothing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import pty
 import re
 import shlex
 import signal
@@ -33,7 +32,7 @@ SQL = Path(__file__).parents[2] / "sql"
 PAGE = (SQL / "guide" / "command-line.md").read_text()
 
 # They print no result of their own: another format, a page or a table that lives.
-WITHOUT_JSON = {"sql", "metrics", "export", "web", "top", "demo"}
+WITHOUT_JSON = {"sql", "metrics", "web", "top", "demo"}
 
 
 @functools.cache
@@ -161,7 +160,6 @@ def test_commands_that_say_nothing_say_an_object(run: Run, queue: Client) -> Non
         schedule drop t n --yes | {"stream": "t", "schedule": "n", "dropped": true}
         capture t t | {"table": "t", "stream": "t"}
         release t t | {"table": "t", "stream": "t"}
-        import t | {"stream": "t", "sent": 0, "duplicates": 0}
         maintain --staged-age 2days |
         doctor |
         install |
@@ -350,50 +348,3 @@ def test_describe_has_it_all(run: Run, queue: Client) -> None:
     assert json.loads(run("describe s c --json"))["position"]["next_seq"] == 1
     assert "unknown consumer" in run("describe s no", code=1)
     assert "unknown stream" in run("describe no", code=1)
-
-
-def test_what_is_exported_is_imported_once(run: Run, queue: Client, tmp_path: Path) -> None:
-    """By a file or a pipe; all of it or nothing."""
-    queue.send_batch("s", ["hä 😀\x9b", "b"], keys=["k", None], headers=[{"a": 1}, None])
-    exported = run("export s")
-    assert len(exported.splitlines()) == 2
-    (tmp_path / "s.jsonl").write_text(exported)
-    run("stream create t dedup_window=1d")
-    run("consumer create t c")
-    assert run("import t", tmp_path / "s.jsonl") == "2 messages sent\n"
-    assert "2 passed over" in run("import t", stdin=exported)
-    claim = queue.receive("t", "c", 9)
-    assert claim is not None
-    assert [(each.data, each.key, each.headers) for each in claim.messages] == [
-        ("hä 😀\x9b", "k", {"a": 1}),
-        ("b", None, {}),
-    ]
-    bad = exported.replace(',"dedup_key"', ',"x"') + "{}\n"
-    assert "line 3: there is no data" in run("import t", code=1, stdin=bad)
-    assert queue.receive("t", "c", 9) is None
-    assert "not UTF-8" in run("import t", code=1, stdin=b"\xff")
-    assert "unknown stream" in run("import no", code=1)
-
-
-def test_an_export_to_a_terminal_commands_nothing(url: str, queue: Client) -> None:
-    """What it cannot show is escaped, as JSON does it, and so it is still the same."""
-    queue.send("s", "\x1b[31m\x9b2J😀")
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "spark_pgqueue", "export", "s", "--url", url]
-    subprocess.run(command, stdout=theirs, check=True)
-    os.close(theirs)
-    shown = os.read(ours, 65536).decode().strip()
-    os.close(ours)
-    assert shown.isascii()
-    assert shown.isprintable()
-    assert json.loads(shown)["data"] == "\x1b[31m\x9b2J😀"
-
-
-def test_large_messages_are_exported_and_imported_a_few_at_a_time(queue: Client) -> None:
-    """In order, over many pages and batches."""
-    for _ in range(3):
-        queue.send_batch("s", ["x" * 1_000_000] * 10)
-    queue.create_stream("t")
-    done = queue.import_lines("t", queue.export_lines("s"))
-    assert (done.sent, done.duplicates) == (30, 0)
-    assert [len(each.data) for each in queue.peek_at("t", 1, 100)] == [1_000_000] * 30

@@ -1,20 +1,13 @@
-"""Looking at messages, and exporting and importing messages as lines of JSON."""
+"""Looking at messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-
-from psycopg.pq import TransactionStatus
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
-from spark_pgqueue.client.messages import Imported, PeekedMessage, PublishedMessage
+from spark_pgqueue.client.messages import PeekedMessage, PublishedMessage
 from spark_pgqueue.client.reading import headers_of
-
-_LINES = 10_000  # the most lines of a call ...
-_SIZE = 8 << 20  # ... and characters or bytes, but at least one line: neither side holds more
 
 
 class PeekCalls(Calls):
@@ -80,86 +73,6 @@ class PeekCalls(Calls):
             PublishedMessage(seq, key, _data(text, binary), *_headers(headers, *others))
             for seq, key, text, binary, headers, *others in rows
         ]
-
-    def export_lines(self, stream: str) -> Iterator[str]:
-        """Iterate over the messages of a stream as lines of JSON, in the order of publication.
-
-        The lines have all messages that are published when the first line is asked for, if no
-        message is trimmed meanwhile. A line is an object with seq, key, data (or data_base64, for a
-        binary stream), headers, priority, deliver_at, expires_at, consumers, inserted_at, and
-        dedup_key, which identifies the message and its stream; absent values are left out. A few
-        MB are held in memory at a time.
-
-            >>> with open("orders.jsonl", "w") as file:
-            ...     file.writelines(f"{line}\\n" for line in queue.export_lines("orders"))
-
-        Args:
-            stream: the stream's name.
-
-        Raises:
-            PgQueueError: PQ001 unknown stream, when the first line is asked for.
-        """
-        name, place = arguments.text("stream", stream), None
-        while rows := self._statements.rows(
-            "select line, place from pgqueue.export_lines(%s::text, %s::bigint[], %s::int,"
-            " %s::bigint)",
-            [name, place, _LINES, _SIZE],
-        ):
-            yield from (line for line, _ in rows if line is not None)
-            place = rows[-1][1]
-
-    def import_lines(self, stream: str, lines: Iterable[str]) -> Imported:
-        """Publish messages from lines of JSON, in order: all of them, or none.
-
-        Where the stream has a dedup window, a line whose dedup_key was sent within it is skipped.
-        So lines of `export_lines` come in once, however often they are imported.
-
-            >>> queue.import_lines("orders", ['{"data": "order 3", "key": "customer 7"}'])
-            Imported(sent=1, duplicates=0)
-
-        Args:
-            stream: the stream's name; of a kind that the messages fit.
-            lines: objects with data (or data_base64, for a binary stream), and the other values
-                that `export_lines` writes; seq, inserted_at, unknown values and empty lines are
-                ignored.
-
-        Returns:
-            how many messages were sent, and how many lines were duplicates.
-
-        Raises:
-            PgQueueError: PQ001 unknown stream; PQ002, PQ003 or PQ004 with the number of a line.
-        """
-        name, sent, duplicates, first = arguments.text("stream", stream), 0, 0, 1
-        with self._statements.turn, self._together():
-            for batch in _batches(lines):
-                row = self._statements.row(
-                    "select sent, duplicates"
-                    " from pgqueue.import_lines(%s::text, %b::text[], %s::bigint)",
-                    [name, batch, first],
-                )
-                sent, duplicates, first = sent + row[0], duplicates + row[1], first + len(batch)
-            if first == 1:
-                self._must_exist(name)
-        return Imported(sent, duplicates)
-
-    def _together(self) -> AbstractContextManager[None]:
-        """A transaction, unless one is open."""
-        conn = self._statements.connection()
-        alone = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
-        return self._statements.transaction() if alone else nullcontext()
-
-
-def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for number, line in enumerate(arguments.iterated("lines", lines), 1):
-        batch.append(arguments.text(f"lines[{number - 1}]", line))
-        size += len(line)
-        if len(batch) == _LINES or size >= _SIZE:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _data(text: str | None, binary: bytes | None) -> str | bytes:

@@ -1,10 +1,8 @@
-"""Commands that show messages and claims without claiming, and that export and import messages."""
+"""Commands that show messages and claims without claiming."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,9 +19,8 @@ from spark_pgqueue.command_line.arguments import (
     Url,
     Yes,
 )
-from spark_pgqueue.command_line.input import confirm, open_input, text_of
+from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import (
-    ascii_json,
     count_of,
     details,
     json_of_row,
@@ -149,39 +146,3 @@ def purge(
                 confirm(f"{question}?", yes)
         count = queue.seek(stream, consumer, "latest")
     told(as_json, f"{count_of(count)} forgotten", stream=stream, consumer=consumer, forgotten=count)
-
-
-@app.command("export")
-def export_lines(stream: StreamName, url: Url = None) -> None:
-    """Print the messages of a stream as lines of JSON, for `import`: > orders.jsonl.
-
-    All that is published, in that order, with key, headers, priority, and to whom alone it goes.
-    Binary data is in base64. Of any number of messages a few MB are held at a time.
-    """
-    exact = (sys.stdout.encoding or "").lower() == "utf-8" and not sys.stdout.isatty()
-    with connect(url) as queue:
-        for line in queue.export_lines(stream):
-            print(line if exact else ascii_json(line))
-    sys.stdout.flush()
-
-
-@app.command("import")
-def import_lines(
-    stream: StreamName,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", exists=True, dir_okay=False, show_default="standard input"),
-    ] = None,
-    as_json: Json = False,
-    url: Url = None,
-) -> None:
-    """Publish messages that are lines of JSON, as `export` prints them: all of them, or none.
-
-    Into a stream with a dedup window they come once, however often they are imported in it.
-    """
-    with connect(url) as queue, file.open("rb") if file else open_input("give a FILE") as lines:
-        done = queue.import_lines(stream, (text_of(line) for line in lines))
-    said = f"{count_of(done.sent)} sent"
-    if done.duplicates:
-        said += f", {done.duplicates} passed over, which were sent before"
-    told(as_json, said, stream=stream, **dataclasses.asdict(done))
