@@ -143,12 +143,19 @@ as $$
       and s.token = _pgqueue.token_in(p_claim_id)
 $$;
 
--- Records claims of the usual kind: all their rows come from here.
-create or replace function _pgqueue.record_claims(p_claims pgqueue.claims[]) returns void
+-- Records a claim of the usual kind: all rows of claims come from here. That of a checkpoint reader is recorded with the
+-- set that it has at first. Returns its id.
+create or replace function _pgqueue.record_claim(p_claim pgqueue.claims) returns bigint
 language plpgsql
 as $$
 begin
-    insert into pgqueue.claims select * from unnest(p_claims);
+    if p_claim.reader is not null then
+        select range_agg(seqs), range_agg(int8range(arrival_no, arrival_no, '[]')), array_agg(distinct lane)
+        into p_claim.seqs, p_claim.arrival_nos, p_claim.lanes
+        from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed';
+    end if;
+    insert into pgqueue.claims select p_claim.*;
+    return p_claim.claim_id;
 end $$;
 
 -- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. What they would have gone
@@ -159,7 +166,7 @@ create or replace function _pgqueue.promote(p_tids tid[]) returns bigint
 language plpgsql
 as $$
 declare
-    v_claims pgqueue.claims[];
+    v_count bigint;
 begin
     with gone as (
         delete from pgqueue.slots where ctid = any (p_tids) and token is not null returning *
@@ -167,9 +174,8 @@ begin
         insert into pgqueue.consumer_messages
         select r.* from gone g cross join lateral _pgqueue.runs_of_slot(g::pgqueue.slots) r
     )
-    select array_agg(_pgqueue.claim_of(g::pgqueue.slots)) into v_claims from gone g;
-    perform _pgqueue.record_claims(v_claims) where v_claims is not null;
-    return coalesce(cardinality(v_claims), 0);
+    select count(_pgqueue.record_claim(_pgqueue.claim_of(g::pgqueue.slots))) into v_count from gone g;
+    return v_count;
 end $$;
 
 -- Makes a claim of the usual kind of the slot of an id, if it is still a slot. Returns how many it made.

@@ -1,14 +1,16 @@
 -- The beginning of a claim, whichever call makes it, and its record at the end. What a claim does before it claims with
 -- the consumer's lock (what is owed, limits, leases that ended) is in fill() and refresh().
 
--- Locks all that a checkpoint reader may change: itself, its claims, its consumer. Errors: as lock_consumer().
-create or replace function _pgqueue.own_reader(p_reader uuid, p_consumer_id int) returns void
+-- Locks what a checkpoint reader may change: itself, its claims, its consumer. Returns the consumer. Errors: PQ002; as
+-- lock_consumer().
+create or replace function _pgqueue.own_reader(p_reader uuid, p_consumer_id int) returns pgqueue.consumers
 language plpgsql
 as $$
 begin
     perform _pgqueue.lock_reader(p_reader);
     perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
     perform _pgqueue.own_consumer(p_consumer_id);
+    return _pgqueue.consumer_of(p_consumer_id);
 end $$;
 
 -- Begins a claim: all checks that do not depend on what there is to claim, in the same order for all calls. What is due
@@ -19,7 +21,7 @@ end $$;
 --   p_visibility_timeout    null: the consumer's
 --   p_stream, p_name        the consumer; but of a reader ...
 --   p_reader, p_consumer_id ... itself, and the consumer's id
--- Returns the consumer. If it is paused, the caller claims nothing. Errors: PQ007, PQ003, PQ001, PQ002, PQ006.
+-- Returns the consumer, with the visibility timeout of this claim. If it is paused, the caller claims nothing. Errors: PQ007, PQ003, PQ001, PQ002, PQ006.
 -- Locks: for a reader, as own_reader(). The schedules that are due.
 create or replace function _pgqueue.begin_claim(p_call text, p_max bigint, p_visibility_timeout interval,
                                                 p_stream text default null, p_name text default null,
@@ -30,23 +32,19 @@ as $$
 declare
     v_consumer pgqueue.consumers;
 begin
-    -- (nearly all claims need no more than these questions: to call a function takes longer)
-    if p_max is null or p_max < 1 or p_visibility_timeout is not null or p_call <> 'claim'
-       or current_setting('transaction_isolation') <> 'read committed' then
+    -- (a row as one value: column by column costs twice as much)
+    v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_name;
+    if v_consumer.special is not false or p_call <> 'claim' or p_max is null or p_max < 1
+       or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
         perform _pgqueue.check_claim(p_call, p_max, p_visibility_timeout);
-    end if;
-    if p_call = 'reader' then
-        perform _pgqueue.own_reader(p_reader, p_consumer_id);
-        v_consumer := _pgqueue.consumer_of(p_consumer_id);
-    else  -- (a row as one value: column by column costs twice as much)
-        v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_name;
-    end if;
-    if v_consumer.special is not false or p_call <> 'claim' then
-        if v_consumer.consumer_id is null then  -- it raises, or somebody made it meanwhile
+        if p_call = 'reader' then
+            v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
+        elsif v_consumer.consumer_id is null then  -- it raises, or somebody made it meanwhile
             v_consumer := _pgqueue.consumer(p_stream, p_name,
                                             case p_call when 'group' then 'group' else 'consumer' end);
         end if;
         perform _pgqueue.check_kind(p_call, v_consumer);
+        v_consumer.visibility_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         if v_consumer.scheduled then
             perform _pgqueue.run_schedules(v_consumer.stream_id);
         end if;
@@ -64,25 +62,14 @@ begin
         or not _pgqueue.has_room(p_consumer);
 end $$;
 
--- Records a claim that has its messages as runs; of a checkpoint reader with the set that it has at first. The lease is
--- computed here, after all waiting.
---   p_reader  null: a worker's claim
-create or replace function _pgqueue.record_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
-                                                 p_visibility_timeout interval, p_reader uuid default null)
-returns void
-language plpgsql
+-- A claim that has its messages as runs, for record_claim(). Its lease begins here, after all waiting.
+--   p_consumer  as begin_claim() returned it
+--   p_reader    null: a worker's claim
+create or replace function _pgqueue.new_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
+                                              p_reader uuid default null) returns pgqueue.claims
+language sql
 as $$
-declare
-    v_now     timestamptz := clock_timestamp();
-    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
-    v_claim   pgqueue.claims := (
-        p_claim_id, p_consumer.consumer_id, p_consumer.by_key, true, v_now, v_now + v_timeout, v_timeout, p_count,
-        p_count, 0, p_reader, current_setting('application_name'), p_consumer.archives, null, null, null, null);
-begin
-    if p_reader is not null then
-        select range_agg(seqs), range_agg(int8range(arrival_no, arrival_no, '[]')), array_agg(distinct lane)
-        into v_claim.seqs, v_claim.arrival_nos, v_claim.lanes
-        from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
-    end if;
-    perform _pgqueue.record_claims(array[v_claim]);
-end $$;
+    select (p_claim_id, p_consumer.consumer_id, p_consumer.by_key, true, clock_timestamp(),
+            clock_timestamp() + p_consumer.visibility_timeout, p_consumer.visibility_timeout, p_count, p_count, 0,
+            p_reader, current_setting('application_name'), p_consumer.archives, null, null, null, null)::pgqueue.claims
+$$;

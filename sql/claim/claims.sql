@@ -10,27 +10,26 @@ returns pgqueue.served
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors := p_cursor;
     v_served pgqueue.served;
 begin
-    if v_cursor.consumer_id is null then
-        v_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
+    if p_cursor.consumer_id is null then
+        p_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
     end if;
     v_served.message_count := 0;
     v_served.done := false;
-    if v_cursor.tokens_from <= clock_timestamp() or _pgqueue.is_due(v_cursor.consumer_id, v_cursor.due_from) then
+    if p_cursor.tokens_from <= clock_timestamp() or _pgqueue.is_due(p_cursor.consumer_id, p_cursor.due_from) then
         return v_served;
-    elsif (v_cursor.scan_from[1]).lane = 0 and _pgqueue.need_not_look(v_cursor.lease_probe) then
-        v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, null, 0);
+    elsif (p_cursor.scan_from[1]).lane = 0 and _pgqueue.need_not_look(p_cursor.lease_probe) then
+        v_served := _pgqueue.serve_ready(p_cursor.consumer_id, p_cursor.scan_from, p_claim_id, p_max, null, 0);
         v_served.done := v_served.message_count > 0 and random() * _pgqueue.limit_behind() >= v_served.runs
-            and (v_served.ended or 2 * v_served.message_count > p_max or _pgqueue.has_ready_piece(v_cursor));
-    elsif p_consumer.ordering = 'stream' and v_cursor.slots_low is not null
-          and _pgqueue.need_not_look(v_cursor.lease_probe) then
+            and (v_served.ended or 2 * v_served.message_count > p_max or _pgqueue.has_ready_piece(p_cursor));
+    elsif p_consumer.ordering = 'stream' and p_cursor.slots_low is not null
+          and _pgqueue.need_not_look(p_cursor.lease_probe) then
         v_served.done := exists (  -- while the one slot is claimed, nothing else can be had
             select from pgqueue.slots
-            where consumer_id = v_cursor.consumer_id and slot >= v_cursor.slots_low and token is not null);
-    elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
-        v_served.done := not _pgqueue.may_have_freed(v_cursor) and _pgqueue.is_idle(p_consumer, v_cursor);
+            where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is not null);
+    elsif p_cursor.scan_from = '{}' and not p_cursor.take_was_cut then
+        v_served.done := not _pgqueue.may_have_freed(p_cursor) and _pgqueue.is_idle(p_consumer, p_cursor);
     end if;
     return v_served;
 end $$;
@@ -145,21 +144,42 @@ language plpgsql
 as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
-    v_timeout  interval := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-    v_in_turn  boolean := v_consumer.special and _pgqueue.claims_in_turn(v_consumer);
-    v_acked    bigint;  -- null: p_ack is still to be acknowledged
+    v_cursor   pgqueue.consumer_cursors;
+    v_in_turn  boolean;  -- the claim needs the consumer's lock
+    v_acked    bigint;   -- null: p_ack is still to be acknowledged
+    v_fits     boolean;  -- slots come next, and have the size that the claim wants
     v_claim    pgqueue.claimed;
 begin
-    if v_consumer.paused then
-        perform _pgqueue.ack(p_ack) where p_ack is not null;
-        return null;
+    if v_consumer.special then  -- (each question costs a little, and nearly all consumers need none)
+        if v_consumer.paused then
+            perform _pgqueue.ack(p_ack) where p_ack is not null;
+            return null;
+        end if;
+        v_in_turn := _pgqueue.claims_in_turn(v_consumer);
     end if;
-    if not v_in_turn then
+    if v_in_turn is not true then
+        v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
+            order by c.version desc limit 1;
         begin
             if p_ack is not null then
                 v_acked := _pgqueue.ack(p_ack);
             end if;
-            v_claim := _pgqueue.claim_unlocked(v_consumer, p_max, v_timeout);
+            if v_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
+               and (v_cursor.slots_size = p_max
+                    or (v_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
+                if v_consumer.by_key then
+                    v_claim := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max,
+                                                           v_consumer.visibility_timeout);
+                else
+                    v_claim := _pgqueue.claim_slot(v_consumer.stream_id, v_cursor, p_max,
+                                                    v_consumer.visibility_timeout, v_cursor.slots_priority);
+                end if;
+                if v_claim.claim_id is not null then
+                    return v_claim;  -- nearly all claims end here
+                end if;
+                v_fits := true;
+            end if;
+            v_claim := _pgqueue.claim_unlocked(v_consumer, v_cursor, p_max, v_fits);
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
             -- This unlocks the slots and the runs of other claims that it looked at, before it waits for the lock; and
             -- takes back the acknowledgement. The session that has the lock may come upon those rows, and wait for them
@@ -170,10 +190,11 @@ begin
     end if;
     if v_in_turn then
         v_claim := _pgqueue.claim_in_turn(v_consumer, _pgqueue.new_claim_id(), p_max, 0,
-                                          case when v_acked is null then p_ack end, v_timeout);
+                                          case when v_acked is null then p_ack end);
     end if;
     if v_claim.message_count > 0 and not _pgqueue.is_slot(v_claim.claim_id) then
-        perform _pgqueue.record_claim(v_consumer, v_claim.claim_id, v_claim.message_count, v_timeout);
+        v_claim.claim_id := _pgqueue.record_claim(
+            _pgqueue.new_claim(v_consumer, v_claim.claim_id, v_claim.message_count));
     end if;
     return v_claim;
 end $$;
@@ -183,50 +204,35 @@ end $$;
 -- Returns the claim; its message_count is 0 when there is nothing. Only that of a slot is recorded. Errors: PQ099 when
 -- there may be something for who waits for the lock: the caller has to let go of what this looked at.
 -- Locks: slots, runs; maybe the consumer.
-create or replace function _pgqueue.claim_unlocked(p_consumer pgqueue.consumers, p_max int, p_timeout interval)
+create or replace function _pgqueue.claim_unlocked(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                   p_max int, p_fits boolean)
 returns pgqueue.claimed
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors;
     v_claim  pgqueue.claimed;
     v_slots  boolean;         -- the consumer has free slots, as far as is known
-    v_next   boolean;         -- they come next, and have the size that the claim wants
     v_served pgqueue.served;
 begin
-    v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = p_consumer.consumer_id
-        order by c.version desc limit 1;
-    if p_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
-       and (v_cursor.slots_size = p_max
-            or (p_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
-        if p_consumer.by_key then
-            v_claim := _pgqueue.claim_slot_by_key(p_consumer.stream_id, v_cursor, p_max, p_timeout);
-        else
-            v_claim := _pgqueue.claim_slot(p_consumer.stream_id, v_cursor, p_max, p_timeout, v_cursor.slots_priority);
-        end if;
-        if v_claim.claim_id is not null then
-            return v_claim;  -- the usual end: the next slot
-        end if;
-        v_next := true;
-    end if;
-    v_slots := _pgqueue.has_slots(v_cursor);
+    v_slots := _pgqueue.has_slots(p_cursor);
     if v_slots and p_consumer.quick
-       and (v_next or (not p_consumer.by_key and p_max <= _pgqueue.limit_slice_size()))
-       and _pgqueue.slots_are_next(p_consumer.stream_id, v_cursor) then
-        if not p_consumer.by_key and (p_max > 1 or v_cursor.slots_size > 1) then
-            v_claim := _pgqueue.claim_of_slots(p_consumer.stream_id, v_cursor, p_max, p_timeout);
+       and (p_fits or (not p_consumer.by_key and p_max <= _pgqueue.limit_slice_size()))
+       and _pgqueue.slots_are_next(p_consumer.stream_id, p_cursor) then
+        if not p_consumer.by_key and (p_max > 1 or p_cursor.slots_size > 1) then
+            v_claim := _pgqueue.claim_of_slots(p_consumer.stream_id, p_cursor, p_max,
+                                               p_consumer.visibility_timeout);
             if v_claim.claim_id is not null then
                 return v_claim;  -- some slots, or a part of one
             end if;
         end if;
-        v_slots := _pgqueue.has_slot(v_cursor);
+        v_slots := _pgqueue.has_slot(p_cursor);
     end if;
     v_claim.claim_id := _pgqueue.new_claim_id();
     v_claim.stream_id := p_consumer.stream_id;
     if p_consumer.by_key then
-        v_served := _pgqueue.claim_pieces(p_consumer, v_cursor, v_claim.claim_id, p_max);
+        v_served := _pgqueue.claim_pieces(p_consumer, p_cursor, v_claim.claim_id, p_max);
     elsif v_slots is not true then
-        v_served := _pgqueue.claim_quickly(p_consumer, v_cursor, v_claim.claim_id, p_max, p_timeout);
+        v_served := _pgqueue.claim_quickly(p_consumer, p_cursor, v_claim.claim_id, p_max);
     end if;
     v_claim.message_count := coalesce(v_served.message_count, 0);
     if v_served.seqs is not null then
@@ -234,9 +240,8 @@ begin
         v_claim.seqs := v_served.seqs;
         v_claim.priority := v_served.priority;
     elsif v_served.done is not true then
-        return _pgqueue.claim_more(p_consumer, v_cursor, v_claim,
-                                   case when v_served.ended then v_claim.message_count::int else p_max end, p_timeout,
-                                   v_slots);
+        return _pgqueue.claim_more(p_consumer, p_cursor, v_claim,
+                                   case when v_served.ended then v_claim.message_count::int else p_max end, v_slots);
     end if;
     return v_claim;  -- that is all: what it wants, or all that there is
 end $$;
@@ -247,7 +252,7 @@ end $$;
 --   p_slots  the consumer has free slots
 -- Returns, and raises, as claim_unlocked().
 create or replace function _pgqueue.claim_more(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                               p_claim pgqueue.claimed, p_max int, p_timeout interval, p_slots boolean)
+                                               p_claim pgqueue.claimed, p_max int, p_slots boolean)
 returns pgqueue.claimed
 language plpgsql
 as $$
@@ -255,12 +260,12 @@ declare
     v_slot pgqueue.claimed;
 begin
     if _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
-        return _pgqueue.claim_in_turn(p_consumer, p_claim.claim_id, p_max, p_claim.message_count, null, p_timeout);
+        return _pgqueue.claim_in_turn(p_consumer, p_claim.claim_id, p_max, p_claim.message_count, null);
     elsif p_claim.message_count > 0 then
         return p_claim;
     end if;
     if p_slots and p_consumer.quick then
-        v_slot := _pgqueue.claim_a_slot(p_consumer, p_cursor, p_max, p_timeout);
+        v_slot := _pgqueue.claim_a_slot(p_consumer, p_cursor, p_max);
         if v_slot.claim_id is not null then
             return v_slot;
         end if;
@@ -283,12 +288,11 @@ end $$;
 -- lock; and whether the claim ends there, as serve_ready() does. Locks: the runs it takes; maybe the consumer.
 --   p_cursor  the cursor; it has no free slots
 create or replace function _pgqueue.claim_quickly(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_claim_id bigint, p_max int, p_timeout interval)
+                                                  p_claim_id bigint, p_max int)
 returns pgqueue.served
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors := p_cursor;
     v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
     v_calm   boolean;  -- see below
     v_cuts   boolean;  -- a run that is too large is cut into slots, with the lock
@@ -296,43 +300,43 @@ declare
 begin
     v_served.message_count := 0;
     v_served.done := false;
-    if v_cursor.consumer_id is null then
-        v_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
+    if p_cursor.consumer_id is null then
+        p_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
     end if;
     -- no delay is over; scan_from has all lanes with ready runs; and no gap needs a look now: there are none, or the
     -- last look was less than 10 ms ago, or the last take was cut
-    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}' or _pgqueue.need_not_look(v_cursor.gaps_probe))
-        and v_cursor.scan_lanes_from is null and not _pgqueue.is_due(v_cursor.consumer_id, v_cursor.due_from);
-    if v_calm and not v_cursor.take_was_cut then
+    v_calm := (p_cursor.take_was_cut or p_cursor.gaps = '{}' or _pgqueue.need_not_look(p_cursor.gaps_probe))
+        and p_cursor.scan_lanes_from is null and not _pgqueue.is_due(p_cursor.consumer_id, p_cursor.due_from);
+    if v_calm and not p_cursor.take_was_cut then
         select * into v_new from pgqueue.publications
-        where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
-          and publication_id < v_cursor.next_publication + _pgqueue.limit_unseen()
+        where stream_id = p_consumer.stream_id and publication_id >= p_cursor.next_publication
+          and publication_id < p_cursor.next_publication + _pgqueue.limit_unseen()
         order by publication_id, part limit 1;
-        if not found and v_cursor.scan_from = '{}' and _pgqueue.is_idle(p_consumer, v_cursor) then
+        if not found and p_cursor.scan_from = '{}' and _pgqueue.is_idle(p_consumer, p_cursor) then
             v_served.done := true;
             return v_served;
         end if;
     end if;
 
-    if v_calm and _pgqueue.need_not_look(v_cursor.lease_probe) then
-        if v_cursor.scan_from <> '{}'
-           and (v_new.publication_id is null or _pgqueue.can_wait(p_consumer.stream_id, v_cursor)) then
+    if v_calm and _pgqueue.need_not_look(p_cursor.lease_probe) then
+        if p_cursor.scan_from <> '{}'
+           and (v_new.publication_id is null or _pgqueue.can_wait(p_consumer.stream_id, p_cursor)) then
             v_cuts := p_consumer.quick and p_max <= _pgqueue.limit_slice_size();
-            v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max,
+            v_served := _pgqueue.serve_ready(p_cursor.consumer_id, p_cursor.scan_from, p_claim_id, p_max,
                                              case when not v_cuts then p_max end, 0);
             -- now and then the place where the line begins is stored anew, so that claims do not walk over all runs
             -- that were claimed
             v_served.done := (v_served.message_count = p_max or v_served.ended
                               or (v_served.message_count > 0 and v_new.publication_id is null
-                                  and not v_cursor.take_was_cut
-                                  and not (v_cuts and _pgqueue.has_ready(v_cursor))))
+                                  and not p_cursor.take_was_cut
+                                  and not (v_cuts and _pgqueue.has_ready(p_cursor))))
                 and random() * _pgqueue.limit_behind() >= v_served.runs;
         end if;
-        if v_served.message_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
+        if v_served.message_count = 0 and p_cursor.gaps = '{}' and v_new.publication_id = p_cursor.next_publication then
             if p_consumer.quick and p_max <= _pgqueue.limit_slice_size() then
-                v_served := _pgqueue.claim_new_slot(p_consumer, v_cursor, v_new, p_claim_id, p_max, p_timeout);
+                v_served := _pgqueue.claim_new_slot(p_consumer, p_cursor, v_new, p_claim_id, p_max);
             else
-                v_served := _pgqueue.claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
+                v_served := _pgqueue.claim_new(p_consumer, p_cursor, v_new, p_claim_id, p_max);
             end if;
             v_served.done := v_served.message_count > 0;
         end if;
@@ -347,7 +351,7 @@ end $$;
 --   p_where, p_look, p_seen  as of fill()
 -- Returns the claim, and how many messages it has then: no more where another transaction keeps the lock.
 create or replace function _pgqueue.claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
-                                                  p_held bigint, p_ack bigint, p_timeout interval,
+                                                  p_held bigint, p_ack bigint,
                                                   p_where jsonpath default null, p_look int default null,
                                                   p_seen int8multirange default null)
 returns pgqueue.claimed
@@ -375,7 +379,7 @@ begin
     end if;
     -- another claimer may have cut some a moment ago
     if v_cuts and _pgqueue.has_slots(v_stored) and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
-        v_claim := _pgqueue.claim_a_slot(p_consumer, v_stored, p_max, p_timeout);
+        v_claim := _pgqueue.claim_a_slot(p_consumer, v_stored, p_max);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
@@ -395,7 +399,7 @@ begin
         v_cuts := v_cuts and (v_fill.o_cursor).slots_until > '-infinity';  -- there are slots
         perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_cuts or v_fill.o_count > 0);
         exit when not v_cuts;
-        v_claim := _pgqueue.claim_a_slot(p_consumer, v_fill.o_cursor, p_max, p_timeout);
+        v_claim := _pgqueue.claim_a_slot(p_consumer, v_fill.o_cursor, p_max);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;

@@ -112,14 +112,14 @@ end $$;
 -- Claims the slot that comes next, if it has the size that the claim wants, or by key comes near it. Returns, and
 -- locks, as claim_slot() or claim_slot_by_key().
 create or replace function _pgqueue.claim_a_slot(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                 p_max int, p_timeout interval) returns pgqueue.claimed
+                                                 p_max int) returns pgqueue.claimed
 language plpgsql
 as $$
 begin
     if not p_consumer.by_key then
-        return _pgqueue.claim_slot(p_consumer.stream_id, p_cursor, p_max, p_timeout);
+        return _pgqueue.claim_slot(p_consumer.stream_id, p_cursor, p_max, p_consumer.visibility_timeout);
     elsif _pgqueue.slots_fit(p_cursor.slots_size, p_max) then
-        return _pgqueue.claim_slot_by_key(p_consumer.stream_id, p_cursor, p_max, p_timeout);
+        return _pgqueue.claim_slot_by_key(p_consumer.stream_id, p_cursor, p_max, p_consumer.visibility_timeout);
     end if;
     return null;
 end $$;

@@ -33,7 +33,7 @@ begin
     end if;
     v_count := _pgqueue.claim_where(v_consumer, v_claim_id, p_where, p_max, p_look, p_ack);
     if v_count > 0 then
-        perform _pgqueue.record_claim(v_consumer, v_claim_id, v_count, p_visibility_timeout);
+        perform _pgqueue.record_claim(_pgqueue.new_claim(v_consumer, v_claim_id, v_count));
         return query select * from _pgqueue.payloads(v_consumer.stream_id, v_claim_id);
     end if;
 end $$;
@@ -82,8 +82,7 @@ begin
             null;  -- unlocks runs of other claimers that it looked at, before it waits for the lock: as claim() does
         end;
     end if;
-    return (_pgqueue.claim_in_turn(p_consumer, p_claim_id, p_max, 0, p_ack, null, p_where, p_look,
-                                    v_seen)).message_count;
+    return (_pgqueue.claim_in_turn(p_consumer, p_claim_id, p_max, 0, p_ack, p_where, p_look, v_seen)).message_count;
 end $$;
 
 -- Whether a claim with a condition may look at ready messages at once: no lease may have ended, nothing is due or more

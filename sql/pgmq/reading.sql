@@ -45,7 +45,8 @@ begin
     end loop;
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     if v_count > 0 then
-        perform _pgqueue.record_claim(p_consumer, v_claim, v_count, p_lease);
+        p_consumer.visibility_timeout := p_lease;
+        perform _pgqueue.record_claim(_pgqueue.new_claim(p_consumer, v_claim, v_count));
         return query select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,
                             pgmq._message(r.data), r.headers
                      from _pgqueue.payloads(p_consumer.stream_id, v_claim) r order by r.seq;

@@ -20,13 +20,12 @@ begin
     delete from pgqueue.claims where claim_id = p_claim.claim_id;
 end $$;
 
--- Raises PQ002, PQ005 or PQ010 unless the checkpoint belongs to this consumer of this database, in this state.
+-- Raises PQ005 or PQ010 unless the checkpoint belongs to this consumer of this database, in this state.
 create or replace function _pgqueue.check_reader(p_reader pgqueue.readers, p_consumer_id int, p_start_claim bigint,
                                                  p_claim bigint) returns void
 language plpgsql stable
 as $$
 begin
-    perform _pgqueue.consumer_of(p_consumer_id);
     if p_reader.reader is null and p_claim > 0 then
         raise exception 'the checkpoint (at claim %) is of a reader that this database does not know', p_claim
             using errcode = 'PQ005',

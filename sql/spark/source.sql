@@ -98,10 +98,9 @@ begin
         end if;
         v_cursor := v_fill.o_cursor;
         if v_fill.o_count > 0 then
-            claim_id := v_claim.claim_id;
             claimed := v_fill.o_count;
             messages := p_start_messages + claimed;
-            perform _pgqueue.record_claim(v_consumer, claim_id, claimed, p_visibility_timeout, p_reader);
+            claim_id := _pgqueue.record_claim(_pgqueue.new_claim(v_consumer, v_claim.claim_id, claimed, p_reader));
         end if;
     end if;
 
@@ -173,8 +172,7 @@ begin
         raise exception 'p_quarantine_after is null or at least 1, not %', p_quarantine_after
             using errcode = 'PQ003', column = 'p_quarantine_after';
     end if;
-    perform _pgqueue.own_reader(p_reader, p_consumer_id);
-    v_consumer := _pgqueue.consumer_of(p_consumer_id);
+    v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
     perform _pgqueue.check_kind('reader', v_consumer);
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_end_claim);
