@@ -143,8 +143,8 @@ as $$
       and s.token = _pgqueue.token_in(p_claim_id)
 $$;
 
--- Records a claim of the usual kind: all rows of claims come from here. That of a checkpoint reader is recorded with the
--- set that it has at first. Returns its id.
+-- Records a claim of the usual kind: all rows of claims come from here. That of a checkpoint reader gets the set that
+-- it has at first. Returns the claim's id.
 create or replace function _pgqueue.record_claim(p_claim pgqueue.claims) returns bigint
 language plpgsql
 as $$

@@ -21,8 +21,8 @@ end $$;
 --   p_visibility_timeout    null: the consumer's
 --   p_stream, p_name        the consumer; but of a reader ...
 --   p_reader, p_consumer_id ... itself, and the consumer's id
--- Returns the consumer, with the visibility timeout of this claim. If it is paused, the caller claims nothing. Errors: PQ007, PQ003, PQ001, PQ002, PQ006.
--- Locks: for a reader, as own_reader(). The schedules that are due.
+-- Returns the consumer, with the visibility timeout of this claim. If it is paused, the caller claims nothing.
+-- Errors: PQ007, PQ003, PQ001, PQ002, PQ006. Locks: for a reader, as own_reader(). The schedules that are due.
 create or replace function _pgqueue.begin_claim(p_call text, p_max bigint, p_visibility_timeout interval,
                                                 p_stream text default null, p_name text default null,
                                                 p_reader uuid default null, p_consumer_id int default null)

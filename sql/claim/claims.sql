@@ -167,13 +167,8 @@ begin
             if v_consumer.quick and _pgqueue.need_not_look(v_cursor.slots_until)
                and (v_cursor.slots_size = p_max
                     or (v_consumer.by_key and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
-                if v_consumer.by_key then
-                    v_claim := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max,
-                                                           v_consumer.visibility_timeout);
-                else
-                    v_claim := _pgqueue.claim_slot(v_consumer.stream_id, v_cursor, p_max,
-                                                    v_consumer.visibility_timeout, v_cursor.slots_priority);
-                end if;
+                v_claim := _pgqueue.claim_slot(v_consumer.stream_id, v_consumer.by_key, v_cursor, p_max,
+                                               v_consumer.visibility_timeout, v_cursor.slots_priority);
                 if v_claim.claim_id is not null then
                     return v_claim;  -- nearly all claims end here
                 end if;
@@ -265,7 +260,8 @@ begin
         return p_claim;
     end if;
     if p_slots and p_consumer.quick then
-        v_slot := _pgqueue.claim_a_slot(p_consumer, p_cursor, p_max);
+        v_slot := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.by_key, p_cursor, p_max,
+                                      p_consumer.visibility_timeout);
         if v_slot.claim_id is not null then
             return v_slot;
         end if;
@@ -379,7 +375,8 @@ begin
     end if;
     -- another claimer may have cut some a moment ago
     if v_cuts and _pgqueue.has_slots(v_stored) and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
-        v_claim := _pgqueue.claim_a_slot(p_consumer, v_stored, p_max);
+        v_claim := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.by_key, v_stored, p_max,
+                                       p_consumer.visibility_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
@@ -399,7 +396,8 @@ begin
         v_cuts := v_cuts and (v_fill.o_cursor).slots_until > '-infinity';  -- there are slots
         perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_cuts or v_fill.o_count > 0);
         exit when not v_cuts;
-        v_claim := _pgqueue.claim_a_slot(p_consumer, v_fill.o_cursor, p_max);
+        v_claim := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.by_key, v_fill.o_cursor, p_max,
+                                       p_consumer.visibility_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
