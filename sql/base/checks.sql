@@ -1,8 +1,9 @@
 -- Checks of arguments: each raises before anything is changed, and names the argument. And of the server.
 
--- Raises PQ006 when this call is not for consumers of this kind.
+-- Raises PQ006 when this call is not for consumers of this kind. Returns the consumer.
 --   p_call  as of begin_claim() (claim/begin.sql)
-create or replace function _pgqueue.check_kind(p_call text, p_consumer pgqueue.consumers) returns void
+create or replace function _pgqueue.check_kind(p_call text, p_consumer pgqueue.consumers)
+returns pgqueue.consumers
 language plpgsql
 as $$
 begin
@@ -26,6 +27,7 @@ begin
                         'Spark claims what there is', quote_literal(p_consumer.name)
             using errcode = 'PQ006', hint = 'Read another consumer, or take the limits back with alter_consumer.';
     end if;
+    return p_consumer;
 end $$;
 
 -- Raises PQ007 unless each statement sees all that was committed before it. Claims and settlements decide by the rows

@@ -143,21 +143,6 @@ as $$
       and s.token = _pgqueue.token_in(p_claim_id)
 $$;
 
--- Records a claim of the usual kind: all rows of claims come from here. That of a checkpoint reader gets the set that
--- it has at first. Returns the claim's id.
-create or replace function _pgqueue.record_claim(p_claim pgqueue.claims) returns bigint
-language plpgsql
-as $$
-begin
-    if p_claim.reader is not null then
-        select range_agg(seqs), range_agg(int8range(arrival_no, arrival_no, '[]')), array_agg(distinct lane)
-        into p_claim.seqs, p_claim.arrival_nos, p_claim.lanes
-        from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed';
-    end if;
-    insert into pgqueue.claims select p_claim.*;
-    return p_claim.claim_id;
-end $$;
-
 -- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. What they would have gone
 -- on with becomes runs that wait, or that are ready in the line.
 --   p_tids  where they are in their table: the caller has locked them; and the consumer, if it goes by key
@@ -173,8 +158,10 @@ begin
     ), run as (
         insert into pgqueue.consumer_messages
         select r.* from gone g cross join lateral _pgqueue.runs_of_slot(g::pgqueue.slots) r
+    ), claim as (
+        insert into pgqueue.claims select (_pgqueue.claim_of(g::pgqueue.slots)).* from gone g
     )
-    select count(_pgqueue.record_claim(_pgqueue.claim_of(g::pgqueue.slots))) into v_count from gone g;
+    select count(*) into v_count from gone;
     return v_count;
 end $$;
 

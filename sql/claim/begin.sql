@@ -43,7 +43,7 @@ begin
             v_consumer := _pgqueue.consumer(p_stream, p_name,
                                             case p_call when 'group' then 'group' else 'consumer' end);
         end if;
-        perform _pgqueue.check_kind(p_call, v_consumer);
+        v_consumer := _pgqueue.check_kind(p_call, v_consumer);
         v_consumer.visibility_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
         if v_consumer.scheduled then
             perform _pgqueue.run_schedules(v_consumer.stream_id);
@@ -73,3 +73,18 @@ as $$
             clock_timestamp() + p_consumer.visibility_timeout, p_consumer.visibility_timeout, p_count, p_count, 0,
             p_reader, current_setting('application_name'), p_consumer.archives, null, null, null, null)::pgqueue.claims
 $$;
+
+-- Records a claim that has its messages as runs: all rows of claims come from here, but for those that were slots
+-- (promote()). That of a checkpoint reader gets the set that it has at first. Returns the claim's id.
+create or replace function _pgqueue.record_claim(p_claim pgqueue.claims) returns bigint
+language plpgsql
+as $$
+begin
+    if p_claim.reader is not null then
+        select range_agg(seqs), range_agg(int8range(arrival_no, arrival_no, '[]')), array_agg(distinct lane)
+        into p_claim.seqs, p_claim.arrival_nos, p_claim.lanes
+        from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed';
+    end if;
+    insert into pgqueue.claims select p_claim.*;
+    return p_claim.claim_id;
+end $$;

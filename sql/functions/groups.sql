@@ -99,11 +99,8 @@ end $$;
 create or replace function _pgqueue.group(p_stream text, p_group text) returns pgqueue.consumers
 language plpgsql stable
 as $$
-declare
-    v_group pgqueue.consumers := _pgqueue.consumer(p_stream, p_group, 'group');
 begin
-    perform _pgqueue.check_kind('group', v_group);
-    return v_group;
+    return _pgqueue.check_kind('group', _pgqueue.consumer(p_stream, p_group, 'group'));
 end $$;
 
 -- The partitions of a group as they are.

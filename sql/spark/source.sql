@@ -172,8 +172,7 @@ begin
         raise exception 'p_quarantine_after is null or at least 1, not %', p_quarantine_after
             using errcode = 'PQ003', column = 'p_quarantine_after';
     end if;
-    v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
-    perform _pgqueue.check_kind('reader', v_consumer);
+    v_consumer := _pgqueue.check_kind('reader', _pgqueue.own_reader(p_reader, p_consumer_id));
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_end_claim);
     v_stored := _pgqueue.cursor(p_consumer_id);

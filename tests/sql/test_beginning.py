@@ -246,7 +246,7 @@ def test_no_role_but_consumers_claims(conn: Conn, writer: Conn) -> None:
 
 def test_what_claims_begins_and_records_in_one_place() -> None:
     """Who records a claim has begun it, and nobody else checks what a beginning does."""
-    assert callers("insert into pgqueue.claims") == {"_pgqueue.record_claim"}
+    assert callers("insert into pgqueue.claims") == {"_pgqueue.record_claim", "_pgqueue.promote"}
     begun = callers("_pgqueue.begin_claim(")
     assert begun == {
         "_pgqueue.claim", "pgqueue.receive_where", "pgqueue.reader_claim",
