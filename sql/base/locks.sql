@@ -74,7 +74,7 @@
 --        with the lock (these claims get nothing if one transaction keeps it, see lock_consumer_soon()); nack,
 --        defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
 --        leave_group, note_offset; reader_claim, reader_resume and reader_release. In tries: alter_consumer with a
---        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim_more(),
+--        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim_unlocked(),
 --        cut_ahead(), deal_ahead(), start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try,
 --        and do without it.
 -- 22. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
@@ -128,7 +128,6 @@
 --   _pgqueue.claim_unlocked: consumer, run, slot before claim.  In turn it has no claim to acknowledge.
 --   _pgqueue.claim_unlocked: run, slot before consumer.  It has that lock already, from its try.
 --   _pgqueue.claim_unlocked: run before slot.  As above.
---   _pgqueue.claim_more: consumer before claim.  As above.
 --   _pgqueue.claim_in_turn: consumer before claim.  It locks the claim first, and acknowledges last.
 --   _pgqueue.claim_where: consumer, run before claim.  receive_where has locked the claim before.
 --   _pgqueue.claim_where: run before consumer.  An exception block lets go of the runs.

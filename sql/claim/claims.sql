@@ -194,30 +194,30 @@ begin
     return v_claim;
 end $$;
 
--- Claims without waiting for the consumer's lock: a slot, or what is ready. If that does not suffice, and nobody has
--- the lock, the claim goes on with it.
+-- Claims without waiting for the consumer's lock: slots, or what is ready. If that does not suffice, and nobody has the
+-- lock, the claim goes on with it. Beside another claimer, who works on the line, slots of other sizes, or messages that
+-- are ready, suffice.
+--   p_fits  slots come next, and have the size that the claim wants; but there was none
 -- Returns the claim; its message_count is 0 when there is nothing. Only that of a slot is recorded. Errors: PQ099 when
--- there may be something for who waits for the lock: the caller has to let go of what this looked at.
--- Locks: slots, runs; maybe the consumer.
+-- who waits for the lock may find something: the caller has to let go of what this looked at. Locks: slots, runs; maybe
+-- the consumer.
 create or replace function _pgqueue.claim_unlocked(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                   p_max int, p_fits boolean)
-returns pgqueue.claimed
+                                                   p_max int, p_fits boolean) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_claim  pgqueue.claimed;
-    v_slots  boolean;         -- the consumer has free slots, as far as is known
+    v_slot   pgqueue.claimed;
+    v_slots  boolean := _pgqueue.has_slots(p_cursor);  -- the consumer has free slots, as far as is known
     v_served pgqueue.served;
 begin
-    v_slots := _pgqueue.has_slots(p_cursor);
     if v_slots and p_consumer.quick
        and (p_fits or (not p_consumer.by_key and p_max <= _pgqueue.limit_slice_size()))
        and _pgqueue.slots_are_next(p_consumer.stream_id, p_cursor) then
         if not p_consumer.by_key and (p_max > 1 or p_cursor.slots_size > 1) then
-            v_claim := _pgqueue.claim_of_slots(p_consumer.stream_id, p_cursor, p_max,
-                                               p_consumer.visibility_timeout);
-            if v_claim.claim_id is not null then
-                return v_claim;  -- some slots, or a part of one
+            v_slot := _pgqueue.claim_of_slots(p_consumer.stream_id, p_cursor, p_max, p_consumer.visibility_timeout);
+            if v_slot.claim_id is not null then
+                return v_slot;  -- of some slots, or of a part of one
             end if;
         end if;
         v_slots := _pgqueue.has_slot(p_cursor);
@@ -231,48 +231,27 @@ begin
     end if;
     v_claim.message_count := coalesce(v_served.message_count, 0);
     if v_served.seqs is not null then
-        v_claim.claim_id := v_claim.claim_id | 1;
-        v_claim.seqs := v_served.seqs;
-        v_claim.priority := v_served.priority;
-    elsif v_served.done is not true then
-        return _pgqueue.claim_more(p_consumer, p_cursor, v_claim,
-                                   case when v_served.ended then v_claim.message_count::int else p_max end, v_slots);
-    end if;
-    return v_claim;  -- that is all: what it wants, or all that there is
-end $$;
-
--- Goes on with a claim for which the slots and what is ready did not suffice: with the consumer's lock, if nobody has
--- it. Beside another claimer, who works on the line, slots of other sizes or ready messages suffice.
---   p_max    messages that the claim is to reach
---   p_slots  the consumer has free slots
--- Returns, and raises, as claim_unlocked().
-create or replace function _pgqueue.claim_more(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                               p_claim pgqueue.claimed, p_max int, p_slots boolean)
-returns pgqueue.claimed
-language plpgsql
-as $$
-declare
-    v_slot pgqueue.claimed;
-begin
-    if _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
-        return _pgqueue.claim_in_turn(p_consumer, p_claim.claim_id, p_max, p_claim.message_count, null);
-    elsif p_claim.message_count > 0 then
-        return p_claim;
-    end if;
-    if p_slots and p_consumer.quick then
-        v_slot := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.by_key, p_cursor, p_max,
-                                      p_consumer.visibility_timeout);
-        if v_slot.claim_id is not null then
-            return v_slot;
+        return (v_claim.claim_id | 1, v_claim.message_count, v_claim.stream_id, v_served.seqs, v_served.priority);
+    elsif v_served.done is not true and _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+        return _pgqueue.claim_in_turn(p_consumer, v_claim.claim_id,
+                                      case when v_served.ended then v_claim.message_count::int else p_max end,
+                                      v_claim.message_count, null);
+    elsif v_served.done is not true and v_claim.message_count = 0 then  -- somebody has the lock
+        if v_slots and p_consumer.quick then
+            v_slot := _pgqueue.claim_slot(p_consumer.stream_id, p_consumer.by_key, p_cursor, p_max,
+                                          p_consumer.visibility_timeout);
+            if v_slot.claim_id is not null then
+                return v_slot;
+            end if;
+        end if;
+        v_claim.message_count := (_pgqueue.serve_ready(
+            p_consumer.consumer_id, (_pgqueue.cursor(p_consumer.consumer_id)).scan_from, v_claim.claim_id, p_max,
+            case when not p_consumer.by_key then p_max end, 0)).message_count;
+        if v_claim.message_count = 0 then
+            raise exception using errcode = 'PQ099';
         end if;
     end if;
-    p_claim.message_count := (_pgqueue.serve_ready(
-        p_consumer.consumer_id, (_pgqueue.cursor(p_consumer.consumer_id)).scan_from, p_claim.claim_id, p_max,
-        case when not p_consumer.by_key then p_max end, 0)).message_count;
-    if p_claim.message_count = 0 then
-        raise exception using errcode = 'PQ099';
-    end if;
-    return p_claim;
+    return v_claim;  -- that is all: what it wants, or what there is
 end $$;
 
 -- Claims for a consumer with ordering=none. A few probes tell the cases that nearly all claims are:
