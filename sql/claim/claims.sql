@@ -195,8 +195,8 @@ begin
 end $$;
 
 -- Claims without waiting for the consumer's lock: slots, or what is ready. If that does not suffice, and nobody has the
--- lock, the claim goes on with it. Beside another claimer, who works on the line, slots of other sizes, or messages that
--- are ready, suffice.
+-- lock, the claim goes on with it. Beside another claimer, who works on the line, slots of other sizes, or messages
+-- that are ready, suffice.
 --   p_fits  slots come next, and have the size that the claim wants; but there was none
 -- Returns the claim; its message_count is 0 when there is nothing. Only that of a slot is recorded. Errors: PQ099 when
 -- who waits for the lock may find something: the caller has to let go of what this looked at. Locks: slots, runs; maybe
