@@ -80,10 +80,11 @@ begin
     end if;
 end $$;
 
--- Raises PQ007, or PQ003 for arguments of a claim that are not allowed.
+-- Raises PQ007, or PQ003 for arguments of a claim that are not allowed. Returns the timeout.
 --   p_call   as of begin_claim() (claim/begin.sql): a reader may claim all, a group looks at so many
 --   p_visibility_timeout  null: the consumer's
-create or replace function _pgqueue.check_claim(p_call text, p_max bigint, p_visibility_timeout interval) returns void
+create or replace function _pgqueue.check_claim(p_call text, p_max bigint, p_visibility_timeout interval)
+returns interval
 language plpgsql stable
 as $$
 begin
@@ -97,6 +98,7 @@ begin
     if p_visibility_timeout is not null then
         perform pgqueue.check_timeout('p_visibility_timeout', p_visibility_timeout);
     end if;
+    return p_visibility_timeout;
 end $$;
 
 -- Raises PQ003 for a priority or a time that is not allowed.

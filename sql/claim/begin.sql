@@ -14,7 +14,7 @@ begin
 end $$;
 
 -- Begins a claim: all checks that do not depend on what there is to claim, in the same order for all calls. What is due
--- of schedules is sent.
+-- of schedules is sent. (claim() calls it only where there is something to refuse or to do: nearly never.)
 --   p_call  claim: also receive, and those of pgmq. where: receive_where. reader: reader_claim. group: plan_partitions,
 --           also read_partitions
 --   p_max   messages; for a reader null: all
@@ -32,22 +32,16 @@ as $$
 declare
     v_consumer pgqueue.consumers;
 begin
-    -- (a row as one value: column by column costs twice as much)
-    v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_name;
-    if v_consumer.special is not false or p_call <> 'claim' or p_max is null or p_max < 1
-       or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
-        perform _pgqueue.check_claim(p_call, p_max, p_visibility_timeout);
-        if p_call = 'reader' then
-            v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
-        elsif v_consumer.consumer_id is null then  -- it raises, or somebody made it meanwhile
-            v_consumer := _pgqueue.consumer(p_stream, p_name,
-                                            case p_call when 'group' then 'group' else 'consumer' end);
-        end if;
-        v_consumer := _pgqueue.check_kind(p_call, v_consumer);
-        v_consumer.visibility_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-        if v_consumer.scheduled then
-            perform _pgqueue.run_schedules(v_consumer.stream_id);
-        end if;
+    p_visibility_timeout := _pgqueue.check_claim(p_call, p_max, p_visibility_timeout);
+    if p_call = 'reader' then
+        v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
+    else
+        v_consumer := _pgqueue.consumer(p_stream, p_name, case p_call when 'group' then 'group' else 'consumer' end);
+    end if;
+    v_consumer := _pgqueue.check_kind(p_call, v_consumer);
+    v_consumer.visibility_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
+    if v_consumer.scheduled then
+        perform _pgqueue.run_schedules(v_consumer.stream_id);
     end if;
     return v_consumer;
 end $$;
@@ -55,12 +49,11 @@ end $$;
 -- Whether all claims of a consumer need its lock: it has limits that claims beside each other could pass, or messages
 -- may have to be dropped first.
 create or replace function _pgqueue.claims_in_turn(p_consumer pgqueue.consumers) returns boolean
-language plpgsql
+language sql
 as $$
-begin
-    return p_consumer.per_key_interval is not null or p_consumer.throttled or p_consumer.per_key_latest
-        or not _pgqueue.has_room(p_consumer);
-end $$;
+    select p_consumer.per_key_interval is not null or p_consumer.throttled or p_consumer.per_key_latest
+        or not _pgqueue.has_room(p_consumer)
+$$;
 
 -- A claim that has its messages as runs, for record_claim(). Its lease begins here, after all waiting.
 --   p_consumer  as begin_claim() returned it
