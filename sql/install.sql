@@ -75,6 +75,7 @@ set local check_function_bodies = off;
 \ir publish/cron.sql
 \ir publish/schedules.sql
 \ir claim/owed.sql
+\ir claim/begin.sql
 \ir claim/archive.sql
 \ir claim/retention.sql
 \ir claim/drop_oldest.sql

@@ -1,13 +1,33 @@
 -- Checks of arguments: each raises before anything is changed, and names the argument. And of the server.
 
--- Raises PQ006: the call claims messages, and the consumer is a group, whose messages are not claimed.
-create or replace function _pgqueue.refuse_group(p_consumer pgqueue.consumers) returns void
+-- Raises PQ006 when this call is not for consumers of this kind. Returns the consumer.
+--   p_call  as of begin_claim() (claim/begin.sql)
+create or replace function _pgqueue.check_kind(p_call text, p_consumer pgqueue.consumers)
+returns pgqueue.consumers
 language plpgsql
 as $$
 begin
-    raise exception '% is a group: its messages are not claimed, but read by partitions', quote_literal(p_consumer.name)
-        using errcode = 'PQ006',
-              hint = 'Call lease_partitions and read_partitions; or create_consumer, with another name.';
+    if p_call = 'group' and p_consumer.partitions is null then
+        raise exception 'consumer % of stream % is no group: its messages are claimed',
+            quote_literal(p_consumer.name), quote_literal(p_consumer.stream_name)
+            using errcode = 'PQ006', hint = 'Call receive; or create_group, with another name.';
+    elsif p_call <> 'group' and p_consumer.partitions is not null then
+        raise exception '% is a group: its messages are not claimed, but read by partitions',
+            quote_literal(p_consumer.name)
+            using errcode = 'PQ006',
+                  hint = 'Call lease_partitions and read_partitions; or create_consumer, with another name.';
+    elsif p_call = 'where' and _pgqueue.is_keyed(p_consumer.way) then
+        raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), and so nothing '
+                        'out of its turn', quote_literal(p_consumer.name)
+            using errcode = 'PQ006',
+                  hint = 'Receive with a condition from a consumer with ordering=none, '
+                         'or make a consumer with a filter.';
+    elsif p_call = 'reader' and _pgqueue.limits_keys(p_consumer) then
+        raise exception '% has limits of keys (fair, per_key_limit or per_key_interval), which are for workers: '
+                        'Spark claims what there is', quote_literal(p_consumer.name)
+            using errcode = 'PQ006', hint = 'Read another consumer, or take the limits back with alter_consumer.';
+    end if;
+    return p_consumer;
 end $$;
 
 -- Raises PQ007 unless each statement sees all that was committed before it. Claims and settlements decide by the rows
@@ -60,19 +80,25 @@ begin
     end if;
 end $$;
 
--- Raises PQ003 or PQ007 for arguments of a claim that are not allowed. A timeout may be null.
-create or replace function _pgqueue.check_claim(p_max int, p_visibility_timeout interval) returns void
+-- Raises PQ007, or PQ003 for arguments of a claim that are not allowed. Returns the timeout.
+--   p_call   as of begin_claim() (claim/begin.sql): a reader may claim all, a group looks at so many
+--   p_visibility_timeout  null: the consumer's
+create or replace function _pgqueue.check_claim(p_call text, p_max bigint, p_visibility_timeout interval)
+returns interval
 language plpgsql stable
 as $$
 begin
     perform _pgqueue.check_isolation();
-    if p_max is null or p_max < 1 then
-        raise exception 'p_max is at least 1, not %', coalesce(p_max::text, 'null')
-            using errcode = 'PQ003', column = 'p_max';
+    if p_call = 'group' then
+        perform _pgqueue.check_number('p_max', p_max, 1, 1000000);
+    elsif p_max < 1 or (p_max is null and p_call <> 'reader') then
+        raise exception 'p_max is %at least 1, not %', case p_call when 'reader' then 'null or ' else '' end,
+                        coalesce(p_max::text, 'null') using errcode = 'PQ003', column = 'p_max';
     end if;
     if p_visibility_timeout is not null then
         perform pgqueue.check_timeout('p_visibility_timeout', p_visibility_timeout);
     end if;
+    return p_visibility_timeout;
 end $$;
 
 -- Raises PQ003 for a priority or a time that is not allowed.

@@ -74,7 +74,7 @@
 --        with the lock (these claims get nothing if one transaction keeps it, see lock_consumer_soon()); nack,
 --        defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
 --        leave_group, note_offset; reader_claim, reader_resume and reader_release. In tries: alter_consumer with a
---        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim(),
+--        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim_unlocked(),
 --        cut_ahead(), deal_ahead(), start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try,
 --        and do without it.
 -- 22. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
@@ -121,15 +121,13 @@
 --   _pgqueue.ack: slot before consumer.  As above.
 --   _pgqueue.settle: slot before claim.  As above.
 --   _pgqueue.settle: slot before consumer.  As above.
---   _pgqueue.claim: consumer, run before claim.  claim_in_turn() runs after an exception block that let go of all,
---     or after ack().
---   _pgqueue.claim: run before consumer.  As above; or claim() has the consumer's lock already, from its try.
---   _pgqueue.claim: slot before claim.  As above.
---   _pgqueue.claim: slot before consumer.  As above.
+--   _pgqueue.claim: consumer, run, slot before claim.  claim_in_turn() runs after a block that let go of all.
+--   _pgqueue.claim: run, slot before consumer.  As above.
 --   _pgqueue.claim: run before slot.  As above.
---   _pgqueue.claim_in_turn: consumer, slot before claim.  It locks the claim first, then the consumer, and then
---     acknowledges.
---   _pgqueue.claim_in_turn: slot before consumer.  It acknowledges, and returns, where it cannot have the lock.
+--   _pgqueue.claim_unlocked: consumer, run, slot before claim.  In turn it has no claim to acknowledge.
+--   _pgqueue.claim_unlocked: run, slot before consumer.  It has that lock already, from its try.
+--   _pgqueue.claim_unlocked: run before slot.  As above.
+--   _pgqueue.claim_in_turn: consumer before claim.  It locks the claim first, and acknowledges last.
 --   _pgqueue.claim_where: consumer, run before claim.  receive_where has locked the claim before.
 --   _pgqueue.claim_where: run before consumer.  An exception block lets go of the runs.
 --   _pgqueue.claim_where: run before slot.  It acknowledges a slot that is its caller's.

@@ -85,6 +85,21 @@ begin
     return v_stream;
 end $$;
 
+-- The consumer of an id that the caller gave, as a running query has it. Errors: PQ002.
+create or replace function _pgqueue.consumer_of(p_consumer_id int) returns pgqueue.consumers
+language plpgsql stable
+as $$
+declare
+    v_consumer pgqueue.consumers;
+begin
+    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
+    if not found then
+        raise exception 'the consumer of this query was dropped'
+            using errcode = 'PQ002', hint = 'Create it again and start the query with a new checkpoint.';
+    end if;
+    return v_consumer;
+end $$;
+
 -- The consumer of a name. Errors: PQ001, PQ002. Locks nothing.
 --   p_kind  what the caller calls it: consumer, or group
 create or replace function _pgqueue.consumer(p_stream text, p_name text, p_kind text default 'consumer')

@@ -1,5 +1,6 @@
--- Making a claim: quickly, from the ready messages (claim_pieces(), claim_quickly()); or in turn, with the consumer's
--- lock (claim_in_turn()): refresh() does the work that is due, and fill() gets the messages.
+-- Making a claim, from its beginning (begin_claim()) to its record. Without waiting, from slots and the ready messages
+-- (claim_unlocked()); or in turn, with the consumer's lock (claim_in_turn()): refresh() does the work that is due, and
+-- fill() gets the messages.
 
 -- Claims pieces that are ready, as long as nothing is due: that needs no lock of the consumer. Messages that were
 -- published meanwhile come after these pieces. Returns as claim_quickly(). Locks: the pieces.
@@ -9,27 +10,26 @@ returns pgqueue.served
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors := p_cursor;
     v_served pgqueue.served;
 begin
-    if v_cursor.consumer_id is null then
-        v_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
+    if p_cursor.consumer_id is null then
+        p_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
     end if;
     v_served.message_count := 0;
     v_served.done := false;
-    if v_cursor.tokens_from <= clock_timestamp() or _pgqueue.is_due(v_cursor.consumer_id, v_cursor.due_from) then
+    if p_cursor.tokens_from <= clock_timestamp() or _pgqueue.is_due(p_cursor.consumer_id, p_cursor.due_from) then
         return v_served;
-    elsif (v_cursor.scan_from[1]).lane = 0 and _pgqueue.need_not_look(v_cursor.lease_probe) then
-        v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max, null, 0);
+    elsif (p_cursor.scan_from[1]).lane = 0 and _pgqueue.need_not_look(p_cursor.lease_probe) then
+        v_served := _pgqueue.serve_ready(p_cursor.consumer_id, p_cursor.scan_from, p_claim_id, p_max, null, 0);
         v_served.done := v_served.message_count > 0 and random() * _pgqueue.limit_behind() >= v_served.runs
-            and (v_served.ended or 2 * v_served.message_count > p_max or _pgqueue.has_ready_piece(v_cursor));
-    elsif p_consumer.ordering = 'stream' and v_cursor.slots_low is not null
-          and _pgqueue.need_not_look(v_cursor.lease_probe) then
+            and (v_served.ended or 2 * v_served.message_count > p_max or _pgqueue.has_ready_piece(p_cursor));
+    elsif p_consumer.ordering = 'stream' and p_cursor.slots_low is not null
+          and _pgqueue.need_not_look(p_cursor.lease_probe) then
         v_served.done := exists (  -- while the one slot is claimed, nothing else can be had
             select from pgqueue.slots
-            where consumer_id = v_cursor.consumer_id and slot >= v_cursor.slots_low and token is not null);
-    elsif v_cursor.scan_from = '{}' and not v_cursor.take_was_cut then
-        v_served.done := not _pgqueue.may_have_freed(v_cursor) and _pgqueue.is_idle(p_consumer, v_cursor);
+            where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low and token is not null);
+    elsif p_cursor.scan_from = '{}' and not p_cursor.take_was_cut then
+        v_served.done := not _pgqueue.may_have_freed(p_cursor) and _pgqueue.is_idle(p_consumer, p_cursor);
     end if;
     return v_served;
 end $$;
@@ -135,32 +135,8 @@ begin
     end if;
 end $$;
 
--- Records a claim, of a checkpoint reader with the set that it has at first. The lease is computed here, after all
--- waiting.
---   p_reader  null: a worker's claim
-create or replace function _pgqueue.open_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
-                                               p_visibility_timeout interval, p_reader uuid) returns void
-language plpgsql
-as $$
-declare
-    v_now     timestamptz := clock_timestamp();
-    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
-    v_set     record;
-begin
-    select range_agg(seqs) as seqs, range_agg(int8range(arrival_no, arrival_no, '[]')) as arrival_nos,
-           array_agg(distinct lane) as lanes
-    into v_set
-    from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' and p_reader is not null;
-    insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
-                                message_count, remaining, owner, archive, reader, seqs, arrival_nos, lanes)
-    values (p_claim_id, p_consumer.consumer_id, _pgqueue.is_keyed(p_consumer.way), v_now, v_now + v_timeout, v_timeout,
-            p_count, p_count, current_setting('application_name'), _pgqueue.notes_ends(p_consumer), p_reader,
-            v_set.seqs, v_set.arrival_nos, v_set.lanes);
-end $$;
-
 -- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
--- message_count is 0 or null when nothing was claimed, and then no row of claims was written. (More than 60 lines: to
--- call a function takes as long as most of the questions here, for each message that is claimed alone.)
+-- message_count is 0 or null when nothing was claimed, and then no row of claims was written.
 create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval,
                                           p_ack bigint)
 returns pgqueue.claimed
@@ -168,43 +144,22 @@ language plpgsql
 as $$
 declare
     v_consumer pgqueue.consumers;
-    v_claim    pgqueue.claimed;
-    v_in_turn  boolean;          -- the claim needs the consumer's lock
-    v_acked    bigint;           -- null: p_ack is still to be acknowledged
-    v_quick    pgqueue.served;
     v_cursor   pgqueue.consumer_cursors;
-    v_slots    boolean;          -- the consumer has free slots, as far as is known
-    v_next     boolean;          -- they come next, and have the size that the claim wants
-    v_slot     pgqueue.claimed;
-    v_max      int;              -- claim_in_turn() may reach so many, as the quick claim ended at a suspect; or null
-    v_now      timestamptz;
-    v_timeout  interval;
+    v_in_turn  boolean;  -- the claim needs the consumer's lock
+    v_acked    bigint;   -- null: p_ack is still to be acknowledged
+    v_fits     boolean;  -- slots come next, and have the size that the claim wants
+    v_claim    pgqueue.claimed;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' or p_max is null or p_max < 1
-       or p_visibility_timeout is not null then
-        perform _pgqueue.check_claim(p_max, p_visibility_timeout);
-    end if;
     -- (a row as one value: column by column costs twice as much)
     v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer;
-    v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-    if _pgqueue.is_simple(v_consumer.way) is not true then  -- (each question costs a little; nearly all need none)
-        if v_consumer.consumer_id is null then
-            v_consumer := _pgqueue.consumer(p_stream, p_consumer);  -- it raises, or somebody made it meanwhile
-            v_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
-        end if;
-        if v_consumer.partitions is not null then
-            perform _pgqueue.refuse_group(v_consumer);
-        end if;
-        if v_consumer.scheduled then
-            perform _pgqueue.on_claim(v_consumer.stream_id);
-        end if;
+    if _pgqueue.is_simple(v_consumer.way) is not true or p_max is null or p_max < 1 or p_visibility_timeout is not null
+       or current_setting('transaction_isolation') <> 'read committed' then
+        v_consumer := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
         if v_consumer.paused then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
         end if;
-        v_in_turn := v_consumer.per_key_interval is not null or v_consumer.per_key_latest
-            or _pgqueue.is_throttled(v_consumer)
-            or (v_consumer.max_backlog is not null and _pgqueue.has_room(v_consumer) is not true);
+        v_in_turn := _pgqueue.claims_in_turn(v_consumer);
     end if;
     if v_in_turn is not true then
         v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
@@ -216,97 +171,91 @@ begin
             if _pgqueue.is_simple(v_consumer.way) and _pgqueue.need_not_look(v_cursor.slots_until)
                and (v_cursor.slots_size = p_max
                     or (_pgqueue.is_keyed(v_consumer.way) and _pgqueue.slots_fit(v_cursor.slots_size, p_max))) then
-                if _pgqueue.is_keyed(v_consumer.way) then
-                    v_slot := _pgqueue.claim_slot_by_key(v_consumer.stream_id, v_cursor, p_max, v_timeout);
-                else
-                    v_slot := _pgqueue.claim_slot(v_consumer.stream_id, v_cursor, p_max, v_timeout,
-                                                  v_cursor.slots_priority);
-                    if (_pgqueue.place_in(v_slot.claim_id) - v_cursor.slots_more) & 1048575 < 524288 then
-                        perform _pgqueue.cut_ahead(v_cursor, p_max);
-                    end if;
+                v_claim := _pgqueue.claim_slot(v_consumer.stream_id, _pgqueue.is_keyed(v_consumer.way), v_cursor, p_max,
+                                               v_consumer.visibility_timeout, v_cursor.slots_priority);
+                if v_claim.claim_id is not null then
+                    return v_claim;  -- nearly all claims end here
                 end if;
-                if v_slot.claim_id is not null then
-                    return v_slot;
-                end if;
-                v_next := true;
+                v_fits := true;
             end if;
-            v_slots := _pgqueue.has_slots(v_cursor);
-            if v_slots and _pgqueue.is_simple(v_consumer.way)
-               and (v_next or (not _pgqueue.is_keyed(v_consumer.way) and p_max <= _pgqueue.limit_slice_size()))
-               and _pgqueue.slots_are_next(v_consumer.stream_id, v_cursor) then
-                if not _pgqueue.is_keyed(v_consumer.way) and (p_max > 1 or v_cursor.slots_size > 1) then
-                    v_slot := _pgqueue.claim_of_slots(v_consumer.stream_id, v_cursor, p_max, v_timeout);
-                    if v_slot.claim_id is not null then
-                        return v_slot;
-                    end if;
-                end if;
-                v_slots := _pgqueue.has_slot(v_cursor);
-            end if;
-            v_claim.claim_id := _pgqueue.new_claim_id();
-            v_claim.stream_id := v_consumer.stream_id;
-            if _pgqueue.is_keyed(v_consumer.way) then
-                v_quick := _pgqueue.claim_pieces(v_consumer, v_cursor, v_claim.claim_id, p_max);
-            elsif v_slots is not true then
-                v_quick := _pgqueue.claim_quickly(v_consumer, v_cursor, v_claim.claim_id, p_max, v_timeout);
-                if v_quick.seqs is not null then
-                    return (v_claim.claim_id | 1, v_quick.message_count, v_claim.stream_id, v_quick.seqs,
-                            v_quick.priority);
-                end if;
-            end if;
-            v_claim.message_count := coalesce(v_quick.message_count, 0);
-            v_in_turn := v_quick.done is not true;
-            if v_in_turn then
-                if v_quick.ended then
-                    v_max := v_claim.message_count;
-                end if;
-                if not _pgqueue.try_lock_consumer(v_consumer.consumer_id) then
-                    -- another claimer works on the line: the slots, or the ready messages, suffice
-                    if v_slots and _pgqueue.is_simple(v_consumer.way) and v_claim.message_count = 0 then
-                        v_slot := _pgqueue.claim_a_slot(v_consumer, v_cursor, p_max, v_timeout);
-                        if v_slot.claim_id is not null then
-                            return v_slot;
-                        end if;
-                    end if;
-                    if v_claim.message_count = 0 then
-                        v_quick := _pgqueue.serve_ready(
-                            v_consumer.consumer_id,
-                            (_pgqueue.cursor(v_consumer.consumer_id)).scan_from,
-                            v_claim.claim_id, p_max, case when not _pgqueue.is_keyed(v_consumer.way) then p_max end, 0);
-                        v_claim.message_count := v_quick.message_count;
-                    end if;
-                    if v_claim.message_count = 0 then
-                        raise exception using errcode = 'PQ099';
-                    end if;
-                    v_in_turn := false;
-                end if;
-            end if;
+            v_claim := _pgqueue.claim_unlocked(v_consumer, v_cursor, p_max, v_fits);
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
             -- This unlocks the slots and the runs of other claims that it looked at, before it waits for the lock; and
             -- takes back the acknowledgement. The session that has the lock may come upon those rows, and wait for them
             -- although it skips locked ones, where Postgres follows a row to its last version.
             v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
+            v_in_turn := true;
         end;
     end if;
     if v_in_turn then
-        v_claim.claim_id := coalesce(v_claim.claim_id, _pgqueue.new_claim_id());
-        v_claim.stream_id := v_consumer.stream_id;
-        v_slot := _pgqueue.claim_in_turn(v_consumer, v_claim.claim_id, coalesce(v_max, p_max),
-                                         coalesce(v_claim.message_count, 0), case when v_acked is null then p_ack end,
-                                         p_visibility_timeout);
-        if _pgqueue.is_slot(v_slot.claim_id) then
-            return v_slot;
-        end if;
-        v_claim.message_count := v_slot.message_count;
+        v_claim := _pgqueue.claim_in_turn(v_consumer, _pgqueue.new_claim_id(), p_max, 0,
+                                          case when v_acked is null then p_ack end);
     end if;
-    if v_claim.message_count > 0 then
-        v_now := clock_timestamp();  -- after all waiting
-        insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until, visibility_timeout,
-                                    message_count, remaining, owner, archive)
-        values (v_claim.claim_id, v_consumer.consumer_id, _pgqueue.is_keyed(v_consumer.way), v_now, v_now + v_timeout,
-                v_timeout, v_claim.message_count, v_claim.message_count, current_setting('application_name'),
-                _pgqueue.notes_ends(v_consumer));
+    if v_claim.message_count > 0 and not _pgqueue.is_slot(v_claim.claim_id) then
+        v_claim.claim_id := _pgqueue.record_claim(
+            _pgqueue.new_claim(v_consumer, v_claim.claim_id, v_claim.message_count));
     end if;
     return v_claim;
+end $$;
+
+-- Claims without waiting for the consumer's lock: slots, or what is ready. If that does not suffice, and nobody has the
+-- lock, the claim goes on with it. Beside another claimer, who works on the line, slots of other sizes, or messages
+-- that are ready, suffice.
+--   p_fits  slots come next, and have the size that the claim wants; but there was none
+-- Returns the claim; its message_count is 0 when there is nothing. Only that of a slot is recorded. Errors: PQ099 when
+-- who waits for the lock may find something: the caller has to let go of what this looked at. Locks: slots, runs; maybe
+-- the consumer.
+create or replace function _pgqueue.claim_unlocked(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                   p_max int, p_fits boolean) returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_claim  pgqueue.claimed;
+    v_slot   pgqueue.claimed;
+    v_slots  boolean := _pgqueue.has_slots(p_cursor);  -- the consumer has free slots, as far as is known
+    v_served pgqueue.served;
+begin
+    if v_slots and _pgqueue.is_simple(p_consumer.way)
+       and (p_fits or (not _pgqueue.is_keyed(p_consumer.way) and p_max <= _pgqueue.limit_slice_size()))
+       and _pgqueue.slots_are_next(p_consumer.stream_id, p_cursor) then
+        if not _pgqueue.is_keyed(p_consumer.way) and (p_max > 1 or p_cursor.slots_size > 1) then
+            v_slot := _pgqueue.claim_of_slots(p_consumer.stream_id, p_cursor, p_max, p_consumer.visibility_timeout);
+            if v_slot.claim_id is not null then
+                return v_slot;  -- of some slots, or of a part of one
+            end if;
+        end if;
+        v_slots := _pgqueue.has_slot(p_cursor);
+    end if;
+    v_claim.claim_id := _pgqueue.new_claim_id();
+    v_claim.stream_id := p_consumer.stream_id;
+    if _pgqueue.is_keyed(p_consumer.way) then
+        v_served := _pgqueue.claim_pieces(p_consumer, p_cursor, v_claim.claim_id, p_max);
+    elsif v_slots is not true then
+        v_served := _pgqueue.claim_quickly(p_consumer, p_cursor, v_claim.claim_id, p_max);
+    end if;
+    v_claim.message_count := coalesce(v_served.message_count, 0);
+    if v_served.seqs is not null then
+        return (v_claim.claim_id | 1, v_claim.message_count, v_claim.stream_id, v_served.seqs, v_served.priority);
+    elsif v_served.done is not true and _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+        return _pgqueue.claim_in_turn(p_consumer, v_claim.claim_id,
+                                      case when v_served.ended then v_claim.message_count::int else p_max end,
+                                      v_claim.message_count, null);
+    elsif v_served.done is not true and v_claim.message_count = 0 then  -- somebody has the lock
+        if v_slots and _pgqueue.is_simple(p_consumer.way) then
+            v_slot := _pgqueue.claim_slot(p_consumer.stream_id, _pgqueue.is_keyed(p_consumer.way), p_cursor, p_max,
+                                          p_consumer.visibility_timeout);
+            if v_slot.claim_id is not null then
+                return v_slot;
+            end if;
+        end if;
+        v_claim.message_count := (_pgqueue.serve_ready(
+            p_consumer.consumer_id, (_pgqueue.cursor(p_consumer.consumer_id)).scan_from, v_claim.claim_id, p_max,
+            case when not _pgqueue.is_keyed(p_consumer.way) then p_max end, 0)).message_count;
+        if v_claim.message_count = 0 then
+            raise exception using errcode = 'PQ099';
+        end if;
+    end if;
+    return v_claim;  -- that is all: what it wants, or what there is
 end $$;
 
 -- Claims for a consumer with ordering=none. A few probes tell the cases that nearly all claims are:
@@ -318,12 +267,11 @@ end $$;
 -- lock; and whether the claim ends there, as serve_ready() does. Locks: the runs it takes; maybe the consumer.
 --   p_cursor  the cursor; it has no free slots
 create or replace function _pgqueue.claim_quickly(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_claim_id bigint, p_max int, p_timeout interval)
+                                                  p_claim_id bigint, p_max int)
 returns pgqueue.served
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors := p_cursor;
     v_new    pgqueue.publications;  -- the next one; null when there is none or nobody looked
     v_calm   boolean;  -- see below
     v_cuts   boolean;  -- a run that is too large is cut into slots, with the lock
@@ -331,43 +279,43 @@ declare
 begin
     v_served.message_count := 0;
     v_served.done := false;
-    if v_cursor.consumer_id is null then
-        v_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
+    if p_cursor.consumer_id is null then
+        p_cursor := _pgqueue.cursor(p_consumer.consumer_id);  -- raises PQ002
     end if;
     -- no delay is over; scan_from has all lanes with ready runs; and no gap needs a look now: there are none, or the
     -- last look was less than 10 ms ago, or the last take was cut
-    v_calm := (v_cursor.take_was_cut or v_cursor.gaps = '{}' or _pgqueue.need_not_look(v_cursor.gaps_probe))
-        and v_cursor.scan_lanes_from is null and not _pgqueue.is_due(v_cursor.consumer_id, v_cursor.due_from);
-    if v_calm and not v_cursor.take_was_cut then
+    v_calm := (p_cursor.take_was_cut or p_cursor.gaps = '{}' or _pgqueue.need_not_look(p_cursor.gaps_probe))
+        and p_cursor.scan_lanes_from is null and not _pgqueue.is_due(p_cursor.consumer_id, p_cursor.due_from);
+    if v_calm and not p_cursor.take_was_cut then
         select * into v_new from pgqueue.publications
-        where stream_id = p_consumer.stream_id and publication_id >= v_cursor.next_publication
-          and publication_id < v_cursor.next_publication + _pgqueue.limit_unseen()
+        where stream_id = p_consumer.stream_id and publication_id >= p_cursor.next_publication
+          and publication_id < p_cursor.next_publication + _pgqueue.limit_unseen()
         order by publication_id, part limit 1;
-        if not found and v_cursor.scan_from = '{}' and _pgqueue.is_idle(p_consumer, v_cursor) then
+        if not found and p_cursor.scan_from = '{}' and _pgqueue.is_idle(p_consumer, p_cursor) then
             v_served.done := true;
             return v_served;
         end if;
     end if;
 
-    if v_calm and _pgqueue.need_not_look(v_cursor.lease_probe) then
-        if v_cursor.scan_from <> '{}'
-           and (v_new.publication_id is null or _pgqueue.can_wait(p_consumer.stream_id, v_cursor)) then
+    if v_calm and _pgqueue.need_not_look(p_cursor.lease_probe) then
+        if p_cursor.scan_from <> '{}'
+           and (v_new.publication_id is null or _pgqueue.can_wait(p_consumer.stream_id, p_cursor)) then
             v_cuts := _pgqueue.is_simple(p_consumer.way) and p_max <= _pgqueue.limit_slice_size();
-            v_served := _pgqueue.serve_ready(v_cursor.consumer_id, v_cursor.scan_from, p_claim_id, p_max,
+            v_served := _pgqueue.serve_ready(p_cursor.consumer_id, p_cursor.scan_from, p_claim_id, p_max,
                                              case when not v_cuts then p_max end, 0);
             -- now and then the place where the line begins is stored anew, so that claims do not walk over all runs
             -- that were claimed
             v_served.done := (v_served.message_count = p_max or v_served.ended
                               or (v_served.message_count > 0 and v_new.publication_id is null
-                                  and not v_cursor.take_was_cut
-                                  and not (v_cuts and _pgqueue.has_ready(v_cursor))))
+                                  and not p_cursor.take_was_cut
+                                  and not (v_cuts and _pgqueue.has_ready(p_cursor))))
                 and random() * _pgqueue.limit_behind() >= v_served.runs;
         end if;
-        if v_served.message_count = 0 and v_cursor.gaps = '{}' and v_new.publication_id = v_cursor.next_publication then
+        if v_served.message_count = 0 and p_cursor.gaps = '{}' and v_new.publication_id = p_cursor.next_publication then
             if _pgqueue.is_simple(p_consumer.way) and p_max <= _pgqueue.limit_slice_size() then
-                v_served := _pgqueue.claim_new_slot(p_consumer, v_cursor, v_new, p_claim_id, p_max, p_timeout);
+                v_served := _pgqueue.claim_new_slot(p_consumer, p_cursor, v_new, p_claim_id, p_max);
             else
-                v_served := _pgqueue.claim_new(p_consumer, v_cursor, v_new, p_claim_id, p_max);
+                v_served := _pgqueue.claim_new(p_consumer, p_cursor, v_new, p_claim_id, p_max);
             end if;
             v_served.done := v_served.message_count > 0;
         end if;
@@ -383,27 +331,26 @@ end $$;
 -- Returns the claim, and how many messages it has then: no more where another transaction keeps the lock.
 create or replace function _pgqueue.claim_in_turn(p_consumer pgqueue.consumers, p_claim_id bigint, p_max int,
                                                   p_held bigint, p_ack bigint,
-                                                  p_visibility_timeout interval default null,
                                                   p_where jsonpath default null, p_look int default null,
                                                   p_seen int8multirange default null)
 returns pgqueue.claimed
 language plpgsql
 as $$
 declare
+    v_locked boolean;
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_fill   record;
     v_cuts   boolean := _pgqueue.is_simple(p_consumer.way) and p_held = 0 and p_where is null
         and p_max <= _pgqueue.largest_piece(p_consumer);
-    v_timeout interval := coalesce(p_visibility_timeout, p_consumer.visibility_timeout);
     v_claim  pgqueue.claimed;
 begin
     perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
-    if not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then  -- a claim in a transaction that stays open has it
-        perform _pgqueue.ack(p_ack) where p_ack is not null;
-        return (p_claim_id, p_held, null, null, null)::pgqueue.claimed;
-    end if;
+    v_locked := _pgqueue.lock_consumer_soon(p_consumer.consumer_id);
     perform _pgqueue.ack(p_ack) where p_ack is not null;
+    if not v_locked then  -- a claim in a transaction that stays open has it
+        return (p_claim_id, p_held, p_consumer.stream_id, null, null)::pgqueue.claimed;
+    end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     if v_stored.slots_low is not null and not _pgqueue.is_simple(p_consumer.way) then  -- older than its settings
         perform _pgqueue.without_slots(p_consumer.consumer_id);
@@ -411,7 +358,8 @@ begin
     end if;
     -- another claimer may have cut some a moment ago
     if v_cuts and _pgqueue.has_slots(v_stored) and _pgqueue.slots_are_next(p_consumer.stream_id, v_stored) then
-        v_claim := _pgqueue.claim_a_slot(p_consumer, v_stored, p_max, v_timeout);
+        v_claim := _pgqueue.claim_slot(p_consumer.stream_id, _pgqueue.is_keyed(p_consumer.way), v_stored, p_max,
+                                       p_consumer.visibility_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
@@ -431,12 +379,13 @@ begin
         v_cuts := v_cuts and (v_fill.o_cursor).slots_until > '-infinity';  -- there are slots
         perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, v_cuts or v_fill.o_count > 0);
         exit when not v_cuts;
-        v_claim := _pgqueue.claim_a_slot(p_consumer, v_fill.o_cursor, p_max, v_timeout);
+        v_claim := _pgqueue.claim_slot(p_consumer.stream_id, _pgqueue.is_keyed(p_consumer.way), v_fill.o_cursor, p_max,
+                                       p_consumer.visibility_timeout);
         if v_claim.claim_id is not null then
             return v_claim;
         end if;
         v_cuts := false;  -- a slot of another size comes first: its claimer rolled back
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     end loop;
-    return (p_claim_id, v_fill.o_count, null, null, null)::pgqueue.claimed;
+    return (p_claim_id, v_fill.o_count, p_consumer.stream_id, null, null)::pgqueue.claimed;
 end $$;

@@ -15,34 +15,6 @@ begin
                              and priority > 0 and priority > p_cursor.slots_priority));
 end $$;
 
--- Claims the first free slot of a consumer, if it has as many messages as the claim wants. Returns the claim; its id is
--- null when there is no such slot. Locks: the slot.
---   p_priority  only if nothing more urgent than this was published that the cursor has not taken; null: whatever was.
---               (Asked by the same statement, this costs two thirds of what it costs alone)
-create or replace function _pgqueue.claim_slot(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,
-                                               p_timeout interval, p_priority int default null) returns pgqueue.claimed
-language plpgsql
-as $$
-declare
-    v_claim pgqueue.claimed;
-begin
-    update pgqueue.slots
-    set token = _pgqueue.new_token(), claimed_at = clock_timestamp(), lease_until = clock_timestamp() + p_timeout,
-        timeout = p_timeout, owner = current_setting('application_name')
-    where ctid = (select ctid from pgqueue.slots
-                  where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from
-                    and slot < p_cursor.slots_to and token is null
-                  order by slot limit 1
-                  for update skip locked)  -- lock: slot
-      and message_count = p_max
-      and (p_priority is null
-           or not exists (select from pgqueue.publications
-                          where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
-                            and priority > 0 and priority > p_priority))
-    returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
-    return v_claim;
-end $$;
-
 -- Deals more slots by key while others are left, so that no claimer has to wait for who deals; if nobody has the
 -- consumer's lock, nothing is due, and no piece is ready. Locks: the consumer, if nobody has it.
 --   p_cursor  the cursor as the caller read it: if another claimer has dealt since, nothing is done
@@ -79,46 +51,56 @@ begin
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;
 
--- Claims by key the first free slot of a consumer that has no more messages than the claim wants. When the slots are
--- soon used up, the claim deals ahead. Returns as claim_slot(). Locks: the slot; and the consumer, if nobody has it.
-create or replace function _pgqueue.claim_slot_by_key(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_max int,
-                                                      p_timeout interval) returns pgqueue.claimed
+-- Claims the first free slot of a consumer, if it has as many messages as the claim wants; by key, the first one that
+-- has no more, if slots come near that size. A claim of one of the last slots, by key of the last half, cuts or deals
+-- more. Returns the claim; its id is null when there is no such slot. Locks: the slot; maybe the consumer.
+--   p_priority  only if nothing more urgent than this was published that the cursor has not taken; null: whatever was.
+--               (Asked by the same statement, this costs two thirds of what it costs alone)
+create or replace function _pgqueue.claim_slot(p_stream_id int, p_by_key boolean, p_cursor pgqueue.consumer_cursors,
+                                               p_max int, p_timeout interval, p_priority int default null)
+returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_claim pgqueue.claimed;
-    v_id    int := p_cursor.consumer_id;
 begin
-    update pgqueue.slots
-    set token = _pgqueue.new_token() + case when rest is null then 0 else 2 end, claimed_at = clock_timestamp(),
-        lease_until = clock_timestamp() + p_timeout, timeout = p_timeout, owner = current_setting('application_name')
-    -- (by its number, for the slot may have gone on since this statement began)
-    where consumer_id = v_id
-      and slot = (select slot from pgqueue.slots
-                  where consumer_id = v_id and slot >= p_cursor.slots_from and slot < p_cursor.slots_to
-                    and token is null and message_count <= p_max
-                  order by slot limit 1
-                  for update skip locked)  -- lock: slot
-    returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
+    if not p_by_key then
+        update pgqueue.slots
+        set token = _pgqueue.new_token(), claimed_at = clock_timestamp(), lease_until = clock_timestamp() + p_timeout,
+            timeout = p_timeout, owner = current_setting('application_name')
+        where ctid = (select ctid from pgqueue.slots
+                      where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from
+                        and slot < p_cursor.slots_to and token is null
+                      order by slot limit 1
+                      for update skip locked)  -- lock: slot
+          and message_count = p_max
+          and (p_priority is null
+               or not exists (select from pgqueue.publications
+                              where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
+                                and priority > 0 and priority > p_priority))
+        returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
+    elsif _pgqueue.slots_fit(p_cursor.slots_size, p_max) then
+        update pgqueue.slots
+        set token = _pgqueue.new_token() + case when rest is null then 0 else 2 end, claimed_at = clock_timestamp(),
+            lease_until = clock_timestamp() + p_timeout, timeout = p_timeout,
+            owner = current_setting('application_name')
+        -- (by its number, for the slot may have gone on since this statement began)
+        where consumer_id = p_cursor.consumer_id
+          and slot = (select slot from pgqueue.slots
+                      where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from
+                        and slot < p_cursor.slots_to and token is null and message_count <= p_max
+                      order by slot limit 1
+                      for update skip locked)  -- lock: slot
+        returning _pgqueue.slot_claim(slot, token), message_count, p_stream_id, seqs, priority into v_claim;
+    end if;
     if (_pgqueue.place_in(v_claim.claim_id) - p_cursor.slots_more) & 1048575 < 524288 then
-        perform _pgqueue.deal_ahead(p_cursor);
+        if p_by_key then
+            perform _pgqueue.deal_ahead(p_cursor);
+        else
+            perform _pgqueue.cut_ahead(p_cursor, p_max);
+        end if;
     end if;
     return v_claim;
-end $$;
-
--- Claims the slot that comes next, if it has the size that the claim wants, or by key comes near it. Returns, and
--- locks, as claim_slot() or claim_slot_by_key().
-create or replace function _pgqueue.claim_a_slot(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                 p_max int, p_timeout interval) returns pgqueue.claimed
-language plpgsql
-as $$
-begin
-    if not _pgqueue.is_keyed(p_consumer.way) then
-        return _pgqueue.claim_slot(p_consumer.stream_id, p_cursor, p_max, p_timeout);
-    elsif _pgqueue.slots_fit(p_cursor.slots_size, p_max) then
-        return _pgqueue.claim_slot_by_key(p_consumer.stream_id, p_cursor, p_max, p_timeout);
-    end if;
-    return null;
 end $$;
 
 -- Claims as many messages as the claim wants out of the first free slots, if these are larger or smaller: as a slot of

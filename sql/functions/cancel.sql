@@ -39,9 +39,8 @@ declare
     v_set int8multirange := _pgqueue.set_of(p_seqs);
 begin
     perform _pgqueue.check_isolation();
-    if p_consumer.partitions is not null then
-        perform _pgqueue.refuse_group(p_consumer);
-    elsif v_set is null then
+    perform _pgqueue.check_kind('claim', p_consumer);
+    if v_set is null then
         raise exception 'p_seqs is an array of the numbers of messages, not null'
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Nothing was changed. ' || p_instead;
     end if;

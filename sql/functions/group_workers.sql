@@ -167,21 +167,16 @@ returns table (stream_id int, lo bigint[], hi bigint[], line_nos bigint[], lease
 language plpgsql
 as $$
 declare
-    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
+    v_group pgqueue.consumers := _pgqueue.begin_claim('group', p_max, null, p_stream, p_group);
     v_here  bigint[];  -- the place of the partitions that are furthest behind ...
     v_until bigint[];  -- ... and of the next ones
     v_mine  int[];
     v_plan  record;
 begin
-    perform _pgqueue.check_isolation();
-    perform _pgqueue.check_number('p_max', p_max, 1, 1000000);
     if p_lease_ids is null then
         raise exception 'p_lease_ids is an array of lease ids, not null'
             using errcode = 'PQ003', column = 'p_lease_ids',
                   hint = 'Give those that lease_partitions returned; none is an empty array.';
-    end if;
-    if v_group.scheduled then
-        perform _pgqueue.on_claim(v_group.stream_id);
     end if;
     select min(array[p.line_no, p.seq]) into v_here from _pgqueue.partitions(v_group) p
     where p.lease_id = any (p_lease_ids);
@@ -229,13 +224,14 @@ returns table (partition int, lease_id bigint, seq bigint, key text, data text, 
 language plpgsql
 as $$
 declare
-    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
+    v_group pgqueue.consumers;
     v_plan  record;
 begin
     select * into v_plan from pgqueue.plan_partitions(p_stream, p_group, p_lease_ids, p_max);
     if not found then
         return;
     end if;
+    v_group := _pgqueue.group(p_stream, p_group);
     return query execute format(
         'select m.partition, ($4)[m.partition + 1], m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, '
         'array[r.line_no, m.seq] '

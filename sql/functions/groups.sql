@@ -99,15 +99,8 @@ end $$;
 create or replace function _pgqueue.group(p_stream text, p_group text) returns pgqueue.consumers
 language plpgsql stable
 as $$
-declare
-    v_group pgqueue.consumers := _pgqueue.consumer(p_stream, p_group, 'group');
 begin
-    if v_group.partitions is null then
-        raise exception 'consumer % of stream % is no group: its messages are claimed',
-            quote_literal(p_group), quote_literal(p_stream)
-            using errcode = 'PQ006', hint = 'Call receive; or create_group, with another name.';
-    end if;
-    return v_group;
+    return _pgqueue.check_kind('group', _pgqueue.consumer(p_stream, p_group, 'group'));
 end $$;
 
 -- The partitions of a group as they are.

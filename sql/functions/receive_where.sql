@@ -16,37 +16,24 @@ create or replace function pgqueue.receive_where(p_stream text, p_consumer text,
 language plpgsql
 as $$
 declare
-    v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
+    v_consumer pgqueue.consumers;
     v_claim_id bigint := _pgqueue.new_claim_id();
-    v_count    bigint := 0;
+    v_count    bigint;
 begin
-    perform _pgqueue.check_claim(p_max, p_visibility_timeout);
     perform _pgqueue.check_number('p_look', p_look, 1, 1000000);
     if p_where is null then
         raise exception 'p_where is a jsonpath such as $.data.total > 100, not null'
             using errcode = 'PQ003', column = 'p_where', hint = 'receive has no condition.';
     end if;
     perform _pgqueue.check_condition(p_where);
-    if v_consumer.partitions is not null then
-        perform _pgqueue.refuse_group(v_consumer);
-    elsif _pgqueue.is_keyed(v_consumer.way) then
-        raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), and so nothing '
-                        'out of its turn', quote_literal(p_consumer)
-            using errcode = 'PQ006',
-                  hint = 'Receive with a condition from a consumer with ordering=none, '
-                         'or make a consumer with a filter.';
-    end if;
-    perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
-    if v_consumer.scheduled then
-        perform _pgqueue.on_claim(v_consumer.stream_id);
-    end if;
+    v_consumer := _pgqueue.begin_claim('where', p_max, p_visibility_timeout, p_stream, p_consumer);
     if v_consumer.paused then
         perform _pgqueue.ack(p_ack) where p_ack is not null;
-    else
-        v_count := _pgqueue.claim_where(v_consumer, v_claim_id, p_where, p_max, p_look, p_ack);
+        return;
     end if;
+    v_count := _pgqueue.claim_where(v_consumer, v_claim_id, p_where, p_max, p_look, p_ack);
     if v_count > 0 then
-        perform _pgqueue.open_claim(v_consumer, v_claim_id, v_count, p_visibility_timeout, null);
+        perform _pgqueue.record_claim(_pgqueue.new_claim(v_consumer, v_claim_id, v_count));
         return query select * from _pgqueue.payloads(v_consumer.stream_id, v_claim_id);
     end if;
 end $$;
@@ -69,6 +56,7 @@ declare
     v_ended  boolean := false;
     v_seen   int8multirange := '{}';  -- messages that were looked at in vain
 begin
+    perform _pgqueue.lock_claims(array[p_ack]) where p_ack is not null;  -- in the order of locks
     if _pgqueue.is_calm(p_consumer, v_cursor) then
         begin
             if _pgqueue.has_slots(v_cursor) then
@@ -94,8 +82,7 @@ begin
             null;  -- unlocks runs of other claimers that it looked at, before it waits for the lock: as claim() does
         end;
     end if;
-    return (_pgqueue.claim_in_turn(p_consumer, p_claim_id, p_max, 0, p_ack, null, p_where, p_look,
-                                    v_seen)).message_count;
+    return (_pgqueue.claim_in_turn(p_consumer, p_claim_id, p_max, 0, p_ack, p_where, p_look, v_seen)).message_count;
 end $$;
 
 -- Whether a claim with a condition may look at ready messages at once: no lease may have ended, nothing is due or more
@@ -105,8 +92,7 @@ returns boolean
 language plpgsql
 as $$
 begin
-    return not _pgqueue.is_throttled(p_consumer) and not p_consumer.per_key_latest and _pgqueue.has_room(p_consumer)
-        and p_cursor.scan_lanes_from is null
+    return not _pgqueue.claims_in_turn(p_consumer) and p_cursor.scan_lanes_from is null
         and (not _pgqueue.has_slots(p_cursor) or _pgqueue.slots_are_next(p_consumer.stream_id, p_cursor))
         and _pgqueue.need_not_look(p_cursor.lease_probe)
         and not _pgqueue.is_due(p_cursor.consumer_id, p_cursor.due_from)

@@ -1,5 +1,19 @@
 -- Reading: read, with a condition, and by groups; each also with polling.
 
+-- Begins a claim of messages that are looked for by what they are, with the consumer's lock. Returns the consumer; null
+-- while nothing can be had. Locks: the consumer.
+create or replace function pgmq._begin(p_consumer pgqueue.consumers) returns pgqueue.consumers
+language plpgsql
+as $$
+begin
+    p_consumer := _pgqueue.begin_claim('claim', 1, null, p_consumer.stream_name, p_consumer.name);
+    if p_consumer.paused or not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then
+        return null;
+    end if;
+    perform _pgqueue.own_consumer(p_consumer.consumer_id);
+    return p_consumer;
+end $$;
+
 -- Claims the messages of a set that nobody has, or whose claims have ended, as one claim, and returns them. Needs the
 -- consumer's lock. Locks: those claims, the runs.
 create or replace function pgmq._claim(p_consumer pgqueue.consumers, p_set int8multirange, p_lease interval)
@@ -31,7 +45,8 @@ begin
     end loop;
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     if v_count > 0 then
-        perform _pgqueue.open_claim(p_consumer, v_claim, v_count, p_lease, null);
+        p_consumer.visibility_timeout := p_lease;
+        perform _pgqueue.record_claim(_pgqueue.new_claim(p_consumer, v_claim, v_count));
         return query select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,
                             pgmq._message(r.data), r.headers
                      from _pgqueue.payloads(p_consumer.stream_id, v_claim) r order by r.seq;
@@ -54,11 +69,10 @@ declare
     v_until    timestamptz;
 begin
     if conditional <> '{}' then
-        perform _pgqueue.check_isolation();
-        if not _pgqueue.lock_consumer_soon(v_consumer.consumer_id) then
+        v_consumer := pgmq._begin(v_consumer);
+        if v_consumer.consumer_id is null then
             return;
         end if;
-        perform _pgqueue.own_consumer(v_consumer.consumer_id);
         return query
             select * from pgmq._claim(v_consumer, pgmq._set(array(
                 select r.msg_id from pgmq._rows(v_consumer, null) r
@@ -93,14 +107,12 @@ returns setof pgmq.message_record
 language plpgsql
 as $$
 declare
-    v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
+    v_consumer pgqueue.consumers := pgmq._begin(pgmq._consumer(queue_name));
     v_order    bigint[];
 begin
-    perform _pgqueue.check_isolation();
-    if not _pgqueue.lock_consumer_soon(v_consumer.consumer_id) then
+    if v_consumer.consumer_id is null then
         return;
     end if;
-    perform _pgqueue.own_consumer(v_consumer.consumer_id);
     select array_agg(c.msg_id order by c.first, c.second) into v_order
     from (select g.msg_id, case how when 'rr' then g.rank else g.head end as first,
                  case how when 'rr' then g.head else g.rank end as second

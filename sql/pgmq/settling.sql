@@ -130,7 +130,7 @@ begin
         v_own.remaining := v_own.message_count;
         v_own.settled := 0;
         v_own.lease_until := p_until;
-        insert into pgqueue.claims select v_own.*;
+        perform _pgqueue.record_claim(v_own);
         delete from pgqueue.claims where claim_id = p_claim_id and remaining = v_own.remaining;
         update pgqueue.claims
         set message_count = message_count - v_own.remaining, remaining = remaining - v_own.remaining

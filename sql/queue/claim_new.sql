@@ -135,8 +135,7 @@ end $$;
 --   p_claim_id         the last that new_claim_id() gave this session
 -- Returns the claim's messages; 0 when nothing was done. Locks the consumer.
 create or replace function _pgqueue.claim_new_slot(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                   p_first pgqueue.publications, p_claim_id bigint, p_want int,
-                                                   p_timeout interval)
+                                                   p_first pgqueue.publications, p_claim_id bigint, p_want int)
 returns pgqueue.served
 language plpgsql
 as $$
@@ -187,7 +186,7 @@ begin
     end if;
     perform _pgqueue.store_claimed_slot(
         p_consumer.consumer_id, v_slot, _pgqueue.token_in(p_claim_id) | 1, p_cursor.last_line_no, p_first.priority,
-        v_served.seqs, v_served.message_count, p_timeout);
+        v_served.seqs, v_served.message_count, p_consumer.visibility_timeout);
     insert into pgqueue.consumer_cursors select p_cursor.*;
     return v_served;
 end $$;

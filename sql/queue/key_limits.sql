@@ -72,16 +72,6 @@ begin
     return v_keyed;
 end $$;
 
--- Raises PQ006: a Spark query claims all that there is, so it cannot keep limits of keys.
-create or replace function _pgqueue.refuse_limits(p_consumer pgqueue.consumers) returns void
-language plpgsql
-as $$
-begin
-    raise exception '% has limits of keys (fair, per_key_limit or per_key_interval), which are for workers: '
-                    'Spark claims what there is', quote_literal(p_consumer.name)
-        using errcode = 'PQ006', hint = 'Read another consumer, or take the limits back with alter_consumer.';
-end $$;
-
 -- Lets the next dealers look at all keys that wait, because the limits of the consumer have changed. Where messages in
 -- flight did not count before, it also notes them for the dealers. Locks: the consumer.
 create or replace function _pgqueue.change_limits(p_consumer pgqueue.consumers) returns void

@@ -165,14 +165,9 @@ begin
                 using errcode = 'PQ003', column = 'p_delay';
         end if;
     end loop;
-    for v_consumer in
-        select c.* from (select distinct stream, consumer from unnest(v_actions)) o
-        cross join lateral _pgqueue.consumer(o.stream, o.consumer) c
-    loop
-        if v_consumer.partitions is not null then
-            perform _pgqueue.refuse_group(v_consumer);
-        end if;
-    end loop;
+    perform _pgqueue.check_kind('claim', c)
+    from (select distinct stream, consumer from unnest(v_actions)) o
+    cross join lateral _pgqueue.consumer(o.stream, o.consumer) c;
     for v_action.stream, v_action.consumer in
         select stream, consumer from unnest(v_actions) group by stream, consumer
         having sum(_pgqueue.cardinality(seqs)) > _pgqueue.cardinality(range_agg(seqs))

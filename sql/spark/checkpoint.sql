@@ -14,6 +14,7 @@ declare
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
+    perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
     perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
     select * into v_reader from pgqueue.readers where reader = p_reader;
@@ -73,9 +74,7 @@ declare
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
-    perform _pgqueue.lock_reader(p_reader);
-    perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
-    perform _pgqueue.own_consumer(p_consumer_id);
+    v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     select max(lease_until - visibility_timeout) as at, max(visibility_timeout) / 3 + interval '5 s' as every
@@ -89,7 +88,6 @@ begin
     end if;
     acked := (_pgqueue.acknowledge_upto(p_reader, p_start_claim)).o_acked;
     released := (select coalesce(sum(remaining), 0) from pgqueue.claims where reader = p_reader and live);
-    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
     v_stored := _pgqueue.cursor(p_consumer_id);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.forget_reader(v_consumer, v_stored, p_reader, 'uncounted', null),
                                  true);
@@ -109,6 +107,7 @@ declare
     v_fork   uuid := gen_random_uuid();
 begin
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_start_messages);
+    perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);

@@ -20,16 +20,13 @@ begin
     delete from pgqueue.claims where claim_id = p_claim.claim_id;
 end $$;
 
--- Raises PQ002, PQ005 or PQ010 unless the checkpoint belongs to this consumer of this database, in this state.
+-- Raises PQ005 or PQ010 unless the checkpoint belongs to this consumer of this database, in this state.
 create or replace function _pgqueue.check_reader(p_reader pgqueue.readers, p_consumer_id int, p_start_claim bigint,
                                                  p_claim bigint) returns void
 language plpgsql stable
 as $$
 begin
-    if not exists (select from pgqueue.consumers where consumer_id = p_consumer_id) then
-        raise exception 'the consumer of this query was dropped'
-            using errcode = 'PQ002', hint = 'Create it again and start the query with a new checkpoint.';
-    elsif p_reader.reader is null and p_claim > 0 then
+    if p_reader.reader is null and p_claim > 0 then
         raise exception 'the checkpoint (at claim %) is of a reader that this database does not know', p_claim
             using errcode = 'PQ005',
                   hint = 'It belongs to another database, or its consumer was dropped, or it was not used for so long '

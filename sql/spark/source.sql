@@ -63,29 +63,13 @@ declare
     v_acked    record;
     v_fill     record;
 begin
-    perform _pgqueue.check_isolation();
-    if p_max < 1 then
-        raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003', column = 'p_max';
-    elsif p_max_bytes < 1 then
+    if p_max_bytes < 1 then
         raise exception 'p_max_bytes is null or at least 1, not %', p_max_bytes
             using errcode = 'PQ003', column = 'p_max_bytes';
     end if;
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_start_messages);
-    if p_visibility_timeout is not null then
-        perform pgqueue.check_timeout('p_visibility_timeout', p_visibility_timeout);
-    end if;
-    perform _pgqueue.lock_reader(p_reader);
-    perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
-    perform _pgqueue.own_consumer(p_consumer_id);
-    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
-    if v_consumer.partitions is not null then
-        perform _pgqueue.refuse_group(v_consumer);
-    elsif _pgqueue.limits_keys(v_consumer) then
-        perform _pgqueue.refuse_limits(v_consumer);
-    end if;
-    if v_consumer.scheduled then
-        perform _pgqueue.on_claim(v_consumer.stream_id);
-    end if;
+    v_consumer := _pgqueue.begin_claim('reader', p_max, p_visibility_timeout, p_reader => p_reader,
+                                       p_consumer_id => p_consumer_id);
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     v_stored := _pgqueue.cursor(p_consumer_id);
@@ -114,10 +98,9 @@ begin
         end if;
         v_cursor := v_fill.o_cursor;
         if v_fill.o_count > 0 then
-            claim_id := v_claim.claim_id;
             claimed := v_fill.o_count;
             messages := p_start_messages + claimed;
-            perform _pgqueue.open_claim(v_consumer, claim_id, claimed, p_visibility_timeout, p_reader);
+            claim_id := _pgqueue.record_claim(_pgqueue.new_claim(v_consumer, v_claim.claim_id, claimed, p_reader));
         end if;
     end if;
 
@@ -189,13 +172,7 @@ begin
         raise exception 'p_quarantine_after is null or at least 1, not %', p_quarantine_after
             using errcode = 'PQ003', column = 'p_quarantine_after';
     end if;
-    perform _pgqueue.lock_reader(p_reader);
-    perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
-    perform _pgqueue.own_consumer(p_consumer_id);
-    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
-    if _pgqueue.limits_keys(v_consumer) then
-        perform _pgqueue.refuse_limits(v_consumer);
-    end if;
+    v_consumer := _pgqueue.check_kind('reader', _pgqueue.own_reader(p_reader, p_consumer_id));
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_end_claim);
     v_stored := _pgqueue.cursor(p_consumer_id);

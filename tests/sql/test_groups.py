@@ -355,15 +355,6 @@ def test_a_group_is_moved_while_it_works(conn: Conn, group: int) -> None:
         value(conn, "replay", "s", "g", "earliest")
 
 
-def test_a_paused_group_reads_nothing(conn: Conn, group: int) -> None:
-    seq = send(conn)
-    value(conn, "pause", "s", "g")
-    leases = lease(conn, "w")
-    assert read(conn, leases) == []
-    value(conn, "resume", "s", "g")
-    assert work_off(conn, leases) == [seq]
-
-
 def test_how_far_behind_each_partition_is(conn: Conn, group: int) -> None:
     def behind() -> list[tuple[str, int]]:
         return conn.execute(

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
@@ -221,34 +220,11 @@ def test_one_call_gives_up_a_bounded_number_of_runs(conn: Conn) -> None:
         where(conn, key_is("a"))
 
 
-def test_a_paused_consumer_gets_nothing_and_acknowledges(conn: Conn) -> None:
-    consumer(conn)
-    send_keys(conn, "a", "a")
-    claim = claim_of(where(conn, key_is("a"), 1))
-    value(conn, "pause", "s", "c")
-    assert where(conn, key_is("a"), p_ack=claim) == []
-    assert len(states(conn)) == 1
-
-
 def test_of_a_filtered_consumer_both_hold(conn: Conn) -> None:
     consumer(conn, p_topic="a.#")
     seqs = send_keys(conn, "a.x", "b.x", "a.y")
     assert seqs_of(where(conn, '$.key like_regex "x"')) == [seqs[0]]
     assert acked(conn, "s", "c") == [seqs[2]]
-
-
-def test_bad_input(conn: Conn) -> None:
-    consumer(conn)
-    consumer(conn, "key", "key")
-    consumer(conn, "stream", "stream")
-    consumer(conn, "fair", p_settings='{"fair": true}')
-    value(conn, "create_group", "s", "g", 2)
-    send(conn)
-    for name in ("key", "stream", "fair", "g"):
-        with pytest.raises(psycopg.Error) as error:
-            where(conn, "$", name=name)
-        assert error.value.sqlstate == "PQ006", name
-    assert set(states(conn).values()) == {"new"}
 
 
 def test_a_claim_with_enough_before_it_needs_no_lock(conn: Conn, session: Session) -> None:

@@ -54,7 +54,7 @@ READY = {
         "_payloads_1": 1,
         "ack": 1,
         "_ack": 1,
-        "_claim_slot_by_key": 1,
+        "_claim_slot": 1,
         "consumers scans": 1,
         "consumer_cursors scans": 1,
         "messages_1 scans": 1,
@@ -65,8 +65,8 @@ READY = {
 # A claim of the only message, which was just published: taken and claimed at once, as a slot.
 NEW = {
     "receive": 1, "_claim": 1, "_is_due": 1, "_payload": 1, "_payload_1": 1, "ack": 1, "_ack": 1,
-    "_claim_quickly": 1, "_claim_new_slot": 1, "_next_alike": 1, "_start_taking": 1,
-    "_try_lock_consumer": 1,
+    "_claim_unlocked": 1, "_claim_quickly": 1, "_claim_new_slot": 1,
+    "_next_alike": 1, "_start_taking": 1, "_try_lock_consumer": 1,
     "_store_claimed_slot": 1, "consumers scans": 1, "messages_1 scans": 1,
     "publications scans": 2, "consumer_messages scans": 1,
     "consumer_cursors scans": 2, "consumer_cursors writes": 2, "slots scans": 1, "slots writes": 2,

@@ -72,7 +72,7 @@ def test_who_has_a_consumers_lock_has_no_slots_or_says_why() -> None:
     without = {
         "_pgqueue.own_consumer": "it is the function that does that",
         "_pgqueue.lock_consumer_soon": "claim_in_turn() puts free slots back, and claims others",
-        "_pgqueue.claim": "claim_in_turn() does, or it claims what is ready",
+        "_pgqueue.claim_unlocked": "claim_in_turn() does, or it claims what is ready",
         "_pgqueue.start_taking": "its caller has found no free slot",
         "_pgqueue.deal_ahead": "what it deals comes after the slots",
         "_pgqueue.cut_ahead": "it cuts more slots, behind those that are there",

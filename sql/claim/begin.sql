@@ -1,0 +1,84 @@
+-- The beginning of a claim, whichever call makes it, and its record at the end. What a claim does before it claims with
+-- the consumer's lock (what is owed, limits, leases that ended) is in fill() and refresh().
+
+-- Locks what a checkpoint reader may change: itself, its claims, its consumer. Returns the consumer. Errors: PQ002; as
+-- lock_consumer().
+create or replace function _pgqueue.own_reader(p_reader uuid, p_consumer_id int) returns pgqueue.consumers
+language plpgsql
+as $$
+begin
+    perform _pgqueue.lock_reader(p_reader);
+    perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
+    perform _pgqueue.own_consumer(p_consumer_id);
+    return _pgqueue.consumer_of(p_consumer_id);
+end $$;
+
+-- Begins a claim: all checks that do not depend on what there is to claim, in the same order for all calls. What is due
+-- of schedules is sent. (claim() calls it only where there is something to refuse or to do: nearly never.)
+--   p_call  claim: also receive, and those of pgmq. where: receive_where. reader: reader_claim. group: plan_partitions,
+--           also read_partitions
+--   p_max   messages; for a reader null: all
+--   p_visibility_timeout    null: the consumer's
+--   p_stream, p_name        the consumer; but of a reader ...
+--   p_reader, p_consumer_id ... itself, and the consumer's id
+-- Returns the consumer, with the visibility timeout of this claim. If it is paused, the caller claims nothing.
+-- Errors: PQ007, PQ003, PQ001, PQ002, PQ006. Locks: for a reader, as own_reader(). The schedules that are due.
+create or replace function _pgqueue.begin_claim(p_call text, p_max bigint, p_visibility_timeout interval,
+                                                p_stream text default null, p_name text default null,
+                                                p_reader uuid default null, p_consumer_id int default null)
+returns pgqueue.consumers
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+begin
+    p_visibility_timeout := _pgqueue.check_claim(p_call, p_max, p_visibility_timeout);
+    if p_call = 'reader' then
+        v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
+    else
+        v_consumer := _pgqueue.consumer(p_stream, p_name, case p_call when 'group' then 'group' else 'consumer' end);
+    end if;
+    v_consumer := _pgqueue.check_kind(p_call, v_consumer);
+    v_consumer.visibility_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
+    if v_consumer.scheduled then
+        perform _pgqueue.on_claim(v_consumer.stream_id);
+    end if;
+    return v_consumer;
+end $$;
+
+-- Whether all claims of a consumer need its lock: it has limits that claims beside each other could pass, or messages
+-- may have to be dropped first.
+create or replace function _pgqueue.claims_in_turn(p_consumer pgqueue.consumers) returns boolean
+language sql
+as $$
+    select p_consumer.per_key_interval is not null or _pgqueue.is_throttled(p_consumer) or p_consumer.per_key_latest
+        or not _pgqueue.has_room(p_consumer)
+$$;
+
+-- A claim that has its messages as runs, for record_claim(). Its lease begins here, after all waiting.
+--   p_consumer  as begin_claim() returned it
+--   p_reader    null: a worker's claim
+create or replace function _pgqueue.new_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
+                                              p_reader uuid default null) returns pgqueue.claims
+language sql
+as $$
+    select (p_claim_id, p_consumer.consumer_id, _pgqueue.is_keyed(p_consumer.way), true, clock_timestamp(),
+            clock_timestamp() + p_consumer.visibility_timeout, p_consumer.visibility_timeout, p_count, p_count, 0,
+            p_reader, current_setting('application_name'), _pgqueue.notes_ends(p_consumer), null, null, null,
+            null)::pgqueue.claims
+$$;
+
+-- Records a claim that has its messages as runs: all rows of claims come from here, but for those that were slots
+-- (promote()). That of a checkpoint reader gets the set that it has at first. Returns the claim's id.
+create or replace function _pgqueue.record_claim(p_claim pgqueue.claims) returns bigint
+language plpgsql
+as $$
+begin
+    if p_claim.reader is not null then
+        select range_agg(seqs), range_agg(int8range(arrival_no, arrival_no, '[]')), array_agg(distinct lane)
+        into p_claim.seqs, p_claim.arrival_nos, p_claim.lanes
+        from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed';
+    end if;
+    insert into pgqueue.claims select p_claim.*;
+    return p_claim.claim_id;
+end $$;
