@@ -31,10 +31,10 @@ set local check_function_bodies = off;
 \ir base/names.sql
 \ir base/json.sql
 \ir base/schemas.sql
+\ir base/ways.sql
 \ir base/checks.sql
 \ir base/locks.sql
 \ir base/slots.sql
-\ir base/ways.sql
 \ir base/settings.sql
 \ir log/gaps.sql
 \ir log/trims.sql

@@ -270,7 +270,7 @@ CASES: list[Case] = [
     ("create_consumer('t', 'n', p_ordering => null)", "PQ003", ["null", *ORDERING]),
     ("create_consumer('t', 'n', p_settings => '{\"max_deliver_count\": 0}')", "PQ003", ["at least 1, or never, not 0"]),
     ("create_consumer('t', 'n', p_settings => '{\"max_deliver_count\": -1}')", "PQ003", ["at least 1, or never, not -1"]),
-    ("create_consumer('t', 'n', p_settings => null)", "PQ003", ["p_settings is a JSON object", '{"ageing": null}, not null']),
+    ("create_consumer('t', 'n', p_settings => null)", "PQ003", ["p_settings is a JSON object", '{"backoff": null}, not null']),
     (
         "create_consumer('t', 'n', p_settings => '{\"visibility_timeout\": \"0\"}')",
         "PQ003",
@@ -680,6 +680,7 @@ READ_COMMITTED_ONLY = [
     "postpone('t', 'c', '{1}', now())",
     "seek('t', 'c', 'latest')",
     "replay('t', 'c', 'earliest')",
+    "reader_claim({reader}, {consumer}, 0, 0)",
     "reader_resume({reader}, {consumer}, 0, 0)",
     "reader_ack({reader}, {consumer}, 0)",
     "reader_release({reader}, {consumer}, 0)",

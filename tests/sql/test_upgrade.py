@@ -43,7 +43,7 @@ from tests.sql.queue import (
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",
-    2: "7863a0fad170cbfeb5a7e681530a16aff72942d7de9daea93557447757532cbd",
+    2: "4f672720d648be85b79d66a4ff2e6bb5f6cc11edf22b63c26ebd67cec74c7b6a",
 }
 """SHA-256 of each file of `versions/`."""
 
