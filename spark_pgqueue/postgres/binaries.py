@@ -61,8 +61,9 @@ def _binary_folders() -> Iterator[Path]:
         for place in (spec.submodule_search_locations or []) if spec else []:
             yield from sorted(Path(place).glob("pginstall*/bin"))
     yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if on_path := shutil.which("pg_ctl"):
-        yield Path(on_path).resolve().parent
+    for folder in os.get_exec_path():
+        if on_path := shutil.which("pg_ctl", path=folder):
+            yield Path(on_path).resolve().parent
 
 
 def owner_of(data: Path) -> str | None:
