@@ -54,8 +54,8 @@ def elsewhere(server: Server, servers_home: Path) -> Iterator[embedded.Server]:
 
     For a fetched version it is the same version: no older minor version of pg_dump dumps it.
     """
-    fetched_one = isinstance(server, embedded.Server) and server.version in fetched.SUITES
-    for version in (server.version,) if fetched_one else VERSIONS:
+    theirs = server.version if isinstance(server, embedded.Server) else None
+    for version in (theirs,) if theirs in fetched.SUITES else VERSIONS:
         try:
             programs = binaries.find_binaries(version)
         except PgQueueError:
