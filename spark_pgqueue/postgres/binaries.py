@@ -40,7 +40,7 @@ def find_binaries(version: int) -> Path:
     """
     found: set[int] = set()
     for folder in _binary_folders():
-        if not (folder / "initdb").is_file() or not (folder / "pg_ctl").is_file():
+        if not all((folder / name).is_file() for name in ("initdb", "pg_ctl", "postgres")):
             continue
         said = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True)
         major = re.search(r"\) (\d+)", said.stdout)
