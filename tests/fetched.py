@@ -64,7 +64,7 @@ def _fetch(version: int) -> Path | PgQueueError:
 def _fetched(version: int) -> Path:
     home = cache() / f"postgresql-{version}"
     programs = home / "usr/lib/postgresql" / str(version) / "bin"
-    home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    home.parent.mkdir(parents=True, exist_ok=True)
     with (home.parent / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not home.exists():
@@ -72,8 +72,9 @@ def _fetched(version: int) -> Path:
                 unpacked = Path(folder) / "unpacked"
                 for package in _download(version, Path(folder)):
                     _run(["dpkg-deb", "-x", package, unpacked])
-                unpacked.chmod(0o755)
                 _write_scripts(unpacked, programs.relative_to(home), home)
+                for each in (home.parent, unpacked, unpacked / programs.relative_to(home)):
+                    each.chmod(0o755)  # whatever the umask is
                 unpacked.rename(home)
     return programs
 
