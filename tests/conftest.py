@@ -1,9 +1,10 @@
 """Fixtures: real Postgres servers, a database per test, and a Spark session.
 
 PGQUEUE_TEST_ODD=1 sets all that changes a meaning to an odd value, for all roles (`sql/odd.py`).
-PGQUEUE_TEST_VERSIONS chooses major versions of Postgres ("16,18"; by default the newest, and for
-the longer tests the oldest that is found). PGQUEUE_TEST_URL uses a given server in place of
-embedded ones (a superuser's url; databases named pgqueue_test_* are made and dropped there).
+PGQUEUE_TEST_VERSIONS chooses major versions of Postgres ("16,18"; by default 18, and for
+the longer tests the oldest that is found); `fetched` brings 17 and 19. PGQUEUE_TEST_URL uses a
+given server in place of embedded ones (a superuser's url; databases named pgqueue_test_* are made
+and dropped there).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from xdist.scheduler import LoadScopeScheduling
 from spark_pgqueue import embedded, java
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests import fetched
 from tests.sql import limits, odd
 
 # Modules of helpers that assert; pytest says why an assertion fails only where it is told to.
@@ -48,7 +50,8 @@ typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ig
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-VERSIONS = (18, 16, 15)
+VERSIONS = (18, 16, 15)  # those that dependencies bring, or Debian 12
+SEVERAL = ("all_versions", "each_version")
 ROOT = Path(__file__).parent.parent
 
 # Where servers keep their data, if there is room. A database for each test is some 350 files: to
@@ -108,7 +111,8 @@ Server = embedded.Server | GivenServer
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give tests marked all_versions the newest version and the oldest, and others the newest.
 
-    The oldest is for the longer tests, unless versions were chosen: those run all.
+    Those marked each_version run on the fetched versions too. All but the newest are for the
+    longer tests, unless versions were chosen: those run all.
     Those marked small_limits run in a database whose limits are 2 or 3, where all that limits do
     is met by few messages, and with the usual limits in the longer tests.
     """
@@ -119,18 +123,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )  # fmt: skip
     if "server" not in metafunc.fixturenames:
         return
-    older = []
+    several = [each for each in SEVERAL if metafunc.definition.get_closest_marker(each)]
+    older: list[int] = []
     if os.environ.get("PGQUEUE_TEST_URL"):
         versions: list[int | str] = ["given"]
     elif chosen := os.environ.get("PGQUEUE_TEST_VERSIONS"):
         versions = [int(v) for v in chosen.split(",")]
     else:
         versions = [VERSIONS[0]]
-        older = [pytest.param(_oldest(), id=f"pg{_oldest()}", marks=pytest.mark.longer)]
-    if not metafunc.definition.get_closest_marker("all_versions"):
+        older = [*(fetched.SUITES if "each_version" in several else ()), _oldest()]
+    if not several:
         versions, older = versions[:1], []
     newer = [pytest.param(version, id=f"pg{version}") for version in versions]
-    metafunc.parametrize("server", newer + older, indirect=True, scope="session")
+    longer = [pytest.param(each, id=f"pg{each}", marks=pytest.mark.longer) for each in older]
+    metafunc.parametrize("server", newer + longer, indirect=True, scope="session")
 
 
 def pytest_configure() -> None:
@@ -193,11 +199,12 @@ def _servers(servers_home: Path) -> Iterator[Callable[[int | str], Server]]:
             if version == "given":
                 return servers.setdefault(version, GivenServer(os.environ["PGQUEUE_TEST_URL"]))
             try:
-                binaries.find_binaries(int(version))
+                fetched.find(int(version))
             except PgQueueError as error:
                 pytest.skip(str(error))
+            settings = odd.accepted(SETTINGS, int(version))
             server = embedded.start(
-                servers_home / str(version), version=int(version), settings=dict(SETTINGS)
+                servers_home / str(version), version=int(version), settings=settings
             )
             return servers.setdefault(version, stack.enter_context(server))
 

@@ -25,7 +25,7 @@ HOME = ROOT / ".matrix"
 
 PYTHONS = ("3.11", "3.12", "3.13")
 PYSPARKS = ("4.0", "4.1", "4.2", "4.3")
-POSTGRES = ("15", "16", "17", "18")
+POSTGRES = ("15", "16", "17", "18", "19")
 
 TESTS = (
     "tests/sql/test_claim.py",
@@ -48,10 +48,10 @@ LONGER = (
 
 FIND_POSTGRES = """
 import sys
-from spark_pgqueue.postgres.binaries import find_binaries
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests import fetched
 try:
-    print(find_binaries(int(sys.argv[1])))
+    print(fetched.find(int(sys.argv[1])))
 except PgQueueError as error:
     sys.exit(error.message)
 """

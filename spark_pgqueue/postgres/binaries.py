@@ -40,7 +40,7 @@ def find_binaries(version: int) -> Path:
     """
     found: set[int] = set()
     for folder in _binary_folders():
-        if not (folder / "initdb").is_file() or not (folder / "pg_ctl").is_file():
+        if not all((folder / name).is_file() for name in ("initdb", "pg_ctl", "postgres")):
             continue
         said = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True)
         major = re.search(r"\) (\d+)", said.stdout)
@@ -61,8 +61,9 @@ def _binary_folders() -> Iterator[Path]:
         for place in (spec.submodule_search_locations or []) if spec else []:
             yield from sorted(Path(place).glob("pginstall*/bin"))
     yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if on_path := shutil.which("pg_ctl"):
-        yield Path(on_path).resolve().parent
+    for folder in os.get_exec_path():
+        if on_path := shutil.which("pg_ctl", path=folder):
+            yield Path(on_path).resolve().parent
 
 
 def owner_of(data: Path) -> str | None:

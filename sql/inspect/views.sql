@@ -22,17 +22,17 @@ end $$;
 -- The runs of a consumer, for views. (A function that a view calls has settings of its own, and so never becomes a part
 -- of a query. This one is beside runs_of(), which does.)
 create or replace function _pgqueue.seen_runs(p_consumer_id int) returns setof pgqueue.consumer_messages
-language sql stable
+language sql stable rows 10
 as $$ select * from _pgqueue.runs_of(p_consumer_id) $$;
 
 -- The live claims of a consumer, for views.
 create or replace function _pgqueue.seen_claims(p_consumer_id int) returns setof pgqueue.claims
-language sql stable
+language sql stable rows 10
 as $$ select * from _pgqueue.live_claims(p_consumer_id) $$;
 
 -- A claim by its id, for views.
 create or replace function _pgqueue.seen_claim(p_claim_id bigint) returns setof pgqueue.claims
-language sql stable
+language sql stable rows 1
 as $$ select * from _pgqueue.claim_by(p_claim_id) $$;
 
 -- The first message that a claim holds.
@@ -48,7 +48,7 @@ $$;
 
 -- The dead letters of a consumer, for views.
 create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof pgqueue.dead_messages
-language sql stable
+language sql stable rows 10
 as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
 
 -- The state of a run, as it is shown: what is not visible yet is delayed, also where a key or an order comes first.
@@ -59,6 +59,12 @@ as $$
     select case when p_state in ('ready', 'waiting') and p_not_visible_until > clock_timestamp() then 'delayed'
                 else p_state end
 $$;
+
+-- Each number of a set, for views. Strict, so that this one does not become a part of a query either: the planner would
+-- count 100,000 numbers in each set, and so have the query compiled (jit), which takes a second.
+create or replace function _pgqueue.seen_seqs(p_seqs int8multirange) returns setof bigint
+language sql immutable strict parallel safe rows 10
+as $$ select generate_series(lower(g), upper(g) - 1) from unnest(p_seqs) g $$;
 
 -- How many messages a consumer has in runs, by their state; the first of those that could be delivered now; and how
 -- many dead letters it has.
@@ -102,8 +108,7 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
         join pgqueue.publications p on p.stream_id = c.stream_id
           and (p.publication_id >= k.next_publication or _pgqueue.gap_ids(k) @> p.publication_id)
                                    and (p.consumers is null or c.consumer_id = any (p.consumers))
-        cross join lateral unnest(p.seqs - coalesce(_pgqueue.kept(k), '{}')) g
-        cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
+        cross join lateral _pgqueue.seen_seqs(p.seqs - coalesce(_pgqueue.kept(k), '{}')) q (seq)
         union all
         select q.seq,
                case when m.state in ('ready', 'waiting') and m.not_visible_until > clock_timestamp() then 'delayed'
@@ -111,14 +116,12 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
                m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.note ->> 'error'
         from _pgqueue.seen_runs(c.consumer_id) m
         left join lateral (select lease_until from _pgqueue.seen_claim(m.claim_id)) l on true
-        cross join lateral unnest(m.seqs) g
-        cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
+        cross join lateral _pgqueue.seen_seqs(m.seqs) q (seq)
         union all
         select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id,
                null as lease_until, coalesce(d.note ->> 'error', d.reason)
         from _pgqueue.seen_dead(c.consumer_id) d
-        cross join lateral unnest(d.seqs) g
-        cross join lateral generate_series(lower(g), upper(g) - 1) q (seq)
+        cross join lateral _pgqueue.seen_seqs(d.seqs) q (seq)
     ) x
 $query$); end $view$;
 

@@ -179,6 +179,7 @@ def test_where_logging_is_not_set_up_the_warning_is_on_standard_error(queue: Que
     )
 
 
+@pytest.mark.each_version
 def test_what_the_sink_writes_the_source_reads(queue: Queue):
     queue.create("s", "c")
     written = queue.spark.range(1000).select(

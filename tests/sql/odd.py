@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value", str, str | int)
+
 SETTINGS = {
     "client_encoding": "LATIN1",
     "standard_conforming_strings": "off",
@@ -22,6 +27,10 @@ SETTINGS = {
 TimeZone, in which times are shown; array_nulls, which the client refuses; and the isolation of
 transactions, which claims refuse (PQ007)."""
 
+REFUSED = {19: ("standard_conforming_strings", "escape_string_warning")}
+"""What a major version of Postgres and later ones refuse."""
+
+
 DATABASES = {
     "LATIN1": "encoding 'LATIN1' locale 'C'",
     "WIN1252": "encoding 'WIN1252' locale 'C'",
@@ -30,3 +39,9 @@ DATABASES = {
     "Turkish": "encoding 'UTF8' locale_provider icu icu_locale 'tr' locale 'C.UTF-8'",
 }
 """Options of databases in which text is stored, compared or changed in another way."""
+
+
+def accepted(settings: Mapping[str, Value], version: int) -> dict[str, Value]:
+    """Those settings that a major version of Postgres accepts."""
+    refused = {name for since, names in REFUSED.items() if version >= since for name in names}
+    return {name: value for name, value in settings.items() if name not in refused}

@@ -62,7 +62,7 @@ def public_functions(conn: Conn, condition: str) -> list[str]:
     return [row[0] for row in found]
 
 
-@pytest.mark.all_versions
+@pytest.mark.each_version
 def test_installing_again_with_psql_keeps_what_is_inside(empty_url: str) -> None:
     first = psql(empty_url)
     assert first.returncode == 0, first.stderr
@@ -88,7 +88,7 @@ def test_installing_again_with_psql_keeps_what_is_inside(empty_url: str) -> None
         checker.check(conn)
 
 
-@pytest.mark.all_versions
+@pytest.mark.each_version
 def test_every_body_passes_the_check_that_the_installation_leaves_out(conn: Conn) -> None:
     """That of `create function`: the syntax; in SQL also all names and types."""
     conn.execute("set check_function_bodies = on")

@@ -17,12 +17,14 @@ import pytest
 
 from spark_pgqueue import embedded
 from spark_pgqueue.command_line import doctor
-from spark_pgqueue.postgres import binaries, connection, schema
+from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres.errors import PgQueueError
+from tests import fetched
 from tests.conftest import SETTINGS, _folder_in_memory
 from tests.processes import wait_until
 from tests.sql import checker, clock, internals
 from tests.sql.owing import assert_delivers, make_streams, owed, use
-from tests.sql.queue import Conn, acked, consumer, maintain, one, send, value
+from tests.sql.queue import Conn, acked, call, consumer, maintain, one, send, value
 from tests.sql.test_reading import read_all
 
 PAGE = Path(__file__).parents[2] / "sql/guide/operations.md"
@@ -36,12 +38,16 @@ class Upgrade:
     new_url: str
     old: Conn
     new: Conn
+    version: int
+    copies_sequences: bool = False
 
     def step(self, number: int) -> None:
         section = PAGE.read_text().split("### Upgrading Postgres by logical replication")[1]
         section = section.split("\n## ")[0]
         commands = re.findall(r"```text\n(.*?)```", section, re.DOTALL)[number]
-        path = f"{binaries.find_binaries(18)}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        if self.copies_sequences:
+            commands = commands.replace("for all tables", "for all tables, all sequences")
+        path = f"{fetched.find(self.version)}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "OLD": self.old_url, "NEW": self.new_url}
         done = subprocess.run(
             ["bash", "-c", commands], env=environment, capture_output=True, text=True, timeout=120
@@ -60,6 +66,10 @@ class Upgrade:
     def errors(self) -> int:
         return one(self.new, "select max(apply_error_count) from pg_stat_subscription_stats")
 
+    def refresh_sequences(self) -> None:
+        self.new.execute("alter subscription upgrade refresh sequences")
+        wait_until(lambda: not call(self.new, "numbers_behind"))
+
     def is_stopped(self) -> bool:
         return self.errors() > 0
 
@@ -74,14 +84,19 @@ class Upgrade:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[embedded.Server, embedded.Server]]:
+def servers(request: pytest.FixtureRequest) -> Iterator[tuple[embedded.Server, embedded.Server]]:
     """Two servers; the user of the new one can reach the socket of the old one."""
+    version = getattr(request, "param", 18)
+    try:
+        fetched.find(version)
+    except PgQueueError as error:
+        pytest.skip(str(error))
     settings = {**SETTINGS, "wal_level": "logical", "wal_retrieve_retry_interval": "100ms"}
     home = Path(tempfile.mkdtemp(prefix="pgqueue-test-", dir=_folder_in_memory() or "/tmp"))
     home.chmod(0o755)
     with (
-        embedded.start(home / "old", version=18, settings=settings) as old,
-        embedded.start(home / "new", version=18, settings=settings) as new,
+        embedded.start(home / "old", version=version, settings=settings) as old,
+        embedded.start(home / "new", version=version, settings=settings) as new,
     ):
         yield old, new
     shutil.rmtree(home)
@@ -97,7 +112,7 @@ def upgrade(servers: tuple[embedded.Server, embedded.Server]) -> Iterator[Upgrad
     with connection.connect(urls[0]) as old, connection.connect(urls[1]) as new:
         schema.install(old)
         try:
-            yield Upgrade(urls[0], urls[1], old, new)
+            yield Upgrade(urls[0], urls[1], old, new, servers[0].version)
         finally:
             if one(new, "select count(*) from pg_subscription"):
                 new.execute("alter subscription upgrade disable")
@@ -111,8 +126,19 @@ def checked(url: str) -> dict[str, str]:
     return {check.name: check.status for check in doctor.checks(url)}
 
 
-def test_an_upgrade_by_logical_replication_delivers_what_was_owed(upgrade: Upgrade) -> None:
-    """Once, and all that is sent afterwards; offsets go on, and doctor says what is missing."""
+@pytest.mark.parametrize(
+    ("servers", "copies_sequences"),
+    [(18, False), pytest.param(19, True, marks=pytest.mark.longer)],
+    indirect=["servers"],
+)
+def test_an_upgrade_by_logical_replication_delivers_what_was_owed(
+    upgrade: Upgrade, copies_sequences: bool
+) -> None:
+    """Once, and all that is sent afterwards; offsets go on, and doctor says what is missing.
+
+    Also where sequences are copied, which only 19 can: what follows leaves them behind again.
+    """
+    upgrade.copies_sequences = copies_sequences
     use_streams = make_streams(upgrade.old)
     upgrade.begin()
     known = use(upgrade.old, upgrade.old_url, internals.insert_messages, use_streams)
@@ -120,6 +146,8 @@ def test_an_upgrade_by_logical_replication_delivers_what_was_owed(upgrade: Upgra
     sent, offset = read_all(upgrade.old, None)
     upgrade.follow()
     assert checked(upgrade.new_url)["numbers"] == "fail"
+    if copies_sequences:
+        upgrade.refresh_sequences()
     upgrade.switch_over()
     checks = checked(upgrade.new_url)
     assert checks["numbers"] == checks["incarnation"] == "ok"

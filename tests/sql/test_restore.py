@@ -17,7 +17,8 @@ from psycopg.types.json import Jsonb
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.conftest import SETTINGS, VERSIONS
+from tests import fetched
+from tests.conftest import SETTINGS, VERSIONS, Server
 from tests.sql import checker, clock, internals
 from tests.sql.catalogue import catalogue
 from tests.sql.internals import cursor_of
@@ -48,9 +49,13 @@ USE_TRANSACTION_IDS = (
 
 
 @pytest.fixture(scope="module")
-def elsewhere(servers_home: Path) -> Iterator[embedded.Server]:
-    """Another cluster, just made, of the newest version that has a pg_dump."""
-    for version in VERSIONS:
+def elsewhere(server: Server, servers_home: Path) -> Iterator[embedded.Server]:
+    """Another cluster, just made, of the newest version that has a pg_dump.
+
+    For a fetched version it is the same version: no older minor version of pg_dump dumps it.
+    """
+    theirs = server.version if isinstance(server, embedded.Server) else None
+    for version in (theirs,) if theirs in fetched.SUITES else VERSIONS:
         try:
             programs = binaries.find_binaries(version)
         except PgQueueError:
@@ -59,9 +64,9 @@ def elsewhere(servers_home: Path) -> Iterator[embedded.Server]:
             break
     else:
         pytest.skip(f"no pg_dump of PostgreSQL {', '.join(map(str, VERSIONS))} on this machine")
-    home = servers_home / "new"
-    with embedded.start(home, version=version, settings=dict(SETTINGS)) as server:
-        yield server
+    home = servers_home / f"new-{version}"
+    with embedded.start(home, version=version, settings=dict(SETTINGS)) as new:
+        yield new
     shutil.rmtree(home)
 
 
@@ -100,6 +105,7 @@ def app(conn: Conn) -> Iterator[str]:
     conn.execute(f"drop role {role}".encode())
 
 
+@pytest.mark.each_version
 def test_a_dump_that_is_restored_delivers_everything_once(
     conn: Conn, url: str, session: Session, app: str, elsewhere: embedded.Server
 ) -> None:

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.sql.odd import SETTINGS
+from tests.sql.odd import SETTINGS, accepted
 from tests.sql.queue import Conn, Session, one
 from tests.sql.table_writes import Write, content, refusal, target, write
 
@@ -92,9 +92,8 @@ def is_same(spark: str, sent: Any, stored: str) -> bool:
 def odd(conn: Conn, session: Session) -> Conn:
     """A writer whose settings change how values look as text."""
     writer = session()
-    for name, setting in (
-        SETTINGS | {"extra_float_digits": "-15", "TimeZone": "Europe/Berlin"}
-    ).items():
+    settings = SETTINGS | {"extra_float_digits": "-15", "TimeZone": "Europe/Berlin"}
+    for name, setting in accepted(settings, conn.info.server_version // 10000).items():
         if name not in ("client_encoding", "search_path"):
             writer.execute(
                 sql.SQL("set {} = {}").format(

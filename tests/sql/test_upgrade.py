@@ -131,7 +131,7 @@ def test_a_released_version_stays_byte_for_byte(
     assert freeze.sql_of(max(DIGESTS)) == schema.script(transaction=False)
 
 
-@pytest.mark.all_versions
+@pytest.mark.each_version
 @pytest.mark.parametrize("version", freeze.released())
 def test_a_released_version_becomes_this_one_and_owes_the_same(
     version: int, empty_url: str, conn: Conn

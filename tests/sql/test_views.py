@@ -14,6 +14,7 @@ from tests.sql.queue import (
     claim_of,
     consumer,
     now,
+    one,
     receive,
     rows,
     seconds,
@@ -135,3 +136,17 @@ def test_what_is_taken_is_told_however_it_was_taken(conn: Conn, ordering: str) -
         clock.end_leases(conn)
         acked(conn, "s", "c")
     assert (stats(conn).taken, stats(conn).settled, stats(conn).backlog) == (8, 8, 0)
+
+
+def test_the_planner_takes_no_view_for_so_dear_that_it_has_the_query_compiled(conn: Conn) -> None:
+    """Of a queue that has little: compiling (jit, on by default before 19) takes a second."""
+    send_all(conn, ["x"] * 10)
+    consumer(conn)
+    receive(conn)
+    views = "select oid::regclass::text from pg_class where relkind = 'v' and relnamespace = "
+    names = conn.execute((views + "'pgqueue'::regnamespace").encode()).fetchall()
+    assert len(names) > 10
+    compiled = float(conn.execute("show jit_above_cost").fetchall()[0][0])
+    for (name,) in names:
+        (plan,) = one(conn, f"explain (format json) select * from {name}")
+        assert plan["Plan"]["Total Cost"] < compiled, name

@@ -39,6 +39,19 @@ def answers(url) -> bool:
     return True
 
 
+def test_the_programs_of_a_version_are_found_in_any_folder_of_the_path(tmp_path, monkeypatch):
+    for name in ("90", "half", "91"):
+        (folder := tmp_path / name).mkdir()
+        for program in ("pg_ctl", "initdb", "postgres")[: 1 if name == "half" else 3]:
+            (folder / program).write_text(f"#!/bin/sh\necho 'postgres (PostgreSQL) {name}rc1'")
+            (folder / program).chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    assert binaries.find_binaries(90) == tmp_path / "90"
+    assert binaries.find_binaries(91) == tmp_path / "91"
+    with pytest.raises(PgQueueError, match=r"PostgreSQL 92 .*\(found here: .*90, 91\)"):
+        binaries.find_binaries(92)
+
+
 def test_it_starts_keeps_its_data_and_stops(new_directory):
     """Also of a version that is not the one of all other tests."""
     with embedded.start(new_directory, version=16, settings={"work_mem": "7MB"}) as server:
