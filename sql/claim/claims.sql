@@ -138,8 +138,7 @@ end $$;
 -- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
 -- message_count is 0 or null when nothing was claimed, and then no row of claims was written.
 create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval,
-                                          p_ack bigint)
-returns pgqueue.claimed
+                                          p_ack bigint) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
@@ -152,9 +151,11 @@ declare
 begin
     -- (a row as one value: column by column costs twice as much)
     v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer;
-    if v_consumer.special is not false or p_max is null or p_max < 1 or p_visibility_timeout is not null
-       or current_setting('transaction_isolation') <> 'read committed' then
+    if v_consumer.scheduled is not false or v_consumer.partitions is not null or p_max is null or p_max < 1
+       or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
         v_consumer := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
+    end if;
+    if v_consumer.special then  -- (each question costs a little, and nearly all consumers need none)
         if v_consumer.paused then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
