@@ -155,7 +155,7 @@ begin
        or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
         v_consumer := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
     end if;
-    if v_consumer.special then  -- (each question costs a little, and nearly all consumers need none)
+    if v_consumer.special then  -- (each question costs a little; nearly all consumers need none)
         if v_consumer.paused then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
@@ -181,9 +181,8 @@ begin
             end if;
             v_claim := _pgqueue.claim_unlocked(v_consumer, v_cursor, p_max, v_fits);
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
-            -- This unlocks the slots and the runs of other claims that it looked at, before it waits for the lock; and
-            -- takes back the acknowledgement. The session that has the lock may come upon those rows, and wait for them
-            -- although it skips locked ones, where Postgres follows a row to its last version.
+            -- This takes back the acknowledgement, and unlocks what it looked at, before it waits. The session that has
+            -- the lock could wait for such a row although it skips locked ones: where Postgres follows a row's versions.
             v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
             v_in_turn := true;
         end;
