@@ -182,7 +182,7 @@ begin
             v_claim := _pgqueue.claim_unlocked(v_consumer, v_cursor, p_max, v_fits);
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
             -- This takes back the acknowledgement, and unlocks what it looked at, before it waits. The session that has
-            -- the lock could wait for such a row although it skips locked ones: where Postgres follows a row's versions.
+            -- the lock may wait for such a row although it skips locked ones: where Postgres follows a row's versions.
             v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
             v_in_turn := true;
         end;
