@@ -138,8 +138,7 @@ end $$;
 -- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
 -- message_count is 0 or null when nothing was claimed, and then no row of claims was written.
 create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval,
-                                          p_ack bigint)
-returns pgqueue.claimed
+                                          p_ack bigint) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
@@ -152,9 +151,11 @@ declare
 begin
     -- (a row as one value: column by column costs twice as much)
     v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer;
-    if _pgqueue.is_simple(v_consumer.way) is not true or p_max is null or p_max < 1 or p_visibility_timeout is not null
-       or current_setting('transaction_isolation') <> 'read committed' then
+    if v_consumer.scheduled is not false or v_consumer.partitions is not null or p_max is null or p_max < 1
+       or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
         v_consumer := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
+    end if;
+    if not _pgqueue.is_simple(v_consumer.way) then  -- (each question costs a little; nearly all consumers need none)
         if v_consumer.paused then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
@@ -180,9 +181,8 @@ begin
             end if;
             v_claim := _pgqueue.claim_unlocked(v_consumer, v_cursor, p_max, v_fits);
         exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
-            -- This unlocks the slots and the runs of other claims that it looked at, before it waits for the lock; and
-            -- takes back the acknowledgement. The session that has the lock may come upon those rows, and wait for them
-            -- although it skips locked ones, where Postgres follows a row to its last version.
+            -- This takes back the acknowledgement, and unlocks what it looked at, before it waits. The session that has
+            -- the lock may wait for such a row although it skips locked ones: where Postgres follows a row's versions.
             v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
             v_in_turn := true;
         end;
