@@ -257,7 +257,7 @@ WAITERS = {
     "lock history": "create_consumer create_group note_offset replay seek",
     "lock schedules": "create_schedule drop_schedule pause_schedule resume_schedule",
     "lock maintain": "drop_stream",
-    "lock publish": "import_lines recover send send_batch",
+    "lock publish": "recover send send_batch",
     "consumer r": "drop_stream reader_claim reader_resume",
     "consumer c": "cancel defer drop_consumer drop_stream nack postpone purge_dead redrive replay retry seek "
     "settle_messages",

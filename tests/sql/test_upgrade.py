@@ -43,7 +43,7 @@ from tests.sql.queue import (
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",
-    2: "4f672720d648be85b79d66a4ff2e6bb5f6cc11edf22b63c26ebd67cec74c7b6a",
+    2: "543c10380b07274cbec81c0f0f7418ca629c05852cf213d19635c42bb09d95f0",
 }
 """SHA-256 of each file of `versions/`."""
 
