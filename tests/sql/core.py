@@ -45,6 +45,9 @@ from pgqueue.consumer_cursors k cross join lateral (
     from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g
 """
 
+STORED = ("consumer_messages", "slots")
+"""The tables with what consumers hold."""
+
 TABLES = {
     "runs": f"select * from {RUNS} m",
     "claims": f"select *, array(select a.seqs from unnest(acted) a) as acted_seqs from {CLAIMS} l",
@@ -59,6 +62,23 @@ TABLES = {
     "scan_from": "select consumer_id, (f).* from pgqueue.consumer_cursors, unnest(scan_from) f",
 }
 """By attribute of `Tables`, the rows of all consumers."""
+
+LOOK = r"""
+do $$
+declare
+    v_function regproc;
+begin
+    foreach v_function in array '{_pgqueue.slots_are_next, _pgqueue.claim}'::regproc[] loop
+        execute regexp_replace(pg_get_functiondef(v_function),
+                               '_pgqueue.need_not_look\((\w+.slots_until)\)',
+                               $q$\1 > '-infinity'$q$);
+    end loop;
+end $$;
+create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean
+language sql volatile as 'select false';
+"""
+"""Every look is made, also where the clock says that the last one was just now. But a claim that
+was made ready ahead is taken for as long as nothing is known to come before it."""
 
 
 def numbers(multirange: Any) -> set[int]:
@@ -283,7 +303,7 @@ def forget_claims(conn: psycopg.Connection) -> None:
 
 def lock_messages(conn: psycopg.Connection, seq: int | None = None) -> None:
     """Hold all messages, or what one is stored with, to the end of the transaction."""
-    for table in ("consumer_messages", "slots"):
+    for table in STORED:
         query = f"select from pgqueue.{table} where seqs @> %s::bigint is not false for update"
         conn.execute(query.encode(), [seq])
 
