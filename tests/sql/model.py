@@ -774,6 +774,16 @@ class QueueMachine(RuleBasedStateMachine):
         assert n == len(part)
         self.finish(claim, part, "acked" if action == "ack" else "dead")
 
+    @rule(data=st.data(), size=SIZES, whole=st.booleans(),
+          action=st.sampled_from(["ack", "nack", "nack", "defer"]),
+          hours=st.sampled_from([None, 0, 1]))  # fmt: skip
+    def work(self, data: Any, size: int, whole: bool, action: str, hours: int | None) -> None:
+        """A worker receives, and settles what is open: the usual way, which is to be frequent."""
+        self.receive(data, size, "auto", False)
+        self.check()
+        if self.open_claims():
+            self.settle(data, whole, "auto", action, hours)
+
     def settle_of_reader(
         self, claim: Claim, part: set[int], action: str, hours: int | None, mode: str
     ) -> None:
