@@ -23,15 +23,14 @@ from tests.sql.core import numbers
 
 CONSUMERS = """
 select c.consumer_id, c.stream_id, c.ordering, c.partitions,
-       (s.settings ->> 'per_key_limit')::int as most,
-       (s.settings ->> 'per_key_capacity')::int as capacity,
-       coalesce((s.settings ->> 'per_key_latest')::boolean, false) as latest,
-       coalesce((s.settings ->> 'fair')::boolean, false)
-           or s.settings ?| array['per_key_limit', 'per_key_interval'] as limits_keys,
+       (s.of ->> 'per_key_limit')::int as most,
+       (s.of ->> 'per_key_capacity')::int as capacity,
+       coalesce((s.of ->> 'per_key_latest')::boolean, false) as latest,
+       (s.of ->> 'per_key_limit') is not null or (s.of ->> 'per_key_interval') is not null
+           or coalesce((s.of ->> 'fair')::boolean, false) as limits_keys,
        coalesce((select k.message_count from pgqueue.skips k
                  where k.consumer_id = c.consumer_id), 0) as skipped
-from pgqueue.consumers c
-join pgqueue.consumer_settings s on (s.stream, s.consumer) = (c.stream_name, c.name)
+from pgqueue.consumers c cross join lateral (select to_jsonb(c) as of) s
 order by consumer_id
 """
 

@@ -58,7 +58,6 @@ TABLES = {
     ),
     "freed": "select * from pgqueue.freed_keys",
     "tokens": "select * from pgqueue.key_tokens",
-    "places": "select * from pgqueue.group_partitions",
     "scan_from": "select consumer_id, (f).* from pgqueue.consumer_cursors, unnest(scan_from) f",
 }
 """By attribute of `Tables`, the rows of all consumers."""

@@ -28,7 +28,6 @@ class Tables:
     pieces: list[Any] = field(default_factory=list)
     freed: list[Any] = field(default_factory=list)  # keys that the next dealer deals
     tokens: list[Any] = field(default_factory=list)  # spent ones, of keys
-    places: list[Any] = field(default_factory=list)  # of a group: how far its partitions are
     scan_from: list[Any] = field(default_factory=list)
 
     @cached_property
@@ -74,7 +73,7 @@ def check(c: Consumer) -> None:
         check_freed(c, freed)
     for token in t.tokens:
         check_token(c, token)
-    for place in t.places:
+    for place in c.places:
         assert 0 <= place.line_no <= t.cursor.last_line_no, f"beyond the line: {place}"
     if c.partitions is not None:
         assert all((run.state, run.lane) == ("ready", 1) for run in t.runs), f"{t.runs}"
