@@ -156,7 +156,7 @@ def read_here(conn: psycopg.Connection) -> list[Consumer]:
                 assert not c.published & seqs, f"published twice: {c.published & seqs}"
                 c.published |= seqs
                 if c.per_key_capacity is not None:
-                    c.publication_of |= dict.fromkeys(seqs, p.publication_id)
+                    c.publication_of.update((seq, p.publication_id) for seq in seqs)
                 if p.publication_id >= c.held.next_publication:
                     c.untaken |= seqs
                 elif any(p.publication_id in r for r in c.held.gaps):
