@@ -48,6 +48,15 @@ BACKOFFS: Any = st.sampled_from([
 ])  # fmt: skip
 MODES = st.sampled_from(["auto", "auto", "auto", "wrote", "savepoint", "rollback"])
 
+WORK: Any = {
+    "data": st.data(),
+    "keys": st.lists(KEYS, min_size=1, max_size=3),
+    "size": SIZES,
+    "whole": st.booleans(),
+    "action": st.sampled_from(["ack", "nack", "nack", "defer", "extend"]),
+    "hours": st.sampled_from([None, 0, 1]),
+}
+
 
 @dataclass
 class Message:
@@ -774,15 +783,19 @@ class QueueMachine(RuleBasedStateMachine):
         assert n == len(part)
         self.finish(claim, part, "acked" if action == "ack" else "dead")
 
-    @rule(data=st.data(), size=SIZES, whole=st.booleans(),
-          action=st.sampled_from(["ack", "nack", "nack", "defer"]),
-          hours=st.sampled_from([None, 0, 1]))  # fmt: skip
-    def work(self, data: Any, size: int, whole: bool, action: str, hours: int | None) -> None:
-        """A worker receives, and settles what is open: the usual way, which is to be frequent."""
+    def works(self, data: Any, keys: Any, size: int, whole: bool, action: str,
+              hours: int | None) -> None:  # fmt: skip
+        """The usual way of messages, under two names: of many rules hypothesis leaves some out."""
+        self.send(keys, 0, None, False, "auto", None, None)
         self.receive(data, size, "auto", False)
         self.check()
-        if self.open_claims():
+        if action == "extend" and self.open_claims():
+            self.extend(data, "auto")
+        elif self.open_claims():
             self.settle(data, whole, "auto", action, hours)
+
+    work = rule(**WORK)(works)
+    work_on = rule(**WORK)(works)
 
     def settle_of_reader(
         self, claim: Claim, part: set[int], action: str, hours: int | None, mode: str
