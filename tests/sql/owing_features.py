@@ -278,7 +278,7 @@ def schedules(conn: Conn) -> Iterator[None]:
 
 
 def stays(conn: Conn) -> Iterator[None]:
-    """Messages that are late, expire, were put off or cancelled; copies; and a paused consumer."""
+    """Messages that are late, expire, were postponed or cancelled; copies; and a paused consumer."""
     make(conn, "stays")
     make(conn, "copies")
     value(conn, "alter_stream", "stays", Jsonb({"dedup_window": "10 days"}))
@@ -303,7 +303,7 @@ def stays(conn: Conn) -> Iterator[None]:
 
 
 def readers(conn: Conn) -> Iterator[None]:
-    """Queries of Spark that have a batch in hand, of which they settled a message."""
+    """Queries of Spark in the middle of a batch, of which they settled a message."""
     batches = []
     for ordering in ORDERINGS:
         stream, process = f"read_{ordering}", uuid.uuid4()
