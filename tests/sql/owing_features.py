@@ -278,7 +278,7 @@ def schedules(conn: Conn) -> Iterator[None]:
 
 
 def stays(conn: Conn) -> Iterator[None]:
-    """Messages that are late, expire, were postponed or cancelled; copies; and a paused consumer."""
+    """Messages that are late, expire, or were postponed or cancelled; copies; a paused consumer."""
     make(conn, "stays")
     make(conn, "copies")
     value(conn, "alter_stream", "stays", Jsonb({"dedup_window": "10 days"}))
