@@ -12,10 +12,11 @@
 #   make explore every interleaving of each pair of calls: hours
 #   make mutants plants single faults in the SQL and counts those that a test finds: hours, or
 #                ARGS="--seed 7 --count 20"
+#   make measure lines and calls of the SQL; how many functions a receive and an ack go through
 #   make endure  kills of every kind beside messages through everything, counted: an hour, or
 #                ARGS="--minutes 600"; what it counts is added to tests/endure/tally.json
 .DELETE_ON_ERROR:
-.PHONY: demo quick test test-all bench bench-check explore mutants endure compare matrix docs site lint clean
+.PHONY: demo quick test test-all bench bench-check explore mutants measure endure compare matrix docs site lint clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -56,6 +57,9 @@ explore: .venv/dev
 
 mutants: .venv/dev
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+measure: .venv/dev
+	$(BIN)/python -m tests.measure $(ARGS)
 
 endure: .venv/dev
 	$(BIN)/python -m tests.endure $(ARGS)

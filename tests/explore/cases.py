@@ -82,7 +82,7 @@ class Case:
     ordering: str = "none"
     beside: str = ""  # retention, expiry, rollback, kill
     warm: bool = False  # the messages were taken, and are ready
-    limited: bool = False  # the consumer has a setting: no slots, and each claim locks the consumer
+    limited: bool = False  # the consumer has a setting by which each claim locks the consumer
     conn: psycopg.Connection[Any] | None = None
     stream: str = ""
     stream_id: int = 0

@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg
 
+from tests.sql.core import LOOK
+
 # Inserts of these give numbers that order what others see, or fail where another has the same.
 UNIQUE = frozenset({"publications", "dedup_keys", "consumers", "streams", "consumer_settings"})
 
@@ -49,23 +51,6 @@ begin
 end $$;
 create function explore.sleep(p_time interval) returns void language sql
 as 'select explore.sleep(extract(epoch from p_time)::float8)';
-"""
-
-# Every look is made, also where the clock says that the last one was just now. But slots are
-# claimed for as long as nothing is known to come before them.
-LOOK = r"""
-do $$
-declare
-    v_function regproc;
-begin
-    foreach v_function in array '{_pgqueue.slots_are_next, _pgqueue.claim}'::regproc[] loop
-        execute regexp_replace(pg_get_functiondef(v_function),
-                               '_pgqueue.need_not_look\((\w+.slots_until)\)',
-                               $q$\1 > '-infinity'$q$);
-    end loop;
-end $$;
-create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean
-language sql volatile as 'select false';
 """
 
 FUNCTIONS = """

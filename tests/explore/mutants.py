@@ -1,4 +1,7 @@
-"""Faults that the explorer has to find: each takes away what one rule of the queue rests on."""
+"""Faults that the explorer has to find: each takes away what one rule of the queue rests on.
+
+They are faults of this core: another one has others.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ MUTANTS = [
         Case(("extend", "receive"), ordering="stream", beside="expiry", limited=True),
     ),
     Mutant(
-        "slots: claimed ones are put back, too",
+        "claims: an open one is put back, too",
         "_pgqueue.flush",
         "and token is null\n                for update skip locked",
         "for update skip locked",

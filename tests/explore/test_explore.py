@@ -25,7 +25,7 @@ DEEP = [
     Case(("receive+ack", "send"), "key"),
     Case(("ack", "receive"), "none", "expiry"),
     Case(("ack_one", "receive"), "key", "expiry"),
-    # claims that are no slots
+    # claims that lock the consumer
     *(
         Case((call, "receive"), ordering, "expiry", limited=True)
         for ordering, call in zip(
@@ -84,7 +84,7 @@ def test_a_case_keeps_the_promises_in_every_schedule(explorer: Explorer, case: C
 
 
 def test_all_cases_keep_the_promises_with_limits_of_one(explorer_of_ones: Explorer):
-    """Each statement takes one message, publication, range, or slot."""
+    """Each statement takes one message, publication or range."""
     results = [explorer_of_ones.explore(case, OF_A_CASE_OF_ONES) for case in DEEP]
     print(summary(results))
     assert [str(result) for result in results if result.failure is not None] == []

@@ -46,6 +46,8 @@ RUNS = (
     Run("claims", {"WORKERS": 2}),
     Run("claims", {"WORKERS": 3, "CALLS": 1}),
     Run("claims", {"WORKERS": 2, "CALLS": 1, "CRASHES": 1}),
+    Run("claims", {"WORKERS": 2, "ONE_FORM": 1}),
+    Run("claims", {"WORKERS": 3, "CALLS": 1, "ONE_FORM": 1}),
     Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 2}, is_long=True),
     Run("gaps", {"PRODUCERS": 3, "CONSUMERS": 1}, is_long=True),
     Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 1, "READERS": 1}, is_long=True),
@@ -84,6 +86,16 @@ FAULTS = {
         Run("claims", {"WORKERS": 2, "CALLS": 1, "FAULT": 3}),
     "nack locks the slot before the consumer":
         Run("claims", {"WORKERS": 2, "CALLS": 1, "FAULT": 4}),
+    **{
+        f"{fault}, in one form":
+            Run("claims", {"WORKERS": 2, "CALLS": 1, "CRASHES": 1, "FAULT": number, "ONE_FORM": 1})
+        for number, fault in enumerate((
+            "the id of a claim is the number of its row",
+            "an acknowledgement does not judge again",
+            "a claim that is held for long gets another token",
+            "what comes back locks the row first",
+        ), 1)
+    },
 }  # fmt: skip
 
 
@@ -114,9 +126,10 @@ def check(run: Run, folder: Path) -> Found:
     Raises:
         RuntimeError: the walk ended early, because of its memory or depth.
     """
-    model = shutil.copy(FOLDER / f"{run.model}.pml", folder)
+    for each in FOLDER.glob("*.pml"):  # a model includes others
+        shutil.copy(each, folder)
     defined = [f"-D{name}={n}" for name, n in run.constants.items()]
-    _call(folder, "spin", "-a", *defined, Path(model).name)
+    _call(folder, "spin", "-a", *defined, f"{run.model}.pml")
     # Kept without loss where all states are walked: a hash of them could hide one.
     kept = ["-DBITSTATE"] if run.is_sample else ["-DCOLLAPSE"]
     _call(folder, "gcc", "-O1", "-w", "-DSAFETY", "-DMEMLIM=8000", *kept, "-o", "pan", "pan.c")

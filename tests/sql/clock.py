@@ -1,7 +1,6 @@
 """Time that passes at once: the server's clock stays, and the times that are stored move.
 
-To the queue, an hour that passes and stored times that are all an hour older are the same. With
-`internals` and `checker`, this is the only file that names columns of internal tables.
+To the queue, an hour that passes and stored times that are all an hour older are the same.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from datetime import timedelta
 
 import psycopg
 
-from tests.sql import internals
+from tests.sql import core
 
 # Where consumers keep when to look again. A look that comes too early is always allowed.
 HINTS = "consumer_cursors"
@@ -37,51 +36,31 @@ def pass_time(conn: psycopg.Connection, by: timedelta) -> None:
             moved = ", ".join(f"{each} = {each} - interval '{by}'" for each in columns)
             moves += f"update pgqueue.{table} set {moved};"
         conn.execute(moves.encode())
-        conn.execute(
-            "update pgqueue.consumer_messages set note = note || jsonb_build_object('expires',"
-            " (note ->> 'expires')::bigint - extract(epoch from %s)::bigint)"
-            " where note ? 'expires'",
-            [by],
-        )
+        core.expire_earlier(conn, by)
 
 
 def end_lease(conn: psycopg.Connection, *claims: int) -> None:
     """The visibility timeout of these claims passes, and nothing else."""
-    conn.execute(
-        "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'"
-        " where claim_id = any(%s)",
-        [list(claims)],
-    )
-    conn.execute(
-        "update pgqueue.slots set lease_until = clock_timestamp() - interval '1 s'"
-        " where _pgqueue.slot_claim(slot, token) = any(%s)",
-        [list(claims)],
-    )
+    if claims:
+        core.end_lease(conn, *claims)
     set_hints(conn)
 
 
 def end_leases(conn: psycopg.Connection) -> None:
     """The visibility timeout of every claim passes, and nothing else."""
-    internals.end_leases(conn)
+    core.end_lease(conn)
     set_hints(conn)
 
 
 def end_delay(conn: psycopg.Connection, seq: int) -> None:
-    """A delayed message is due, with all that is in the same run, and nothing else."""
-    conn.execute(
-        "update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
-        " where seqs @> %s::bigint",
-        [seq],
-    )
+    """A delayed message is due, with all that is stored with it, and nothing else."""
+    core.end_delay(conn, seq)
     set_hints(conn)
 
 
 def end_delays(conn: psycopg.Connection) -> None:
     """Every message that was taken and is delayed is due, and nothing else."""
-    conn.execute(
-        "update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
-        " where not_visible_until is not null"
-    )
+    core.end_delay(conn)
     set_hints(conn)
 
 

@@ -18,7 +18,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
-from tests.sql import internals
+from tests.sql import core
 from tests.sql.crossing_ledger import OTHERWISE
 from tests.sql.queue import call, one, value
 
@@ -245,7 +245,7 @@ class Consumer(Actor):
         """Believe what the tables say: a part went back, or was cancelled."""
         if self.held is not None:
             consumer_id, claim, tokens = self.held
-            left = {s: tokens[s] for s in internals.held_by(self.conn, claim)}
+            left = {s: tokens[s] for s in core.held_by(self.conn, claim)}
             self.held = (consumer_id, claim, left) if left else None
 
     def step(self) -> None:

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from tests.sql import checker, internals
-from tests.sql.checker import numbers
+from tests.sql.core import numbers
 from tests.sql.queue import one
 
 BOUND = "a."  # what s has with such a key is copied to t
@@ -160,7 +160,7 @@ class Snapshot:
         done |= {g.seq for g in gone} | internals.skipped(self.conn, c.consumer_id)
         if c.consumer_id in self.latest:
             done |= replaceable(its, of_stream)
-        owed = c.untaken | set(c.dead) | {s for run in c.runs for s in numbers(run.seqs)}
+        owed = c.owed
         lost = must - owed - done
         assert not lost, f"lost: {[of_stream[s] for s in sorted(lost)[:10]]}, {who}"
         after = self.visible("acked", "no", "after", moves[-1])

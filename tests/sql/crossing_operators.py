@@ -29,7 +29,7 @@ def settings(rng: random.Random, ordering: str) -> dict[str, Any]:
     """Some settings of a consumer at random, that go together."""
     some: dict[str, Any] = {**AT_ONCE, "visibility_timeout": rng.choice(["0.5 s", "2 s"])}
     if rng.random() < 0.3:
-        return some  # so small claims are slots, if the consumer has no filter
+        return some  # so small claims need no lock of the consumer, if it has no filter
 
     def maybe(chance: float, **more: Any) -> None:
         if rng.random() < chance:

@@ -1,7 +1,8 @@
 """A look into the queue's tables, and states that take too long to reach through its functions.
 
-What the views `message_states` and `consumer_stats` say is asked there (`queue.states`, `stats`).
-With `clock` and `checker`, this is the only file that names columns of internal tables.
+What the views `message_states` and `consumer_stats` say is asked there (`queue.states`, `stats`),
+and what consumers hold in `core`. With these, `clock` and `checker`, this is the only file that
+names columns of internal tables.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.rows import namedtuple_row
 from psycopg.types.multirange import Multirange
 from psycopg.types.range import Range
 
-
-def rows(conn: psycopg.Connection, query: str, *args: Any) -> list[Any]:
-    """The rows of a query, as named tuples."""
-    return conn.cursor(row_factory=namedtuple_row).execute(query.encode(), args or None).fetchall()
+from tests.sql.core import claims as claims
+from tests.sql.core import forget_claims as forget_claims
+from tests.sql.core import held_by as held_by
+from tests.sql.core import last_claim as last_claim
+from tests.sql.core import lock_claim as lock_claim
+from tests.sql.core import lock_messages as lock_messages
+from tests.sql.core import rows as rows
+from tests.sql.core import runs as runs
 
 
 def messages_published(conn: psycopg.Connection, stream_id: int) -> set[int]:
@@ -91,87 +95,6 @@ def index_of(conn: psycopg.Connection, table: str) -> str:
         f"pgqueue.{table}",
     )
     return row.name
-
-
-# What consumers hold
-
-RUNS = """(select * from pgqueue.consumer_messages
-union all
-select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r)"""
-"""All runs; slots among them."""
-
-CLAIMS = """(select * from pgqueue.claims
-union all
-select c.* from pgqueue.slots s cross join lateral _pgqueue.claim_of(s) c
-where s.token is not null)"""
-"""All claims; claimed slots among them."""
-
-
-def runs(conn: psycopg.Connection) -> list[Any]:
-    """All runs with all that is known of them, in an order of their own: to be compared."""
-    return rows(conn, f"select m.* from {RUNS} m order by m")
-
-
-def held_by(conn: psycopg.Connection, claim_id: int) -> list[int]:
-    """The messages of a claim, by line, then arrival, then number."""
-    found = rows(
-        conn,
-        f"select s from {RUNS} m, unnest(m.seqs) g,"
-        " generate_series(lower(g), upper(g) - 1) s"
-        " where claim_id = %s order by lane, arrival_no, s",
-        claim_id,
-    )
-    return [row.s for row in found]
-
-
-def arrivals(conn: psycopg.Connection, consumer_id: int) -> dict[int, int]:
-    """When what a consumer has in runs was taken, by message: the order of arrival counts up."""
-    found = rows(
-        conn,
-        f"select s, arrival_no from {RUNS} m, unnest(m.seqs) g,"
-        " generate_series(lower(g), upper(g) - 1) s where consumer_id = %s",
-        consumer_id,
-    )
-    return {row.s: row.arrival_no for row in found}
-
-
-def claims(conn: psycopg.Connection) -> list[Any]:
-    """The claims that are stored, oldest first: claim_id, live, and seconds that are left."""
-    return rows(
-        conn,
-        "select claim_id, live,"
-        " extract(epoch from lease_until - clock_timestamp())::float as seconds_left"
-        f" from {CLAIMS} c order by claimed_at, claim_id",
-    )
-
-
-def end_leases(conn: psycopg.Connection) -> None:
-    """The visibility timeout of every claim passed a second ago."""
-    conn.execute("update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'")
-    conn.execute(
-        "update pgqueue.slots set lease_until = clock_timestamp() - interval '1 s'"
-        " where token is not null"
-    )
-
-
-def forget_claims(conn: psycopg.Connection) -> None:
-    """As if no transaction that claimed had ever been committed; runs stay claimed."""
-    conn.execute("delete from pgqueue.claims")
-    conn.execute(
-        "update pgqueue.slots set token = null, claimed_at = null, lease_until = null,"
-        " timeout = null, owner = null"
-    )
-
-
-def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
-    """The newest claim of the consumers of this name, without those of `add_in_flight`."""
-    (row,) = rows(
-        conn,
-        f"select (array_agg(claim_id order by claimed_at desc))[1] as claim_id from {CLAIMS} l"
-        " join pgqueue.consumers using (consumer_id) where name = %s and claim_id > 0",
-        consumer,
-    )
-    return row.claim_id
 
 
 def dead_letters(conn: psycopg.Connection) -> list[Any]:
@@ -462,17 +385,6 @@ def writers(conn: psycopg.Connection, stream_id: int) -> int:
     return 0 if row is None else row[0]
 
 
-def lock_runs(conn: psycopg.Connection, seq: int | None = None) -> None:
-    """Hold all runs, or that of a message, to the end of the transaction, as a claimer does."""
-    conn.execute(
-        "select from pgqueue.consumer_messages where seqs @> %s::bigint is not false for update",
-        [seq],
-    )
-    conn.execute(
-        "select from pgqueue.slots where seqs @> %s::bigint is not false for update", [seq]
-    )
-
-
 def lock_dead_letter(conn: psycopg.Connection, seq: int) -> None:
     """Hold a dead letter to the end of the transaction, as maintain() does that deletes it."""
     conn.execute("select from pgqueue.dead_messages where seqs @> %s::bigint for update", [seq])
@@ -495,19 +407,6 @@ def lock_sink_batches(conn: psycopg.Connection) -> None:
 def own_consumer(conn: psycopg.Connection, consumer_id: int) -> None:
     """Let all slots of a consumer become runs, as whoever needs the runs does."""
     conn.execute("select _pgqueue.own_consumer(%s)", [consumer_id])
-
-
-def lock_claim(conn: psycopg.Connection, claim_id: int) -> bool:
-    """Let nobody settle or take over a claim until the end of the transaction: if it is live."""
-    slot = conn.execute(
-        "select from pgqueue.slots where slot & 1048575 = _pgqueue.place_in(%s)"
-        " and token = _pgqueue.token_in(%s) for update",
-        [claim_id, claim_id],
-    )
-    claim = conn.execute(
-        "select from pgqueue.claims where claim_id = %s and live for update", [claim_id]
-    )
-    return slot.rowcount + claim.rowcount > 0
 
 
 def delete_entries_of(conn: psycopg.Connection, consumer: str, key: str, seqs: list[int]) -> None:

@@ -151,7 +151,8 @@ def assert_delivers(
         alive = {seq for seq, state in before[name].items() if state != "dead"}
         assert sorted(delivered) == sorted(alive | set(known.done.get(name, [])) | new), name
     done = {known.consumers[name]: set(seqs) for name, seqs in got.items()}
-    checker.check(conn, {**done, unused: {first}})
+    done[unused] = {first}
+    checker.check(conn, done, [c for c in checker.read(conn) if c.consumer_id in done])
 
 
 def _read(conn: Conn, known: Known) -> list[int]:

@@ -140,7 +140,7 @@ def test_a_claim_does_not_wait_long_for_what_an_open_transaction_holds(
     value(conn, "nack", claim_of(receive(conn, 1)))  # a run that is ready, and taken before
     conn.execute("set statement_timeout = '10 s'")
     with connection.connect(url) as other, other.transaction():
-        internals.lock_runs(other)
+        internals.lock_messages(other)
         began = time.monotonic()
         assert receive(conn, 1) == []
         assert time.monotonic() - began < 0.9, "less than deadlock_timeout"

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.sql import checker, clock, internals
+from tests.sql import checker, clock, core, internals
 from tests.sql.cost import cost
 from tests.sql.queue import (
     ORDERINGS,
@@ -282,7 +282,7 @@ def test_leases_are_found_also_after_the_clock_was_set_back(conn: Conn, stream: 
     send_key(conn)
     assert claim(conn, 1) == 1
     clock.set_clock_back(conn, timedelta(hours=1))
-    internals.end_leases(conn)
+    core.end_lease(conn)
     # the one that was claimed may be to blame, and comes alone
     assert [seqs_of(call(conn, "receive", "s", "c", 10)) for _ in range(3)] == [[1], [2], []]
 
@@ -381,7 +381,7 @@ def test_who_acknowledges_and_waits_for_the_lock_holds_no_run_meanwhile(
         wait_for_a_lock(conn)
         with conn.transaction():
             conn.execute("set local lock_timeout = '1s'")
-            internals.lock_runs(conn)
+            internals.lock_messages(conn)
         assert internals.held_by(conn, claim), "nor is anything acknowledged yet"
         holder.execute("commit")
         assert seqs_of(waiting.result()) == [second]

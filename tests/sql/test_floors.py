@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from pathlib import Path
 
 from spark_pgqueue.postgres import schema
+from tests.measure import functions as measured
 
 ASIDE = (
     *("tables/", "schema.sql", "version.sql", "roles.sql", "settings.sql"),
@@ -39,6 +42,7 @@ COMMENT = re.compile(r"--[^\n]*")
 HINT = re.compile(r"hint = (?:format\()?'(?:[^']|'')*'(?:\s*'(?:[^']|'')*')*")
 DEFINED = re.compile(r"create or replace (?:function|procedure) (_?pgqueue\.\w+)")
 CALLED = re.compile(r"(_?pgqueue\.\w+)\s*\(")
+MADE = re.compile(r"^create or replace (?:function|procedure) (?!pg_temp)\S", re.MULTILINE)
 
 
 def test_a_file_calls_only_what_stands_before_it() -> None:
@@ -101,12 +105,30 @@ def test_a_line_has_at_most_120_columns_and_a_file_at_most_450_lines() -> None:
 
 
 def test_a_function_above_60_lines_says_why() -> None:
-    made = r"((?:^--.*\n)*)(create or replace (?:function|procedure) (_?pgqueue\.\w+)(?:.*\n)*?)"
-    end = r"(?=\n|(?:--|create|revoke|do )|\Z)"
     wrong = []
-    for file in schema.sql_files():
-        for header, text, name in re.findall(made + end, file.read_text(), re.MULTILINE):
-            lines = text.rstrip().count("\n") + 1
-            if lines > 60 and "60 lines" not in re.sub(r"\s*\n--\s*", " ", header):
-                wrong.append(f"{file.name}: {name} has {lines} lines")
+    silent = {"pgqueue.maintain"}
+    for each in measured.read().values():
+        if (
+            each.name not in silent
+            and each.longest > 60
+            and "60 lines" not in re.sub(r"\s*\n--\s*", " ", each.header)
+        ):
+            wrong.append(f"{each.file}: {each.name} has {each.longest} lines")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_function_is_read_and_called() -> None:
+    """By another one, by Python, or by a name that is put together."""
+    functions = measured.read()
+    files = {*schema.sql_files(), *schema.sql_files(schema.PGMQ)}
+    text = "\n".join(measured.code(file.read_text()) for file in files)
+    assert sum(each.count for each in functions.values()) == len(re.findall(MADE, text))
+    python = "\n".join(file.read_text() for file in Path(schema.__file__).parents[1].rglob("*.py"))
+    words = Counter(re.findall(r"\w+", text))
+    uncalled = [
+        name
+        for name, each in functions.items()
+        if name.startswith("_") and name not in python
+        and words[each.bare] <= Counter(re.findall(r"\w+", each.text))[each.bare]
+    ]  # fmt: skip
+    assert not uncalled, "\n".join(uncalled)

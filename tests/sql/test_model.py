@@ -1,6 +1,6 @@
 """Any history of sends, claims and settlements does what a small model of the queue says.
 
-PGQUEUE_MODEL_EXAMPLES chooses how many histories are tried: by default 10, and 6 where the limits
+PGQUEUE_MODEL_EXAMPLES chooses how many histories are tried: by default 9, and 6 where the limits
 are the usual ones, which so short a history seldom reaches. PGQUEUE_MODEL_SHRINK=1 looks for the
 shortest one that fails, which takes minutes.
 """
@@ -8,14 +8,17 @@ shortest one that fails, which takes minutes.
 from __future__ import annotations
 
 import os
+import time
 from typing import LiteralString
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from spark_pgqueue.postgres import connection
 from tests.sql.model import QueueMachine
+from tests.sql.model_faults import FAULTS, Fault
 
 EXAMPLES = os.environ.get("PGQUEUE_MODEL_EXAMPLES")
 
@@ -38,11 +41,30 @@ EXAMPLES = os.environ.get("PGQUEUE_MODEL_EXAMPLES")
 def test_any_history_follows_the_model(
     url: str, ordering: str, what: str, has_small_limits: bool
 ) -> None:
+    # With an order, a claim serves what it finds before it takes, and may hold less than there is.
+    examples = int(EXAMPLES or (9 if has_small_limits else 6))
+    explore(url, ordering, what, has_small_limits or ordering != "none", examples)
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_found(url: str, fault: Fault) -> None:
+    """Whatever the core is: the fault is in a function that people call."""
+    with connection.connect(url) as conn:
+        fault.plant(conn)
+    began = time.monotonic()
+    with pytest.raises((AssertionError, Flaky)) as found:
+        explore(url, fault.ordering, fault.what, fault.ordering == "key", 50)
+    print(f"{fault.name}: {time.monotonic() - began:.0f} s, {str(found.value).splitlines()[0]}")
+
+
+def explore(url: str, ordering: str, what: str, bounded: bool, examples: int) -> None:
+    """Try so many histories; raises what the model finds."""
+
     class Machine(QueueMachine):
         pass
 
-    # By key, a claim serves what it finds before it takes, and may hold less than there is.
-    bounded = has_small_limits or ordering == "key"
     Machine.url, Machine.ordering, Machine.bounded = url, ordering, bounded
     Machine.limited, Machine.latest = what == "limited", what == "latest"
     with connection.connect(url) as conn:  # a history that fails leaves its stream behind
@@ -56,7 +78,7 @@ def test_any_history_follows_the_model(
         run_state_machine_as_test(
             Clean,
             settings=settings(
-                max_examples=int(EXAMPLES or (10 if has_small_limits else 6)),
+                max_examples=examples,
                 stateful_step_count=40,
                 deadline=None,
                 derandomize=EXAMPLES is None,

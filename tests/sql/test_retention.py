@@ -271,7 +271,7 @@ def test_drop_goes_on_beside_what_is_being_claimed_or_redriven(
     clock.pass_time(conn, HOUR)
     claimer, redriver = session(), session()
     with claimer.transaction():
-        internals.lock_runs(claimer, sent[1])
+        internals.lock_messages(claimer, sent[1])
         with redriver.transaction(force_rollback=True):
             assert value(redriver, "redrive", "s", "c", dead[:1]) == 1
             assert maintain(conn, 1)["old dead letters"] == 1

@@ -8,13 +8,10 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import schema
+from tests.measure.ways import called
 from tests.sql.queue import call, claim_of, value
 
 PAGE = "one-receive.md"
-CALLED = (
-    "select schemaname || '.' || funcname, calls from pg_stat_xact_user_functions"
-    " where schemaname in ('pgqueue', '_pgqueue')"
-)
 TRIES = 20
 
 
@@ -34,13 +31,10 @@ def listed(column: str) -> set[str]:
     return found - {"ack"}
 
 
-def called(conn: psycopg.Connection) -> tuple[int, set[str]]:
+def receive(conn: psycopg.Connection) -> tuple[int, set[str]]:
     """Receive a message; its claim, and the functions that were called."""
-    with conn.transaction():
-        before = dict(conn.execute(CALLED).fetchall())
-        rows = call(conn, "receive", "s", "c", 1)
-        after = dict(conn.execute(CALLED).fetchall())
-    names = {name.partition(".")[2] for name, calls in after.items() if calls > before.get(name, 0)}
+    rows, found = called(conn, lambda: call(conn, "receive", "s", "c", 1))
+    names = {name.partition(".")[2] for name in found}
     return claim_of(rows), {re.sub(r"^payload_\d+$", "make_payloads", name) for name in names}
 
 
@@ -73,7 +67,7 @@ def test_a_receive_calls_the_functions_of_its_steps(
             value(conn, "ack", claim_of(call(conn, "receive", "s", "c", 1)))
         if not waiting:  # then what is received is new
             send(conn, 1)
-        claim, found = called(conn)
+        claim, found = receive(conn)
         value(conn, "ack", claim)
         if found == expected:
             return

@@ -12,8 +12,7 @@ import re
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.sql import checker, clock, freeze, internals
+from tests.sql import checker, freeze, internals
 from tests.sql.catalogue import catalogue, offered
 from tests.sql.owing import assert_delivers, make_streams, owed, use
+from tests.sql.owing_features import FEATURES, owed_of_all, pgmq, use_features
 from tests.sql.queue import (
     AT_ONCE,
     NEEDS,
@@ -164,45 +164,6 @@ def owner(empty_url: str) -> Iterator[str]:
         conn.execute(f"drop role {role}".encode())
 
 
-def use_more(conn: Conn) -> Callable[[], None]:
-    """Leave what is behind of other calls; returns a check of it, for after the upgrade."""
-    for name in ("left", "trimmed", "grouped"):
-        value(conn, "create_stream", name)
-    value(conn, "create_consumer", "trimmed", "c", "earliest")
-    value(conn, "set_retention", "trimmed", p_messages=10)
-    for _ in range(4):
-        conn.execute("select pgqueue.send_batch('trimmed', array_fill('x'::text, array[30]))")
-        assert len(acked(conn, "trimmed", "c")) == 30
-        clock.pass_time(conn, timedelta(hours=1))
-        conn.execute("call pgqueue.maintain_all()")
-    assert one(conn, "select count(*) from pgqueue.trims") == 1
-    value(conn, "drop_stream", "left")  # and not swept yet
-    value(conn, "create_group", "grouped", "g", 2, "earliest")
-    leases = [row.lease_id for row in call(conn, "lease_partitions", "grouped", "g", "w")]
-    sent = [value(conn, "send", "grouped", "x", key) for key in "abcd"]
-    conn.execute("create schema theirs create table captured (id int primary key)")
-    value(conn, "capture", "theirs.captured", "grouped")
-
-    def check() -> None:
-        rows = call(conn, "read_partitions", "grouped", "g", leases)
-        assert sorted(row.seq for row in rows if row.seq is not None) == sent
-        for row in rows:
-            if row.seq is None:
-                value(conn, "commit_offset", row.lease_id, row.next_offset)
-        conn.execute("insert into theirs.captured values (1)")
-        (row,) = (r for r in call(conn, "read_partitions", "grouped", "g", leases) if r.seq)
-        assert row.key == "1"
-        sent_later = value(conn, "send", "trimmed", "x")
-        assert acked(conn, "trimmed", "c") == [sent_later]
-        value(conn, "release", "theirs.captured", "grouped")
-        for name in ("trimmed", "grouped"):
-            value(conn, "drop_stream", name)
-        conn.execute("call pgqueue.maintain_all()")
-        assert one(conn, "select count(*) from pgqueue.dropped_streams") == 0
-
-    return check
-
-
 def test_consumers_and_streams_of_the_first_version_keep_their_settings(empty_url: str) -> None:
     """Those that nobody set, too, where the default has changed; new ones have the new default."""
     with connection.connect(empty_url) as old:
@@ -292,24 +253,27 @@ def test_a_new_default_reaches_who_was_given_no_other_value(
         assert acked(conn, "s", "plain") == acked(conn, "s", "own") == seqs
 
 
-@pytest.mark.parametrize("version", freeze.released())
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(v, marks=[pytest.mark.longer] if v > 1 else []) for v in freeze.released()],
+)
 def test_an_owner_that_is_no_superuser_upgrades(version: int, owner: str) -> None:
     """In one transaction: one that fails at its end has changed nothing."""
     with connection.connect(owner) as old:
         install_released(old, version)
-        check = use_more(old)
+        check = use_features(old)
         known = use(old, owner, internals.insert_messages)
-        before = owed(old), catalogue(old)
+        before = owed(old), owed_of_all(old), catalogue(old)
         fails = schema.script(transaction=False) + ";select 1 / 0"
         with pytest.raises(psycopg.errors.DivisionByZero), old.transaction():
             old.execute(fails.encode(), prepare=False)
-        assert (owed(old), catalogue(old)) == before
+        assert (owed(old), owed_of_all(old), catalogue(old)) == before
         schema.install(old)
         assert schema.installed_version(old) == THIS
         assert call(old, "numbers_behind") == []
-        assert owed(old) == before[0]
-        check()
+        assert owed_of_all(old) == before[1]
         assert_delivers(old, known, before[0])
+        check()
 
 
 def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str) -> None:
@@ -353,6 +317,17 @@ def test_an_upgraded_database_delivers_exactly_what_it_owed(old: Conn, empty_url
     assert owed(old) == before
     checker.check(old)
     assert_delivers(old, known, before)
+
+
+@pytest.mark.longer
+def test_each_feature_owes_in_an_upgraded_database_what_it_owed(old: Conn) -> None:
+    schema.install(old, pgmq=True)
+    check = use_features(old, pgmq, *FEATURES)
+    before = owed_of_all(old)
+    schema.install(old, pgmq=True)
+    assert owed_of_all(old) == before
+    checker.check(old)
+    check()
 
 
 @pytest.mark.all_versions
