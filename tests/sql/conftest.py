@@ -35,8 +35,9 @@ def url(
 
 @pytest.fixture
 def stream(conn: Conn) -> int:
-    """The text stream s, which `url` has; its id."""
-    return one(conn, "select stream_id from pgqueue.streams where name = 's'")
+    """The text stream s, which `url` has; its id. It is new: a first segment is as old as it."""
+    set_new = "update pgqueue.streams set created_at = clock_timestamp() where name = 's'"
+    return one(conn, f"{set_new} returning stream_id")
 
 
 @pytest.fixture
