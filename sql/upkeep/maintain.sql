@@ -19,7 +19,8 @@
 -- looked at: one call looks at limit_maintained() of them, the next call at the next ones. Errors: PQ003, PQ007.
 -- Locks: the staged chunks and reservations that it deletes; the rows of streams that published; of streams with a
 -- retention the locks of trim() and tend_segments(): end the transaction at once.
--- Each chore is undone alone if it fails: for a lock that it has no time to wait for, or with a warning.
+-- Each chore is undone alone if it fails: for a lock that it has no time to wait for, or with a warning. (More than 60
+-- lines: a list of chores, in their order.)
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day',
                                             p_reader_age interval default '30 days')
 returns table (what text, deleted bigint)

@@ -106,6 +106,15 @@ def dead_letters(conn: psycopg.Connection) -> list[Any]:
     )
 
 
+def sent_earlier(conn: psycopg.Connection, stream: int, seq: int, by: Any) -> None:
+    """As if a message had been sent earlier."""
+    conn.execute(
+        f"update pgqueue.messages_{stream} set inserted_at = inserted_at - %s"
+        " where seq = %s".encode(),
+        [by, seq],
+    )
+
+
 def forget_claimers(conn: psycopg.Connection, consumer_id: int) -> None:
     """As if nobody had claimed for an hour."""
     conn.execute(

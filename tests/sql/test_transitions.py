@@ -13,7 +13,7 @@ WRITES = re.compile(
     rf"(?:insert into|update|delete from|merge into) pgqueue\.(?:{'|'.join(core.STORED)})\b"
 )
 UNNAMED = {
-    *("claim_of_slots", "claim_slot", "claim_slot_by_key", "lay_slots", "store_claimed_slot"),
+    *("claim_of_slots", "claim_slot", "lay_slots", "store_claimed_slot"),
     *("go_on", "shrink_slot", "extend"),
 }
 """The table has no row for these: the usual way of a message through a slot, and its lease."""

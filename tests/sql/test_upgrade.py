@@ -43,7 +43,7 @@ from tests.sql.queue import (
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",
-    2: "543c10380b07274cbec81c0f0f7418ca629c05852cf213d19635c42bb09d95f0",
+    2: "d37294d55f4415d0508f428a3735d085b60f810ef773e50fe1acf7c6eb1af4f5",
 }
 """SHA-256 of each file of `versions/`."""
 
