@@ -222,11 +222,11 @@ def test_the_table_can_change(conn: Conn, table: None) -> None:
     conn.execute("insert into t values (1, 'a', 5)")
     conn.execute("alter table t rename id to number")
     conn.execute("alter table t rename name to title")
-    conn.execute("alter table t add extra int default 3")
+    conn.execute("alter table t add extra int")
     conn.execute("alter table t drop price")
     conn.execute("alter table t rename to u")
     conn.execute("update u set title = 'b'")
-    assert messages(conn)[1:] == [("1", "update", {"number": 1, "title": "b", "extra": 3})]
+    assert messages(conn)[1:] == [("1", "update", {"number": 1, "title": "b", "extra": None})]
     with pytest.raises(psycopg.Error, match="cannot drop column number") as caught:
         conn.execute("alter table u drop number")
     assert "function pgqueue_1_t_key(pgqueue_1_t_type) depends on column number" in str(
@@ -236,6 +236,19 @@ def test_the_table_can_change(conn: Conn, table: None) -> None:
         call(conn, "drop_stream", "s")
     conn.execute("drop table u cascade")
     assert one(conn, "select count(*) from pgqueue.captures") == 0
+
+
+def test_any_change_is_made_between_release_and_capture(conn: Conn, table: None) -> None:
+    """In one transaction, which misses nothing: PostgreSQL 17.12 refuses some changes otherwise."""
+    conn.execute("insert into t values (1, 'a', 5)")
+    with conn.transaction():
+        call(conn, "release", "t", "s")
+        conn.execute("alter table t alter id type bigint, add extra int default 3")
+        call(conn, "capture", "t", "s")
+    conn.execute("update t set name = 'b'")
+    was, now = messages(conn)
+    assert (was[:2], now[:2]) == (("1", "insert"), ("1", "update"))
+    assert now[2] == was[2] | {"name": "b", "extra": 3}
 
 
 def test_the_same_value_is_the_same_key_in_every_session(conn: Conn, table: None) -> None:
