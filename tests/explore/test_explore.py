@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.longer, pytest.mark.timeout(400)]
 
 # Of two sessions each makes one of these calls. `make explore` has all calls.
 CALLS = ("send", "receive", "receive_all", "ack", "ack_one", "nack", "seek_latest", "maintain")
-OF_A_PAIR = 3  # schedules, at most
+OF_A_PAIR = 2  # schedules, at most
 
 # A worker beside a worker, a producer, and an operator. `make explore` goes to the last schedule.
 DEEP = [
@@ -50,7 +50,7 @@ DEEP = [
     Case(("commit_offset", "lease_partitions"), "none", "expiry"),
     Case(("read_partitions+commit_offset", "send"), "none"),
 ]
-OF_A_DEEP_CASE = 24
+OF_A_DEEP_CASE = 14
 OF_A_CASE_OF_ONES = 4
 
 
