@@ -101,10 +101,6 @@ FAULTS = (
         return query select * from pgqueue.receive_as_it_is(
             p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
     """),
-    Fault("a lease is not extended", "extend", """
-        return (select count(*) from pgqueue.message_states
-                where claim_id = p_claim_id and state = 'claimed');
-    """),
     Fault("a retention takes what is owed", "maintain", f"""
         {OWED} return query select * from pgqueue.maintain_as_it_is();
     """),

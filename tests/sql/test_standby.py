@@ -118,7 +118,7 @@ def cursor_gaps(conn: Conn) -> list[int]:
 READING = [
     "tail s --no-follow", "peek s", "peek s c", "stats", "metrics", "explain s c 1",
     "outcome s c 1", "describe s", "describe s c", "stream list", "consumer list s",
-    "claim list", "dead list s c", "history s c", "export s", "schedule list", "doctor",
+    "claim list", "dead list s c", "history s c", "schedule list", "doctor",
 ]  # fmt: skip
 
 
