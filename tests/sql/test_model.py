@@ -55,7 +55,7 @@ def test_a_fault_is_found(url: str, fault: Fault) -> None:
         fault.plant(conn)
     began = time.monotonic()
     with pytest.raises((AssertionError, Flaky)) as found:
-        explore(url, fault.ordering, fault.what, fault.ordering == "key", 50)
+        explore(url, fault.ordering, fault.what, fault.ordering == "key", 200)
     print(f"{fault.name}: {time.monotonic() - began:.0f} s, {str(found.value).splitlines()[0]}")
 
 
