@@ -7,7 +7,7 @@ create or replace function _pgqueue.is_simple(p_way text) returns boolean
 language sql immutable
 as $$ select p_way in ('simple', 'simple keyed') $$;
 
--- Whether a consumer goes by key: it has an ordering, or limits of keys.
+-- Whether a consumer delivers by key: it has an ordering, or limits of keys.
 create or replace function _pgqueue.is_keyed(p_way text) returns boolean
 language sql immutable
 as $$ select p_way in ('simple keyed', 'careful keyed') $$;

@@ -211,7 +211,7 @@ def check_whole(c: Consumer, slot: Any) -> None:
 def check_token(c: Consumer, token: Any) -> None:
     """Spent tokens say how many messages of a key were delivered lately, and will come back."""
     t = c.tables
-    assert c.by_key, f"a token, and nothing goes by key: {token}"
+    assert c.by_key, f"a token without delivery by key: {token}"
     assert token.spent > 0, f"{token}"
     assert t.cursor.tokens_from is not None, f"it will not come back: {token}"
     assert token.returns_at >= t.cursor.tokens_from, f"before tokens_from: {token}"
@@ -220,7 +220,7 @@ def check_token(c: Consumer, token: Any) -> None:
 def check_freed(c: Consumer, freed: Any) -> None:
     """The next dealer will find the keys that are noted as free."""
     t = c.tables
-    assert c.by_key, f"free keys, and nothing goes by key: {freed}"
+    assert c.by_key, f"free keys without delivery by key: {freed}"
     assert freed.keys, f"{freed}"
     assert t.cursor.freed_from is not None, f"no dealer will look: {freed}"
     assert t.cursor.freed_from <= freed.place <= t.cursor.last_line_no, f"{freed}"
@@ -302,7 +302,7 @@ def check_order(c: Consumer) -> None:
     for key, pieces in in_pieces.items():
         assert len(pieces) == 1, f"key {key} is in the pieces {pieces}"
         (piece,) = pieces
-        assert piece in whole or key in t.by_number[piece].keys, f"key {key} is not told of {piece}"
+        assert piece in whole or key in t.by_number[piece].keys, f"{piece} does not name key {key}"
     for key, (in_piece, waiting, line, unfiltered) in messages.items():
         if key in delayed:
             assert key not in kept, f"key {key} is delayed and in a piece"

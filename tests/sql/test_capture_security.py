@@ -190,7 +190,7 @@ SWAP = b"""
 def swap(owner: Conn) -> bool:
     """Exchange the names of the two schemas; false where Postgres has the owner wait for that.
 
-    A minor version of November 2026 (17.12) locks a schema for whoever makes something in it.
+    A minor version of November 2026 (17.12) locks a schema where something is made in it.
     """
     try:
         with owner.transaction():

@@ -310,7 +310,7 @@ def test_a_call_waits_for_the_locks_that_it_needs_and_for_no_others(
     for lock, waiters in WAITERS.items():
         with holder.transaction():
             hold(holder, lock, known)
-            # these take long, and wait for few; the last one goes by the clock
+            # these take long, and wait for few; the last one depends on the clock
             passed_over = {"create_stream", "recover", "reader_release"} - set(waiters.split())
             found = waits(conn, known, passed_over)
         waited[lock] = " ".join(sorted(n for n, (_, e) in found.items() if e.startswith("55P03")))

@@ -43,7 +43,7 @@ from tests.sql.queue import (
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",
-    2: "d37294d55f4415d0508f428a3735d085b60f810ef773e50fe1acf7c6eb1af4f5",
+    2: "a6a284c496f19596b2d58826586c7a6d23a0981ea1037f0a8523130d7af4b9c2",
 }
 """SHA-256 of each file of `versions/`."""
 
