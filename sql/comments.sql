@@ -25,10 +25,10 @@ begin
         ('open_sink', 'Returns the stream of a name, to write to, and checks the consumers to publish to.'),
         ('create_stream', 'Creates a stream, an append-only sequence of messages.'),
         ('alter_stream', 'Changes settings of a stream while it is in use.'),
+        ('drop_stream', 'Deletes a stream with its messages and consumers.'),
         ('schema_of',
          'Returns the columns of a stream''s schema, as Spark writes a schema in JSON: for StructType.fromJson, and '
          'from_json.'),
-        ('drop_stream', 'Deletes a stream with its messages and consumers.'),
         ('send', 'Publishes a message to a stream, in the caller''s transaction, and returns its number.'),
         ('send_batch', 'Publishes messages together, in the order given, and returns their numbers.'),
         ('server_of',

@@ -1,9 +1,12 @@
--- Hooks: what a floor does for the features above it, which it does not name.
+-- Hooks: what the floors do for optional features (schedules, capture, the archive, tables as sinks, schemas of
+-- streams), which no other file names, and for all that keeps rows of a stream or consumer that is dropped.
 --
 -- A function of this file is called where its header says. What it does is written by make docs (python -m tests.docs),
 -- from lines of features' files, in the order of install.sql: "-- on drop_stream: <statement>", and below it lines that
 -- go on with it, indented by four. So a call is plain text: it is looked up nowhere, and costs a call. A table with a
 -- stream_id or consumer_id has such a line for the end of its stream or consumer; tests/sql/test_hooks.py looks at all.
+--
+-- Sends and claims call no hook but for a stream or consumer whose row says that it needs one: schema_path, scheduled.
 
 -- A claim begins for a consumer whose row says that its stream has schedules (consumers.scheduled).
 create or replace function _pgqueue.on_claim(p_stream_id int) returns void
@@ -27,6 +30,214 @@ as $$
         -- end
     )
 $$;
+
+-- A text is given for a setting whose type base/settings.sql does not know: whether it is a value of that type.
+create or replace function _pgqueue.on_setting(p_type text, p_text text) returns boolean
+language sql immutable
+as $$
+    select case
+        when p_type is null then null
+        -- on setting
+        -- base/schemas.sql
+        when p_type = 'schema' then _pgqueue.read_schema(p_text) is not null
+        -- end
+    end
+$$;
+
+-- A stream is to have settings: raises what forbids them. Of a stream that is to be created, its kind alone is given.
+create or replace function _pgqueue.before_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns void
+language plpgsql
+as $$
+begin
+    -- on before_set_stream
+    -- functions/schemas.sql
+    perform _pgqueue.check_schema(p_stream.kind, p_stream.schema, p_settings);
+    -- end
+end $$;
+
+-- Settings of a stream are to be stored, and the row has them. Returns the row, with what follows from them.
+create or replace function _pgqueue.on_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns pgqueue.streams
+language plpgsql
+as $$
+begin
+    -- on set_stream
+    -- base/schemas.sql
+    if p_settings ? 'schema' then
+        p_stream.schema_path := _pgqueue.schema_path(_pgqueue.read_schema(p_stream.schema));
+    end if;
+    -- end
+    return p_stream;
+end $$;
+
+-- Whether all that a stream takes may be copied to another one.
+create or replace function _pgqueue.on_bind(p_from pgqueue.streams, p_to pgqueue.streams) returns boolean
+language sql stable
+as $$
+    select true
+        -- on bind
+        -- base/schemas.sql
+        and _pgqueue.schema_includes(p_from.schema, p_to.schema)
+        -- end
+$$;
+
+-- A payload is not what the schema_path of its stream asks for: raises that. (Who sends asks the path first, and comes
+-- here only with such a payload.)
+create or replace function _pgqueue.on_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
+language plpgsql
+as $$
+begin
+    -- on misfit
+    -- base/schemas.sql
+    perform _pgqueue.refuse_misfit(p_stream, p_data);
+    -- end
+end $$;
+
+-- A reader without a consumer, which reads what was trimmed too: the publications of a stream that are kept elsewhere,
+-- from an id on and below another one. (In PL/pgSQL, as the next two: see log/readable.sql.)
+create or replace function _pgqueue.on_read(p_stream_id int, p_from bigint, p_below bigint)
+returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
+               seqs int8multirange, consumers int[])
+language plpgsql stable
+as $$
+begin
+    -- on read
+    -- log/archive.sql
+    return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
+    -- end
+end $$;
+
+-- The first of these, in no order: at least p_rows, and the other parts of the last one.
+create or replace function _pgqueue.on_read_first(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
+returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
+               consumers int[])
+language plpgsql stable
+as $$
+begin
+    -- on read_first
+    -- log/archive.sql
+    return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
+    -- end
+end $$;
+
+-- The last of these below an id, in the same way.
+create or replace function _pgqueue.on_read_last(p_stream_id int, p_below bigint, p_rows bigint)
+returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
+language plpgsql stable
+as $$
+begin
+    -- on read_last
+    -- log/archive.sql
+    return query select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows);
+    -- end
+end $$;
+
+-- The first message of a stream that is kept elsewhere; null: none is.
+create or replace function _pgqueue.on_first_seq(p_stream_id int) returns bigint
+language sql stable
+as $$
+    select least(null::bigint
+        -- on first_seq
+        -- log/archive.sql
+        , _pgqueue.first_in_files(p_stream_id)
+        -- end
+    )
+$$;
+
+-- Where features keep numbers of sequences, as number_holders() (log/numbers.sql) has it.
+create or replace function _pgqueue.on_numbers() returns table (numbers text, quick boolean, query text)
+language sql immutable
+as $$
+    select null, false, null where false
+    -- on numbers
+    -- tables/table_sink.sql
+    union all values ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes')
+    -- tables/archive.sql
+    union all values
+        ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
+        ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_segments where stream_id = %1$s')
+    union all values
+        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.archive_publications where stream_id = %1$s'),
+        ('publication_%s', true, 'select max(publication_id) from pgqueue.archive_publications '
+                                 'where stream_id = %1$s'),
+        ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.archive_publications cross join lateral '
+                                             'unnest(consumers) c')
+    union all values
+        ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_packs where stream_id = %1$s')
+    -- tables/schedules.sql
+    union all values ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s')
+    -- end
+$$;
+
+-- A segment of a stream is due, and sealed: who else holds it; null: nobody.
+create or replace function _pgqueue.on_hold(p_stream_id int, p_segment int) returns text
+language sql stable
+as $$
+    select coalesce(null::text
+        -- on hold
+        -- claim/archive.sql
+        , _pgqueue.awaits_export(p_stream_id, p_segment)
+        -- end
+    )
+$$;
+
+-- Publications of a stream are to be trimmed: the numbers of messages that are kept elsewhere, too.
+create or replace function _pgqueue.on_trim(p_stream_id int) returns int8multirange
+language sql stable
+as $$
+    select int8multirange()
+        -- on trim
+        -- log/archive.sql
+        + _pgqueue.archive_ranges(p_stream_id)
+        -- end
+$$;
+
+-- Publications were trimmed, all of whose messages are kept elsewhere (on_trim()). The messages are still stored.
+create or replace function _pgqueue.on_trimmed(p_stream_id int, p_publications pgqueue.publications[]) returns void
+language plpgsql
+as $$
+begin
+    -- on trimmed
+    -- claim/archive.sql
+    perform _pgqueue.move_to_archive(p_stream_id, p_publications);
+    -- end
+end $$;
+
+-- Streams that retain() is called for, although they may have no retention.
+create or replace function _pgqueue.on_retain() returns setof int
+language sql stable
+as $$
+    select null::int where false
+    -- on retain
+    -- tables/archive.sql
+    union all select stream_id from pgqueue.archives
+    -- end
+$$;
+
+-- A stream was trimmed, and its maintenance is locked. Returns whether there may be more to do.
+create or replace function _pgqueue.on_retained(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_more boolean := false;
+begin
+    -- on retained
+    -- claim/archive.sql
+    v_more := _pgqueue.expire_archive(p_stream_id) or v_more;
+    v_more := _pgqueue.pack(p_stream_id) or v_more;
+    -- end
+    return v_more;
+end $$;
+
+-- recover() gave each stream a new incarnation.
+create or replace function _pgqueue.on_recover() returns void
+language plpgsql
+as $$
+begin
+    -- on recover
+    -- tables/archive.sql
+    delete from pgqueue.archive_attempts;  -- their files may be another server's now
+    -- end
+end $$;
 
 -- A try to delete a consumer: its row and its runs are gone, and its lock is held.
 create or replace function _pgqueue.on_drop_consumer(p_consumer_id int) returns void

@@ -18,6 +18,7 @@ set local check_function_bodies = off;
 \ir tables/slots.sql
 \ir tables/groups.sql
 \ir tables/spark.sql
+\ir tables/table_sink.sql
 \ir tables/retention.sql
 \ir tables/archive.sql
 \ir tables/schedules.sql
@@ -40,6 +41,7 @@ set local check_function_bodies = off;
 \ir log/trims.sql
 \ir log/numbers.sql
 \ir log/archive.sql
+\ir log/readable.sql
 \ir log/offsets.sql
 \ir log/reading.sql
 \ir log/positions.sql
@@ -86,6 +88,7 @@ set local check_function_bodies = off;
 \ir functions/positions.sql
 \ir functions/consumers.sql
 \ir functions/streams.sql
+\ir functions/schemas.sql
 \ir functions/publish.sql
 \ir functions/schedules.sql
 \ir functions/filters.sql
@@ -119,6 +122,8 @@ set local check_function_bodies = off;
 \ir spark/table_apply.sql
 \ir inspect/backlog.sql
 \ir inspect/views.sql
+\ir inspect/schedules.sql
+\ir inspect/capture.sql
 \ir inspect/seeing.sql
 \ir inspect/peeking.sql
 \ir inspect/history.sql

@@ -203,7 +203,7 @@ begin
         if p_stream.schema_path is null then
             perform p_data::json;
         elsif (p_data::jsonb @@ p_stream.schema_path) is not true then
-            perform _pgqueue.refuse_misfit(p_stream, p_data::jsonb);
+            perform _pgqueue.on_misfit(p_stream, p_data::jsonb);
         end if;
     end if;
 exception when invalid_text_representation or untranslatable_character or statement_too_complex

@@ -137,6 +137,7 @@ begin
 end $$;
 
 -- A schema as Spark's JSON; null for none. Errors: PQ003 for a text that is none.
+-- on setting: when p_type = 'schema' then _pgqueue.read_schema(p_text) is not null
 create or replace function _pgqueue.read_schema(p_schema text) returns jsonb
 language plpgsql immutable
 as $$
@@ -192,6 +193,10 @@ begin
 end $$;
 
 -- The jsonpath that is true of a payload of a schema; null for none.
+-- on set_stream:
+--     if p_settings ? 'schema' then
+--         p_stream.schema_path := _pgqueue.schema_path(_pgqueue.read_schema(p_stream.schema));
+--     end if;
 create or replace function _pgqueue.schema_path(p_schema jsonb) returns jsonpath
 language sql immutable
 as $$ select format('strict exists($ ? (%s))', _pgqueue.type_fits(p_schema))::jsonpath where p_schema is not null $$;
@@ -230,6 +235,7 @@ begin
 end $$;
 
 -- Whether what a stream takes may be copied to a stream with a schema. Both are schemas in DDL; null: none.
+-- on bind: and _pgqueue.schema_includes(p_from.schema, p_to.schema)
 create or replace function _pgqueue.schema_includes(p_schema text, p_to_schema text) returns boolean
 language sql immutable
 as $$
@@ -240,6 +246,7 @@ $$;
 
 -- Raises PQ004: a payload does not fit the schema of its stream. Names the first column that is in the way; not to a
 -- caller who knows the stream's number alone.
+-- on misfit: perform _pgqueue.refuse_misfit(p_stream, p_data);
 create or replace function _pgqueue.refuse_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
 language plpgsql
 as $$

@@ -108,12 +108,12 @@ begin
             v_allowed := case v_setting.type
                 when 'boolean'  then v_text::boolean is not null
                 when 'integer'  then v_text::int between v_setting.low::int and v_setting.high::int
-                when 'schema'   then _pgqueue.read_schema(v_text) is not null
                 when 'number'   then v_text::float8 between v_setting.low::float8 and v_setting.high::float8
                 -- Postgres reads a number without a unit as seconds, and people may mean another unit
                 when 'interval' then v_text !~ E'^[-+.\\d\\s]*$'
                     and v_text::interval between v_setting.low::interval and v_setting.high::interval
-                else v_text = any (v_setting.choices) end;
+                when 'text'     then v_text = any (v_setting.choices)
+                else _pgqueue.on_setting(v_setting.type, v_text) end;
         end if;
     exception when data_exception then
         null;

@@ -1,5 +1,6 @@
--- What happens to the archive of a stream later: its publications are packed; and segments leave it whose files are
--- older than its keep_for, and all of an archive that was dropped.
+-- What retention does for the archive of a stream: it trims only what is in files, and moves its publications there.
+-- Later they are packed; and segments leave the archive whose files are older than its keep_for, and all of an archive
+-- that was dropped.
 
 -- Packs the next publications in the archive of a stream into one row. Returns whether there were so many. Those that
 -- come late, with ids below the last pack, stay as they are. Locks: none; the caller has the maintenance of the stream.
@@ -70,9 +71,39 @@ as $$
                  (select min(first_publication) from pgqueue.archive_packs where stream_id = p_stream_id))
 $$;
 
+-- Who holds a segment of a stream that retention would trim: its exporter, which has not written it. Null: nobody.
+-- on hold: , _pgqueue.awaits_export(p_stream_id, p_segment)
+create or replace function _pgqueue.awaits_export(p_stream_id int, p_segment int) returns text
+language sql stable
+as $$
+    select 'the archive, to which no exporter has written it'
+    where exists (select from pgqueue.archives
+                  where stream_id = p_stream_id and uri is not null and not dropped)
+      and not exists (select from pgqueue.archive_segments where stream_id = p_stream_id and segment = p_segment)
+$$;
+
+-- Notes publications that were trimmed, all of whose messages are in files and are still stored.
+-- on trimmed: perform _pgqueue.move_to_archive(p_stream_id, p_publications);
+create or replace function _pgqueue.move_to_archive(p_stream_id int, p_publications pgqueue.publications[]) returns void
+language plpgsql
+as $$
+declare
+    v_bytes bigint[] := _pgqueue.data_bytes(p_stream_id, array(select seqs from unnest(p_publications) with ordinality p
+                                                               order by p.ordinality));
+begin
+    insert into pgqueue.archive_publications
+        (publication_id, message_count, data_bytes, published_at, stream_id, part, seqs, consumers)
+    select p.publication_id, p.message_count, v_bytes[p.ordinality], p.published_at, p.stream_id, p.part, p.seqs,
+           p.consumers
+    from unnest(p_publications) with ordinality p;
+end $$;
+
 -- Takes a bounded part of that out of the archive of a stream. A publication of several segments goes with the first of
 -- them. The files stay until an exporter deletes them (pgqueue.archive_attempts). Returns whether there may be more.
 -- Locks, to the end of the transaction: the history, if nobody has it; else it does nothing.
+-- on retained:
+--     v_more := _pgqueue.expire_archive(p_stream_id) or v_more;
+--     v_more := _pgqueue.pack(p_stream_id) or v_more;
 create or replace function _pgqueue.expire_archive(p_stream_id int) returns boolean
 language plpgsql
 as $$

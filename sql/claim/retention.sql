@@ -7,8 +7,7 @@
 --     statement reads all that, and so as of one moment. A message that is settled then stays so: a call that makes
 --     old publications new for a consumer (create_consumer, seek, replay) shares the history lock of the stream to the
 --     end of its transaction, and trimming goes on only while nobody has that lock.
---   * Where the stream has an archive, the segments were written to its files. Then the publication moves to
---     archive_publications.
+--   * Nothing else holds a segment: with an archive, its messages are in files (claim/archive.sql: on_hold).
 --   * Where the rules say drop, consumers are first made to be done with it: under their lock, but never out of a live
 --     claim (skip()).
 -- When no publication of a segment is left, the segment is emptied (log/segments.sql).
@@ -42,7 +41,7 @@ create or replace function _pgqueue.trim_at_once() returns int language sql immu
 
 -- The segments that the rules of a stream do not ask to keep, the first ones first. Returns also why: over (the
 -- segments after it have as much as is to be kept), aged, done (it goes when every consumer is done with it). A segment
--- that is not in the archive of its stream yet may not go.
+-- that is not sealed, or that somebody else holds, may not go.
 create or replace function _pgqueue.due_segments(p_stream_id int)
 returns table (segment int, lo bigint, hi bigint, closed_publication bigint, last_publication bigint, over boolean,
                aged boolean, done boolean, may_go boolean)
@@ -71,11 +70,7 @@ as $$
         where l.closed_at is not null and not l.emptied
     )
     select segment, lo, hi, closed_publication, last_publication, over, aged, done,
-           last_publication is not null
-           and (not exists (select from pgqueue.archives a
-                            where a.stream_id = p_stream_id and a.uri is not null and not a.dropped)
-                or exists (select from pgqueue.archive_segments a
-                           where a.stream_id = p_stream_id and a.segment = judged.segment))
+           last_publication is not null and _pgqueue.on_hold(p_stream_id, segment) is null
     from judged
     where over or aged or done order by lo
 $$;
@@ -142,8 +137,8 @@ begin
     end if;
 end $$;
 
--- Deletes the publications between two ids that nobody needs, at most trim_at_once() of them, or moves them to the
--- archive, if all their messages are there. The look is one statement.
+-- Deletes the publications between two ids that nobody needs, at most trim_at_once() of them. Those whose messages are
+-- all kept elsewhere too go there (on_trimmed()). The look is one statement.
 --   p_now, p_aged  messages that may go; those of p_aged only if they were published before p_before
 --   p_decided      publications that are visible or dead, known before the look
 -- Returns the deleted ids, with the dead ones before and among them, so that the note of the past is one range; how
@@ -159,7 +154,8 @@ set enable_seqscan = off  -- what other streams' consumers have is not read, wha
 set jit = off
 as $$
 declare
-    v_archive int8multirange := _pgqueue.archive_ranges(p_stream_id);
+    v_kept  int8multirange := _pgqueue.on_trim(p_stream_id);
+    v_whole pgqueue.publications[];
 begin
     with consumer as materialized (
         select c.consumer_id, k.next_publication, _pgqueue.gap_ids(k) as gaps
@@ -176,8 +172,8 @@ begin
               order by publication_id
               fetch first (_pgqueue.trim_at_once()) rows with ties) p
     ), looked as materialized (
-        -- what moves to the archive is read, for its size
-        select * from next where v_archive = '{}' or coalesce(before, 0) < _pgqueue.limit_archived()
+        -- what is kept elsewhere is read, for its size
+        select * from next where v_kept = '{}' or coalesce(before, 0) < _pgqueue.limit_archived()
     ), around as materialized (
         select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked
     ), owed as materialized (
@@ -202,19 +198,9 @@ begin
         delete from pgqueue.publications p
         using judged j
         where j.unneeded and p.stream_id = p_stream_id and p.publication_id = j.publication_id
-        returning p.*
-    ), moving as materialized (
-        select w.*, row_number() over () as i
-        from (select g.*, bool_and(g.seqs <@ v_archive) over (partition by g.publication_id) as whole from gone g) w
-        where w.whole
-    ), sized as materialized (
-        select _pgqueue.data_bytes(p_stream_id, array_agg(seqs order by i)) as bytes from moving having count(*) > 0
-    ), moved as (
-        insert into pgqueue.archive_publications
-            (publication_id, message_count, data_bytes, published_at, stream_id, part, seqs, consumers)
-        select m.publication_id, m.message_count, z.bytes[m.i], m.published_at, m.stream_id, m.part, m.seqs, m.consumers
-        from moving m cross join sized z
-        returning publication_id
+        returning p.publication_id, p.message_count, p.seqs, p as publication
+    ), whole as (
+        select publication_id from gone where v_kept <> '{}' group by publication_id having bool_and(seqs <@ v_kept)
     )
     select coalesce((select range_agg(int8range(publication_id, publication_id, '[]'))
                             + (int8multirange(int8range(p_from, max(publication_id)))
@@ -226,11 +212,13 @@ begin
                and max(publication_id) < least(p_upto, (select from_publication - 1 from owed))
                 then max(publication_id) + 1 end,
            (select range_agg(int8range(publication_id, publication_id, '[]'))
-            from (select publication_id from gone except select publication_id from moved) l)
-    into o_ids, o_count, o_next, o_archived
+            from (select publication_id from gone except select publication_id from whole) l),
+           (select array_agg(publication) from gone where publication_id in (select publication_id from whole))
+    into o_ids, o_count, o_next, o_archived, v_whole
     from looked;
     -- a dead one is not lost, either
-    o_archived := case when v_archive = '{}' then '{}' else o_ids - coalesce(o_archived, '{}') end;
+    o_archived := case when v_kept = '{}' then '{}' else o_ids - coalesce(o_archived, '{}') end;
+    perform _pgqueue.on_trimmed(p_stream_id, v_whole) where v_whole is not null;
 end $$;
 
 -- The sessions that rely on old publications of a stream, so that nothing of it is trimmed.
@@ -277,7 +265,7 @@ begin
                      union all
                      select 'transactions or sinks that have not published it' where d.last_publication is null
                      union all
-                     select 'the archive, to which no exporter has written it'
+                     select _pgqueue.on_hold(p_stream_id, d.segment)
                      where d.last_publication is not null and not d.may_go
                      union all
                      select unnest(p_others)
@@ -335,8 +323,7 @@ begin
     o_count := v_trim.o_count;
     update pgqueue.retention set maintained_at = clock_timestamp()
     where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
-    o_more := _pgqueue.expire_archive(p_stream_id) or v_trim.o_more or o_dead > 0 or o_count > 0;
-    o_more := _pgqueue.pack(p_stream_id) or o_more;
+    o_more := _pgqueue.on_retained(p_stream_id) or v_trim.o_more or o_dead > 0 or o_count > 0;
     -- not while it has locks of consumers
     if (o_count = 0 and not v_trim.o_skipped)
        or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then

@@ -160,20 +160,20 @@ declare
     v_from    pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_from', p_from, p_archive);
     v_to      pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_to', p_to, p_archive);
     v_seqs    int8multirange := _pgqueue.messages_between(v_stream.stream_id, v_from, v_to);
-    v_archive record;
+    v_trimmed record;
     v_size    bigint := 0;
 begin
     if p_archive then
-        v_archive := _pgqueue.archive_size(v_stream.stream_id, v_from, v_to, v_seqs);
-        v_seqs := v_seqs - v_archive.o_seqs;
-        v_size := v_archive.o_bytes;
+        v_trimmed := _pgqueue.trimmed_size(v_stream.stream_id, v_from, v_to, v_seqs);
+        v_seqs := v_seqs - v_trimmed.o_seqs;
+        v_size := v_trimmed.o_bytes;
     end if;
     return v_size + coalesce((_pgqueue.data_bytes(v_stream.stream_id, array[v_seqs]))[1], 0);
 end $$;
 
 -- Of the messages between two offsets, those of publications in the archive, and about how many bytes of data they
 -- have.
-create or replace function _pgqueue.archive_size(p_stream_id int, p_from pgqueue.reading_offset,
+create or replace function _pgqueue.trimmed_size(p_stream_id int, p_from pgqueue.reading_offset,
                                                  p_to pgqueue.reading_offset, p_seqs int8multirange,
                                                  out o_seqs int8multirange, out o_bytes bigint)
 language plpgsql stable
@@ -186,7 +186,7 @@ begin
            coalesce(ceil(sum(p.data_bytes::numeric * _pgqueue.cardinality(p.seqs * p_seqs) / p.message_count)), 0)
     into o_seqs, o_bytes
     from unnest(v_ids) r
-    cross join lateral (select * from _pgqueue.archived_from(p_stream_id, lower(r), upper(r)) offset 0) p
+    cross join lateral (select * from _pgqueue.on_read(p_stream_id, lower(r), upper(r)) offset 0) p
     where p.consumers is null and p.message_count > 0;
 end $$;
 

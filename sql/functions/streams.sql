@@ -20,31 +20,11 @@ as $$
     update pgqueue.streams s
     set (given, notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
       = (select _pgqueue.given_after(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
-                n.schema,
-                case when p_settings ? 'schema' then _pgqueue.schema_path(_pgqueue.read_schema(n.schema))
-                     else n.schema_path end
-         from jsonb_populate_record(s, _pgqueue.stored_settings('stream', p_settings)) n)
+                n.schema, n.schema_path
+         from _pgqueue.on_set_stream(jsonb_populate_record(s, _pgqueue.stored_settings('stream', p_settings)),
+                                     p_settings) n)
     where s.stream_id = p_stream_id and p_settings <> '{}'
 $$;
-
--- Raises PQ003 for a schema that the stream cannot have: only JSON has columns, and a schema takes what the one before
--- it took.
-create or replace function _pgqueue.check_schema(p_kind text, p_old text, p_settings jsonb) returns void
-language plpgsql
-as $$
-declare
-    v_change text := _pgqueue.schema_change(_pgqueue.read_schema(p_old), _pgqueue.read_schema(p_settings ->> 'schema'))
-                     where p_old is not null and p_settings ->> 'schema' is not null;
-begin
-    if p_settings ->> 'schema' is not null and p_kind <> 'json' then
-        raise exception 'p_settings: schema is for streams of kind json, not %', p_kind
-            using errcode = 'PQ003', column = 'p_settings';
-    elsif v_change is not null then
-        raise exception 'p_settings: schema takes no longer what it took: %', v_change
-            using errcode = 'PQ003', column = 'p_settings',
-                  hint = 'Add columns that may be null. To begin another schema, set schema to null first.';
-    end if;
-end $$;
 
 -- Creates a stream, an append-only sequence of messages.
 --   p_name           1 to 200 characters, unique
@@ -68,7 +48,8 @@ begin
             using errcode = 'PQ003', column = 'p_kind';
     end if;
     perform _pgqueue.check_settings('stream', p_settings);
-    perform _pgqueue.check_schema(p_kind, null, p_settings);
+    v_stream.kind := p_kind;
+    perform _pgqueue.before_set_stream(v_stream, p_settings);
     perform _pgqueue.check_numbers('streams', '{streams_stream_id_seq}');
     v_stream.stream_id := _pgqueue.await(
         'the name of the stream',
@@ -158,7 +139,7 @@ begin
     end if;
     perform _pgqueue.lock_stream(v_stream.stream_id);
     select * into v_stream from pgqueue.streams where stream_id = v_stream.stream_id;
-    perform _pgqueue.check_schema(v_stream.kind, v_stream.schema, p_settings);
+    perform _pgqueue.before_set_stream(v_stream, p_settings);
     v_stream := jsonb_populate_record(v_stream, _pgqueue.stored_settings('stream', p_settings));
     select s.name into v_other
     from pgqueue.bindings b
@@ -167,9 +148,9 @@ begin
       and case s.stream_id
                when b.to_stream_id
                then s.max_bytes < v_stream.max_bytes or s.max_header_bytes < v_stream.max_header_bytes
-                    or not _pgqueue.schema_includes(v_stream.schema, s.schema)
+                    or not _pgqueue.on_bind(v_stream, s)
                else s.max_bytes > v_stream.max_bytes or s.max_header_bytes > v_stream.max_header_bytes
-                    or not _pgqueue.schema_includes(s.schema, v_stream.schema) end
+                    or not _pgqueue.on_bind(s, v_stream) end
     order by s.name limit 1;
     if found then
         raise exception 'p_settings: stream % is bound to stream %, and one of them would take less '
@@ -178,12 +159,6 @@ begin
     end if;
     perform _pgqueue.set_stream(v_stream.stream_id, p_settings);
 end $$;
-
--- Returns the columns of a stream's schema, as Spark writes a schema in JSON: for StructType.fromJson, and from_json.
--- Null: the stream has no schema. Errors: PQ001. Locks: none.
-create or replace function pgqueue.schema_of(p_stream text) returns jsonb
-language sql stable
-as $$ select _pgqueue.read_schema((_pgqueue.stream(p_stream)).schema) $$;
 
 -- Deletes a stream with its messages and consumers. The exporter of its archive then deletes its files.
 -- A transaction that is open with the stream goes on, and what it sends goes with the stream. The tables are dropped by

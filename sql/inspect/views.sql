@@ -271,15 +271,6 @@ do $view$ begin perform _pgqueue.make_view('message_history', $query$
     from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id)
 $query$); end $view$;
 
--- One row per schedule.
-do $view$ begin perform _pgqueue.make_view('stream_schedules', $query$
-    select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone,
-           case when not h.paused then h.next_at end as next_at, h.paused,
-           h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
-           h.key, h.data, h.data_bytes, h.headers, h.priority, h.consumers, h.start_at, h.created_at
-    from pgqueue.schedules h join pgqueue.streams s using (stream_id)
-$query$); end $view$;
-
 -- One row per stream. A retention passes over many numbers: last_seq is only a bound of what was sent, and sent leaves
 -- those numbers out.
 do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
@@ -311,22 +302,4 @@ do $view$ begin perform _pgqueue.make_view('group_stats', $query$
     cross join lateral _pgqueue.partitions(c) p
     left join pgqueue.group_workers w on w.consumer_id = c.consumer_id and w.worker = p.worker
     where c.partitions is not null
-$query$); end $view$;
-
--- One row per table that is captured.
-do $view$ begin perform _pgqueue.make_view('captures', $query$
-    select s.name as stream, format('%I.%I', n.nspname, c.relname) as "table",
-           pg_get_userbyid(c.relowner)::text as owner,
-           obj_description(t.oid, 'pg_trigger') as options,
-           not exists (select from pg_catalog.pg_trigger x
-                       where x.tgrelid = c.oid and x.tgname = format('pgqueue_%s_delete', s.stream_id)) as outbox,
-           (select count(*) from pg_partition_tree(c.oid) r
-            join pg_catalog.pg_class p on p.oid = r.relid and p.relkind in ('r', 'p')
-            where r.level > 0 and not _pgqueue.is_captured(r.relid, s.stream_id)) as uncaptured_partitions
-    from pgqueue.captured d
-    join pgqueue.streams s using (stream_id)
-    join pg_catalog.pg_class c on c.oid = d.root
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-    join pg_catalog.pg_trigger t on t.oid = _pgqueue.capture_trigger(d.root, d.stream_id)
-    where d.relation = d.root
 $query$); end $view$;

@@ -1,7 +1,7 @@
 -- The archive: readers without a consumer read on in files what was trimmed from Postgres.
 --
 -- An exporter writes each sealed segment to files (upkeep/export.sql). Only then may the segment be trimmed
--- (claim/retention.sql): its publications move to archive_publications, and count as trimmed for all consumers. For a
+-- (claim/archive.sql): its publications move to archive_publications, and count as trimmed for all consumers. For a
 -- reader without a consumer they count as if nothing had happened. An offset is a set of publications, and its reader
 -- needs their ids, sets and counts, which both tables have. So a plan is the same before and after, and the files only
 -- answer what the message of a number says. Where publications are many, a row of archive_packs has some thousands.
@@ -23,8 +23,7 @@ as $$
 $$;
 
 -- The publications in the archive of a stream, from an id on and below another one.
--- (In PL/pgSQL, as the next two: in SQL, it would become a part of each caller's statement, which the server makes
--- ready also where p_archive is false. That took a third of the time of a read of 100 messages.)
+-- on read: return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
 create or replace function _pgqueue.archived_from(p_stream_id int, p_from bigint, p_below bigint)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
@@ -45,6 +44,7 @@ end $$;
 
 -- The first of these, in no order: at least p_rows, and the other parts of the last one. (Each pack but the first has
 -- limit_packed() publications or more from p_from on.)
+-- on read_first: return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
 create or replace function _pgqueue.first_in_archive(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
                consumers int[])
@@ -66,6 +66,7 @@ begin
 end $$;
 
 -- The last of these below an id, in the same way.
+-- on read_last: return query select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows);
 create or replace function _pgqueue.last_in_archive(p_stream_id int, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
 language plpgsql stable
@@ -85,54 +86,8 @@ begin
          where u.publication_id < p_below);
 end $$;
 
--- The publications that a reader of a stream can read, from an id on and below another one.
---   p_archive  whether it reads the archive, too
--- (In SQL, so that it becomes a part of the caller's statement, as the next two.)
-create or replace function _pgqueue.readable(p_stream_id int, p_archive boolean, p_from bigint, p_below bigint)
-returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
-               consumers int[])
-language sql stable
-as $$
-    select publication_id, message_count, published_at, seqs, consumers
-    from pgqueue.publications
-    where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
-    union all
-    select publication_id, message_count, published_at, seqs, consumers
-    from _pgqueue.archived_from(p_stream_id, p_from, p_below) where p_archive
-$$;
-
--- The first of these, in the order of ids: p_rows, and the other parts of the last one. (Each table is limited for
--- itself, so that no more is read than is wanted, whatever the statistics say.)
-create or replace function _pgqueue.first_readable(p_stream_id int, p_archive boolean, p_from bigint, p_below bigint,
-                                                   p_rows bigint)
-returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
-               consumers int[])
-language sql stable
-as $$
-    select * from (
-        (select publication_id, message_count, published_at, seqs, consumers from pgqueue.publications
-         where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
-         order by publication_id fetch first (p_rows) rows with ties)
-        union all
-        select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows) where p_archive) p
-    order by publication_id fetch first (p_rows) rows with ties
-$$;
-
--- The last of these below an id, in the same way, the last one first.
-create or replace function _pgqueue.last_readable(p_stream_id int, p_archive boolean, p_below bigint, p_rows bigint)
-returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
-language sql stable
-as $$
-    select * from (
-        (select publication_id, published_at, seqs from pgqueue.publications
-         where stream_id = p_stream_id and publication_id < p_below
-         order by publication_id desc fetch first (p_rows) rows with ties)
-        union all
-        select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows) where p_archive) p
-    order by publication_id desc fetch first (p_rows) rows with ties
-$$;
-
 -- The numbers of the segments of a stream that are in files.
+-- on trim: + _pgqueue.archive_ranges(p_stream_id)
 create or replace function _pgqueue.archive_ranges(p_stream_id int) returns int8multirange
 language plpgsql stable
 as $$
@@ -141,20 +96,11 @@ begin
             where stream_id = p_stream_id);
 end $$;
 
--- The bytes of data that sets of messages have, each for itself. The data itself is not read.
-create or replace function _pgqueue.data_bytes(p_stream_id int, p_sets int8multirange[]) returns bigint[]
-language plpgsql stable
+-- The first message of a stream that is in files; null: none is.
+-- on first_seq: , _pgqueue.first_in_files(p_stream_id)
+create or replace function _pgqueue.first_in_files(p_stream_id int) returns bigint
+language sql stable
 as $$
-declare
-    v_bytes bigint[];
-begin
-    execute format(
-        'select array_agg(b.bytes order by s.i) from unnest($1) with ordinality s (seqs, i) cross join lateral ('
-        'select coalesce(sum(coalesce(octet_length(m.data), octet_length(m.data_bytes))), 0)::bigint as bytes '
-        'from unnest(s.seqs) g cross join lateral (select x.data, x.data_bytes from pgqueue.messages_%s x '
-        'where x.seq >= lower(g) and x.seq < upper(g) and x.seq >= $2 and x.seq < $3 offset 0) m) b',
-        p_stream_id)  -- the bounds of all are for the planner: it leaves out the other tables of the stream
-    into v_bytes
-    using p_sets, (select min(lower(s)) from unnest(p_sets) s), (select max(upper(s)) from unnest(p_sets) s);
-    return v_bytes;
-end $$;
+    select min((f ->> 'lo')::bigint) from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f
+    where a.stream_id = p_stream_id
+$$;

@@ -30,9 +30,7 @@ as $$
         ('seq_%s', false, 'select max(seq) from pgqueue.messages_%1$s where seq < 1125899906842624'),
         ('seq_%s', true, 'select upper(seqs) - 1 from pgqueue.trims where stream_id = %1$s'),
         ('seq_%s', true, 'select max(hi) - 1 from pgqueue.segments where stream_id = %1$s and closed_at is not null'),
-        ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.publications where stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.archive_publications where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.reservations where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.staged_chunks where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.dead_messages where stream_id = %1$s'),
@@ -53,7 +51,6 @@ as $$
         ('seq_%s', false, 'select max(m.seq) from pgqueue.group_partitions m '
                           'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         ('seq_%s', false, 'select max(seq) from pgqueue.dedup_keys where stream_id = %1$s'),
-        ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s'),
         ('publication_%s', true, 'select 0'),
         ('publication_%s', true, 'select max(publication_id) from pgqueue.publications where stream_id = %1$s'),
         ('publication_%s', true, 'select upper(publication_ids) - 1 from pgqueue.trims where stream_id = %1$s'),
@@ -66,9 +63,6 @@ as $$
         ('publication_%s', true, 'select max(greatest(closed_publication, last_publication)) from pgqueue.segments '
                                  'where stream_id = %1$s'),
         ('publication_%s', true, 'select max(last_publication) from pgqueue.incarnations where stream_id = %1$s'),
-        ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_segments where stream_id = %1$s'),
-        ('publication_%s', true, 'select max(publication_id) from pgqueue.archive_publications where stream_id = %1$s'),
-        ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_packs where stream_id = %1$s'),
         ('publication_%s', false, 'select max(upper(m.publication_ids)) - 1 from pgqueue.consumer_gaps m '
                                   'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         ('publication_%s', false, 'select max(m.publication_id) from pgqueue.key_backlog m '
@@ -82,16 +76,15 @@ as $$
                                  'from pgqueue.consumer_cursors'),
         ('gap_numbers', false, 'select max(gap_no) from pgqueue.consumer_gaps'),
         ('gap_numbers', false, 'select max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
-        ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes'),
         ('write_numbers', false, 'select max(write_no) from pgqueue.staged_chunks'),
         -- ids that others keep of consumers, also of one that was dropped
         ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.publications cross join lateral '
                                              'unnest(consumers) c'),
-        ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.archive_publications cross join lateral '
-                                             'unnest(consumers) c'),
         ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.staged_chunks cross join lateral '
                                              'unnest(consumers) c'),
         ('streams_stream_id_seq', false, 'select max(to_stream_id) from pgqueue.bindings')
+    union all
+    select * from _pgqueue.on_numbers()
 $$;
 
 -- The sequences, each with the number that it gave out last and the highest one that a row keeps (null: no row does).

@@ -133,8 +133,7 @@ begin
     end if;
     execute format('select min(seq) from pgqueue.messages_%s', p_stream_id) into v_first;
     if p_archive then
-        v_first := least(v_first, (select min((f ->> 'lo')::bigint) from pgqueue.archive_segments a
-                                   cross join jsonb_array_elements(a.files) f where a.stream_id = p_stream_id));
+        v_first := least(v_first, _pgqueue.on_first_seq(p_stream_id));
     end if;
     if o_seq not between coalesce(v_first, 1) and v_next then
         raise exception '%, as a number, is seq % to seq %, the first message that there is to the next one, not %',

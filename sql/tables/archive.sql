@@ -3,6 +3,7 @@
 
 -- Where a stream's old messages go. A stream without a row has no archive.
 -- on drop_stream
+-- on retain: union all select stream_id from pgqueue.archives
 create table if not exists pgqueue.archives (
     stream_id int     primary key,
     uri       text,                             -- the folder of new files; null: no more segments go there
@@ -25,6 +26,11 @@ create table if not exists pgqueue.archive_attempts (
 -- on drop_stream:
 --     perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
 --     delete from pgqueue.archive_segments where stream_id = p_stream_id;
+-- on numbers:
+--     union all values
+--         ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
+--         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_segments where stream_id = %1$s')
+-- on recover: delete from pgqueue.archive_attempts;  -- their files may be another server's now
 create table if not exists pgqueue.archive_segments (
     stream_id        int         not null,
     segment          int         not null,
@@ -45,6 +51,13 @@ create table if not exists pgqueue.archive_segments (
 
 -- Publications that were trimmed, and whose messages are all in files: what readers without a consumer need of them.
 -- on clear_stream
+-- on numbers:
+--     union all values
+--         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.archive_publications where stream_id = %1$s'),
+--         ('publication_%s', true, 'select max(publication_id) from pgqueue.archive_publications '
+--                                  'where stream_id = %1$s'),
+--         ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.archive_publications cross join lateral '
+--                                              'unnest(consumers) c')
 create table if not exists pgqueue.archive_publications (
     publication_id bigint         not null,
     message_count  bigint         not null,
@@ -60,6 +73,9 @@ create table if not exists pgqueue.archive_publications (
 -- Many of these as one row, which takes a tenth of the space: maintain() packs them. No two packs of a stream have
 -- publications of the same range of ids; single rows may lie in that range, too.
 -- on clear_stream
+-- on numbers:
+--     union all values
+--         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_packs where stream_id = %1$s')
 create table if not exists pgqueue.archive_packs (
     stream_id         int         not null,
     first_publication bigint      not null,

@@ -1,6 +1,7 @@
 -- Schedules: messages that are sent at planned times. See publish/schedules.sql.
 
 -- on drop_stream
+-- on numbers: union all values ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s')
 create table if not exists pgqueue.schedules (
     stream_id  int         not null,
     name       text        not null,

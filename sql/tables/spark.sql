@@ -73,19 +73,6 @@ create table if not exists pgqueue.sink_batches (
     primary key (sink, stream_id, consumer_id, revived, batch, target)
 );
 
--- The writes to tables that have staged rows: each has a table of its own for them, staged_rows_<write_no>. The rows of
--- a write that was killed stay until the next write of its batch, or until maintain().
-create table if not exists pgqueue.table_writes (
-    write_no  bigint      primary key,      -- of open_table(): a try of a batch
-    sink      text        not null,
-    batch     bigint      not null,
-    given     jsonb       not null,         -- what open_table() was given
-    plan      jsonb       not null,         -- the target as it was then (spark/table_plan.sql)
-    role      text        not null,         -- fills the table of staged rows, and reads it
-    staged_by text        not null default session_user,
-    staged_at timestamptz not null default clock_timestamp()
-);
-
 -- The streams to which queries write. Published batches are forgotten with a stream. This is not, so that a query
 -- notices when another stream has the name of its own.
 create table if not exists pgqueue.sink_streams (

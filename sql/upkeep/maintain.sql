@@ -61,7 +61,7 @@ begin
     -- while other streams are looked at, and no stream that always has more to do keeps the others from their turn.
     for v_stream_id in
         select stream_id from (select stream_id from pgqueue.retention union select stream_id from pgqueue.segments
-                               union select stream_id from pgqueue.archives) s
+                               union select * from _pgqueue.on_retain()) s
         where stream_id = any (v_turn.o_ids)
         order by random()
     loop

@@ -79,8 +79,7 @@ begin
         return next;
     end loop;
     perform _pgqueue.pass_over_missing(o.c) from (select c from pgqueue.consumers c order by c.consumer_id) o;
-    -- their files may be another server's now
-    delete from pgqueue.archive_attempts;
+    perform _pgqueue.on_recover();
     perform _pgqueue.note_server();
 end $$;
 

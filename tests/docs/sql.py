@@ -21,7 +21,7 @@ PAGE = SQL / "guide" / "reference.md"
 TOPICS: dict[str, tuple[str, str]] = {
     "Streams": (
         "settings retention",
-        "functions/streams.sql upkeep/retention.sql upkeep/archive.sql",
+        "functions/streams.sql functions/schemas.sql upkeep/retention.sql upkeep/archive.sql",
     ),
     "Consumers": ("settings positions", "functions/consumers.sql functions/positions.sql"),
     "Sending": ("sending-once priorities defer-and-expiry", "functions/publish.sql"),

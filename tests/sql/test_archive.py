@@ -292,6 +292,8 @@ def test_many_publications_are_packed_and_read_as_before(
     places = [*(at for (at,) in moments), "seq 1", "seq 4097", "seq 8500"]
     before = [(plan(conn, span), size_of(conn, span)) for span in noted]
     found = {at: plan(conn, (start(conn, at), end)) for at in places}
+    last = "select array_agg(l order by l) from _pgqueue.last_readable(1, true, 8200, 9) l"
+    nearby = one(conn, last)
     export(url)
     maintain(conn)
     assert len(stored(conn)) == 1
@@ -300,6 +302,7 @@ def test_many_publications_are_packed_and_read_as_before(
     assert one(conn, "select pg_table_size('pgqueue.archive_packs')") < 9000 * 15
     assert [(plan(conn, span), size_of(conn, span)) for span in noted] == before
     assert {at: plan(conn, (start(conn, at), end)) for at in places} == found
+    assert one(conn, last) == nearby
 
 
 def test_two_exporters_write_a_segment_once(
@@ -485,10 +488,13 @@ def test_after_a_restore_no_file_of_the_time_before_is_deleted(
     seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
     export(url)
     maintain(conn)
+    seqs += [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
     call(conn, "begin_export", 1)
+    assert archived(conn).attempts == 1
     value(conn, "set_archive", "s", str(archive), timedelta(days=30))
     files = in_files(archive)
     call(conn, "recover")
+    assert archived(conn).attempts == 0, "another server may have these files"
     assert read_all(conn) == seqs, "the archive is as good as before"
     clock.pass_time(conn, timedelta(days=31))
     maintain(conn)
@@ -544,6 +550,9 @@ def test_a_folder_that_can_be_one_is_taken(conn: Conn) -> None:
 def test_a_stream_without_a_retention_is_told_so(conn: Conn, folder: Path) -> None:
     value(conn, "set_archive", "s", str(folder))
     assert "no segment is ever closed without a retention" in archived(conn).advice
+    value(conn, "drop_archive", "s")
+    maintain(conn)
+    assert not internals.count(conn, "archives")
 
 
 def test_a_read_without_the_archive_does_not_make_its_statements_ready(conn: Conn) -> None:

@@ -17,27 +17,6 @@ ASIDE = (
 
 HOOKS = "hooks.sql"
 
-OPTIONAL = {
-    "schedules": (r"\w+/schedules\.sql|publish/cron\.sql", "inspect/views.sql"),
-    "capture": (r"\w+/capture\w*\.sql", "inspect/views.sql"),
-    "tables as sinks": (r"\w+/table_\w+\.sql", "-"),
-    "archive": (
-        r"\w+/archive\.sql|upkeep/export\.sql",
-        r"log/.*|functions/read\.sql|.*/retention\.sql|upkeep/.*",
-    ),
-}
-"""What is optional: its files; and others above it, which show it, or to which it is a part.
-
-Typed payloads are below all floors (`base/schemas.sql`); pgmq is installed alone.
-"""
-
-LISTS = r"hooks\.sql|access\.sql|roles\.sql|tables/indexes\.sql|log/numbers\.sql"
-"""Files with a row for each table or function."""
-
-MADE = re.compile(
-    r"create (?:or replace )?(?:function|procedure|table|type)(?: if not exists)? (_?pgqueue\.\w+)"
-)
-
 COMMENT = re.compile(r"--[^\n]*")
 HINT = re.compile(r"hint = (?:format\()?'(?:[^']|'')*'(?:\s*'(?:[^']|'')*')*")
 DEFINED = re.compile(r"create or replace (?:function|procedure) (_?pgqueue\.\w+)")
@@ -64,27 +43,6 @@ def test_a_file_calls_only_what_stands_before_it() -> None:
         if is_upward(name, function)
     ]
     assert not upward, "\n".join(upward)
-
-
-def test_what_is_optional_is_named_by_its_own_files_and_hooks_alone() -> None:
-    folder = schema.sql_directory()
-    wrong = []
-    for feature, (own, others) in OPTIONAL.items():
-        code = {
-            str(file.relative_to(folder)): COMMENT.sub("", file.read_text())
-            for file in schema.sql_files()
-        }
-        theirs = {name for name in code if re.fullmatch(own, name)}
-        names = {name for file in theirs for name in MADE.findall(code[file])}
-        assert names, feature
-        named = re.compile(rf"\b(?:{'|'.join(sorted(map(re.escape, names)))})\b")
-        wrong += [
-            f"{file} names {name} of {feature}"
-            for file, text in code.items()
-            if file not in theirs and not re.fullmatch(rf"{others}|{LISTS}", file)
-            for name in sorted(set(named.findall(text)))
-        ]
-    assert not wrong, "\n".join(wrong)
 
 
 def test_every_file_of_the_sql_is_installed() -> None:

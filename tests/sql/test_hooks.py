@@ -1,8 +1,46 @@
-"""What hooks do for features: no table of theirs keeps anything of what was dropped."""
+"""Hooks: nothing else names an optional feature, and what was dropped leaves no row."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from spark_pgqueue.postgres import schema
+from tests.measure import functions
 from tests.sql.queue import Conn, maintain, one, rows, value
+
+OPTIONAL = {
+    "schedules": r"\w+/schedules\.sql|publish/cron\.sql",
+    "capture": r"\w+/capture\w*\.sql",
+    "archive": r"\w+/archive\.sql|upkeep/export\.sql",
+    "tables as sinks": r"\w+/table_\w+\.sql",
+    "typed payloads": r"\w+/schemas\.sql",
+    "pgmq": r"pgmq/\w+\.sql",
+}
+"""What is optional, with its files."""
+
+LISTS = {
+    "hooks.sql": "written from lines of the features' files",
+    "comments.sql": "written from the headers of all functions",
+    "view_comments.sql": "a sentence for each view and column",
+    "access.sql": "who may call which function: one list, for one look at it",
+    "roles.sql": "what others have no right to, of all that there is; pgmq is installed alone",
+    "schema.sql": "what was there before an installation, also of pgmq, which is installed alone",
+}
+"""Files that may name features, and why: none is a floor."""
+
+OTHER_WORDS = {
+    "schema_path": "a column of streams: by it a send asks whether there is a schema, for nothing",
+}
+"""Names of features' functions that are something else, too."""
+
+MADE = re.compile(
+    r"create (?:or replace )?(?:function|procedure|table|type|sequence)(?: if not exists)?"
+    r" ((?:_?pgqueue|pgmq)\.\w+)"
+)
+VIEW = re.compile(r"make_view\('(\w+)'")
 
 OF = """
 select c.relname::text as name,
@@ -85,6 +123,58 @@ def left(conn: Conn) -> tuple[set[str], set[str]]:
     maintain(conn)
     dropped = having("consumer_id", ids[0][1]), having("stream_id", streams[0])
     return dropped[0] | having("consumer_id", ids[1][1]), dropped[1]
+
+
+def code() -> dict[str, str]:
+    """The files of `sql/`, without comments."""
+    folder = schema.sql_directory()
+    files = [*schema.sql_files(), *schema.sql_files(schema.PGMQ)]
+    return {str(file.relative_to(folder)): functions.code(file.read_text()) for file in files}
+
+
+def naming(files: dict[str, str]) -> Iterator[str]:
+    """Where a file names a table or function of an optional feature that is not its own.
+
+    Also as a word, in a text that is executed, if the word is no plain one.
+    """
+    for feature, own in OPTIONAL.items():
+        theirs = {file for file in files if re.fullmatch(own, file)}
+        names = {name for file in theirs for name in MADE.findall(files[file])}
+        names |= {f"pgqueue.{name}" for file in theirs for name in VIEW.findall(files[file])}
+        assert names, feature
+        words = {bare for name in names if "_" in (bare := name.partition(".")[2].strip("_"))}
+        words = {"pgmq"} if feature == "pgmq" else words - OTHER_WORDS.keys()
+        pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(names | words)))})\b")
+        for file in files.keys() - theirs:
+            if not file.startswith("pgmq/"):
+                for name in sorted(set(pattern.findall(files[file]))):
+                    yield f"{file} names {name} of {feature}"
+
+
+def test_what_is_optional_is_named_by_its_own_files_and_hooks_alone() -> None:
+    found = list(naming(code()))
+    wrong = sorted(line for line in found if line.split()[0] not in LISTS)
+    assert not wrong, "\n".join(wrong)
+    assert {line.split()[0] for line in found} == LISTS.keys()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "perform _pgqueue.run_schedules(p_stream_id);",
+        "execute format('select _pgqueue.%I($1)', 'run_schedules');",
+        "select from pgqueue.captured;",
+        "delete from pgqueue.archive_attempts;",
+        "select * from pgqueue.stream_archives;",
+        "insert into pgqueue.table_writes values (1);",
+        "perform _pgqueue.refuse_misfit(p_stream, null);",
+        "execute 'select pgmq._grant()';",
+    ],
+)
+def test_a_floor_that_names_a_feature_is_found(line: str) -> None:
+    files = code()
+    files["claim/claims.sql"] += line
+    assert [name.split()[0] for name in naming(files)].count("claim/claims.sql") == 1
 
 
 def test_what_is_dropped_leaves_no_row_in_any_table(conn: Conn) -> None:
