@@ -49,8 +49,8 @@ create or replace function _pgqueue.busy_with(p_consumer pgqueue.consumers, p_ke
 language plpgsql stable
 as $$
 declare
-    v_run     record;
-    v_spent   bigint;
+    v_run   record;
+    v_spent bigint;
 begin
     if p_consumer.per_key_interval is not null then
         select sum(spent), min(returns_at) into v_spent, o_until

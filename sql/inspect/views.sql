@@ -31,13 +31,8 @@ as $$
     from _pgqueue.unfinished(p_consumer_id)
 $$;
 
--- The live claims of a consumer, for views.
-create or replace function _pgqueue.seen_claims(p_consumer_id int) returns setof pgqueue.claims
-language sql stable rows 10
-as $$ select * from _pgqueue.live_claims(p_consumer_id) $$;
-
 -- The live claims of a consumer, with the first message of each, for views.
-create or replace function _pgqueue.seen_holders(p_consumer_id int)
+create or replace function _pgqueue.seen_claims(p_consumer_id int)
 returns table (claim_id bigint, owner text, reader uuid, claimed_at timestamptz, lease_until timestamptz,
                message_count bigint, remaining bigint, first_seq bigint)
 language sql stable rows 10
@@ -76,6 +71,25 @@ as $$
     from (select message_count, first_seq, _pgqueue.shown_state(state, not_visible_until) as state,
                  not_visible_until > clock_timestamp() is true as later
           from _pgqueue.unfinished(p_consumer_id)) m
+$$;
+
+-- How many live claims a consumer has, how many of their leases have ended, when the first one does, and when the
+-- oldest one was claimed. A claim is stuck that its owner has extended beyond ten visibility timeouts: somebody lives,
+-- and no other worker gets the messages. (A batch of Spark may take longer, and its claim stays until the query moves
+-- on.)
+create or replace function _pgqueue.count_claims(p_consumer_id int, out claims bigint, out expired bigint,
+                                                 out next_expiry timestamptz, out oldest_claim_at timestamptz,
+                                                 out stuck bigint, out stuck_since timestamptz, out stuck_owner text)
+language sql stable
+as $$
+    select count(*), count(*) filter (where x.lease_until <= clock_timestamp()), min(x.lease_until), min(x.claimed_at),
+           count(*) filter (where s.stuck), min(x.claimed_at) filter (where s.stuck),
+           (array_agg(x.owner order by x.claimed_at) filter (where s.stuck))[1]
+    from _pgqueue.live_claims(p_consumer_id) x
+    cross join lateral (
+        select x.reader is null and x.lease_until > clock_timestamp()
+               and extract(epoch from clock_timestamp() - x.claimed_at)
+                   > 10 * extract(epoch from x.visibility_timeout) as stuck) s
 $$;
 
 -- How many messages of a consumer were delivered ten times or more, and the last error of the one that was delivered
@@ -163,20 +177,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                coalesce((select s.message_count from pgqueue.skips s where s.consumer_id = c.consumer_id), 0) as skipped
         from _pgqueue.cursor(c.consumer_id) f) k
     cross join lateral _pgqueue.count_runs(c.consumer_id) r
-    cross join lateral (
-        select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired,
-               min(lease_until) as next_expiry,
-               min(claimed_at) as oldest_claim_at,
-               -- somebody lives and extends them, so no other worker gets the messages. (A batch of Spark may take
-               -- longer, and its claim stays until the query moves on.)
-               count(*) filter (where s.stuck) as stuck,
-               min(claimed_at) filter (where s.stuck) as stuck_since,
-               (array_agg(owner order by claimed_at) filter (where s.stuck))[1] as stuck_owner
-        from _pgqueue.seen_claims(c.consumer_id) x
-        cross join lateral (
-            select x.reader is null and x.lease_until > clock_timestamp()
-                   and extract(epoch from clock_timestamp() - x.claimed_at)
-                       > 10 * extract(epoch from x.visibility_timeout) as stuck) s) l
+    cross join lateral _pgqueue.count_claims(c.consumer_id) l
     cross join lateral (
         select n.new, n.new + r.ready + r.delayed + r.waiting as backlog,
                least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, r.oldest)) as oldest_at
@@ -228,7 +229,7 @@ do $view$ begin perform _pgqueue.make_view('open_claims', $query$
            l.claimed_at, l.lease_until, l.lease_until <= clock_timestamp() as expired, l.message_count as messages,
            l.remaining, l.first_seq
     from pgqueue.consumers c
-    cross join lateral _pgqueue.seen_holders(c.consumer_id) l
+    cross join lateral _pgqueue.seen_claims(c.consumer_id) l
     left join pgqueue.readers r on r.reader = l.reader
 $query$); end $view$;
 

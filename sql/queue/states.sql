@@ -22,8 +22,8 @@ returns table (state text, lane int, priority int, deliver_count int, arrival_no
                reader uuid, claimed_at timestamptz, lease_until timestamptz, claim_count bigint)
 language sql stable
 as $$
-    select r.its_state, r.lane, r.priority, r.deliver_count, r.arrival_no, r.line_no, r.first_seq, r.message_count, r.seqs,
-           r.not_visible_until, r.last_delivered_at, r.note, r.key, r.piece,
+    select r.its_state, r.lane, r.priority, r.deliver_count, r.arrival_no, r.line_no, r.first_seq, r.message_count,
+           r.seqs, r.not_visible_until, r.last_delivered_at, r.note, r.key, r.piece,
            null::bigint, null::text, null::uuid, null::timestamptz, null::timestamptz, null::bigint
     from (select 'ready' as its_state, * from pgqueue.consumer_messages
           where consumer_id = p_consumer_id and state = 'ready'
