@@ -137,5 +137,6 @@ as $$
     select coalesce(sum(case when line_no > p_line_no then message_count
                              else _pgqueue.cardinality(seqs * int8multirange(int8range(p_seq + 1, null))) end),
                     0)::bigint
-    from _pgqueue.unfinished(p_consumer_id) where state = 'ready' and lane = 1 and line_no >= p_line_no
+    from pgqueue.consumer_messages
+    where consumer_id = p_consumer_id and state = 'ready' and lane = 1 and line_no >= p_line_no
 $$;

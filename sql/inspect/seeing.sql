@@ -63,7 +63,8 @@ begin
     end if;
     select m.*, p.keys is null as all_keys into v_run
     from pgqueue.pieces p
-    cross join lateral (select * from _pgqueue.unfinished(p_consumer.consumer_id) where piece = p.piece) m
+    cross join lateral (select * from _pgqueue.unfinished(p_consumer.consumer_id)
+                        where piece = p.piece offset 0) m  -- (offset 0: by the index of pieces)
     where p.consumer_id = p_consumer.consumer_id and (p.keys is null and m.state = 'claimed' or p_key = any (p.keys))
       and not m.seqs @> p_seq and (not p.singly or _pgqueue.has_key(p_consumer, m.seqs, p_key))
     order by p.place, p.piece, m.state limit 1;

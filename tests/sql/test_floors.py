@@ -91,7 +91,7 @@ def test_what_is_optional_is_named_by_its_own_files_and_hooks_alone() -> None:
 def test_who_only_looks_asks_states_and_none_of_the_tables_of_claims() -> None:
     """How runs, slots and claims make states is said once, in `queue/states.sql`."""
     stored = re.compile(rf"\bpgqueue\.(?:{'|'.join((*core.STORED, 'claims'))})\b")
-    looking = r"(?:inspect|publish|upkeep)/.*|functions/(?:positions|groups)\.sql"
+    looking = r"(?:inspect|publish|upkeep)/.*|functions/positions\.sql"
     folder = schema.sql_directory()
     files = {*schema.sql_files(), *schema.sql_files(schema.PGMQ)}
     names = {str(file.relative_to(folder)): file for file in files}
