@@ -32,7 +32,7 @@ as $$
 $$;
 
 -- The live claims of a consumer, with the first message of each, for views.
-create or replace function _pgqueue.seen_claims(p_consumer_id int)
+create or replace function _pgqueue.shown_claims(p_consumer_id int)
 returns table (claim_id bigint, owner text, reader uuid, claimed_at timestamptz, lease_until timestamptz,
                message_count bigint, remaining bigint, first_seq bigint)
 language sql stable rows 10
@@ -229,7 +229,7 @@ do $view$ begin perform _pgqueue.make_view('open_claims', $query$
            l.claimed_at, l.lease_until, l.lease_until <= clock_timestamp() as expired, l.message_count as messages,
            l.remaining, l.first_seq
     from pgqueue.consumers c
-    cross join lateral _pgqueue.seen_claims(c.consumer_id) l
+    cross join lateral _pgqueue.shown_claims(c.consumer_id) l
     left join pgqueue.readers r on r.reader = l.reader
 $query$); end $view$;
 
