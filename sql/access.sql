@@ -81,8 +81,7 @@ as $$
         -- for the owner of the schema alone
         ('{create_roles}', null, '{caller}'),
         -- only called by the functions above
-        ('{_pgqueue.seen_runs, _pgqueue.seen_claims, _pgqueue.seen_claim, _pgqueue.first_held, _pgqueue.count_runs}',
-         null, '{probe, loop}'),
+        ('{_pgqueue.seen, _pgqueue.shown_claims, _pgqueue.count_claims, _pgqueue.count_runs}', null, '{probe, loop}'),
         ('{_pgqueue.failing}', null, '{plan, probe, loop}'),
         ('{_pgqueue.seen_dead, _pgqueue.check_keys}', null, '{probe}'),
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),

@@ -48,6 +48,7 @@ set local check_function_bodies = off;
 \ir log/dedup.sql
 \ir log/payloads.sql
 \ir log/segments.sql
+\ir queue/states.sql
 \ir queue/runs.sql
 \ir queue/cursor.sql
 \ir queue/slots.sql

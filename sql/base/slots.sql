@@ -123,26 +123,6 @@ as $$
         where not r.rest and p_slot.message_count <= _pgqueue.limit_piece_by_key()) c
 $$;
 
--- The claims of a consumer that hold messages, slots among them.
-create or replace function _pgqueue.live_claims(p_consumer_id int) returns setof pgqueue.claims
-language sql stable
-as $$
-    select * from pgqueue.claims where consumer_id = p_consumer_id and live
-    union all
-    select (_pgqueue.claim_of(s)).* from pgqueue.slots s where s.consumer_id = p_consumer_id and s.token is not null
-$$;
-
--- The claim of an id, as a row or as a slot; no row when there is none.
-create or replace function _pgqueue.claim_by(p_claim_id bigint) returns setof pgqueue.claims
-language sql stable
-as $$
-    select * from pgqueue.claims where claim_id = p_claim_id
-    union all
-    select (_pgqueue.claim_of(s)).* from pgqueue.slots s
-    where s.slot & 1048575 = _pgqueue.place_in(p_claim_id)
-      and s.token = _pgqueue.token_in(p_claim_id)
-$$;
-
 -- Makes claims of the usual kind of claimed slots: rows of claims, and runs. Their ids stay. What they would have gone
 -- on with becomes runs that wait, or that are ready in the line.
 --   p_tids  where they are in their table: the caller has locked them; and the consumer, if it goes by key

@@ -20,8 +20,8 @@ begin
         p_cursor := (_pgqueue.take(p_consumer, p_cursor, null, _pgqueue.limit_take())).o_cursor;
         exit when not p_cursor.take_was_cut;
     end loop;
-    v_backlog := (select coalesce(sum(message_count), 0) from _pgqueue.unclaimed(p_consumer.consumer_id)
-                  where not p_consumer.filtered or state <> 'unfiltered');
+    v_backlog := (select coalesce(sum(message_count), 0) from _pgqueue.unfinished(p_consumer.consumer_id)
+                  where state <> 'claimed' and (not p_consumer.filtered or state <> 'unfiltered'));
     if not p_consumer.filtered and p_cursor.take_was_cut then
         v_backlog := v_backlog
             + _pgqueue.messages_in(p_consumer, int8multirange(int8range(p_cursor.next_publication, null)), null,
@@ -34,7 +34,8 @@ begin
         into v_set
         from (select seqs, message_count,
                      sum(message_count) over (order by arrival_no, first_seq) - message_count as before
-              from _pgqueue.unclaimed(p_consumer.consumer_id) where state <> 'unfiltered') r
+              from _pgqueue.unfinished(p_consumer.consumer_id)
+              where state not in ('claimed', 'unfiltered')) r
         where before < v_backlog - p_consumer.max_backlog;
         if v_set is not null then
             p_cursor := (_pgqueue.take_away(p_consumer, p_cursor, v_set, 'dropped')).o_cursor;

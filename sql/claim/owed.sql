@@ -8,11 +8,8 @@ set enable_seqscan = off
 set jit = off
 as $$
 begin
-    return exists (select from _pgqueue.runs_of(p_consumer_id, upper(p_seqs)) m
-                   where m.seqs && p_seqs
-                     and (m.state <> 'claimed'
-                          or exists (select from _pgqueue.claim_by(m.claim_id) c
-                                     where c.lease_until <= clock_timestamp())));
+    return exists (select from _pgqueue.unfinished(p_consumer_id, upper(p_seqs)) m
+                   where m.seqs && p_seqs and (m.state <> 'claimed' or m.lease_until <= clock_timestamp()));
 end $$;
 
 -- Makes a consumer be done with messages, except those in a live claim whose lease has not ended. They are counted.

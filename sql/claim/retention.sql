@@ -181,7 +181,7 @@ begin
                coalesce((select range_agg(gaps) from consumer), '{}') as gaps,
                coalesce((select range_agg(o.seqs)
                          from (select m.seqs from around a cross join consumer
-                               cross join lateral _pgqueue.runs_of(consumer.consumer_id, a.hi) m
+                               cross join lateral _pgqueue.unfinished(consumer.consumer_id, a.hi) m
                                where m.seqs && int8range(a.lo, a.hi)
                                union all
                                select d.seqs from consumer
@@ -255,7 +255,7 @@ begin
                      where c.stream_id = p_stream_id
                        and (k.next_publication <= d.last_publication
                             or _pgqueue.gap_ids(k) && int8range(1, d.last_publication, '[]')
-                            or exists (select from _pgqueue.runs_of(c.consumer_id, d.hi) m
+                            or exists (select from _pgqueue.unfinished(c.consumer_id, d.hi) m
                                        where m.seqs && int8range(d.lo, d.hi)))
                      union all
                      select format('dead letters of consumer %s', c.name) from pgqueue.consumers c

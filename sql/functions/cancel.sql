@@ -80,8 +80,8 @@ declare
 begin
     v_claims := array(
         select c from pgqueue.claims c
-        where c.claim_id = any (array(select m.claim_id from _pgqueue.claimed(p_consumer.consumer_id) m
-                                      where m.seqs && p_set))
+        where c.claim_id = any (array(select m.claim_id from _pgqueue.unfinished(p_consumer.consumer_id) m
+                                      where m.state = 'claimed' and m.seqs && p_set))
           and c.live and c.reader is null
         order by c.claim_id
         for update of c);  -- lock: claim
@@ -89,8 +89,8 @@ begin
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_claims := v_claims || array(  -- those that were slots until now
         select c from pgqueue.claims c
-        where c.claim_id = any (array(select m.claim_id from _pgqueue.claimed(p_consumer.consumer_id) m
-                                      where m.seqs && p_set))
+        where c.claim_id = any (array(select m.claim_id from _pgqueue.unfinished(p_consumer.consumer_id) m
+                                      where m.state = 'claimed' and m.seqs && p_set))
           and _pgqueue.is_slot(c.claim_id) and c.claim_id <> all (array(select l.claim_id from unnest(v_claims) l))
         for update skip locked);  -- lock: claim
     foreach v_claim in array v_claims loop
@@ -104,9 +104,8 @@ begin
     v_away := _pgqueue.take_away(p_consumer, v_stored, p_set);
     v_cursor := v_away.o_cursor;
     v_gone := v_gone + v_away.o_gone;
-    if exists (select from _pgqueue.runs_of(p_consumer.consumer_id, upper(p_set)) m
-               left join pgqueue.claims c using (claim_id)
-               where m.seqs && p_set and c.reader is null) then
+    if exists (select from _pgqueue.unfinished(p_consumer.consumer_id, upper(p_set))
+               where seqs && p_set and reader is null) then
         raise exception using errcode = 'PQ099';
     end if;
     v_cursor.forgotten := v_cursor.forgotten + _pgqueue.cardinality(v_gone);

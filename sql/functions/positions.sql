@@ -130,10 +130,10 @@ begin
     perform _pgqueue.lock_consumer(v_consumer.consumer_id);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_kept := coalesce((select range_agg(seqs)
-                        from (select seqs from _pgqueue.runs_of(v_consumer.consumer_id)
-                                                     union all
-                                                     select seqs from pgqueue.dead_messages
-                                                     where consumer_id = v_consumer.consumer_id) m), '{}');
+                        from (select seqs from _pgqueue.unfinished(v_consumer.consumer_id)
+                              union all
+                              select seqs from pgqueue.dead_messages
+                              where consumer_id = v_consumer.consumer_id) m), '{}');
     v_less := _pgqueue.keep_less(v_consumer, v_stored, v_ids,
                                  v_kept + _pgqueue.cut_off(v_consumer.stream_id, v_ids, v_from_ids, v_from.o_cut,
                                                            v_to_ids, v_to.o_cut));

@@ -56,7 +56,8 @@ begin
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_new := _pgqueue.take_early(p_consumer, v_stored, p_set);
     v_taken := _pgqueue.take_unclaimed(p_consumer, v_new.p_cursor, _pgqueue.with_their_keys(p_consumer, p_set));
-    if exists (select from _pgqueue.unclaimed(p_consumer.consumer_id) where seqs && p_set) then
+    if exists (select from _pgqueue.unfinished(p_consumer.consumer_id)
+               where state <> 'claimed' and seqs && p_set) then
         raise exception using errcode = 'PQ099';
     end if;
     v_runs := v_taken.o_runs || v_new.o_runs;
@@ -152,7 +153,8 @@ begin
         return p_set;
     end if;
     return p_set + coalesce((
-        with run as materialized (select * from _pgqueue.unclaimed(p_consumer.consumer_id))
+        with run as materialized (
+            select state, key, piece, seqs from _pgqueue.unfinished(p_consumer.consumer_id) where state <> 'claimed')
         select range_agg(seqs) from run
         where (state = 'ready' and piece in (select piece from run where state = 'ready' and seqs && p_set))
            or (key is not null and seqs && p_set)), '{}');

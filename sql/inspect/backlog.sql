@@ -5,20 +5,12 @@
 create or replace function _pgqueue.oldest_new(p_consumer_id int) returns timestamptz
 language sql stable
 as $$
-    select min(p.published_at)
+    select n.published_at  -- (they come in the order of the publications)
     from pgqueue.consumers c
     cross join lateral _pgqueue.cursor(c.consumer_id) k
-    cross join lateral unnest(_pgqueue.new_ids(k)) g
-    cross join lateral (
-        select published_at
-        from (select published_at, consumers, deliver_at, seqs from pgqueue.publications
-              where stream_id = c.stream_id and publication_id >= lower(g)
-                and publication_id < coalesce(upper(g), 9223372036854775807)
-              order by publication_id limit _pgqueue.limit_shown()) f
-        where _pgqueue.is_for(f.consumers, c.consumer_id) and (f.deliver_at > clock_timestamp()) is not true
-          and (f.seqs <@ _pgqueue.kept(k)) is not true
-        limit 1) p
-    where c.consumer_id = p_consumer_id
+    cross join lateral _pgqueue.new_sets(c, k, _pgqueue.limit_shown()) n
+    where c.consumer_id = p_consumer_id and (n.deliver_at > clock_timestamp()) is not true
+    limit 1
 $$;
 
 -- When a message was sent; null: it is gone.
@@ -48,9 +40,8 @@ as $$
     cross join lateral _pgqueue.estimate_new(c.consumer_id) n
     cross join lateral (
         select sum(message_count) as messages,
-               min(first_seq)
-                   filter (where (not_visible_until > clock_timestamp()) is not true) as oldest
-        from _pgqueue.unclaimed(c.consumer_id)) u
+               min(first_seq) filter (where (not_visible_until > clock_timestamp()) is not true) as oldest
+        from _pgqueue.unfinished(c.consumer_id) where state <> 'claimed') u
     where c.consumer_id = p_consumer_id
 $$;
 
@@ -62,6 +53,7 @@ language plpgsql stable
 as $$
 begin
     return _pgqueue.with_new(p_consumer_id, (select coalesce(sum(message_count), 0)::bigint
-                                             from _pgqueue.unclaimed(p_consumer_id)
-                                             where (not_visible_until > clock_timestamp()) is not true), p_enough);
+                                             from _pgqueue.unfinished(p_consumer_id)
+                                             where state <> 'claimed'
+                                               and (not_visible_until > clock_timestamp()) is not true), p_enough);
 end $$;

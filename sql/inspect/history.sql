@@ -37,11 +37,10 @@ begin
         return;
     end if;
     return query
-        select e.state, null::jsonb, null::text, m.note ->> 'error', m.deliver_count, c.owner, c.claimed_at,
+        select e.state, null::jsonb, null::text, m.note ->> 'error', m.deliver_count, m.owner, m.claimed_at,
                null::timestamptz, e.until
         from pgqueue.explain_message(p_stream, p_consumer, p_seq) e
-        left join _pgqueue.runs_of(v_consumer.consumer_id) m on m.seqs @> p_seq
-        left join lateral _pgqueue.claim_by(m.claim_id) c on true;
+        left join _pgqueue.unfinished(v_consumer.consumer_id) m on m.seqs @> p_seq;
 end $$;
 
 -- Lists the failed deliveries of a message that a consumer has in hand, or gave up: the last ten, in their order.
@@ -62,7 +61,7 @@ begin
     perform _pgqueue.check_number('p_seq', p_seq, 1, 9223372036854775807);
     return query
         select to_timestamp((a.attempt ->> 'at')::bigint), a.attempt ->> 'owner', a.attempt ->> 'error'
-        from (select m.note from _pgqueue.runs_of(v_id) m where m.seqs @> p_seq
+        from (select m.note from _pgqueue.unfinished(v_id) m where m.seqs @> p_seq
               union all
               (select d.note from pgqueue.dead_messages d where d.consumer_id = v_id and d.seqs @> p_seq
                order by d.dead_id desc limit 1)) n

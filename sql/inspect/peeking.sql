@@ -19,25 +19,18 @@ begin
     perform _pgqueue.check_number('p_max', p_max, 1, 100000);
     return query execute format($q$
         with run as materialized (
-            select case when r.later then 'delayed' else r.state end as state, r.lane, r.line_no, r.first_seq, r.seqs,
-                   r.priority, r.deliver_count,
+            select r.shown as state, r.lane, r.line_no, r.first_seq, r.seqs, r.priority, r.deliver_count,
                    r.not_visible_until, r.note ->> 'error' as error,
-                   row_number() over (partition by r.state, r.later order by r.lane, r.line_no, r.first_seq) as place
-            from (select m.*, m.not_visible_until > clock_timestamp() and m.state <> 'unfiltered' is true as later
-                  from _pgqueue.unclaimed(($1).consumer_id) m) r
+                   row_number() over (partition by r.state, r.shown order by r.lane, r.line_no, r.first_seq) as place
+            from (select m.*, _pgqueue.shown_state(m.state, m.not_visible_until) as shown
+                  from _pgqueue.unfinished(($1).consumer_id) m where m.state <> 'claimed') r
         ), new as materialized (
             select case when p.deliver_at > clock_timestamp() then 'delayed' else 'new' end as state,
                    case ($1).ordering when 'none' then -p.priority else 1 end as lane, p.publication_id as line_no,
-                   lower(p.seqs) as first_seq,
-                   p.seqs - coalesce(_pgqueue.kept(c), '{}') as seqs, p.priority, 0 as deliver_count,
+                   lower(p.seqs) as first_seq, p.seqs, p.priority, 0 as deliver_count,
                    p.deliver_at as not_visible_until, null::text as error
             from _pgqueue.cursor(($1).consumer_id) c
-            cross join lateral unnest(_pgqueue.new_ids(c)) g
-            cross join lateral (select x.* from pgqueue.publications x
-                                where x.stream_id = ($1).stream_id and x.publication_id >= lower(g)
-                                  and x.publication_id < coalesce(upper(g), 9223372036854775807)
-                                order by x.publication_id limit _pgqueue.limit_take()) p
-            where _pgqueue.is_for(p.consumers, ($1).consumer_id)
+            cross join lateral _pgqueue.new_sets($1, c, _pgqueue.limit_take()) p
             limit _pgqueue.limit_take()
         ), unjudged as materialized (
             select range_agg(u.seqs) as seqs

@@ -63,19 +63,17 @@ as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);
-    v_kept     int8multirange := coalesce(_pgqueue.kept(v_cursor), '{}');
 begin
     return query
         select lower(g), upper(g), v_consumer.name, x.state, x.priority, x.deliver_count,
                _pgqueue.near(x.not_visible_until), x.owner,
                _pgqueue.near(x.lease_until), x.error
         from (select _pgqueue.shown_state(m.state, m.not_visible_until) as state, m.priority, m.deliver_count,
-                     m.not_visible_until, l.owner, l.lease_until, m.note ->> 'error' as error, m.seqs
-              from _pgqueue.runs_of(v_consumer.consumer_id) m left join lateral _pgqueue.claim_by(m.claim_id) l on true
+                     m.not_visible_until, m.owner, m.lease_until, m.note ->> 'error' as error, m.seqs
+              from _pgqueue.unfinished(v_consumer.consumer_id) m
               union all
-              select 'new', p.priority, 0, p.deliver_at, null, null, null, range_agg(p.seqs) - v_kept
-              from _pgqueue.published(v_consumer.stream_id, _pgqueue.new_ids(v_cursor)) p
-              where _pgqueue.is_for(p.consumers, v_consumer.consumer_id)
+              select 'new', p.priority, 0, p.deliver_at, null, null, null, range_agg(p.seqs)
+              from _pgqueue.new_sets(v_consumer, v_cursor) p
               group by p.priority, p.deliver_at) x
         cross join lateral unnest(x.seqs * coalesce(p_seqs, x.seqs)) g
         order by lower(g);
@@ -97,13 +95,12 @@ declare
     v_id     int := case when p_consumer is not null then (_pgqueue.consumer(p_stream, p_consumer)).consumer_id end;
 begin
     return query
-        select lower(g), upper(g), c.name, l.claim_id, l.owner, l.claimed_at, _pgqueue.near(l.lease_until), m.priority,
+        select lower(g), upper(g), c.name, m.claim_id, m.owner, m.claimed_at, _pgqueue.near(m.lease_until), m.priority,
                m.deliver_count, m.note ->> 'error'
         from pgqueue.consumers c
-        cross join lateral _pgqueue.claimed(c.consumer_id) m
-        cross join lateral _pgqueue.claim_by(m.claim_id) l
+        cross join lateral _pgqueue.unfinished(c.consumer_id) m
         cross join lateral unnest(m.seqs * coalesce(p_seqs, m.seqs)) g
-        where c.stream_id = v_stream.stream_id and (v_id is null or c.consumer_id = v_id)
+        where m.state = 'claimed' and c.stream_id = v_stream.stream_id and (v_id is null or c.consumer_id = v_id)
         order by lower(g), c.name;
 end $$;
 

@@ -11,18 +11,34 @@ language sql immutable parallel safe
 as $$ select case p_count when 1 then 'delivered once' else 'delivered ' || p_count || ' times' end $$;
 
 -- The owner of a claim, in words.
-create or replace function _pgqueue.holder(p_claim pgqueue.claims) returns text
-language sql stable
+--   p_run  messages that it holds, a row of unfinished()
+create or replace function _pgqueue.holder(p_run record) returns text
+language plpgsql stable
 as $$
-    select case when p_claim.reader is null then coalesce(nullif(p_claim.owner, ''), 'a worker')
+begin
+    return case when p_run.reader is null then coalesce(nullif(p_run.owner, ''), 'a worker')
                 else format('the Spark query %s',
-                            coalesce((select query_id from pgqueue.readers where reader = p_claim.reader),
-                                     'of reader ' || p_claim.reader)) end
-           || format(' since %s, in claim %s of %s', date_trunc('second', p_claim.claimed_at), p_claim.claim_id,
-                     _pgqueue.messages_of(p_claim.message_count))
-           || case when p_claim.lease_until <= clock_timestamp()
-                   then '; its lease is over, so the next claim that needs messages takes them over' else '' end
-$$;
+                            coalesce((select query_id from pgqueue.readers where reader = p_run.reader),
+                                     'of reader ' || p_run.reader)) end
+           || format(' since %s, in claim %s of %s', date_trunc('second', p_run.claimed_at), p_run.claim_id,
+                     _pgqueue.messages_of(p_run.claim_count))
+           || case when p_run.lease_until <= clock_timestamp()
+                   then '; its lease is over, so the next claim that needs messages takes them over' else '' end;
+end $$;
+
+-- Whether one of some messages has a key, by its hash.
+create or replace function _pgqueue.has_key(p_consumer pgqueue.consumers, p_seqs int8multirange, p_key bigint)
+returns boolean
+language plpgsql stable
+as $$
+declare
+    v_has boolean;
+begin
+    execute format('select exists (select from unnest($1) g cross join lateral (select from pgqueue.messages_%s m '
+                   'where seq >= lower(g) and seq < upper(g) and %s = $2) m)', p_consumer.stream_id,
+                   _pgqueue.key_of(p_consumer)) into v_has using p_seqs, p_key;
+    return v_has;
+end $$;
 
 -- What the messages of a key wait for, in an ordered consumer.
 --   p_key  its hash
@@ -33,10 +49,8 @@ create or replace function _pgqueue.busy_with(p_consumer pgqueue.consumers, p_ke
 language plpgsql stable
 as $$
 declare
-    v_piece   pgqueue.pieces;
-    v_run     pgqueue.consumer_messages;
-    v_claim   pgqueue.claims;
-    v_spent   bigint;
+    v_run   record;
+    v_spent bigint;
 begin
     if p_consumer.per_key_interval is not null then
         select sum(spent), min(returns_at) into v_spent, o_until
@@ -47,33 +61,23 @@ begin
         end if;
         o_until := null;
     end if;
-    for v_piece in
-        select * from pgqueue.pieces where consumer_id = p_consumer.consumer_id and (keys is null or p_key = any (keys))
-        order by place, piece
-    loop
-        select m.* into v_run
-        from (select * from pgqueue.consumer_messages
-              where consumer_id = p_consumer.consumer_id and piece = v_piece.piece
-              union all
-              select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
-              where s.consumer_id = p_consumer.consumer_id and s.piece = v_piece.piece
-                and (s.key = p_key or not v_piece.singly)) m
-        where not seqs @> p_seq and (v_piece.keys is not null or state = 'claimed')
-          and (not v_piece.singly
-               or p_key = any ((_pgqueue.by_key(p_consumer, array[m::pgqueue.consumer_messages])).keys))
-        order by state limit 1;
-        continue when not found;  -- all of it is settled: the next deal finds that
-        select * into v_claim from _pgqueue.claim_by(v_run.claim_id);
+    select m.*, p.keys is null as all_keys into v_run
+    from pgqueue.pieces p
+    cross join lateral (select * from _pgqueue.unfinished(p_consumer.consumer_id)
+                        where piece = p.piece offset 0) m  -- (offset 0: by the index of pieces)
+    where p.consumer_id = p_consumer.consumer_id and (p.keys is null and m.state = 'claimed' or p_key = any (p.keys))
+      and not m.seqs @> p_seq and (not p.singly or _pgqueue.has_key(p_consumer, m.seqs, p_key))
+    order by p.place, p.piece, m.state limit 1;
+    if found then
         o_because := format('messages of %s in piece %s, which ',
-                            case when v_piece.keys is null then 'all keys are' else 'its key are' end, v_piece.piece)
-            || case when v_claim.claim_id is null then 'nobody has claimed yet'
-                    else 'is held by ' || _pgqueue.holder(v_claim) end;
-        o_until := v_claim.lease_until;
+                            case when v_run.all_keys then 'all keys are' else 'its key are' end, v_run.piece)
+            || case when v_run.claim_id is null then 'nobody has claimed yet'
+                    else 'is held by ' || _pgqueue.holder(v_run) end;
+        o_until := v_run.lease_until;
         return;
-    end loop;
-    select m.* into v_run from pgqueue.consumer_messages m
-    where consumer_id = p_consumer.consumer_id and key = p_key and first_seq < p_seq
-      and not seqs @> p_seq
+    end if;
+    select * into v_run from _pgqueue.unfinished(p_consumer.consumer_id)
+    where state in ('delayed', 'waiting') and key = p_key and first_seq < p_seq and not seqs @> p_seq
     order by state <> 'delayed', arrival_no, first_seq limit 1;
     if found then
         o_because := format('message %s of its key, which %s', v_run.first_seq,
@@ -85,13 +89,11 @@ begin
 end $$;
 
 -- Explains a message in one of a consumer's runs: see explain_message. (More than 60 lines: a case for each state.)
-create or replace function _pgqueue.explain_run(p_consumer pgqueue.consumers, p_run pgqueue.consumer_messages,
-                                                p_seq bigint, out o_state text, out o_because text,
-                                                out o_until timestamptz)
+create or replace function _pgqueue.explain_run(p_consumer pgqueue.consumers, p_run record, p_seq bigint,
+                                                out o_state text, out o_because text, out o_until timestamptz)
 language plpgsql stable
 as $$
 declare
-    v_claim   pgqueue.claims;
     v_key     bigint := p_run.key;
     v_behind  text;
     v_free    timestamptz;  -- when its key is free, at the latest or at the earliest
@@ -105,12 +107,11 @@ begin
     o_state := _pgqueue.shown_state(p_run.state, p_run.not_visible_until);
     o_until := p_run.not_visible_until;
     if o_state = 'claimed' then
-        select * into v_claim from _pgqueue.claim_by(p_run.claim_id);
-        o_because := format('held by %s; delivery %s of %s', _pgqueue.holder(v_claim),
+        o_because := format('held by %s; delivery %s of %s', _pgqueue.holder(p_run),
                             _pgqueue.counted_deliveries(p_run.deliver_count, p_run.note),
-                            coalesce(case when v_claim.reader is null then p_consumer.max_deliver_count::text end,
+                            coalesce(case when p_run.reader is null then p_consumer.max_deliver_count::text end,
                                      'any number'));
-        o_until := v_claim.lease_until;
+        o_until := p_run.lease_until;
         return;
     elsif o_state = 'unfiltered' then
         o_because := case when p_consumer.filtered then 'taken, and not judged by the consumer''s filter yet'
@@ -138,7 +139,7 @@ begin
         o_until := v_free;
     elsif o_state = 'ready' then
         select coalesce(sum(message_count), 0) into v_before
-        from _pgqueue.unclaimed(p_consumer.consumer_id)
+        from _pgqueue.unfinished(p_consumer.consumer_id)
         where state = 'ready'
           and (lane, line_no, first_seq) < (p_run.lane, p_run.line_no, p_run.first_seq);
         o_because := format('to be delivered, after %s before it',
@@ -264,7 +265,7 @@ language plpgsql stable
 as $$
 declare
     v_consumer    pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_run         pgqueue.consumer_messages;
+    v_run         record;
     v_dead        pgqueue.dead_messages;
     v_publication pgqueue.publications;
 begin
@@ -272,7 +273,7 @@ begin
         raise exception 'p_seq is the number of a message, from 1 on, not %', coalesce(p_seq::text, 'null')
             using errcode = 'PQ003', column = 'p_seq';
     end if;
-    select * into v_run from _pgqueue.runs_of(v_consumer.consumer_id) where seqs @> p_seq;
+    select * into v_run from _pgqueue.unfinished(v_consumer.consumer_id) where seqs @> p_seq;
     if found then
         return query select e.o_state, e.o_because, e.o_until from _pgqueue.explain_run(v_consumer, v_run, p_seq) e;
         return;
@@ -333,11 +334,8 @@ begin
         with aside as (
             select _pgqueue.shown_state(r.state, r.not_visible_until) = 'delayed' as later, r.key,
                    r.message_count, r.first_seq, r.not_visible_until
-            from (select * from pgqueue.consumer_messages where consumer_id = $1 and key is not null
-                  union all
-                  select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
-                  where s.consumer_id = $1 and r.key is not null
-                  limit 100000) r
+            from (select * from _pgqueue.unfinished($1)
+                  where state in ('delayed', 'waiting') and key is not null limit 100000) r
         ), hashed as (
             select key, sum(message_count) filter (where not later) as waiting,
                    sum(message_count) filter (where later) as delayed, min(first_seq) as first_seq,
@@ -345,10 +343,8 @@ begin
             from aside group by key
         ), held as (
             select m.key, m.seq, h.lease_until
-            from (select c.lease_until, g
-                  from _pgqueue.claimed($1) r
-                  cross join lateral _pgqueue.claim_by(r.claim_id) c
-                  cross join lateral unnest(r.seqs) g) h
+            from (select r.lease_until, g
+                  from _pgqueue.unfinished($1) r cross join lateral unnest(r.seqs) g where r.state = 'claimed') h
             cross join lateral (select seq, key from pgqueue.messages_%1$s where seq >= lower(h.g) and seq < upper(h.g)
                                 order by seq) m
             limit 10000

@@ -19,46 +19,33 @@ begin
     execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
 end $$;
 
--- The runs of a consumer, for views. (A function that a view calls has settings of its own, and so never becomes a part
--- of a query. This one is beside runs_of(), which does.)
-create or replace function _pgqueue.seen_runs(p_consumer_id int) returns setof pgqueue.consumer_messages
+-- What a consumer has taken and not finished, for views, with the state as it is shown. (A function that a view calls
+-- has settings of its own, and so never becomes a part of a query.)
+create or replace function _pgqueue.seen(p_consumer_id int)
+returns table (seqs int8multirange, state text, priority int, deliver_count int, not_visible_until timestamptz,
+               claim_id bigint, lease_until timestamptz, error text)
 language sql stable rows 10
-as $$ select * from _pgqueue.runs_of(p_consumer_id) $$;
-
--- The live claims of a consumer, for views.
-create or replace function _pgqueue.seen_claims(p_consumer_id int) returns setof pgqueue.claims
-language sql stable rows 10
-as $$ select * from _pgqueue.live_claims(p_consumer_id) $$;
-
--- A claim by its id, for views.
-create or replace function _pgqueue.seen_claim(p_claim_id bigint) returns setof pgqueue.claims
-language sql stable rows 1
-as $$ select * from _pgqueue.claim_by(p_claim_id) $$;
-
--- The first message that a claim holds.
-create or replace function _pgqueue.first_held(p_claim_id bigint) returns bigint
-language sql stable
 as $$
-    select min(f)
-    from (select first_seq as f from pgqueue.consumer_messages where claim_id = p_claim_id
-          union all
-          select lower(seqs) from pgqueue.slots
-          where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)) h
+    select seqs, _pgqueue.shown_state(state, not_visible_until), priority, deliver_count, not_visible_until, claim_id,
+           lease_until, note ->> 'error'
+    from _pgqueue.unfinished(p_consumer_id)
+$$;
+
+-- The live claims of a consumer, with the first message of each, for views.
+create or replace function _pgqueue.shown_claims(p_consumer_id int)
+returns table (claim_id bigint, owner text, reader uuid, claimed_at timestamptz, lease_until timestamptz,
+               message_count bigint, remaining bigint, first_seq bigint)
+language sql stable rows 10
+as $$
+    select claim_id, owner, reader, claimed_at, lease_until, claim_count, sum(message_count)::bigint, min(first_seq)
+    from _pgqueue.unfinished(p_consumer_id) where state = 'claimed'
+    group by claim_id, owner, reader, claimed_at, lease_until, claim_count
 $$;
 
 -- The dead letters of a consumer, for views.
 create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof pgqueue.dead_messages
 language sql stable rows 10
 as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
-
--- The state of a run, as it is shown: what is not visible yet is delayed, also where a key or an order comes first.
--- (The view message_states writes it out: a function that a view calls would not become a part of other queries.)
-create or replace function _pgqueue.shown_state(p_state text, p_not_visible_until timestamptz) returns text
-language sql volatile
-as $$
-    select case when p_state in ('ready', 'waiting') and p_not_visible_until > clock_timestamp() then 'delayed'
-                else p_state end
-$$;
 
 -- Each number of a set, for views. Strict, so that this one does not become a part of a query either: the planner would
 -- count 100,000 numbers in each set, and so have the query compiled (jit), which takes a second.
@@ -83,7 +70,26 @@ as $$
            (select coalesce(sum(message_count), 0) from pgqueue.dead_messages where consumer_id = p_consumer_id)
     from (select message_count, first_seq, _pgqueue.shown_state(state, not_visible_until) as state,
                  not_visible_until > clock_timestamp() is true as later
-          from _pgqueue.runs_of(p_consumer_id)) m
+          from _pgqueue.unfinished(p_consumer_id)) m
+$$;
+
+-- How many live claims a consumer has, how many of their leases have ended, when the first one does, and when the
+-- oldest one was claimed. A claim is stuck that its owner has extended beyond ten visibility timeouts: somebody lives,
+-- and no other worker gets the messages. (A batch of Spark may take longer, and its claim stays until the query moves
+-- on.)
+create or replace function _pgqueue.count_claims(p_consumer_id int, out claims bigint, out expired bigint,
+                                                 out next_expiry timestamptz, out oldest_claim_at timestamptz,
+                                                 out stuck bigint, out stuck_since timestamptz, out stuck_owner text)
+language sql stable
+as $$
+    select count(*), count(*) filter (where x.lease_until <= clock_timestamp()), min(x.lease_until), min(x.claimed_at),
+           count(*) filter (where s.stuck), min(x.claimed_at) filter (where s.stuck),
+           (array_agg(x.owner order by x.claimed_at) filter (where s.stuck))[1]
+    from _pgqueue.live_claims(p_consumer_id) x
+    cross join lateral (
+        select x.reader is null and x.lease_until > clock_timestamp()
+               and extract(epoch from clock_timestamp() - x.claimed_at)
+                   > 10 * extract(epoch from x.visibility_timeout) as stuck) s
 $$;
 
 -- How many messages of a consumer were delivered ten times or more, and the last error of the one that was delivered
@@ -92,7 +98,7 @@ create or replace function _pgqueue.failing(p_consumer_id int, out often bigint,
 language sql stable
 as $$
     select coalesce(sum(m.message_count), 0), (array_agg(m.note ->> 'error' order by m.deliver_count desc))[1]
-    from _pgqueue.runs_of(p_consumer_id) m where m.deliver_count >= 10
+    from _pgqueue.unfinished(p_consumer_id) m where m.deliver_count >= 10
 $$;
 
 -- One row per message and consumer that is not done with it. For looking into a queue; it unfolds every set that the
@@ -110,12 +116,8 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
                                    and (p.consumers is null or c.consumer_id = any (p.consumers))
         cross join lateral _pgqueue.seen_seqs(p.seqs - coalesce(_pgqueue.kept(k), '{}')) q (seq)
         union all
-        select q.seq,
-               case when m.state in ('ready', 'waiting') and m.not_visible_until > clock_timestamp() then 'delayed'
-                    else m.state end,
-               m.priority, m.deliver_count, m.not_visible_until, m.claim_id, l.lease_until, m.note ->> 'error'
-        from _pgqueue.seen_runs(c.consumer_id) m
-        left join lateral (select lease_until from _pgqueue.seen_claim(m.claim_id)) l on true
+        select q.seq, m.state, m.priority, m.deliver_count, m.not_visible_until, m.claim_id, m.lease_until, m.error
+        from _pgqueue.seen(c.consumer_id) m
         cross join lateral _pgqueue.seen_seqs(m.seqs) q (seq)
         union all
         select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id,
@@ -175,20 +177,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                coalesce((select s.message_count from pgqueue.skips s where s.consumer_id = c.consumer_id), 0) as skipped
         from _pgqueue.cursor(c.consumer_id) f) k
     cross join lateral _pgqueue.count_runs(c.consumer_id) r
-    cross join lateral (
-        select count(*) as claims, count(*) filter (where lease_until <= clock_timestamp()) as expired,
-               min(lease_until) as next_expiry,
-               min(claimed_at) as oldest_claim_at,
-               -- somebody lives and extends them, so no other worker gets the messages. (A batch of Spark may take
-               -- longer, and its claim stays until the query moves on.)
-               count(*) filter (where s.stuck) as stuck,
-               min(claimed_at) filter (where s.stuck) as stuck_since,
-               (array_agg(owner order by claimed_at) filter (where s.stuck))[1] as stuck_owner
-        from _pgqueue.seen_claims(c.consumer_id) x
-        cross join lateral (
-            select x.reader is null and x.lease_until > clock_timestamp()
-                   and extract(epoch from clock_timestamp() - x.claimed_at)
-                       > 10 * extract(epoch from x.visibility_timeout) as stuck) s) l
+    cross join lateral _pgqueue.count_claims(c.consumer_id) l
     cross join lateral (
         select n.new, n.new + r.ready + r.delayed + r.waiting as backlog,
                least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, r.oldest)) as oldest_at
@@ -238,9 +227,9 @@ $query$); end $view$;
 do $view$ begin perform _pgqueue.make_view('open_claims', $query$
     select c.stream_name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader,
            l.claimed_at, l.lease_until, l.lease_until <= clock_timestamp() as expired, l.message_count as messages,
-           l.remaining, _pgqueue.first_held(l.claim_id) as first_seq
+           l.remaining, l.first_seq
     from pgqueue.consumers c
-    cross join lateral _pgqueue.seen_claims(c.consumer_id) l
+    cross join lateral _pgqueue.shown_claims(c.consumer_id) l
     left join pgqueue.readers r on r.reader = l.reader
 $query$); end $view$;
 

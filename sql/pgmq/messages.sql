@@ -15,29 +15,28 @@ language plpgsql stable
 as $$
 declare
     v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
-    v_runs   pgqueue.consumer_messages[] := array(
-        select m from _pgqueue.runs_of(p_consumer.consumer_id) m where p_set is null or m.seqs && p_set);
-    v_left   int8multirange := coalesce(p_set, int8multirange(int8range(null, null)))
-        - coalesce((select range_agg(m.seqs) from unnest(v_runs) m), '{}');
 begin
     return query execute format($q$
-        with run as (
+        with run as materialized (
             select m.seqs * coalesce($3, m.seqs) as seqs, m.deliver_count, m.last_delivered_at,
-                   coalesce(l.lease_until, m.not_visible_until) as vt
-            from unnest($1) m
-            left join lateral (select lease_until from _pgqueue.claim_by(m.claim_id)) l on true
+                   coalesce(m.lease_until, m.not_visible_until) as vt
+            from _pgqueue.unfinished(($1).consumer_id) m where $3 is null or m.seqs && $3
+        ), other as materialized (
+            select coalesce($3, int8multirange(int8range(null, null))) - coalesce(range_agg(seqs), '{}') as seqs
+            from run
+        ), found as (
+            select * from run
             union all
-            select n.seqs, 0, null, n.deliver_at
-            from (select (p.seqs - coalesce(_pgqueue.kept($4), '{}')) * $2 as seqs, p.deliver_at
-                  from _pgqueue.published($5, _pgqueue.new_ids($4)) p
-                  where $2 <> '{}' and p.seqs && $2 and _pgqueue.is_for(p.consumers, $6)) n
+            select n.seqs * (select seqs from other), 0, null, n.deliver_at
+            from _pgqueue.new_sets($1, $2) n
+            where (select seqs from other) <> '{}' and n.seqs && (select seqs from other)
         )
         select m.seq, r.deliver_count, m.inserted_at, r.last_delivered_at, coalesce(r.vt, m.inserted_at),
                pgmq._message(m.data), m.headers
-        from run r cross join lateral unnest(r.seqs) g
+        from found r cross join lateral unnest(r.seqs) g
         join pgqueue.messages_%s m on m.seq >= lower(g) and m.seq < upper(g)
         order by m.seq $q$, p_consumer.stream_id)
-    using v_runs, v_left, p_set, v_cursor, p_consumer.stream_id, p_consumer.consumer_id;
+    using p_consumer, v_cursor, p_set;
 end $$;
 
 -- What a queue holds: for the view q_<queue>.

@@ -182,30 +182,21 @@ as $$
 declare
     v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
     v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);
-    v_kept     int8multirange := coalesce(_pgqueue.kept(v_cursor), '{}');
     v_now      timestamptz := clock_timestamp();
     v_new      record;
     v_runs     record;
     v_guess    record := _pgqueue.estimate_new(v_consumer.consumer_id);
     v_last     bigint := _pgqueue.last_seq(v_consumer.stream_id);
 begin
-    select coalesce(sum(_pgqueue.cardinality(p.seqs)) filter (where p.deliver_at > v_now), 0) as later,
-           min(lower(p.seqs)) as first, max(upper(p.seqs)) - 1 as last
+    select coalesce(sum(_pgqueue.cardinality(n.seqs)) filter (where n.deliver_at > v_now), 0) as later,
+           min(lower(n.seqs)) as first, max(upper(n.seqs)) - 1 as last
     into v_new
-    from (select case when n.seqs && v_kept then n.seqs - v_kept else n.seqs end as seqs, n.deliver_at
-          from unnest(_pgqueue.new_ids(v_cursor)) g
-          cross join lateral (select seqs, deliver_at from pgqueue.publications
-                              where stream_id = v_consumer.stream_id and publication_id >= lower(g)
-                                and publication_id < coalesce(upper(g), 9223372036854775807)
-                                and _pgqueue.is_for(consumers, v_consumer.consumer_id)
-                              order by publication_id limit _pgqueue.limit_shown()) n) p
-    where p.seqs <> '{}';
+    from _pgqueue.new_sets(v_consumer, v_cursor, _pgqueue.limit_shown()) n;
     select coalesce(sum(m.message_count), 0) as count, min(m.first_seq) as first, max(upper(m.seqs)) - 1 as last,
            coalesce(sum(m.message_count) filter (
-               where coalesce(l.lease_until, m.not_visible_until, '-infinity') <= v_now), 0) as visible
+               where coalesce(m.lease_until, m.not_visible_until, '-infinity') <= v_now), 0) as visible
     into v_runs
-    from _pgqueue.runs_of(v_consumer.consumer_id) m
-    left join lateral (select lease_until from _pgqueue.claim_by(m.claim_id)) l on true;
+    from _pgqueue.unfinished(v_consumer.consumer_id) m;
     return (queue_name, v_runs.count + v_guess.o_count,
             extract(epoch from v_now - _pgqueue.sent_at(v_consumer.stream_id, case
                 when v_guess.o_estimated then v_last else greatest(v_runs.last, v_new.last) end))::int,

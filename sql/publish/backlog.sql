@@ -51,11 +51,6 @@ begin
     return v_count;
 end $$;
 
--- The publications that are new for a consumer: it has not taken them.
-create or replace function _pgqueue.new_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange
-language sql stable
-as $$ select _pgqueue.gap_ids(p_cursor) + int8multirange(int8range(p_cursor.next_publication, null)) $$;
-
 -- How many messages of a consumer are new or in some of its runs, counted.
 --   p_runs    how many are in those runs
 --   p_enough  as for messages_in()
@@ -115,5 +110,6 @@ language plpgsql stable
 as $$
 begin
     return _pgqueue.with_new(p_consumer_id, (select coalesce(sum(message_count), 0)::bigint
-                                             from _pgqueue.unclaimed(p_consumer_id)), p_enough);
+                                             from _pgqueue.unfinished(p_consumer_id)
+                                             where state <> 'claimed'), p_enough);
 end $$;

@@ -142,9 +142,7 @@ end $$;
 -- two entries: one without a publication, made while the consumer had the message in hand, and one with it, made since
 -- a seek made the message new again. The message is new then.
 --   p_quick  only what is known without looking at all runs; the rest counts as gone
--- Returns a row per key that has entries. One snapshot, that of the caller's statement. (It does not call runs_of(),
--- because of the waiting messages it reads only those of these keys.)
--- (More than 60 lines: two statements over all states of a run.)
+-- Returns a row per key that has entries. One snapshot, that of the caller's statement.
 create or replace function _pgqueue.judge_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
 returns table (key bigint, owed int8multirange, gone int8multirange)
 language plpgsql stable
@@ -175,35 +173,8 @@ begin
           from pgqueue.key_backlog where consumer_id = v_id and key = any (p_keys)) b;
     if v_taken is not null then
         v_taken := v_taken - coalesce(v_new, '{}');
-        select range_agg(r.seqs * v_taken) into v_held
-        from (select m.seqs from pgqueue.consumer_messages m
-              where m.consumer_id = v_id
-                and m.key = any (case p_consumer.ordering when 'stream' then '{0}' else p_keys end)
-              union all
-              select m.seqs
-              from unnest(v_first) f
-              cross join lateral (select deliver_at from pgqueue.publications
-                                  where stream_id = p_consumer.stream_id and publication_id = f offset 0) p
-              cross join lateral (select seqs from pgqueue.consumer_messages x
-                                  where x.consumer_id = v_id and x.state = 'delayed'
-                                    and x.not_visible_until = p.deliver_at offset 0) m
-              where p_quick
-              union all
-              select m.seqs from pgqueue.consumer_messages m
-              where m.consumer_id = v_id and m.state = 'ready' and m.first_seq < upper(v_taken) and not p_quick
-              union all
-              select m.seqs from pgqueue.consumer_messages m
-              where m.consumer_id = v_id and m.state = 'delayed' and not p_quick
-              union all
-              select m.seqs from pgqueue.consumer_messages m
-              where m.consumer_id = v_id and m.state = 'unfiltered' and not p_quick
-              union all
-              select m.seqs
-              from pgqueue.claims c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
-              where c.consumer_id = v_id and c.live and not p_quick
-              union all
-              select s.seqs + coalesce(_pgqueue.rest_of(s), '{}') from pgqueue.slots s where s.consumer_id = v_id) r
-        where r.seqs && v_taken;
+        v_held := (select range_agg(m * v_taken)
+                   from _pgqueue.unfinished_of(p_consumer, v_taken, p_keys, v_first, p_quick) m);
         v_taken := v_taken - coalesce(v_held, '{}');
     end if;
     return query
@@ -285,7 +256,7 @@ create or replace function _pgqueue.owed_sets(p_consumer pgqueue.consumers, p_ne
 returns table (publication_id bigint, seqs int8multirange)
 language sql stable
 as $$
-    select 0::bigint, m.seqs * coalesce(p_seqs, m.seqs) from _pgqueue.runs_of(p_consumer.consumer_id) m
+    select 0::bigint, m.seqs * coalesce(p_seqs, m.seqs) from _pgqueue.unfinished(p_consumer.consumer_id) m
     union all
     select p.publication_id, p.seqs from _pgqueue.published(p_consumer.stream_id, p_new) p
     where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)

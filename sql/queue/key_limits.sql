@@ -91,8 +91,10 @@ begin
         return;  -- the consumer is being created
     end if;
     if p_consumer.ordering = 'none' and p_consumer.per_key_limit is not null then
-        v_runs := array(select m from _pgqueue.claimed(p_consumer.consumer_id) m
-                        where not exists (select from pgqueue.pieces p
+        v_runs := array(select jsonb_populate_record(null::pgqueue.consumer_messages, to_jsonb(m))
+                        from _pgqueue.unfinished(p_consumer.consumer_id) m
+                        where m.state = 'claimed'
+                          and not exists (select from pgqueue.pieces p
                                           where p.consumer_id = p_consumer.consumer_id and p.piece = m.piece));
         v_single := _pgqueue.single_messages(p_consumer, v_runs);
         insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq, claimed)

@@ -136,8 +136,8 @@ begin
     perform _pgqueue.check_idle(p_consumer, 'per_key_latest is changed');
     if p_consumer.per_key_latest then
         perform _pgqueue.save_cursor(v_stored, (_pgqueue.keep_newest(p_consumer, v_stored, (
-            select coalesce(range_agg(seqs), '{}') from _pgqueue.unclaimed(p_consumer.consumer_id)
-            where state <> 'unfiltered'), '{}')).p_cursor, true);
+            select coalesce(range_agg(seqs), '{}') from _pgqueue.unfinished(p_consumer.consumer_id)
+            where state not in ('claimed', 'unfiltered')), '{}')).p_cursor, true);
     else
         delete from pgqueue.newest_of_keys where consumer_id = p_consumer.consumer_id;
     end if;
@@ -176,7 +176,7 @@ language sql
 as $$
     delete from pgqueue.newest_of_keys
     where consumer_id = p_consumer_id
-      and not coalesce((select range_agg(seqs) from _pgqueue.runs_of(p_consumer_id)), '{}') @> seq
+      and not coalesce((select range_agg(seqs) from _pgqueue.unfinished(p_consumer_id)), '{}') @> seq
 $$;
 
 -- Forgets the newest messages of keys of which nobody has sent anything for p_age, at most limit_forgotten() of each
@@ -201,7 +201,7 @@ begin
         v_keys := array(select key from pgqueue.newest_of_keys
                         where consumer_id = v_id and noted_at < clock_timestamp() - p_age
                         order by noted_at limit _pgqueue.limit_forgotten());
-        v_held := coalesce((select range_agg(seqs) from _pgqueue.runs_of(v_id)), '{}');
+        v_held := coalesce((select range_agg(seqs) from _pgqueue.unfinished(v_id)), '{}');
         update pgqueue.newest_of_keys set noted_at = _pgqueue.end_of_hour()
         where consumer_id = v_id and key = any (v_keys) and v_held @> seq;
         delete from pgqueue.newest_of_keys

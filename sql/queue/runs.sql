@@ -87,51 +87,6 @@ begin
     end if;
 end $$;
 
--- The runs of a consumer that nobody has claimed, by the indexes of their states; its free slots, as ready runs; and
--- what slots go on with, as waiting ones.
-create or replace function _pgqueue.unclaimed(p_consumer_id int) returns setof pgqueue.consumer_messages
-language sql stable
-as $$
-    select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'ready'
-    union all
-    select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'delayed'
-    union all
-    select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'unfiltered'
-    union all
-    select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'waiting' and key is not null
-    union all
-    select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
-    where s.consumer_id = p_consumer_id and r.state <> 'claimed'
-$$;
-
--- The runs of a consumer in claims; and its claimed slots, as claimed runs. Each claim is looked up by itself (offset
--- 0): the planner, left alone, may begin with the runs that anybody has claimed.
-create or replace function _pgqueue.claimed(p_consumer_id int) returns setof pgqueue.consumer_messages
-language sql stable
-as $$
-    select m.* from pgqueue.claims c
-    cross join lateral (select * from pgqueue.consumer_messages r
-                        where r.claim_id = c.claim_id and r.state = 'claimed' offset 0) m
-    where c.consumer_id = p_consumer_id and c.live
-    union all
-    select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r
-    where s.consumer_id = p_consumer_id and r.state = 'claimed'
-$$;
-
--- The runs of a consumer, of all states. No index has all of them: a query that asks for a consumer without a state
--- reads the runs of all consumers. So no query does that (tests/sql/test_looking_cost.py). These three functions become
--- a part of the query that calls them.
---   p_below  only runs that begin before this number. (As a condition of the caller, on a column of another table, it
---            would not reach the indexes.)
-create or replace function _pgqueue.runs_of(p_consumer_id int, p_below bigint default 9223372036854775807)
-returns setof pgqueue.consumer_messages
-language sql stable
-as $$
-    select * from _pgqueue.unclaimed(p_consumer_id) where first_seq < p_below
-    union all
-    select * from _pgqueue.claimed(p_consumer_id) where first_seq < p_below
-$$;
-
 -- Where the unclaimed runs of a consumer stand in their table, for a statement that changes them. Slots are not among
 -- them.
 create or replace function _pgqueue.unclaimed_places(p_consumer_id int) returns tid[]
@@ -184,7 +139,7 @@ begin
         )
         select coalesce(sum(message_count), 0) into v_gone from (select * from held union all select * from gone) m;
         v_count := v_count + v_gone + v_slots;
-        exit when not exists (select from _pgqueue.unclaimed(p_consumer_id))
+        exit when not exists (select from _pgqueue.unfinished(p_consumer_id) where state <> 'claimed')
             and not exists (select from _pgqueue.live_claims(p_consumer_id));
     end loop;
     delete from pgqueue.pieces where consumer_id = p_consumer_id;

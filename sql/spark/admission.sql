@@ -47,8 +47,7 @@ begin
     execute format($query$
         with range as materialized (
             select row_number() over (order by m.lane, m.line_no, lower(g)) as no, lower(g) as lo, upper(g) as hi
-            from pgqueue.consumer_messages m cross join lateral unnest(m.seqs) g
-            where m.claim_id = $1 and m.state = 'claimed'
+            from _pgqueue.held($1) m cross join lateral unnest(m.seqs) g
         ), block as materialized (
             select r.no, b.lo, b.hi, m.messages, m.bytes
             from range r

@@ -100,7 +100,7 @@ begin
     select coalesce(sum(m.message_count), 0) as messages, coalesce(bool_or(m.note ? 'at_most'), false) as noted,
            max(m.deliver_count) as most
     into v_batch
-    from pgqueue.claims c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
+    from pgqueue.claims c cross join lateral _pgqueue.held(c.claim_id) m
     where c.reader = p_reader.reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim;
     return v_batch.messages > 0 and (v_batch.noted or p_reader.begun >= p_quarantine_after)
         and (v_batch.messages > 1 or v_batch.most >= p_quarantine_after);
@@ -114,6 +114,6 @@ as $$
                           else seqs - _pgqueue.below(seqs, _pgqueue.bound_of(seqs, p_keep - before)) end)
     from (select range_agg(seqs) as seqs, sum(message_count) as message_count,
                  (sum(sum(message_count)) over (order by lane, arrival_no) - sum(message_count))::bigint as before
-          from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' group by lane, arrival_no) m
+          from _pgqueue.held(p_claim_id) group by lane, arrival_no) m
     where before + message_count > p_keep
 $$;

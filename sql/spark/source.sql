@@ -243,8 +243,7 @@ begin
         return;
     end if;
     v_rest := v_rest
-        - coalesce((select range_agg(seqs) from pgqueue.consumer_messages
-                    where claim_id = p_claim.claim_id and state = 'claimed'), '{}');
+        - coalesce((select range_agg(seqs) from _pgqueue.held(p_claim.claim_id)), '{}');
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
     v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs - _pgqueue.acted_seqs(p_claim);
     execute format('select count(*) from unnest($1) g '
@@ -286,7 +285,7 @@ as $$
         select * from pgqueue.claims where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
     ), run as (
         select c.ordered, c.claim_id, m.lane, m.arrival_no, m.priority, m.deliver_count, m.seqs
-        from claim c join pgqueue.consumer_messages m on m.claim_id = c.claim_id and m.state = 'claimed'
+        from claim c cross join lateral _pgqueue.held(c.claim_id) m
         union all
         select c.ordered, c.claim_id, a.lane, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
         from claim c cross join lateral (select _pgqueue.acted_seqs(c::pgqueue.claims) as seqs offset 0) t

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spark_pgqueue.postgres import schema
 from tests.measure import functions as measured
+from tests.sql import core
 
 ASIDE = (
     *("tables/", "schema.sql", "version.sql", "roles.sql", "settings.sql"),
@@ -43,6 +44,22 @@ def test_a_file_calls_only_what_stands_before_it() -> None:
         if is_upward(name, function)
     ]
     assert not upward, "\n".join(upward)
+
+
+def test_who_only_looks_asks_states_and_none_of_the_tables_of_claims() -> None:
+    """How runs, slots and claims make states is said once, in `queue/states.sql`."""
+    stored = re.compile(rf"\bpgqueue\.(?:{'|'.join((*core.STORED, 'claims'))})\b")
+    looking = r"(?:inspect|publish|upkeep)/.*|functions/positions\.sql"
+    folder = schema.sql_directory()
+    files = {*schema.sql_files(), *schema.sql_files(schema.PGMQ)}
+    names = {str(file.relative_to(folder)): file for file in files}
+    wrong = [
+        f"{name} names {found}"
+        for name, file in sorted(names.items())
+        if re.fullmatch(f"{looking}|pgmq/(?:messages|queues).sql|claim/retention.sql", name)
+        for found in stored.findall(COMMENT.sub("", file.read_text()))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_file_of_the_sql_is_installed() -> None:

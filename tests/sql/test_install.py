@@ -102,6 +102,18 @@ def test_every_body_passes_the_check_that_the_installation_leaves_out(conn: Conn
     assert len(checked) > 700
 
 
+def test_every_function_that_the_sql_calls_is_there(conn: Conn) -> None:
+    """The check of PL/pgSQL looks at no name: a call that is seldom reached would fail there."""
+    code = "".join(re.sub(r"--[^\n]*", "", file.read_text()) for file in schema.sql_files())
+    found = conn.execute(
+        "select proname from pg_proc where pronamespace = '_pgqueue'::regnamespace"
+    ).fetchall()
+    made = {name for (name,) in found}
+    called = set(re.findall(r"\b_pgqueue\.(\w+)\s*\(", code))
+    assert len(called) > 500
+    assert sorted(called - made) == []
+
+
 @pytest.mark.all_versions
 def test_psql_prints_nothing(empty_url: str) -> None:
     for _ in range(2):

@@ -154,3 +154,14 @@ def test_the_statistics_of_all_consumers_cost_what_each_has(conn: Conn, stream: 
         internals.add_backlog(conn, consumer_id, 1, 100)
     many = each()
     assert many <= few * 1.3, f"{few} blocks for each consumer, and {many} beside as many others"
+
+
+def test_who_asks_for_some_states_reads_none_of_the_others(conn: Conn, other: int) -> None:
+    """What is ready costs nothing, where only claimed, delayed or waiting messages count."""
+    asked = ["scan_claimed('s', 'c')", "key_stats('s', 'c')", "open_claims where consumer = 'c'"]
+    queries = [f"select * from pgqueue.{each}" for each in asked]
+    few = [blocks(conn, query) for query in queries]
+    internals.add_ready(conn, 1001, 1000 + RUNS)
+    conn.execute("analyze")
+    many = [blocks(conn, query) for query in queries]
+    assert all(b <= a * 1.6 + 60 for a, b in zip(few, many, strict=True)), (few, many)

@@ -90,7 +90,7 @@ def test_who_has_a_consumers_lock_has_no_slots_or_says_why() -> None:
         "pgqueue.note_offset": "a group is not simple",
         "pgqueue.lease_partitions": "a group is not simple",
         "pgqueue.leave_group": "a group is not simple",
-        "pgqueue.replay": "it looks at runs by runs_of(), which has the slots",
+        "pgqueue.replay": "it looks at runs by unfinished(), which has the slots",
         "pgqueue.redrive": "it adds runs, which come after the slots, or save_cursor() notes it",
         "pgqueue.purge_dead": "it has to do with dead letters alone",
         "pgqueue.retry": "what it changes was delivered before, and slots were not",

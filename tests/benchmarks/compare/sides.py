@@ -146,7 +146,8 @@ select count(*) from (
 """
 LEFT = """
 select pgqueue.consumer_backlog(c.consumer_id) + coalesce((
-           select sum(message_count) from _pgqueue.claimed(c.consumer_id)), 0)::bigint
+           select sum(message_count) from _pgqueue.unfinished(c.consumer_id)
+           where state = 'claimed'), 0)::bigint
        + coalesce((select sum(message_count) from pgqueue.dead_messages d
                    where d.consumer_id = c.consumer_id), 0)::bigint
 from pgqueue.consumers c join pgqueue.streams s using (stream_id) where s.name = %s and c.name = %s
