@@ -84,20 +84,21 @@ as $$
                and ($4 is null or publication_id <= $4[2])' end
 $$;
 
--- The query of a scan, whose parameters are those of table_query. Errors: PQ003 for a column that the table has not.
+-- The query of a scan, with the parameters of table_query. Errors: PQ003 for a column that the table has not.
 create or replace function _pgqueue.scan_query(p_table text, p_columns text[]) returns text
 language plpgsql stable
 as $$
 declare
-    v_rows text := _pgqueue.table_query(
-        p_table, coalesce((select string_agg(format(', %I', name), '') from unnest(p_columns) name), ''));
-    v_query text := format(
+    v_rows    text := _pgqueue.table_query(
+                  p_table, coalesce((select string_agg(format(', %I', name), '') from unnest(p_columns) name), ''));
+    v_columns text := string_agg(format(', %s.%I', case name when 'consumers' then 'n' else 'm' end, name), ''
+                                 order by i) from unnest(p_columns) with ordinality c (name, i);
+    v_query   text := format(
         'select lower(g), upper(g)%s from (%s) m %s
          cross join lateral unnest(m.seqs * int8multirange(int8range(case when m.place = $3[:2] then $3[3] end, null))
                                    * int8multirange(int8range(null, case when m.place = $4[:2] then $4[3] end))) g',
-        (select string_agg(format(', %s.%I', case name when 'consumers' then 'n' else 'm' end, name), '' order by i)
-         from unnest(p_columns) with ordinality c (name, i)), v_rows,
-        -- nearly always there are few sets of consumers, and the planner remembers them
+        v_columns, v_rows,
+        -- nearly always there are few sets of consumers, and the planner remembers their names
         case when 'consumers' = any (p_columns)
              then 'cross join lateral (select _pgqueue.consumer_names(m.consumers) as consumers offset 0) n' end);
 begin
