@@ -108,4 +108,4 @@ def _first(plan: str, reads: str) -> str:
     with contextlib.suppress(FileExistsError):
         path.symlink_to(reads)
     os.utime(path, follow_symlinks=False)
-    return os.readlink(path)
+    return str(path.readlink())

@@ -20,6 +20,7 @@ from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.errors import NO_PERMISSION, PgQueueError, translated
 from spark_pgqueue.postgres.payloads import expression, headers_map, numbers, set_up
 from spark_pgqueue.postgres.retrying import with_backoff
+from spark_pgqueue.spark.columns import check_is
 from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.first_plan import FirstPlan
 from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
@@ -33,14 +34,7 @@ from spark_pgqueue.spark.reading import (
     report_loss,
     slices,
 )
-from spark_pgqueue.spark.tables import (
-    HELD,
-    TABLES,
-    Where,
-    check_table_schema,
-    column,
-    table_schema,
-)
+from spark_pgqueue.spark.tables import HELD, TABLES, Where, column, table_schema
 from spark_pgqueue.spark.versions import arrow_schema
 from spark_pgqueue.spark.where import blamed_on, check_types, messages_sql
 
@@ -79,7 +73,9 @@ class PgQueueTableReader(DataSourceReader):
     def __init__(
         self, options: TableOptions, stream: Stream, where: Where | None, schema: StructType
     ):
-        check_table_schema(schema, table_schema(options, stream.kind))
+        allowed = table_schema(options, stream.kind)
+        hint = "read, and use option columns, or select() afterwards"
+        check_is(schema, [allowed], "a table", hint)
         self._options, self._stream, self._where = options, stream, where
         self._table, self._schema = TABLES[options.table], schema
         named = where.columns if where else ()

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as t
 
 from spark_pgqueue import nearest
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -29,15 +17,15 @@ from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
 HELD = ("key", "data", "headers", "inserted_at")
 """The columns that are stored with a message: to have them, the message must be read."""
 
-_TYPES: dict[str, DataType] = {
-    "int8": LongType(),
-    "int4": IntegerType(),
-    "text": StringType(),
-    "bytea": BinaryType(),
-    "timestamptz": TimestampType(),
-    "bool": BooleanType(),
-    "jsonb": MapType(StringType(), StringType()),
-    "text[]": ArrayType(StringType(), containsNull=True),
+_TYPES: dict[str, t.DataType] = {
+    "int8": t.LongType(),
+    "int4": t.IntegerType(),
+    "text": t.StringType(),
+    "bytea": t.BinaryType(),
+    "timestamptz": t.TimestampType(),
+    "bool": t.BooleanType(),
+    "jsonb": t.MapType(t.StringType(), t.StringType()),
+    "text[]": t.ArrayType(t.StringType(), containsNull=True),
 }
 
 _OF_THE_VIEW = "as in the view"
@@ -109,14 +97,11 @@ class Table:
         """The names of all columns, in order, and whether they may be null."""
         return {name.rstrip("?"): name.endswith("?") for name in self.names.split()}
 
-    def schema(self, names: Sequence[str], kind: str) -> StructType:
+    def schema(self, names: Sequence[str], kind: str) -> t.StructType:
         """Some of the columns, for a stream of this kind."""
-        types = [_TYPES[column(name, kind)[0]] for name in names]
-        return StructType(
-            [
-                StructField(name, type, self.columns[name])
-                for name, type in zip(names, types, strict=True)
-            ]
+        columns = self.columns
+        return t.StructType(
+            [t.StructField(n, _TYPES[column(n, kind)[0]], columns[n]) for n in names]
         )
 
 
@@ -219,7 +204,7 @@ def find_for(options: TableOptions) -> tuple[Stream, Where | None]:
         statements.close()
 
 
-def table_schema(options: TableOptions, kind: str) -> StructType:
+def table_schema(options: TableOptions, kind: str) -> t.StructType:
     """The columns that are read.
 
     Args:
@@ -241,18 +226,3 @@ def table_schema(options: TableOptions, kind: str) -> StructType:
         if names.count(name) > 1:
             raise PgQueueError(f"option columns: column {name} is there twice")
     return table.schema(names, kind)
-
-
-def check_table_schema(schema: StructType, expected: StructType) -> None:
-    """Refuse a schema of the user that is not the table's.
-
-    Raises:
-        PgQueueError: it is another schema.
-    """
-    given, must = ([(field.name, field.dataType) for field in each] for each in (schema, expected))
-    if given != must:
-        raise PgQueueError(
-            f"the schema of a table cannot be chosen: given {schema.simpleString()}, must be "
-            f"{expected.simpleString()}",
-            hint="remove schema(...) from read, and use option columns, or select() afterwards",
-        )

@@ -102,7 +102,8 @@ def check_tables(conn: Conn, url: str, used: owing.Known, more: dict[str, int]) 
     publications = (
         "select publication_id, part, published_at, deliver_at, expires_at, priority,"
         " message_count, lower(seqs) as first_seq, upper(seqs) - 1 as last_seq,"
-        " array(select name from pgqueue.consumers where consumer_id = any (consumers)) as consumers"
+        " array(select name from pgqueue.consumers where consumer_id = any (consumers))"
+        " as consumers"
         f" from pgqueue.publications where stream_id = {used.stream}"
     )
     expected = [row | {"consumers": row["consumers"] or None} for row in asked(conn, publications)]

@@ -24,9 +24,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 1000])
-def test_shares_have_everything_once_and_are_of_one_size(
-    conn: Conn, url: str, count: int
-) -> None:
+def test_shares_have_everything_once_and_are_of_one_size(conn: Conn, url: str, count: int) -> None:
     owing.use_with_history(conn, url)
     for table, query in WHOLE.items():
         what = {"publication_id": "bigint"} if table == "publications" else {"consumer": "text"}
