@@ -92,7 +92,7 @@ def value(conn: Conn, function: str, *args: Any, **named: Any) -> Any:
 
 
 def scanned(
-    conn: Conn, table: str, consumer: str | None = None, *bounds: Any, **columns: str
+    conn: Conn, table: str, consumer: str | None = None, /, *bounds: Any, **columns: str
 ) -> list[Any]:
     """The ranges of a table of the stream s; columns by their names, with their types."""
     types = "".join(f", {name} {type_}" for name, type_ in columns.items())
