@@ -174,10 +174,10 @@ class PgQueueTableReader(DataSourceReader):
             source += f" where ({self._where.condition})"
         cursor.execute(f"select {', '.join(['lo', 'hi', *self._told])} from {source}", tuple(given))
         found = cursor.fetch_arrow_table()
-        ends = zip(*(found[name].to_pylist() for name in ("lo", "hi")), strict=True)
+        lo, hi = (found[name].to_pylist() for name in ("lo", "hi"))
         told = arrow_schema(self._table.schema(self._told, self._stream.kind))
         known = found.cast(pa.schema([*list(found.schema)[:2], *told]))
-        return [KnownRange(*each, no) for no, each in enumerate(ends)], known
+        return list(map(KnownRange, lo, hi, range(len(lo)))), known
 
     def _rows(self, part: TablePartition) -> Iterator[pa.RecordBatch]:
         ranges, known = part.ranges, part.known
@@ -309,7 +309,7 @@ def _numbered(batch: pa.RecordBatch, ranges: tuple[KnownRange, ...]) -> pa.Recor
     """A batch with the numbers of its ranges; COPY returns these only where there are several."""
     import pyarrow as pa
 
-    if len(ranges) > 1:
+    if len(ranges) != 1:
         return batch
     nos = pa.repeat(pa.scalar(ranges[0].no, pa.int32()), batch.num_rows)
     return pa.RecordBatch.from_arrays([*batch.columns, nos], [*batch.schema.names, "no"])

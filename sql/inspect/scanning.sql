@@ -23,8 +23,8 @@ $$;
 
 -- The rows of a table, as a query: sets of messages (seqs), and the table's columns. $1 is the stream, $2 the consumer
 -- (null: all). Null for another table.
--- A row of a table that may have very many rows also has a place, which orders the rows, and a size, in messages; $3
--- and $4 are places between which the rows are. A publication is read by its parts, which take the place of messages.
+-- A row of a table that may have very many rows also has a consumer_id and a place, which order the rows, and a size
+-- in messages; $3 and $4 are bounds of the rows. A publication is read by its parts, which stand for messages.
 --   p_columns  ", a, b": the wanted columns. Of the published messages, those that have these in common are one row:
 --              messages that were sent one by one have many times, and one priority
 create or replace function _pgqueue.table_query(p_table text, p_columns text) returns text
@@ -32,13 +32,13 @@ language sql immutable
 as $$
     select case
         when p_table = 'messages' then
-            'select null::bigint[] as place, range_agg(seqs) as seqs' || p_columns || '
-             from (select null::bigint[] as place, seqs, priority, _pgqueue.near(published_at) as published_at,
+            'select consumer_id, null::bigint as place, range_agg(seqs) as seqs' || p_columns || '
+             from (select null::int as consumer_id, seqs, priority, _pgqueue.near(published_at) as published_at,
                           _pgqueue.near(deliver_at) as deliver_at, _pgqueue.near(expires_at) as expires_at, consumers
-                   from pgqueue.publications where stream_id = $1) p group by p.place' || p_columns
+                   from pgqueue.publications where stream_id = $1) p group by consumer_id' || p_columns
         -- only who may see open_claims may know a claim_id, and settle the claim with it
         when p_table in ('pending', 'claimed') then
-            'select null::bigint[] as place, m.seqs, c.name as consumer,
+            'select null::int as consumer_id, null::bigint as place, m.seqs, c.name as consumer,
                     _pgqueue.shown_state(m.state, m.not_visible_until) as state, m.priority, m.deliver_count,
                     _pgqueue.near(m.not_visible_until) as not_visible_until, l.owner,
                     _pgqueue.near(l.lease_until) as lease_until, m.note ->> ''error'' as error'
@@ -50,15 +50,15 @@ as $$
              where c.stream_id = $1 and ($2 is null or c.consumer_id = $2)'
             || case p_table when 'claimed' then '' else '
              union all
-             select null, range_agg(p.seqs) - (select coalesce(_pgqueue.kept(_pgqueue.cursor($2)), ''{}'')), c.name,
-                    ''new'', p.priority, 0, _pgqueue.near(p.deliver_at), null, null, null
+             select null, null, range_agg(p.seqs) - (select coalesce(_pgqueue.kept(_pgqueue.cursor($2)), ''{}'')),
+                    c.name, ''new'', p.priority, 0, _pgqueue.near(p.deliver_at), null, null, null
              from pgqueue.consumers c
              cross join lateral (select _pgqueue.new_ids(k) as ids from _pgqueue.cursor($2) k offset 0) n
              cross join lateral _pgqueue.published(c.stream_id, n.ids) p
              where c.consumer_id = $2 and _pgqueue.is_for(p.consumers, $2)
              group by c.name, p.priority, p.deliver_at' end
         when p_table = 'dead' then
-            'select array[d.consumer_id, d.dead_id] as place, d.message_count as size, d.seqs, c.name as consumer,
+            'select d.consumer_id, d.dead_id as place, d.message_count as size, d.seqs, c.name as consumer,
                     d.reason, d.note ->> ''error'' as error, d.details::text as details, d.priority, d.deliver_count,
                     d.owner, d.died_at
              from pgqueue.consumers c join pgqueue.dead_messages d on d.consumer_id = c.consumer_id
@@ -66,15 +66,14 @@ as $$
                and ($3 is null or (d.consumer_id, d.dead_id) >= ($3[1], $3[2]))
                and ($4 is null or (d.consumer_id, d.dead_id) <= ($4[1], $4[2]))'
         when p_table = 'archived' then
-            'select array[a.consumer_id, (extract(epoch from a.done_at) * 1000000)::bigint] as place,
-                    a.message_count as size, a.seqs, c.name as consumer, a.result::text as result, a.deliver_count,
-                    a.owner, a.claimed_at, a.done_at
+            'select a.consumer_id, (extract(epoch from a.done_at) * 1000000)::bigint as place, a.message_count as size,
+                    a.seqs, c.name as consumer, a.result::text as result, a.deliver_count, a.owner, a.claimed_at, a.done_at
              from pgqueue.consumers c join pgqueue.archived_messages a on a.consumer_id = c.consumer_id
              where c.stream_id = $1 and ($2 is null or c.consumer_id = $2)
                and ($3 is null or (a.consumer_id, a.done_at) >= ($3[1], _pgqueue.time_at($3[2])))
                and ($4 is null or (a.consumer_id, a.done_at) <= ($4[1], _pgqueue.time_at($4[2])))'
         when p_table = 'publications' then
-            'select array[0, publication_id] as place, 1::bigint as size,
+            'select 0 as consumer_id, publication_id as place, 1::bigint as size,
                     int8multirange(int8range(part, part + 1)) as seqs, publication_id, part,
                     _pgqueue.near(published_at) as published_at, _pgqueue.near(deliver_at) as deliver_at,
                     _pgqueue.near(expires_at) as expires_at, priority, message_count, lower(seqs) as first_seq,
@@ -95,15 +94,16 @@ declare
                                  order by i) from unnest(p_columns) with ordinality c (name, i);
     v_query   text := format(
         'select lower(g), upper(g)%s from (%s) m %s
-         cross join lateral unnest(m.seqs * int8multirange(int8range(case when m.place = $3[:2] then $3[3] end, null))
-                                   * int8multirange(int8range(null, case when m.place = $4[:2] then $4[3] end))) g',
+         cross join lateral unnest(
+             m.seqs * int8multirange(int8range(case when (consumer_id, place) = ($3[1], $3[2]) then $3[3] end, null))
+             * int8multirange(int8range(null, case when (consumer_id, place) = ($4[1], $4[2]) then $4[3] end))) g',
         v_columns, v_rows,
         -- nearly always there are few sets of consumers, and the planner remembers their names
         case when 'consumers' = any (p_columns)
              then 'cross join lateral (select _pgqueue.consumer_names(m.consumers) as consumers offset 0) n' end);
 begin
     execute v_query || ' limit 0' using 0, 0, null::bigint[], null::bigint[];
-    return v_query || ' order by m.place, 1';
+    return v_query || ' order by m.consumer_id, m.place, 1';
 exception when undefined_column then
     raise exception 'p_columns has names of columns of table %: %', p_table, sqlerrm
         using errcode = 'PQ003', column = 'p_columns';
@@ -153,8 +153,8 @@ begin
 end $$;
 
 -- Divides dead letters, history or publications into shares of equal size, for parallel readers.
--- These tables have a row for each time that something happened, which may be very many. A bound is a place and a
--- number: a share has the rows between two bounds, and what is less than the number of the row at the second one.
+-- These tables have a row for each time that something happened, which may be very many. A bound is a consumer, a place
+-- and a number: a share has the rows between two bounds, and what is less than the number of the row at the second one.
 --   p_table     dead, archived or publications, as for scan
 --   p_consumer  of this consumer; null: of all consumers of the stream
 --   p_count     the number of shares; at most as many as messages
@@ -168,24 +168,26 @@ as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_id     int := case when p_consumer is not null then (_pgqueue.consumer(p_stream, p_consumer)).consumer_id end;
+    v_none   bigint[];
 begin
-    perform _pgqueue.check_number('p_count', p_count, 1, 2147483647);
+    perform _pgqueue.check_number('p_count', p_count, 1, 1000000);
     if (p_table in ('dead', 'archived', 'publications')) is not true then
         raise exception 'p_table is dead, archived or publications, not %', coalesce(quote_literal(p_table), 'null')
             using errcode = 'PQ003', column = 'p_table';
     end if;
-    -- k of p_count shares have the first total * k / p_count messages, rounded down
+    execute format('select coalesce(sum(size), 0) from (%s) m', _pgqueue.table_query(p_table, ''))
+    into total using v_stream.stream_id, v_id, v_none, v_none;
+    if p_count = 1 then
+        return next;
+        return;
+    end if;
+    -- k shares have the first total * k / p_count messages, rounded down
     return query execute format($q$
-        with counted as materialized (
-            select place, seqs, size, sum(size) over (order by place, lower(seqs) rows unbounded preceding) as upto
-            from (%s) m
-        ), summed as (select coalesce(max(upto), 0)::bigint as n from counted)
-        select s.n, b.bound
-        from summed s left join (
-            select c.place || _pgqueue.bound_of(c.seqs, div(t.n * k, $5)::bigint - (c.upto - c.size)::bigint) as bound
-            from counted c cross join summed t
-            cross join lateral generate_series(ceil((c.upto - c.size + 1) * $5 / t.n),
-                                               least(ceil((c.upto + 1) * $5 / t.n), $5) - 1) k) b on true
-        order by b.bound $q$, _pgqueue.table_query(p_table, ''))
-    using v_stream.stream_id, v_id, null::bigint[], null::bigint[], p_count;
+        select $5, array[c.consumer_id, c.place, _pgqueue.bound_of(c.seqs, $5 * k / $6 - (c.upto - c.size))]
+        from (select m.*, (sum(size) over (order by consumer_id, place, lower(seqs) rows unbounded preceding))::bigint
+                          as upto from (%s) m) c
+        cross join lateral generate_series(((c.upto - c.size + 1) * $6 + $5 - 1) / $5,
+                                           least(((c.upto + 1) * $6 + $5 - 1) / $5, $6) - 1) k
+        order by 2 $q$, _pgqueue.table_query(p_table, ''))
+    using v_stream.stream_id, v_id, v_none, v_none, total, p_count;
 end $$;
