@@ -184,8 +184,9 @@ class PgQueueTableReader(DataSourceReader):
         if known is None:
             found, known = self._asked(lambda cursor: self._look(cursor, part.within))
             ranges = tuple(found)
+        known = known.combine_chunks()
         if not self._table.of_messages:
-            yield from known.select(self._schema.names).combine_chunks().to_batches()
+            yield from known.select(self._schema.names).to_batches()
         elif ranges and (self._held or self._judges_messages):
             yield from self._messages(ranges, known)
         else:
@@ -250,7 +251,7 @@ class PgQueueTableReader(DataSourceReader):
 
         def made(field: pa.Field) -> pa.Array:
             if field.name in known.column_names:
-                return known[field.name].combine_chunks().take(batch["no"])
+                return known[field.name].chunk(0).take(batch["no"])
             if field.name not in batch.schema.names:
                 return pa.nulls(batch.num_rows, field.type)
             found = batch[field.name]
