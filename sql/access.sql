@@ -58,9 +58,8 @@ as $$
         ('{peek_at}', '{consumer, admin}', '{probe, serial, no_jit}'),
         ('{explain_message, failures, key_stats, scan_claimed}', '{observer, admin}', '{probe, loop}'),
         ('{consumer_position}', '{observer, admin}', null),
-        ('{scan_messages, scan_parts, scan_dead, scan_archived, scan_publications, scan_where}',
-         '{consumer, observer, admin}', null),
-        ('{scan_pending}', '{consumer, observer, admin}', '{probe, loop}'),
+        ('{scan, scan_bounds}', '{consumer, observer, admin}', '{probe, loop}'),
+        ('{scan_where}', '{consumer, observer, admin}', null),
         -- dead letters
         ('{read_dead}', '{consumer, observer, admin}', null),
         ('{redrive, purge_dead}', '{admin}', '{probe}'),

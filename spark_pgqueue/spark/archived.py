@@ -18,7 +18,7 @@ from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import OffsetSourceOptions
-from spark_pgqueue.spark.partitions import ArchivedPartition, MessagePartition, Range, after
+from spark_pgqueue.spark.partitions import ArchivedPartition, MessagePartition, Range, cut_behind
 from spark_pgqueue.spark.typed import VALUE, stored, typed
 from spark_pgqueue.spark.versions import arrow_schema
 
@@ -83,8 +83,7 @@ def completed(
     if options.archive == "never":
         return (yield from batches)
     for batch in batches:
-        left = after(rest, batch["seq"][-1].as_py())
-        here = _taken(rest, left)
+        here, rest = cut_behind(rest, batch["seq"][-1].as_py())
         if sum(each.hi - each.lo for each in here) > batch.num_rows:
             found = list(missing(batch["seq"], here))
             table = pa.Table.from_batches([batch, *found]).sort_by("seq").combine_chunks()
@@ -94,21 +93,11 @@ def completed(
         else:
             rows += batch.num_rows
             yield batch
-        rest = left
     if rest:
         for batch in missing(None, rest):
             rows += batch.num_rows
             yield batch
     return rows
-
-
-def _taken(ranges: tuple[Range, ...], rest: tuple[Range, ...]) -> list[Range]:
-    """The ranges before the rest of them."""
-    if not rest:
-        return list(ranges)
-    here = list(ranges[: len(ranges) - len(rest)])
-    whole = ranges[len(ranges) - len(rest)]
-    return [*here, whole._replace(hi=rest[0].lo)] if whole.lo < rest[0].lo else here
 
 
 def _find(url: str | None, stream_id: int, lo: int, hi: int) -> list[Segment]:

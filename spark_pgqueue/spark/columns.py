@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyspark.sql.types import (
@@ -101,11 +102,16 @@ def check_schema(schema: StructType, options: SourceOptions | OffsetSourceOption
         given = schema[VALUE].dataType if VALUE in schema.names else None
         value = given if isinstance(given, StructType) else StructType()
     allowed = [columns_of(options, kind, value) for kind in ("text", "binary")]
+    check_is(schema, allowed, "pgqueue", "readStream, and use select() afterwards")
+
+
+def check_is(schema: StructType, allowed: Sequence[StructType], what: str, instead_of: str) -> None:
+    """Raise unless a schema is one of those that are allowed; `instead_of` ends the hint."""
     if _types(schema) not in [_types(each) for each in allowed]:
         raise PgQueueError(
-            f"the schema of pgqueue cannot be chosen: given {schema.simpleString()}, must be "
+            f"the schema of {what} cannot be chosen: given {schema.simpleString()}, must be "
             f"{allowed[0].simpleString()}",
-            hint="remove schema(...) from readStream, and use select() afterwards",
+            hint=f"remove schema(...) from {instead_of}",
         )
 
 

@@ -41,7 +41,7 @@ class PgQueueDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]):
         self._given = options
-        self._looked: tuple[TableOptions, Stream | None, Where | None] | None = None
+        self._looked: tuple[TableOptions, Stream, Where | None] | None = None
         self._is_copy = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class PgQueueDataSource(DataSource):
         """The format's name."""
         return "pgqueue"
 
-    def _table(self) -> tuple[TableOptions, Stream | None, Where | None]:
+    def _table(self) -> tuple[TableOptions, Stream, Where | None]:
         """The options, stream and condition of a table; Spark keeps them with this object."""
         if self._looked is None:
             options = parse_table(self._given)
@@ -73,7 +73,7 @@ class PgQueueDataSource(DataSource):
         """
         if names_table(self._given):
             options, stream, _ = self._table()
-            return table_schema(options, stream.kind if stream else None)
+            return table_schema(options, stream.kind)
         if not self._has_consumer:
             options = parse_offset_source(self._given)
             return columns_of(options, kind_of(find_streams(options)), find_schema(options))

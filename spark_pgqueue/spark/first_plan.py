@@ -17,7 +17,6 @@ import os
 import random
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from uuid import uuid4
 
 from pyspark import TaskContext
@@ -61,7 +60,7 @@ class FirstPlan:
         if context is None:
             return
         names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.sql.execution.id")
-        query, batch, execution = (context.getLocalProperty(name) for name in names)
+        query, batch, execution = map(context.getLocalProperty, names)
         self.compare(None if query is None else f"{query} {batch}", execution)
 
     def compare(self, batch: str | None, execution: str | None) -> None:
@@ -99,24 +98,14 @@ def _first(plan: str, reads: str) -> str:
     """Who was the first to read with a plan: this reader, if nobody did before."""
     folder = own_folder("pgqueue-plans")
     if random.random() < 0.01:
-        _forget(folder)
-    path, mine = folder / plan, folder / f"{plan}.{uuid4()}"
-    with contextlib.suppress(FileNotFoundError):
-        os.utime(path)
-        return path.read_text()
-    mine.write_text(reads)
-    try:
-        os.link(mine, path)
-    except FileExistsError:
-        return path.read_text()
-    finally:
-        mine.unlink()
-    return reads
-
-
-def _forget(folder: Path) -> None:
-    old = time.time() - REMEMBERED
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime < old:
-                path.unlink()
+        old = time.time() - REMEMBERED
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.lstat().st_mtime < old:
+                    path.unlink()
+    # A link to nowhere: it is made and filled in one step.
+    path = folder / plan
+    with contextlib.suppress(FileExistsError):
+        path.symlink_to(reads)
+    os.utime(path, follow_symlinks=False)
+    return str(path.readlink())

@@ -262,6 +262,7 @@ def _by_place(stream: str, ranges: list[Range], segments: Sequence[Segment]) -> 
 
 
 R = TypeVar("R", Range, KnownRange, _RangeOf)
+K = TypeVar("K", Range, KnownRange)
 
 
 def split(ranges: list[R], count: int) -> list[list[R]]:
@@ -299,10 +300,19 @@ def partition_count(
     return max(1, min(total, options.max_connections or total, max(least, -(-total // most))))
 
 
-def after(ranges: tuple[Range, ...], seq: int) -> tuple[Range, ...]:
-    """The rest of ranges behind message `seq`, which is in one of them."""
+def cut_behind(
+    ranges: tuple[K, ...], seq: int, no: int | None = None
+) -> tuple[tuple[K, ...], tuple[K, ...]]:
+    """The ranges up to message `seq`, which is in one of them, and the rest.
+
+    Args:
+        ranges: the ranges.
+        seq: the message.
+        no: the number of its range, of known ranges, which may overlap.
+    """
     for index, each in enumerate(ranges):
-        if each.lo <= seq < each.hi:
+        if each.lo <= seq < each.hi and (no is None or no == each[2]):
+            here = (*ranges[:index], each._replace(hi=seq + 1))
             rest = ranges[index + 1 :]
-            return (each._replace(lo=seq + 1), *rest) if seq + 1 < each.hi else rest
-    return ranges
+            return here, (each._replace(lo=seq + 1), *rest) if seq + 1 < each.hi else rest
+    return (), ranges

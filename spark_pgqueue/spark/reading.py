@@ -21,7 +21,7 @@ from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
 from spark_pgqueue.postgres.retrying import Attempts, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SourceOptions
-from spark_pgqueue.spark.partitions import ClaimedPartition, MessagePartition, Range, after
+from spark_pgqueue.spark.partitions import ClaimedPartition, MessagePartition, Range, cut_behind
 from spark_pgqueue.spark.typed import VALUE, stored, typed
 from spark_pgqueue.spark.versions import arrow_schema
 
@@ -110,7 +110,7 @@ def read_rows(
     def rest() -> Generator[pa.RecordBatch]:
         nonlocal ranges, rows, last
         if last is not None:
-            ranges, last = after(ranges, last), None
+            (_, ranges), last = cut_behind(ranges, last), None
         if not ranges:
             return
         with kept_connection(url, patience) as conn, conn.cursor() as cursor:

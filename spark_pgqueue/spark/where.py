@@ -13,36 +13,15 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    TimestampType,
-)
-
 from spark_pgqueue.postgres.adbc import call
 from spark_pgqueue.postgres.errors import PgQueueError, Said, sqlstate_of
 from spark_pgqueue.spark.consumer import Stream
 from spark_pgqueue.spark.partitions import KnownRange
-from spark_pgqueue.spark.tables import Table, Where
+from spark_pgqueue.spark.tables import Table, Where, column
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from adbc_driver_manager import dbapi
-
-_SQL_TYPES: dict[type[DataType], str] = {
-    LongType: "int8",
-    IntegerType: "int4",
-    StringType: "text",
-    TimestampType: "timestamptz",
-    BooleanType: "bool",
-    MapType: "jsonb",
-    ArrayType: "text[]",
-}
 
 _CAUSES = ("22", "42601", "42703", "42725", "42804", "42846", "42883")
 """The SQLSTATEs of errors of values, of syntax and of types."""
@@ -72,16 +51,15 @@ def blamed_on(where: str | None) -> Iterator[None]:
         raise PgQueueError(f"option where is {where!r}: {said}", sqlstate=sqlstate) from None
 
 
-def check_types(cursor: dbapi.Cursor, table: Table, where: Where, kind: str) -> None:
+def check_types(cursor: dbapi.Cursor, where: Where, kind: str) -> None:
     """Ask the condition of a row of nulls: an error of Postgres comes before the first task.
 
     Args:
         cursor: a cursor in a transaction.
-        table: the table.
         where: the condition.
         kind: the stream's kind.
     """
-    nulls = (f"null::{_sql_type(table, name, kind)} as {name}" for name in where.columns)
+    nulls = (f"null::{column(name, kind)[0]} as {name}" for name in where.columns)
     row = ", ".join(["1 as one", *nulls])
     call(cursor, f"select 1 from (select {row}) m where ({where.condition})")
 
@@ -107,26 +85,22 @@ def messages_sql(
     Returns:
         m, the messages, with the number `no` of their range.
     """
-    kind = stream.kind
     names = [name for name in where.columns if name in known.column_names]
-    values = {name: known[name].take([each.no for each in ranges]).to_pylist() for name in names}
-    rows = [
-        {"lo": each.lo, "hi": each.hi, "no": each.no} | {name: values[name][i] for name in names}
-        for i, each in enumerate(ranges)
-    ]
-    types = ["lo int8", "hi int8", "no int4", *(f"{n} {_sql_type(table, n, kind)}" for n in names)]
+    values = known.select(["lo", *names]).take([each.no for each in ranges]).to_pylist()
+    rows = [more | each._asdict() for each, more in zip(ranges, values, strict=True)]
+    types = [f"{name} {column(name)[0]}" for name in names]
     # Texts of users come as digits: no setting of the session changes how these are read.
     digits = json.dumps(rows, default=datetime.isoformat).encode().hex()
     source = (
         f"json_to_recordset(convert_from(decode('{digits}', 'hex'), 'UTF8')::json)"
-        f" as r ({', '.join(types)})"
+        f" as r ({', '.join(['lo int8', 'hi int8', 'no int4', *types])})"
     )
-    columns = ["r.no", *(f"r.{name}" for name in names)]
     # The bounds of all ranges let the planner leave out the other segments of the stream.
     lo, hi = min(each.lo for each in ranges), max(each.hi for each in ranges)
     messages = f"select * from pgqueue.messages_{stream.stream_id} where seq >= {lo} and seq < {hi}"
+    columns = ["r.no", *(f"r.{name}" for name in names)]
     if reads:
-        data = "x.data_bytes" if kind == "binary" else "x.data"
+        data = "x.data_bytes" if stream.kind == "binary" else "x.data"
         columns += ["x.key", "x.headers", "x.inserted_at", "x.data_bytes", f"{data} as data"]
     if reads and not table.outlives:
         columns.append("x.seq")
@@ -137,7 +111,3 @@ def messages_sql(
         if reads:
             source += f" left join lateral ({messages} and seq = s.seq order by seq) x on true"
     return f"(select {', '.join(columns)} from {source}) m where ({where.condition})"
-
-
-def _sql_type(table: Table, name: str, kind: str) -> str:
-    return "bytea" if (name, kind) == ("data", "binary") else _SQL_TYPES[type(table[name].type)]

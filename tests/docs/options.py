@@ -30,7 +30,7 @@ from spark_pgqueue.spark.options import (
     TABLE_OPTIONS,
     Option,
 )
-from spark_pgqueue.spark.tables import TABLES, Column
+from spark_pgqueue.spark.tables import TABLES, Table, column
 
 PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "options.md"
 
@@ -58,7 +58,7 @@ def _tables() -> dict[str, str]:
         "options without a consumer": _options(OFFSET_SOURCE_OPTIONS),
         "options of tables": _options(TABLE_OPTIONS),
         "columns of tables": "\n\n".join(
-            f"**`{name}`**: a row for each {table.rows}.\n\n{_columns(table.columns)}"
+            f"**`{name}`**: a row for each {table.rows}.\n\n{_columns_of(table)}"
             for name, table in TABLES.items()
         ),
         "columns of the sink": _taken(MESSAGE_COLUMNS),
@@ -123,19 +123,24 @@ def _shown(value: Any) -> str:
 
 
 def _read(schema: StructType) -> str:
-    columns = [Column(each.name, each.dataType, ABOUT[each.name]) for each in schema.fields]
-    return _columns(columns)
+    return _columns(schema, {each.name: ABOUT[each.name] for each in schema})
 
 
-def _columns(columns: Iterable[Column]) -> str:
+def _columns_of(table: Table) -> str:
+    later = "; there when option `columns` names it"
+    texts = {n: column(n)[1] + (later if n in table.asked_for else "") for n in table.columns}
+    return _columns(table.schema(list(table.columns), "text"), texts)
+
+
+def _columns(schema: StructType, texts: dict[str, str]) -> str:
     """A row for each; those of one type and text that follow each other are one."""
     named = (
         (
-            f"`{column.name}`",
-            column.type.simpleString().replace("bigint", "long"),
-            column.help + ("" if column.usual else "; there when option `columns` names it"),
+            f"`{each.name}`",
+            each.dataType.simpleString().replace("bigint", "long"),
+            texts[each.name],
         )
-        for column in columns
+        for each in schema
     )
     grouped = groupby(named, key=lambda row: row[1:])
     return _table(

@@ -120,7 +120,7 @@ def test_what_was_read_along_with_messages_may_stay_in_rows_with_an_action():
     schemas = [source_schema("text", include_headers=True, has_arrival=True)]
     for name, table in TABLES.items():
         if table.of_messages:
-            names = ",".join(each.name for each in table.columns if each.name != "consumers")
+            names = ",".join(each for each in table.columns if each != "consumers")
             consumer = {"consumer": "c"} if CONSUMER_OF[name] != "refused" else {}
             given = {"table": name, "stream": "s", "columns": names, **consumer}
             schemas.append(table_schema(parse_table(given), "text"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import uuid
@@ -20,17 +19,16 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark import scanning
 from spark_pgqueue.spark.datasource import PgQueueDataSource
 from spark_pgqueue.spark.options import CONSUMER_OF
-from spark_pgqueue.spark.tables import TABLES
+from spark_pgqueue.spark.table_reader import PgQueueTableReader
+from spark_pgqueue.spark.tables import HELD, TABLES
 from tests.spark.conftest import Queue
 from tests.spark.tables import Look, look
-from tests.sql import internals, owing
+from tests.sql import owing
 from tests.sql.queue import Conn, acked, call, claim_of, maintain, value
 from tests.sql.test_bad_input import content
 
-KEEP = json.dumps({"keep_history": "1 day"})
 NASTY = ["", "o'clock", "back\\slash", "'; drop table x; --", "§ü€😀", "%_", "line\nbreak", "k"]
 
 
@@ -52,13 +50,7 @@ def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
 @pytest.fixture
 def used(conn: Conn, url: str) -> owing.Known:
     """A database in use, with every state in it, history and dead letters."""
-    known = owing.use(conn, url, internals.insert_messages)
-    value(conn, "create_consumer", "s", "keeper", "earliest", p_settings=KEEP)
-    for size in (1, 2, 30):
-        claim = claim_of(call(conn, "receive", "s", "keeper", size))
-        value(conn, "dead_letter", claim, [3], "bad", Jsonb({"field": "total"}))
-        value(conn, "ack", claim, p_result=Jsonb({"of": size}))
-    return known
+    return owing.use_with_history(conn, url)
 
 
 MESSAGE = "m.key, m.data, m.headers, m.inserted_at"
@@ -79,8 +71,12 @@ def check_tables(conn: Conn, url: str, used: owing.Known, more: dict[str, int]) 
         f" {of} left join pgqueue.open_claims c using (stream, consumer, claim_id)"
         " where state <> 'dead' and consumer = %s"
     )
-    for name in used.consumers:
-        assert same(look(url, "pending", consumer=name, **more), asked(conn, states, name))
+    seen = set()
+    for name in (*used.consumers, "keeper", "moved"):
+        pending = look(url, "pending", consumer=name, **more)
+        assert same(pending, asked(conn, states, name)), name
+        seen |= {row["state"] for row in pending}
+    assert seen == {"new", "ready", "delayed", "waiting", "claimed"}
     claimed = (
         f"select x.consumer, x.seq, {MESSAGE}, claim_id, owner, claimed_at, c.lease_until,"
         " priority, deliver_count, last_error as error from pgqueue.message_states x"
@@ -103,8 +99,15 @@ def check_tables(conn: Conn, url: str, used: owing.Known, more: dict[str, int]) 
         " on h.seqs @> m.seq"
     )
     assert same(look(url, "archived", **more), asked(conn, history))
-    publications = "select * from pgqueue.scan_publications('s', 1, 1000)"
-    assert same(look(url, "publications", **more), asked(conn, publications))
+    publications = (
+        "select publication_id, part, published_at, deliver_at, expires_at, priority,"
+        " message_count, lower(seqs) as first_seq, upper(seqs) - 1 as last_seq,"
+        " array(select name from pgqueue.consumers where consumer_id = any (consumers))"
+        " as consumers"
+        f" from pgqueue.publications where stream_id = {used.stream}"
+    )
+    expected = [row | {"consumers": row["consumers"] or None} for row in asked(conn, publications)]
+    assert same(look(url, "publications", **more), expected)
     stats = "select * from pgqueue.consumer_stats"
     assert same(look(url, "stats", stream=None), asked(conn, stats))
     assert same(
@@ -196,7 +199,7 @@ def test_who_may_look_needs_more_only_for_what_messages_hold(
 ) -> None:
     for table, rule in CONSUMER_OF.items():
         more = {"consumer": "key"} if rule == "required" else {}
-        names = [each.name for each in TABLES[table].columns if each.name not in scanning.HELD]
+        names = [each for each in TABLES[table].columns if each not in HELD]
         columns = ",".join(names)
         assert look(members["observer"], table, columns=columns, **more), table
         assert look(members["both"], table, **more), table
@@ -264,7 +267,7 @@ def test_a_connection_that_breaks_loses_nothing_and_repeats_nothing(
     """In the middle of a partition, between any two of its messages."""
     monkeypatch.setattr("spark_pgqueue.spark.reading.RANGES_PER_STATEMENT", 2)
     monkeypatch.setattr("spark_pgqueue.postgres.payloads.BATCH_BYTES", 1)  # a message
-    original, calls = scanning._Rows.of, [0]
+    original, calls = PgQueueTableReader._made, [0]
 
     def breaking(self: Any, *given: Any) -> Any:
         calls[0] += 1
@@ -278,7 +281,7 @@ def test_a_connection_that_breaks_loses_nothing_and_repeats_nothing(
         for where in (None, "seq <> 2 and data is not null")
     ]
     expected = [look(url, **each) for each in looks]
-    monkeypatch.setattr(scanning._Rows, "of", breaking)
+    monkeypatch.setattr(PgQueueTableReader, "_made", breaking)
     for each, rows in zip(looks, expected, strict=True):
         assert same(look(url, **each), rows), each
     assert calls[0] > 100
@@ -343,7 +346,7 @@ def test_where_of_every_table(conn: Conn, url: str, used: owing.Known) -> None:
     numbers = {"publications": "publication_id", "stats": "taken"}
     for table, rule in CONSUMER_OF.items():
         more = {"consumer": "untouched"} if rule == "required" else {}
-        names = [each.name for each in TABLES[table].columns]
+        names = list(TABLES[table].columns)
         number = numbers.get(table, "seq")
         whole = look(url, table, columns=",".join(names), **more)
         for some in (whole[0], whole[-1]):

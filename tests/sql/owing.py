@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from psycopg.types.json import Jsonb
+
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.queue import ORDERINGS, Conn, acked, call, claim_of, one, seqs_of, value
@@ -98,6 +100,27 @@ def use(
         block = f"{{[{seqs[0]},{seqs[-1] + 1})}}"
         known.staged = value(conn, "stage", SINK, BATCH, stream, block), seqs
     value(conn, "publish_staged", "other", 0, stream, [], 0)
+    return known
+
+
+def use_with_history(conn: Conn, url: str) -> Known:
+    """As `use`; and consumers that keep history, replay, and gave up a message with details."""
+    known = use(conn, url, internals.insert_messages)
+    for name in ("keeper", "moved"):
+        value(
+            conn, "create_consumer", "s", name, "earliest", p_settings='{"keep_history": "1 day"}'
+        )
+    value(conn, "send", "s", "for one", p_consumers=["moved"])
+    claim = claim_of(call(conn, "receive", "s", "moved", 5))
+    value(conn, "dead_letter", claim, [2])
+    value(conn, "ack", claim, [3])
+    value(conn, "replay", "s", "moved", "earliest", "latest")  # but for what it has, or gave up
+    for size in (1, 2, 30):
+        claim = claim_of(call(conn, "receive", "s", "keeper", size))
+        value(conn, "dead_letter", claim, [3], "bad", Jsonb({"field": "total"}))
+        value(conn, "ack", claim, p_result=Jsonb({"of": size}))
+    value(conn, "replay", "s", "keeper", "seq 20", "latest")
+    value(conn, "ack", claim_of(call(conn, "receive", "s", "keeper", 3)))
     return known
 
 

@@ -91,6 +91,21 @@ def value(conn: Conn, function: str, *args: Any, **named: Any) -> Any:
     return found[0][0] if found else None
 
 
+def scanned(
+    conn: Conn, table: str, consumer: str | None = None, /, *bounds: Any, **columns: str
+) -> list[Any]:
+    """The ranges of a table of the stream s; columns by their names, with their types."""
+    types = "".join(f", {name} {type_}" for name, type_ in columns.items())
+    given = ["s", *([] if table == "claimed" else [table]), consumer, list(columns), *bounds]
+    function = "scan_claimed" if table == "claimed" else "scan"
+    return rows(
+        conn,
+        f"select * from pgqueue.{function}({', '.join(['%s'] * len(given))})"
+        f" as m (lo bigint, hi bigint{types})",
+        *given,
+    )
+
+
 def one(conn: Conn, query: Any, *args: Any) -> Any:
     """The first value that a query returns."""
     row = conn.execute(query, args or None).fetchone()

@@ -29,6 +29,7 @@ from tests.sql.queue import (
     maintain,
     one,
     publish,
+    scanned,
     send,
     send_all,
     stage,
@@ -75,7 +76,7 @@ def fill(conn: Conn, stream: int, rounds: int = 12) -> list[int]:
 
 def numbers_of(conn: Conn, seqs: list[int]) -> list[int]:
     """The published messages that are not among these."""
-    rows = call(conn, "scan_messages", "s")
+    rows = scanned(conn, "messages")
     return [n for row in rows for n in range(row.lo, row.hi) if n not in set(seqs)]
 
 

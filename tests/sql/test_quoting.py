@@ -24,7 +24,7 @@ SAFE = {
     r".*::reg(?:class|procedure)(?:::text)?(?:, ', '(?: order by \w+)?\))?": "quoted by Postgres",
     r"_pgqueue\.(?:sql_name|room_of|partition_sql|each_column|key_of)\(.*\)": "SQL, quoted there",
     r"(?:format|string_agg\(\s*format)\(.*": "from a format that is looked at itself",
-    r"_pgqueue\.payload_quer(?:y|ies)\(.*\)": "SQL, put together there",
+    r"_pgqueue\.(?:payload_quer(?:y|ies)|table_query)\(.*\)": "SQL, put together there",
     r"t\.(?:event|kind|rows)|kind": "one of several texts",
     r"string_agg\(substr\(g\.object, length\(k\.kind\) \+ 2\), .*": "a reg name as text",
     r"\(select string_agg\(' set ' \|\| setting, '' order by .*": "texts of access.sql",
@@ -41,7 +41,8 @@ VARIABLES = {
     "v_calls[2]": ("payloads.sql", "formats with a number"),
     "v_call[1]": ("payloads.sql", "formats with a number"),
     "v_call[2]": ("payloads.sql", "formats with a number"),
-    "v_rows": ("scanning.sql", "one of several texts"),
+    "v_rows": ("scanning.sql", "a text of table_query(), with formats with %I"),
+    "v_columns": ("scanning.sql", "formats with %I"),
     "v_part": ("capture_triggers.sql", "a text with words in braces, for compose()"),
     "k.kind": ("roles.sql", "a kind of object, of grants()"),
     "g.object": ("roles.sql", "a reg name as text, and quote_ident()"),
@@ -77,6 +78,7 @@ EXECUTED = {
     "capture.sql": ["v_statement"],  # capture_script(), or a format with %I
     "roles.sql": ["v_revoke"],  # a format
     "settings.sql": ["v_alter"],  # a format
+    "scanning.sql": ["v_query", "_pgqueue.scan_query("],
     "segments.sql": ["'drop table ' || v_names"],  # formats with %I
     "upgrade.sql": [
         "(select 'drop view ' || string_agg(oid::regclass::text, ', ' order by relname)",

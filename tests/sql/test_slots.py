@@ -25,6 +25,7 @@ from tests.sql.queue import (
     now,
     one,
     receive,
+    scanned,
     seconds,
     send,
     send_all,
@@ -298,9 +299,9 @@ def test_slots_are_counted_as_what_they_are(conn: Conn, sent: list[int]) -> None
     (because,) = call(conn, "explain_message", "s", "c", sent[0])
     assert because.state == "claimed"
     assert [row.seq for row in call(conn, "peek", "s", "c", 3)] == sent[1:4]
-    pending = call(conn, "scan_pending", "s", "c")
+    pending = scanned(conn, "pending", "c")
     assert sum(row.hi - row.lo for row in pending) == SENT
-    (held,) = call(conn, "scan_claimed", "s", "c")
+    (held,) = scanned(conn, "claimed", "c")
     assert (held.lo, held.hi) == (sent[0], sent[0] + 1)
     assert (
         value(conn, "consumer_backlog", one(conn, "select min(consumer_id) from pgqueue.consumers"))

@@ -31,6 +31,7 @@ from tests.sql.queue import (
     now,
     one,
     receive,
+    scanned,
     seconds,
     send_all,
     seqs_of,
@@ -564,9 +565,9 @@ def test_slots_are_counted_as_what_they_are(conn: Conn, sent: list[int]) -> None
     assert "which is held by" in because.because
     (because,) = call(conn, "explain_message", "s", "c", sent[4])
     assert because.state == "ready"
-    pending = call(conn, "scan_pending", "s", "c")
+    pending = scanned(conn, "pending", "c")
     assert sum(row.hi - row.lo for row in pending) == len(sent)
-    claimed = call(conn, "scan_claimed", "s", "c")
+    claimed = scanned(conn, "claimed", "c")
     assert sum(row.hi - row.lo for row in claimed) == 2
     assert len(call(conn, "peek", "s", "c", 10)) == 5
     consumer_id = one(conn, "select consumer_id from pgqueue.consumers")

@@ -23,28 +23,18 @@ from spark_pgqueue.spark.options.checking import (
 )
 from spark_pgqueue.spark.options.offset_source import OFFSET_SOURCE_OPTIONS
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
-from spark_pgqueue.spark.options.values import BOOLEAN, a_name, boolean, names
+from spark_pgqueue.spark.options.values import BOOLEAN, a_name, boolean, names, one_of
 
 REQUIRED, OPTIONAL, REFUSED = "required", "optional", "refused"
 
 CONSUMER_OF = {
     "messages": REFUSED,
     "pending": REQUIRED,
-    "claimed": OPTIONAL,
-    "dead": OPTIONAL,
-    "archived": OPTIONAL,
+    **dict.fromkeys(("claimed", "dead", "archived"), OPTIONAL),
     "publications": REFUSED,
     "stats": OPTIONAL,
 }
 """The tables, and whether option consumer goes with each."""
-
-
-def a_table(text: str) -> str:
-    """The name of a table. Raises ValueError."""
-    name = text.strip().lower()
-    if name not in CONSUMER_OF:
-        raise ValueError
-    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +42,7 @@ class TableOptions(Connecting):
     """The options of a table, parsed."""
 
     table: str = option(
-        a_table,
+        one_of(*CONSUMER_OF),
         "messages, pending, claimed, dead, archived, publications or stats",
         "The table of a queue to read. (For df.write and df.writeStream, table names the table to "
         "write.)",
@@ -119,15 +109,11 @@ def parse_table(given: Mapping[str, str]) -> TableOptions:
         )
     options = TableOptions(**parse(given, TABLE_OPTIONS, "batch reader"))
     check_partitions(options.min_partitions, options.max_connections)
-    if options.stream is None and options.table != "stats":
+    if options.stream is None and (options.table != "stats" or options.consumer is not None):
+        of = "a consumer" if options.table == "stats" else f"table {options.table}"
         raise PgQueueError(
-            f"option stream is missing: table {options.table} is of a stream",
+            f"option stream is missing: {of} is of a stream",
             hint='add option("stream", ...): a stream\'s name; without it there is only stats',
-        )
-    if options.consumer is not None and options.stream is None:
-        raise PgQueueError(
-            "option stream is missing: a consumer is of a stream",
-            hint='add option("stream", ...): a stream\'s name',
         )
     rule = CONSUMER_OF[options.table]
     if rule == REQUIRED and options.consumer is None:
@@ -158,8 +144,7 @@ def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
             f"option {found} has no meaning for spark.read, which claims nothing",
             hint="remove it, or use readStream",
         )
-    more = {"table": "pending", "columns": ",".join(columns)}
-    return parse_table({**given, **more})
+    return parse_table({**given, "table": "pending", "columns": ",".join(columns)})
 
 
 def _of_a_stream(given: Mapping[str, str]) -> str | None:
