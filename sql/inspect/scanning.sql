@@ -40,23 +40,17 @@ as $$
         when p_table in ('pending', 'claimed') then
             'select null::int as consumer_id, null::bigint as place, m.seqs, c.name as consumer,
                     _pgqueue.shown_state(m.state, m.not_visible_until) as state, m.priority, m.deliver_count,
-                    _pgqueue.near(m.not_visible_until) as not_visible_until, l.owner,
-                    _pgqueue.near(l.lease_until) as lease_until, m.note ->> ''error'' as error'
-            || case p_table when 'claimed' then ', l.claim_id, l.claimed_at' else '' end || '
-             from pgqueue.consumers c
-             cross join lateral _pgqueue.' || case p_table when 'claimed' then 'claimed' else 'runs_of' end || '(
-                 c.consumer_id) m
-             left join lateral _pgqueue.claim_by(m.claim_id) l on true
+                    _pgqueue.near(m.not_visible_until) as not_visible_until, m.owner,
+                    _pgqueue.near(m.lease_until) as lease_until, m.note ->> ''error'' as error'
+            || case p_table when 'claimed' then ', m.claim_id, m.claimed_at' else '' end || '
+             from pgqueue.consumers c cross join lateral _pgqueue.unfinished(c.consumer_id) m
              where c.stream_id = $1 and ($2 is null or c.consumer_id = $2)'
-            || case p_table when 'claimed' then '' else '
+            || case p_table when 'claimed' then ' and m.state = ''claimed''' else '
              union all
-             select null, null, range_agg(p.seqs) - (select coalesce(_pgqueue.kept(_pgqueue.cursor($2)), ''{}'')),
-                    c.name, ''new'', p.priority, 0, _pgqueue.near(p.deliver_at), null, null, null
-             from pgqueue.consumers c
-             cross join lateral (select _pgqueue.new_ids(k) as ids from _pgqueue.cursor($2) k offset 0) n
-             cross join lateral _pgqueue.published(c.stream_id, n.ids) p
-             where c.consumer_id = $2 and _pgqueue.is_for(p.consumers, $2)
-             group by c.name, p.priority, p.deliver_at' end
+             select null, null, range_agg(p.seqs), c.name, ''new'', p.priority, 0, _pgqueue.near(p.deliver_at), null,
+                    null, null
+             from pgqueue.consumers c cross join lateral _pgqueue.new_sets(c, _pgqueue.cursor($2)) p
+             where c.consumer_id = $2 group by c.name, p.priority, p.deliver_at' end
         when p_table = 'dead' then
             'select d.consumer_id, d.dead_id as place, d.message_count as size, d.seqs, c.name as consumer,
                     d.reason, d.note ->> ''error'' as error, d.details::text as details, d.priority, d.deliver_count,
@@ -67,7 +61,8 @@ as $$
                and ($4 is null or (d.consumer_id, d.dead_id) <= ($4[1], $4[2]))'
         when p_table = 'archived' then
             'select a.consumer_id, (extract(epoch from a.done_at) * 1000000)::bigint as place, a.message_count as size,
-                    a.seqs, c.name as consumer, a.result::text as result, a.deliver_count, a.owner, a.claimed_at, a.done_at
+                    a.seqs, c.name as consumer, a.result::text as result, a.deliver_count, a.owner, a.claimed_at,
+                    a.done_at
              from pgqueue.consumers c join pgqueue.archived_messages a on a.consumer_id = c.consumer_id
              where c.stream_id = $1 and ($2 is null or c.consumer_id = $2)
                and ($3 is null or (a.consumer_id, a.done_at) >= ($3[1], _pgqueue.time_at($3[2])))

@@ -1,4 +1,4 @@
-"""What `explain_message` and `scan_pending` say, against what the view `message_states` says."""
+"""What `explain_message` and `scan` say, against what the view `message_states` says."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def check_explanations(conn: psycopg.Connection, at_most: int = 40) -> None:
         "with pending as ("
         " select c.stream, c.consumer, q.seq, p.state, p.owner, p.lease_until"
         " from pgqueue.stream_stats s join pgqueue.consumer_settings c using (stream)"
-        " cross join lateral pgqueue.scan_pending(c.stream, c.consumer, int8multirange("
-        "  int8range(s.last_seq - %s, null))) p"
-        " cross join lateral generate_series(p.lo, p.hi - 1) q (seq)"
+        " cross join lateral pgqueue.scan(c.stream, 'pending', c.consumer,"
+        "  '{state, owner, lease_until}') p (lo bigint, hi bigint, state text, owner text,"
+        "  lease_until timestamptz)"
+        " cross join lateral generate_series(greatest(p.lo, s.last_seq - %s), p.hi - 1) q (seq)"
         ") select stream, consumer, seq, v.state, p.state as pending, p.owner, p.lease_until,"
         " v.claim_id, v.lease_until as seen_until from pending p"
         " full join (select v.* from pgqueue.message_states v join pgqueue.stream_stats s"

@@ -159,7 +159,7 @@ def test_the_statistics_of_all_consumers_cost_what_each_has(conn: Conn, stream: 
 
 def test_who_asks_for_some_states_reads_none_of_the_others(conn: Conn, other: int) -> None:
     """What is ready costs nothing, where only claimed, delayed or waiting messages count."""
-    asked = ["scan_claimed('s', 'c')", "key_stats('s', 'c')", "open_claims where consumer = 'c'"]
+    asked = [CALLS["scan_claimed"], "key_stats('s', 'c')", "open_claims where consumer = 'c'"]
     queries = [f"select * from pgqueue.{each}" for each in asked]
     few = [blocks(conn, query) for query in queries]
     internals.add_ready(conn, 1001, 1000 + RUNS)
