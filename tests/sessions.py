@@ -30,11 +30,8 @@ QUIET = {
 }
 """Nothing is served, nothing is printed but errors, and no name of the machine is looked up."""
 
-QUICK_COMPILER = "-XX:TieredStopAtLevel=1 -Xss4m"
-"""The quick compiler alone, whose code needs more stack."""
-
-QUICK_JAVA = f"{QUICK_COMPILER} -XX:+UseSerialGC"
-"""And one thread that collects garbage."""
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+"""The quick compiler alone, whose code needs more stack, and one thread that collects garbage."""
 
 FEW_TASKS = "-Dspark.sql.shuffle.partitions=2"
 """An application that says nothing has two tasks in a shuffle, and not 200 almost empty ones."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests import sessions
 from tests.notebooks import NOTEBOOKS, execute
 from tests.unit.test_links import anchors_of, links_of
 
@@ -51,10 +50,6 @@ def test_it_runs_and_leaves_nothing_behind(path, monkeypatch):
     # Not tmp_path: another pytest of root shuts that to the user of the embedded server.
     with tempfile.TemporaryDirectory(prefix="pgqueue-test-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
-        if "query.stop()" in path.read_text():
-            # A reader's Spark has a smaller stack, which a query that is broken off overflows.
-            options = os.environ["SPARK_SUBMIT_OPTS"].replace(sessions.QUICK_COMPILER, "")
-            monkeypatch.setenv("SPARK_SUBMIT_OPTS", options)
         errors = execute(notebook, Path(folder))
         left = {path.name for path in Path(folder).glob("pgqueue-*")}
         # The seats of Spark's sources: empty files, which the next source deletes.
