@@ -216,11 +216,11 @@ def test_a_new_checkpoint_beside_a_failed_one_is_told_why_it_finds_nothing(
 def test_a_query_that_runs_once_is_told_that_its_batch_stays_claimed(
     queue: Queue, spark_environment
 ):
-    """A later run acknowledges it: `test_versions.py`, `test_checkpoint.py`."""
+    """The next run of the query acknowledges that batch."""
     queue.create("s", "c")
-    output = run(queue, "send", "once", "send", "beside rate", "send", "now")
-    assert output.count("rows 10") == 3
-    assert output.count("and ends without acknowledging it") == 2
+    output = run(queue, *("send", "once") * 2, "send", "beside rate", "send", "now")
+    assert output.count("rows 10") == 4
+    assert output.count("and ends without acknowledging it") == 3
     assert queue.backlog("s", "c") == 20
 
 
