@@ -63,7 +63,7 @@ COPY = """
 
 of_the_matrix = pytest.mark.skipif(
     TELLS_START and "PGQUEUE_MATRIX" not in os.environ,
-    reason="the installed PySpark has test_crash.py, test_registration.py; this is for `make matrix`",
+    reason="for `make matrix`: the installed PySpark has test_crash.py and test_registration.py",
 )
 
 
