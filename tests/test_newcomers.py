@@ -219,10 +219,6 @@ def test_a_first_message_is_sent_and_received_with_eight_commands():
 # The ways to begin
 
 
-def test_shell(settled: Newcomer):
-    settled.follow(passage(PAGE, "A shell"))
-
-
 def test_python(settled: Newcomer):
     settled.follow(passage(PAGE, "Python without Spark"))
 

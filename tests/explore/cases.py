@@ -25,6 +25,8 @@ from tests.sql.queue import AT_ONCE
 
 ORDERINGS = ("none", "key", "stream")
 BESIDE = ("", "retention", "expiry", "rollback", "kill")
+LEASES = ("claim", "batch", "resting", "leases", "read")
+"""Needs of a call that has a lease, which an expiry ends: without one an expiry changes nothing."""
 
 # What a call may meet: the states of the queue that others brought about meanwhile. Of 55P03 only
 # that of recover(), which refuses to work beside producers.

@@ -13,7 +13,7 @@ import psycopg
 
 from spark_pgqueue.postgres import connection
 from tests.explore.calls import HELPERS
-from tests.explore.cases import Case
+from tests.explore.cases import LEASES, Case
 from tests.explore.instrument import instrument
 from tests.explore.mutants import Mutant
 from tests.explore.scheduler import Event, Scheduler
@@ -103,9 +103,10 @@ class Explorer:
 def all_cases(
     calls: Iterable[str], beside: Iterable[str], orderings: Iterable[str], sessions: int = 2
 ) -> list[Case]:
-    """Each pair of calls, or as many, with each ordering, beside each thing."""
+    """Each pair of calls, or as many, with each ordering, beside each thing that they can meet."""
     sets = list(itertools.combinations_with_replacement(calls, sessions))
-    return [Case(one, ordering, more) for one in sets for ordering in orderings for more in beside]
+    cases = [Case(one, ordering, more) for one in sets for ordering in orderings for more in beside]
+    return [case for case in cases if case.beside != "expiry" or case.has(*LEASES)]
 
 
 def summary(results: list[Result]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import Server, _database
 from tests.explore.calls import CALLS as CALLS_THERE
 from tests.explore.calls import PROGRAMS
 from tests.explore.cases import ORDERINGS, Case
@@ -54,18 +55,13 @@ OF_A_DEEP_CASE = 14
 OF_A_CASE_OF_ONES = 4
 
 
-@pytest.fixture
-def explorer(url: str) -> Iterator[Explorer]:
-    explorer = Explorer(url)
-    yield explorer
-    explorer.close()
-
-
-@pytest.fixture
-def explorer_of_ones(url: str) -> Iterator[Explorer]:
-    explorer = Explorer(url, limits=1)
-    yield explorer
-    explorer.close()
+@pytest.fixture(scope="module")
+def explorer(server: Server, template: str) -> Iterator[Explorer]:
+    """One for all cases: to make it, and to plan in its sessions, takes longer than a case."""
+    for url in _database(server, template):
+        explorer = Explorer(url)
+        yield explorer
+        explorer.close()
 
 
 @pytest.mark.parametrize("beside", ["", "expiry", "rollback"])
@@ -83,9 +79,11 @@ def test_a_case_keeps_the_promises_in_every_schedule(explorer: Explorer, case: C
     assert result.failure is None, str(result)
 
 
-def test_all_cases_keep_the_promises_with_limits_of_one(explorer_of_ones: Explorer):
+def test_all_cases_keep_the_promises_with_limits_of_one(url: str):
     """Each statement takes one message, publication or range."""
-    results = [explorer_of_ones.explore(case, OF_A_CASE_OF_ONES) for case in DEEP]
+    explorer = Explorer(url, limits=1)
+    results = [explorer.explore(case, OF_A_CASE_OF_ONES) for case in DEEP]
+    explorer.close()
     print(summary(results))
     assert [str(result) for result in results if result.failure is not None] == []
 

@@ -50,9 +50,6 @@ def test_it_runs_and_leaves_nothing_behind(path, monkeypatch):
     # Not tmp_path: another pytest of root shuts that to the user of the embedded server.
     with tempfile.TemporaryDirectory(prefix="pgqueue-test-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
-        if path.stem not in QUICK:
-            # A reader's Spark has a smaller stack, which a query that is broken off overflows.
-            monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC")
         errors = execute(notebook, Path(folder))
         left = {path.name for path in Path(folder).glob("pgqueue-*")}
         # The seats of Spark's sources: empty files, which the next source deletes.

@@ -141,104 +141,111 @@ def test_a_source_without_messages_does_not_delay_the_others_of_its_query(queue:
     assert max(waits[1:]) < 1000
 
 
+# Queries one after the other, each with a checkpoint of its own; `send` sends before the next one.
+APPLICATION = """
+    import sys
+    import spark_pgqueue
+    from tests.sessions import session
+    url, checkpoint, *hows = sys.argv[1:]
+    spark = session("local[2]")
+
+    def load(**options):
+        source = spark.readStream.format("pgqueue").options(url=url, stream="s", **options)
+        return source.load()
+
+    def run(how):
+        def each(batch, batch_id):
+            if how == "fail":
+                raise RuntimeError("the sink fails")
+            print("rows", batch.count(), flush=True)
+
+        most = 5 if how.endswith("asynchronously") else 100
+        if how == "noted asynchronously":
+            frame = load(group="g", startingOffsets="earliest", maxMessagesPerTrigger=most)
+        else:
+            frame = load(consumer="c", visibilityTimeout="5 minutes", maxMessagesPerTrigger=most)
+        if how == "beside rate":  # which has no availableNow
+            frame = frame.select("data").union(
+                spark.readStream.format("rate").load().where("value < 0").selectExpr(
+                    "string(value)"))
+        if how.endswith("asynchronously"):
+            writer = frame.writeStream.format("noop")
+            writer = writer.option("asyncProgressTrackingEnabled", "true")
+        else:
+            writer = frame.writeStream.foreachBatch(each)
+            trigger = {"once": True} if how == "once" else {"availableNow": True}
+            writer = writer.trigger(**trigger)
+        writer.option("checkpointLocation", f"{checkpoint} {how}").start().awaitTermination()
+
+    for how in hows:
+        if how == "send":
+            with spark_pgqueue.connect(url) as client:
+                client.send_batch("s", ["x"] * 10)
+            continue
+        try:
+            run(how)
+            print("done", how, flush=True)
+        except Exception as error:
+            print("failed", how, error, flush=True)
+"""
+
+
+def run(queue: Queue, *hows: str) -> str:
+    """What an application of its own prints that has such queries."""
+    with Child(APPLICATION, queue.url, queue.checkpoint(), *hows) as child:
+        assert child.wait() == 0, child.output
+        return child.output
+
+
 @pytest.mark.longer
 def test_a_new_checkpoint_beside_a_failed_one_is_told_why_it_finds_nothing(
     queue: Queue, spark_environment
 ):
     queue.create("s", "c")
     queue.send("s", 1, 10)
-    with Child(APPLICATION, queue.url, queue.checkpoint("failed"), "fail") as child:
-        assert child.wait() != 0
-    with Child(APPLICATION, queue.url, queue.checkpoint("new"), "") as child:
-        assert child.wait() == 0, child.output
-        assert "done" in child.output
-        told = "10 messages of consumer c are held by a query with another checkpoint, until 20"
-        assert child.output.count(told) == 1
+    output = run(queue, "fail", "new")
+    assert "failed fail" in output
+    assert "done new" in output
+    told = "10 messages of consumer c are held by a query with another checkpoint, until 20"
+    assert output.count(told) == 1
+    assert "and ends without acknowledging it" not in output
     assert len(queue.look(internals.readers)) == 1
-
-
-APPLICATION = """
-    import sys
-    from tests.sessions import session
-    url, checkpoint, how = sys.argv[1:]
-    spark = session("local[2]")
-    source = spark.readStream.format("pgqueue").options(
-        url=url, stream="s", consumer="c", visibilityTimeout="5 minutes"
-    )
-
-    def each(batch, batch_id):
-        if how == "fail":
-            raise RuntimeError("the sink fails")
-        print("rows", batch.count(), flush=True)
-
-    if how == "noted asynchronously":
-        source = spark.readStream.format("pgqueue").options(
-            url=url, stream="s", group="g", startingOffsets="earliest"
-        )
-    if how.endswith("asynchronously"):
-        writer = source.option("maxMessagesPerTrigger", 5).load().writeStream.format("noop")
-        writer = writer.option("asyncProgressTrackingEnabled", "true")
-        writer.option("checkpointLocation", checkpoint).start().awaitTermination()
-
-    writer = source.load().writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
-    if how == "beside rate":  # which has no availableNow
-        frame = source.load().select("data").union(
-            spark.readStream.format("rate").load().where("value < 0").selectExpr("string(value)")
-        )
-        writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
-    once = how == "once"
-    query = (writer.trigger(once=True) if once else writer.trigger(availableNow=True)).start()
-    query.awaitTermination()
-    print("done", flush=True)
-"""
 
 
 @pytest.mark.longer
 def test_a_query_that_runs_once_is_told_that_its_batch_stays_claimed(
     queue: Queue, spark_environment
 ):
+    """The next run of the query acknowledges that batch."""
     queue.create("s", "c")
-    queue.send("s", 1, 10)
-    for trigger, warnings in (("once", 1), ("", 0), ("beside rate", 1)):
-        checkpoint = queue.checkpoint("rate" if "rate" in trigger else "checkpoint")
-        with Child(APPLICATION, queue.url, checkpoint, trigger) as child:
-            assert child.wait() == 0, child.output
-            assert child.output.count("and ends without acknowledging it") == warnings
-            assert ("rows 10" in child.output) == bool(warnings)
-        assert queue.backlog("s", "c") == 10 * warnings
-        if not warnings:
-            queue.send("s", 1, 10)
+    output = run(queue, *("send", "once") * 2, "send", "beside rate", "send", "now")
+    assert output.count("rows 10") == 4
+    assert output.count("and ends without acknowledging it") == 3
+    assert queue.backlog("s", "c") == 20
 
 
 @pytest.mark.longer
 def test_a_query_with_asynchronous_progress_is_refused(queue: Queue, spark_environment):
-    """Its checkpoint would fall behind what it acknowledged."""
-    queue.create("s", "c")
-    queue.send("s", 1, 20)
-    with Child(APPLICATION, queue.url, queue.checkpoint(), "asynchronously") as child:
-        assert child.wait() == 1
-        assert "remove the option asyncProgressTrackingEnabled" in child.output
-    assert queue.backlog("s", "c") == 15
-    frame = queue.load("s", "c")
-    queue.collect(frame).awaitTermination()
-    assert len(queue.data()) == 15
-    assert queue.backlog("s", "c") == 0
-
-
-@pytest.mark.longer
-def test_a_query_that_notes_how_far_it_is_has_no_asynchronous_progress(
-    queue: Queue, spark_environment
-):
-    """Its checkpoint would fall behind what it noted, and retention go by that."""
+    """Its checkpoint would fall behind what it acknowledged, or noted for retention to go by."""
     queue.create("s", "c")
     queue.sql("select pgqueue.create_group('s', 'g', 1, 'earliest')")
     queue.send("s", 1, 20)
-    with Child(APPLICATION, queue.url, queue.checkpoint(), "noted asynchronously") as child:
-        assert child.wait() == 1
-        assert "remove the option asyncProgressTrackingEnabled" in child.output
-    assert queue.sql("select behind from pgqueue.group_stats") == [(15,)]
-    reader = queue.spark.readStream.format("pgqueue")
-    frame = reader.options(url=queue.url, stream="s", group="g").load()
-    queue.collect(frame).awaitTermination()
-    assert len(queue.data()) == 15
-    assert queue.sql("select behind from pgqueue.group_stats") == [(0,)]
+    output = run(queue, "asynchronously", "noted asynchronously")
+    for how in ("asynchronously", "noted asynchronously"):
+        (_, said) = output.split(f"failed {how}")
+        assert "remove the option asyncProgressTrackingEnabled" in said
+    reader = queue.spark.readStream.format("pgqueue").options(url=queue.url, stream="s")
+
+    def backlogs() -> tuple[int, int]:
+        ((behind,),) = queue.sql("select behind from pgqueue.group_stats")
+        return queue.backlog("s", "c"), behind
+
+    assert backlogs() == (15, 15)
+    for how, frame in (
+        ("asynchronously", queue.load("s", "c")),
+        ("noted asynchronously", reader.option("group", "g").load()),
+    ):
+        queue.seen.clear()
+        queue.collect(frame, f"checkpoint {how}").awaitTermination()
+        assert len(queue.data()) == 15
+    assert backlogs() == (0, 0)

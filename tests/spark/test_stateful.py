@@ -29,7 +29,7 @@ APPLICATION = """
     from pyspark.sql.streaming import StatefulProcessor
     from tests.sessions import session
 
-    url, checkpoint, pipeline, trigger = sys.argv[1:]
+    url, checkpoint, trigger, *pipelines = sys.argv[1:]
     spark = session(settings={
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.providerClass":
@@ -72,20 +72,24 @@ APPLICATION = """
             pass
 
     def running():
-        return load("in", consumer="c").groupBy("key").transformWithState(
+        return load("in", consumer="e").groupBy("key").transformWithState(
             Running(), "key string, number long, data string", "Append", "None")
 
-    frame = {
-        "joined": joined,
-        "running": running,
-    }[pipeline]()
-    sink = frame.select("key", f.to_json(f.struct("*")).alias("data")).writeStream.format(
-        "pgqueue").options(url=url, stream="out", checkpointLocation=checkpoint)
-    query = (sink.trigger(availableNow=True) if trigger == "now" else sink).start()
+    queries = []
+    for pipeline in pipelines:
+        rows = {"joined": joined, "running": running}[pipeline]()
+        sink = rows.select("key", f.to_json(f.struct("*")).alias("data")).writeStream.format(
+            "pgqueue").options(
+                url=url, stream=pipeline, checkpointLocation=f"{checkpoint}/{pipeline}")
+        sink = sink.trigger(availableNow=True) if trigger == "now" else sink
+        queries.append(sink.start())
     print("started", flush=True)
-    query.awaitTermination()
+    for query in queries:
+        query.awaitTermination()
     print("done", flush=True)
 """
+
+PIPELINES = ("joined", "running")
 
 MESSAGES = "(select m.* from pgqueue.messages m join pgqueue.streams using (stream_id) "
 MESSAGES += "where name = '{}') as {}"
@@ -113,14 +117,15 @@ class Traffic(test_crash.Traffic):
 
 
 def finished(queue: Queue) -> int:
-    """How many micro-batches are in the query's commit log."""
-    return len(list(Path(queue.checkpoint(), "commits").glob("[0-9]*")))
+    """How many micro-batches are in the commit log of each query, at least."""
+    logs = [Path(queue.checkpoint(), pipeline, "commits") for pipeline in PIPELINES]
+    return min(len(list(log.glob("[0-9]*"))) for log in logs)
 
 
 def wait_for_batches(queue: Queue, child: Child, count: int) -> None:
     child.wait_for("started", 180)
-    before, end = finished(queue), time.monotonic() + 180
-    while finished(queue) < before + count:
+    end = time.monotonic() + 180
+    while finished(queue) < count:
         assert child.process.poll() is None, child.output[-5000:]
         assert time.monotonic() < end, child.output[-5000:]
         time.sleep(0.02)
@@ -137,45 +142,37 @@ def joined(queue: Queue, until: int) -> list[dict]:
     return [row for (row,) in queue.sql(f"select to_jsonb(x) from ({sql}) x", until)]
 
 
-@pytest.mark.parametrize("pipeline", ["joined", "running"])
-def test_a_query_with_state_that_is_killed_computes_what_the_messages_say(
-    url: str, tmp_path: Path, pipeline: str
-):
-    if pipeline == "running":
-        pytest.importorskip("google.protobuf", reason="transformWithState needs protobuf")
+def test_queries_with_state_that_are_killed_compute_what_the_messages_say(url: str, tmp_path: Path):
     queue = Queue(url, tmp_path)  # the applications have sessions of their own
-    queue.create("in", "c")
+    queue.create("in", "c", "e")
     queue.create("other", "d")
-    queue.create("out")
+    for pipeline in PIPELINES:
+        queue.create(pipeline)
 
     def application(trigger: str) -> Child:
-        return Child(APPLICATION, url, queue.checkpoint(), pipeline, trigger)
+        return Child(APPLICATION, url, queue.checkpoint(), trigger, *PIPELINES)
 
     with Traffic(queue) as traffic, application("always") as child:
-        wait_for_batches(queue, child, 3)
+        wait_for_batches(queue, child, 4)
         time.sleep(random.uniform(0, 1))
         child.kill()
     until = int(time.time()) + 1
-    time.sleep(until - time.time())
-    if pipeline == "joined":  # moves the watermark past all of them
-        time.sleep(7)
-        for stream in ("in", "other"):
-            queue.sql("select pgqueue.send(%s, '0', p_key => 'last')", stream)
+    time.sleep(until + 7 - time.time())
+    before = queue.sql(f"select key, array_agg(data) from {MESSAGES.format('in', 'a')} group by 1")
+    for stream in ("in", "other"):  # moves the watermark past all of them
+        queue.sql("select pgqueue.send(%s, '0', p_key => 'last')", stream)
     with application("now") as child:
         assert child.wait(240) == 0, child.output[-5000:]
     assert traffic.sent > 300
-    rows = [json.loads(data) for data in queue.sent("out")]
-    if pipeline == "running":
-        check_states(queue, rows)
-    else:
-        of_messages = [{"partner": None, **row} for row in rows]
-        found = in_order([row for row in of_messages if row["key"] != "last"])
-        assert found == in_order(joined(queue, until))
+    states = [json.loads(data) for data in queue.sent("running")]
+    check_states(before, states)
+    rows = [{"partner": None, **json.loads(data)} for data in queue.sent("joined")]
+    found = in_order([row for row in rows if row["key"] != "last"])
+    assert found == in_order(joined(queue, until))
 
 
-def check_states(queue: Queue, rows: list[dict]) -> None:
+def check_states(sent: list[tuple], rows: list[dict]) -> None:
     """Each message has a number of its key, and the totals are those of the numbers so far."""
-    sent = queue.sql(f"select key, array_agg(data) from {MESSAGES.format('in', 'a')} group by key")
     for key, data in sent:
         of_key = [row for row in rows if row["key"] == key]
         states = [row for row in of_key if row["data"].startswith("total")]

@@ -1,6 +1,6 @@
 """What holds with each version of PySpark, also with 4.0 and 4.1, which tell a source less.
 
-`make matrix` runs these tests with all of them, `make test-all` most with the one installed. See
+`make matrix` runs these tests with all of them, `make test-all` some with the one installed. See
 spark_pgqueue/guide/where-it-runs.md for what differs.
 """
 
@@ -61,10 +61,13 @@ COPY = """
 """
 
 
-@pytest.mark.skipif(
+of_the_matrix = pytest.mark.skipif(
     TELLS_START and "PGQUEUE_MATRIX" not in os.environ,
-    reason="the installed PySpark is killed in test_crash.py; this is for `make matrix`",
+    reason="for `make matrix`: the installed PySpark has test_crash.py and test_registration.py",
 )
+
+
+@of_the_matrix
 def test_everything_is_copied_once(url: str, tmp_path: Path):
     """By a source with a consumer and one without: with availableNow, killed, and stopped."""
     queue = Queue(url, tmp_path)
@@ -165,6 +168,7 @@ RUNS = """
 """
 
 
+@of_the_matrix
 @pytest.mark.parametrize("trigger", ["once"] if TELLS_START else ["once", "now"])
 def test_a_run_that_cannot_acknowledge_its_batch_says_so(queue: Queue, trigger: str):
     """The trigger once never can, and availableNow in older versions: the next run does, which goes

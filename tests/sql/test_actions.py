@@ -468,7 +468,7 @@ def test_who_settles_and_who_brings_back_take_consumers_in_one_order(
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-@pytest.mark.parametrize("rounds", [12, pytest.param(90, marks=pytest.mark.longer)])
+@pytest.mark.parametrize("rounds", [12, pytest.param(45, marks=pytest.mark.longer)])
 def test_beside_workers_that_take_over_each_message_ends_once(
     conn: Conn, session: Session, ordering: str, rounds: int
 ) -> None:

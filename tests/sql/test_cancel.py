@@ -308,22 +308,14 @@ def test_a_claim_that_is_under_way_is_waited_for(conn: Conn, session: Session) -
     assert value(other, "ack", claim) == 0
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize(
+    "ordering", ["none", "key", pytest.param("stream", marks=pytest.mark.longer)]
+)
 def test_a_race_loses_and_repeats_nothing(conn: Conn, url: str, ordering: str) -> None:
-    race(conn, url, ordering, 2.0)
-
-
-@pytest.mark.longer
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_a_long_race_loses_and_repeats_nothing(conn: Conn, url: str, ordering: str) -> None:
-    race(conn, url, ordering, 4.0)
-
-
-def race(conn: Conn, url: str, ordering: str, lasts: float) -> None:
     """Senders, workers that settle in every way, one whose backend is killed, and cancellers."""
     settings = json.dumps({"keep_history": "1 day", "visibility_timeout": "50 ms"})
     consumer(conn, ordering=ordering, p_settings=settings)
-    until = time.monotonic() + lasts
+    until = time.monotonic() + 2
     sent: list[int] = []
     lock = threading.Lock()
 

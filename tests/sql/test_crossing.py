@@ -41,7 +41,7 @@ from tests.sql.crossing_judge import Judge
 from tests.sql.crossing_operators import Killer, Operator, Resolver, Upkeep, make, resolve
 from tests.sql.queue import Conn, call, claim_of, maintain, one, value
 
-SECONDS = float(os.environ.get("PGQUEUE_CROSSING_SECONDS", "35"))
+SECONDS = float(os.environ.get("PGQUEUE_CROSSING_SECONDS", "24"))
 SEED = int(os.environ.get("PGQUEUE_CROSSING_SEED", "0")) or random.randrange(1, 10**6)
 ROUND = 6.0  # seconds of work, without working off
 PATIENCE = 60  # seconds until everything that is left was worked off

@@ -665,7 +665,7 @@ def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("steps", [120, pytest.param(300, marks=pytest.mark.longer)])
+@pytest.mark.parametrize("steps", [120, pytest.param(200, marks=pytest.mark.longer)])
 def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
     conn: Conn, session: Session, ordering: str, steps: int
 ) -> None:

@@ -324,7 +324,7 @@ def test_streams_come_and_go_beside_maintain_and_producers(
     ]
     for thread in threads:
         thread.start()
-    time.sleep(12)
+    time.sleep(6)
     over.set()
     for thread in threads:
         thread.join(40)

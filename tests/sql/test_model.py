@@ -1,6 +1,6 @@
 """Any history of sends, claims and settlements does what a small model of the queue says.
 
-PGQUEUE_MODEL_EXAMPLES chooses how many histories are tried: by default 9, and 6 where the limits
+PGQUEUE_MODEL_EXAMPLES chooses how many histories are tried: by default 7, and 4 where the limits
 are the usual ones, which so short a history seldom reaches. PGQUEUE_MODEL_SHRINK=1 looks for the
 shortest one that fails, which takes minutes.
 """
@@ -42,7 +42,7 @@ def test_any_history_follows_the_model(
     url: str, ordering: str, what: str, has_small_limits: bool
 ) -> None:
     # With an order, a claim serves what it finds before it takes, and may hold less than there is.
-    examples = int(EXAMPLES or (9 if has_small_limits else 6))
+    examples = int(EXAMPLES or (7 if has_small_limits else 4))
     explore(url, ordering, what, has_small_limits or ordering != "none", examples)
 
 

@@ -273,7 +273,7 @@ def test_workers_keep_apart_what_is_suspected(conn: Conn) -> None:
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("seed", [1, pytest.param(range(2, 8), marks=pytest.mark.longer)])
+@pytest.mark.parametrize("seed", [1, pytest.param(range(2, 5), marks=pytest.mark.longer)])
 def test_any_history_with_poison_processes_all_others_once(
     conn: Conn, ordering: str, seed: Any
 ) -> None:

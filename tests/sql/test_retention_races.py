@@ -196,7 +196,7 @@ def race(conn: Conn, url: str, run_for: float) -> Race:
 @pytest.fixture
 def run_for() -> float:
     """For how many seconds the race goes on at least."""
-    return 25
+    return 15
 
 
 def test_keep_loses_nothing_but_what_everybody_was_done_with(race: Race) -> None:

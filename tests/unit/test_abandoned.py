@@ -21,7 +21,7 @@ from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests.processes import wait_until
 from tests.sql import checker
-from tests.sql.queue import ORDERINGS, wait_for_a_lock
+from tests.sql.queue import wait_for_a_lock
 
 PACKAGE = Path(spark_pgqueue.__file__).parent
 TRACED = {*map(str, PACKAGE.glob("client/**/*.py")), str(PACKAGE / "postgres/statements.py")}
@@ -30,9 +30,7 @@ AT = 2
 """The message at which a loop is left, from 0."""
 
 
-@pytest.fixture(
-    params=[pytest.param(o, marks=[pytest.mark.longer] * (o != "key")) for o in ORDERINGS]
-)
+@pytest.fixture(params=["key", pytest.param("none", marks=pytest.mark.longer)])
 def queue(url, request):
     """A client, with a consumer whose messages die when they fail once; a look at the tables."""
     with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
