@@ -43,7 +43,7 @@ from tests.sql.queue import (
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",
-    2: "a6a284c496f19596b2d58826586c7a6d23a0981ea1037f0a8523130d7af4b9c2",
+    2: "47ec82cb67fa9f3d009eb851582f9e2bf437c0c193157347400e5c5dc71fc07d",
 }
 """SHA-256 of each file of `versions/`."""
 
