@@ -67,7 +67,8 @@ as $$
                and ($4 is null or (d.consumer_id, d.dead_id) <= ($4[1], $4[2]))'
         when p_table = 'archived' then
             'select a.consumer_id, (extract(epoch from a.done_at) * 1000000)::bigint as place, a.message_count as size,
-                    a.seqs, c.name as consumer, a.result::text as result, a.deliver_count, a.owner, a.claimed_at, a.done_at
+                    a.seqs, c.name as consumer, a.result::text as result, a.deliver_count, a.owner, a.claimed_at,
+                    a.done_at
              from pgqueue.consumers c join pgqueue.archived_messages a on a.consumer_id = c.consumer_id
              where c.stream_id = $1 and ($2 is null or c.consumer_id = $2)
                and ($3 is null or (a.consumer_id, a.done_at) >= ($3[1], _pgqueue.time_at($3[2])))
