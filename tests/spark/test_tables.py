@@ -246,9 +246,10 @@ def test_what_was_deleted_is_missed_where_it_was_promised(
 def test_what_is_deleted_while_it_is_read_comes_once(conn: Conn, url: str) -> None:
     """Of what outlives its messages: with what they held, or without, and not both."""
     value(conn, "create_stream", "s")
-    value(conn, "create_consumer", "s", "c", "earliest")
     value(conn, "send_batch", "s", ["1", "2", "3"])
-    value(conn, "dead_letter", claim_of(call(conn, "receive", "s", "c", 3)))
+    for name in ("c", "d"):
+        value(conn, "create_consumer", "s", name, "earliest")
+        value(conn, "dead_letter", claim_of(call(conn, "receive", "s", name, 3)))
     conn.execute("delete from pgqueue.messages where seq = 1")
     source = PgQueueDataSource({"url": url, "table": "dead", "stream": "s"})
     reader: Any = source.reader(source.schema())
@@ -258,7 +259,7 @@ def test_what_is_deleted_while_it_is_read_comes_once(conn: Conn, url: str) -> No
     conn.execute("delete from pgqueue.messages where seq = 2")
     found += [row for batch in batches for row in batch.to_pylist()]
     held = sorted((row["seq"], row["data"]) for row in found)
-    assert held == [(1, None), (2, "2"), (3, "3")]
+    assert held == sorted([(1, None), (2, "2"), (3, "3")] * 2)
 
 
 def test_a_connection_that_breaks_loses_nothing_and_repeats_nothing(
