@@ -18,7 +18,7 @@ from spark_pgqueue.spark.partitions import (
     Batch,
     Range,
     Ranges,
-    after,
+    cut_behind,
     cut_into_partitions,
     in_order,
     split,
@@ -61,10 +61,14 @@ def test_split_keeps_every_message_in_order_in_equal_shares(ranges, count):
 
 @settings(deadline=None)
 @given(RANGES, st.data())
-def test_after_leaves_what_follows_a_message(ranges, data):
+def test_ranges_are_cut_behind_a_message(ranges, data):
     every = seqs(ranges)
     last = data.draw(st.sampled_from(every))
-    assert seqs(after(tuple(ranges), last)) == every[every.index(last) + 1 :]
+    place = every.index(last) + 1
+    assert [seqs(part) for part in cut_behind(tuple(ranges), last)] == [
+        every[:place],
+        every[place:],
+    ]
 
 
 @settings(deadline=None)

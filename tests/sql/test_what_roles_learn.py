@@ -274,21 +274,23 @@ def calls(session: Conn, schema_: str, given: dict[str, str]) -> list[sql.Compos
     found = session.execute(
         "select proname, pronargs - pronargdefaults, coalesce(proargnames[:pronargs], '{}'),"
         " array(select format_type(t, null) from unnest(proargtypes) with ordinality a (t, i)"
-        " order by i) from pg_proc p where pronamespace = %s::regnamespace and prokind = 'f'"
+        " order by i), prorettype = 'record'::regtype and proargmodes is null"
+        " from pg_proc p where pronamespace = %s::regnamespace and prokind = 'f'"
         " and has_function_privilege(p.oid, 'execute')",
         [schema_],
     ).fetchall()
     by_type = {"jsonb": "'{}'", "jsonb[]": "array['{}'::jsonb]", "integer": "0"}
     statements = []
-    for name, needed, names, types in found:
+    for name, needed, names, types, of_records in found:
         arguments = [
             f"{given.get(named, by_type.get(type_, 'null'))}::{type_}"
             for named, type_ in list(zip(names, types, strict=False))[:needed]
         ]
         statements.append(
-            sql.SQL("select f::text from {}({}) f").format(
+            sql.SQL("select f::text from {}({}) f {}").format(
                 sql.Identifier(schema_, name),
                 sql.SQL(", ".join(arguments)),  # type: ignore[arg-type]
+                sql.SQL("(lo bigint, hi bigint)" if of_records else ""),
             )
         )
     return statements
