@@ -341,7 +341,7 @@ def test_an_observer_sees_no_payload(conn: Conn, opened: Opened) -> None:
         everything = " ".join(said)
         assert SECRET not in everything, text
         assert SECRET.encode().hex() not in everything, text
-    assert sum(bool(count) for count in seen.values()) > 30
+    assert sum(bool(count) for count in seen.values()) >= 30
     for some in ("read_dead", "stream_schedules", "message_states", "metrics"):
         assert any(some in text and count for text, count in seen.items()), some
 
