@@ -4,6 +4,7 @@
 --   limit_*       how much one call does at once. Any value of at least 1 is right, and the tests run with all of them
 --                 at 2 or 3, and at 1. These are the fast ones.
 --   max_*         the largest value of an argument
+--   lane_*        where a bundle stands
 --   lock_class_*  the first number of advisory locks; the second is the id of a stream or consumer
 do $$
 declare
@@ -13,7 +14,6 @@ declare
 begin
     for v_name, v_type, v_value in values
         ('limit_take', 'int', '10000'),  -- publications that one take walks
-        ('limit_waiting', 'int', '16'),  -- new publications that may wait while runs of the same urgency are ready
         -- messages of publications that move to the archive at once: their sizes are read
         ('limit_archived', 'bigint', '1000000'),
         ('limit_packed', 'bigint', '4096'),  -- publications of an archive that become one row
@@ -25,28 +25,24 @@ begin
         ('limit_unseen', 'int', '1000'),
         ('limit_gaps', 'int', '8'),  -- rows of gaps that a consumer keeps before they are merged
         ('limit_gap_ranges', 'int', '1000'),  -- ranges up to which a row of gaps is merged with others
-        -- ranges of a run: taking elements out of a set costs in proportion to its ranges
+        -- ranges of a bundle: taking elements out of a set costs in proportion to its ranges
         ('limit_ranges', 'int', '64'),
         ('limit_attempts', 'int', '10'),  -- failed deliveries that are kept of a message
         ('limit_error', 'int', '500'),  -- characters of the error of each
-        -- slices that a run is cut into for small claims, or pieces that are dealt by key: messages that fail or become
-        -- free meanwhile come after them
-        ('limit_pieces', 'int', '64'),
-        ('limit_slice_size', 'int', '256'),  -- messages up to which a claim is small
-        ('limit_slots', 'int', '256'),  -- slots that are cut at once for small claims
-        -- runs, about, that are claimed without the consumer's lock before the place where the line begins is stored
-        -- anew
-        ('limit_behind', 'int', '64'),
+        -- messages up to which a claim is small: bundles of its size are cut ahead, for the next claims
+        ('limit_small', 'int', '256'),
+        ('limit_cut', 'int', '256'),  -- bundles that are cut at once
+        ('limit_held', 'int', '1000'),  -- claims older than a second that one look moves out of the way of the others
         ('limit_lanes', 'int', '64'),  -- lanes whose first place is remembered
         ('limit_expired', 'int', '100'),  -- expired claims that one claim releases
-        ('limit_due', 'int', '1000'),  -- delayed runs that one claim makes ready
+        ('limit_due', 'int', '1000'),  -- delayed bundles that one claim makes ready
         ('limit_schedules', 'int', '100'),  -- schedules of a stream whose messages one claim sends
         ('limit_filter', 'int', '10000'),  -- messages that are filtered at once for a filtered consumer
         -- how often one pass of a claim filters that many messages: what was taken before, and what is new, which may
         -- be more urgent. A claim has up to three passes, and holds the consumer's lock meanwhile. Where nothing
         -- passes, the next claim goes on
         ('limit_filters', 'int', '2'),
-        -- runs that are judged at once for a claim with a condition; and their messages, without those of the last run
+        -- bundles that are judged at once for a claim with a condition; and their messages, without those of the last
         ('limit_looked_for', 'int', '1000'),
         ('limit_counted', 'int', '10000'),  -- publications that are counted at once, where a backlog is counted
         -- publications that are counted for the statistics of a consumer, which some programs ask for every few
@@ -82,12 +78,9 @@ begin
         ('segment_count', 'int', '8'),
 
         -- by key
-        ('limit_piece_by_key', 'int', '64'),  -- messages of a piece
-        ('limit_parts', 'int', '32'),  -- claims of a key for which one slot has messages
-        ('limit_deal', 'int', '4096'),  -- messages of the line that are dealt at once
-        -- when this many keys became free, they are dealt first, without the line
-        ('limit_stock', 'int', '32'),
-        ('limit_old', 'int', '200'),  -- pieces that are dealt before a piece that is still open counts as old
+        ('limit_chain', 'int', '24'),  -- bundles of a key that are dealt one behind the other
+        ('limit_chain_of_stream', 'int', '128'),  -- ... of a consumer with ordering=stream
+        ('limit_deal', 'int', '4096'),  -- messages that are dealt at once, about
         ('limit_looks', 'int', '10000'),  -- messages that one claim looks at
         ('limit_whole', 'int', '1000'),  -- messages that a claim wants at least to have the line whole
 
@@ -107,6 +100,14 @@ begin
         ('max_interval', 'interval', 'interval ''10 years'''),  -- a timeout or delay
         ('max_lease', 'interval', 'interval ''1 day'''),  -- the lease of a worker in a group
         ('max_condition_bytes', 'int', '4096'),  -- bytes of a condition: a jsonpath that is asked of each message
+
+        -- lanes of consumer_messages, see base/bundles.sql; lower ones are those of priorities, and by key:
+        ('lane_dealt', 'int', '0'),
+        ('lane_line', 'int', '1'),
+        ('lane_delayed', 'int', '1000001'),
+        ('lane_held', 'int', '1000002'),
+        ('lane_waiting', 'int', '1000003'),
+        ('lane_unfiltered', 'int', '1000004'),
 
         -- (1885826420 is the installer's)
         ('lock_class_consumer', 'int', '1885826421'),  -- the locks of consumers

@@ -1,15 +1,14 @@
--- The beginning of a claim, whichever call makes it, and its record at the end. What a claim does before it claims with
--- the consumer's lock (what is owed, limits, leases that ended) is in fill() and refresh().
+-- The beginning of a claim, whichever call makes it. What a claim does before it claims with the consumer's lock (what is
+-- owed, limits, leases that ended) is in fill() and refresh().
 
--- Locks what a checkpoint reader may change: itself, its claims, its consumer. Returns the consumer. Errors: PQ002; as
+-- Locks what a checkpoint reader may change: itself, and its consumer. Returns the consumer. Errors: PQ002; as
 -- lock_consumer().
 create or replace function _pgqueue.own_reader(p_reader uuid, p_consumer_id int) returns pgqueue.consumers
 language plpgsql
 as $$
 begin
     perform _pgqueue.lock_reader(p_reader);
-    perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
-    perform _pgqueue.own_consumer(p_consumer_id);
+    perform _pgqueue.lock_consumer(p_consumer_id);
     return _pgqueue.consumer_of(p_consumer_id);
 end $$;
 
@@ -54,31 +53,3 @@ as $$
     select p_consumer.per_key_interval is not null or _pgqueue.is_throttled(p_consumer) or p_consumer.per_key_latest
         or not _pgqueue.has_room(p_consumer)
 $$;
-
--- A claim that has its messages as runs, for record_claim(). Its lease begins here, after all waiting.
---   p_consumer  as begin_claim() returned it
---   p_reader    null: a worker's claim
-create or replace function _pgqueue.new_claim(p_consumer pgqueue.consumers, p_claim_id bigint, p_count bigint,
-                                              p_reader uuid default null) returns pgqueue.claims
-language sql
-as $$
-    select (p_claim_id, p_consumer.consumer_id, _pgqueue.is_keyed(p_consumer.way), true, clock_timestamp(),
-            clock_timestamp() + p_consumer.visibility_timeout, p_consumer.visibility_timeout, p_count, p_count, 0,
-            p_reader, current_setting('application_name'), _pgqueue.notes_ends(p_consumer), null, null, null,
-            null)::pgqueue.claims
-$$;
-
--- Records a claim that has its messages as runs: all rows of claims come from here, but for those that were slots
--- (promote()). That of a checkpoint reader gets the set that it has at first. Returns the claim's id.
-create or replace function _pgqueue.record_claim(p_claim pgqueue.claims) returns bigint
-language plpgsql
-as $$
-begin
-    if p_claim.reader is not null then
-        select range_agg(seqs), range_agg(int8range(arrival_no, arrival_no, '[]')), array_agg(distinct lane)
-        into p_claim.seqs, p_claim.arrival_nos, p_claim.lanes
-        from pgqueue.consumer_messages where claim_id = p_claim.claim_id and state = 'claimed';
-    end if;
-    insert into pgqueue.claims select p_claim.*;
-    return p_claim.claim_id;
-end $$;

@@ -18,11 +18,11 @@ begin
     for i in 1..10 loop  -- what is new can be dropped when it was taken
         exit when not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true);
         p_cursor := (_pgqueue.take(p_consumer, p_cursor, null, _pgqueue.limit_take())).o_cursor;
-        exit when not p_cursor.take_was_cut;
+        exit when not (p_cursor.hints).was_cut;
     end loop;
     v_backlog := (select coalesce(sum(message_count), 0) from _pgqueue.unfinished(p_consumer.consumer_id)
                   where state <> 'claimed' and (not p_consumer.filtered or state <> 'unfiltered'));
-    if not p_consumer.filtered and p_cursor.take_was_cut then
+    if not p_consumer.filtered and (p_cursor.hints).was_cut then
         v_backlog := v_backlog
             + _pgqueue.messages_in(p_consumer, int8multirange(int8range(p_cursor.next_publication, null)), null,
                                    p_consumer.max_backlog);  -- no more than that can make older ones too many

@@ -56,19 +56,17 @@ declare
     v_due    record;
     v_away   record;
 begin
-    perform _pgqueue.without_slots(p_consumer.consumer_id);
-    select * into v_stored from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id
-    order by version desc limit 1;
-    if not found then
+    if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return false;
     end if;
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
     for i in 1..10 loop
         exit when v_cursor.next_publication > p_upto and not _pgqueue.gap_ids(v_cursor) && int8range(1, p_upto, '[]');
         v_before := v_cursor;
         v_cursor := (_pgqueue.take(p_consumer, v_cursor, greatest(p_upto, v_cursor.next_publication - 1),
                                    _pgqueue.limit_take())).o_cursor;
-        v_more := v_cursor.take_was_cut;
+        v_more := (v_cursor.hints).was_cut;
         exit when v_cursor.next_publication = v_before.next_publication and not v_more;
     end loop;
     v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs);
@@ -94,27 +92,31 @@ create or replace function _pgqueue.release_due(p_consumer pgqueue.consumers, p_
 language plpgsql
 as $$
 declare
-    v_claim pgqueue.claims;
+    v_head    bigint;
+    v_bundles pgqueue.consumer_messages[];
 begin
     o_cursor := p_cursor;
     o_count := 0;
-    for v_claim in
-        select c.* from pgqueue.claims c
-        where c.consumer_id = p_consumer.consumer_id and c.live and c.lease_until <= clock_timestamp()
-          and exists (select from pgqueue.consumer_messages m
-                      where m.claim_id = c.claim_id and m.state = 'claimed' and m.seqs && p_seqs)
-        order by c.lease_until limit _pgqueue.limit_expired()
-        for update of c skip locked  -- lock: claim
+    for v_head in
+        select distinct coalesce(m.head, m.bundle_no)
+        from pgqueue.consumer_messages m
+        where m.consumer_id = p_consumer.consumer_id and m.token is not null and m.seqs && p_seqs
+        limit _pgqueue.limit_expired()
     loop
-        o_cursor := _pgqueue.release(p_consumer, o_cursor, v_claim);
+        v_bundles := array(select b from pgqueue.consumer_messages b
+                           where bundle_no & 1048575 = v_head & 1048575 and bundle_no = v_head
+                             and lease_until <= clock_timestamp()
+                           for update skip locked);  -- lock: bundle
+        continue when v_bundles = '{}';
+        o_cursor := _pgqueue.release(p_consumer, o_cursor, _pgqueue.lock_bundles(v_head, v_bundles[1].token));
         o_count := o_count + 1;
     end loop;
 end $$;
 
--- Takes messages that are in no claim from a consumer. Runs that another session is claiming are left for the next
+-- Takes messages that are in no claim from a consumer. Bundles that another session is claiming are left for the next
 -- time. Needs the consumer's lock.
 --   p_reason  the messages become dead letters of this reason; null: nothing is kept of them
--- Returns the cursor, the messages, of how many runs they were, and the highest number of deliveries among them.
+-- Returns the cursor, the messages, of how many bundles they were, and the highest number of deliveries among them.
 create or replace function _pgqueue.take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                               p_seqs int8multirange,
                                               p_reason text default null, out o_cursor pgqueue.consumer_cursors,
@@ -122,13 +124,14 @@ create or replace function _pgqueue.take_away(p_consumer pgqueue.consumers, p_cu
 language plpgsql
 as $$
 declare
-    v_taken record := _pgqueue.take_unclaimed(p_consumer, p_cursor, p_seqs);
+    v_taken record := _pgqueue.take_unclaimed(p_consumer, p_cursor.hints, p_seqs);
 begin
-    o_cursor := v_taken.o_cursor;
+    o_cursor := p_cursor;
+    o_cursor.hints := v_taken.o_hints;
     select count(*), coalesce(range_agg(seqs), '{}'), coalesce(max(deliver_count), 0) into o_count, o_gone, o_most
-    from unnest(v_taken.o_runs);
+    from unnest(v_taken.o_bundles);
     if p_reason is not null then
-        perform _pgqueue.dead_letter(r, r.seqs, p_reason, null) from unnest(v_taken.o_runs) r;
+        perform _pgqueue.dead_letter(b, b.seqs, p_reason, null) from unnest(v_taken.o_bundles) b;
     end if;
 end $$;
 

@@ -9,7 +9,7 @@
 --   p_seqs  the messages
 -- Returns how many messages were cancelled. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 when a
 -- transaction that claims or settles some of the messages, or with an order the ones before them, stays open for 10 s.
--- Locks: the claims that hold some of the messages; then the consumer.
+-- Locks: the consumer; then the claims that hold some of the messages.
 create or replace function pgqueue.cancel(p_stream text, p_consumer text, p_seqs bigint[]) returns bigint
 language plpgsql
 as $$
@@ -66,59 +66,66 @@ create or replace function _pgqueue.cancel(p_consumer pgqueue.consumers, p_set i
 language plpgsql
 as $$
 declare
-    v_claims pgqueue.claims[];
-    v_claim  pgqueue.claims;
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
-    v_taken  record;
+    v_hints  pgqueue.claim_hints;
+    v_taken  pgqueue.consumer_messages[];
     v_away   record;
-    v_gone   int8multirange := '{}';  -- of what the consumer had taken
-    v_most   int := 0;
+    v_gone   int8multirange;  -- of what the consumer had taken
     v_new    record;
     v_count  bigint;
-    v_nobody pgqueue.claims;  -- without a claim, an end is a cancellation
+    v_nobody pgqueue.consumer_messages;  -- without a claim, an end is a cancellation
 begin
-    v_claims := array(
-        select c from pgqueue.claims c
-        where c.claim_id = any (array(select m.claim_id from _pgqueue.unfinished(p_consumer.consumer_id) m
-                                      where m.state = 'claimed' and m.seqs && p_set))
-          and c.live and c.reader is null
-        order by c.claim_id
-        for update of c);  -- lock: claim
-    perform _pgqueue.own_consumer(p_consumer.consumer_id);
+    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    v_claims := v_claims || array(  -- those that were slots until now
-        select c from pgqueue.claims c
-        where c.claim_id = any (array(select m.claim_id from _pgqueue.unfinished(p_consumer.consumer_id) m
-                                      where m.state = 'claimed' and m.seqs && p_set))
-          and _pgqueue.is_slot(c.claim_id) and c.claim_id <> all (array(select l.claim_id from unnest(v_claims) l))
-        for update skip locked);  -- lock: claim
-    foreach v_claim in array v_claims loop
-        select range_agg(seqs) as seqs, coalesce(sum(message_count), 0)::bigint as message_count,
-               max(deliver_count) as most into v_taken
-        from _pgqueue.take_out(v_claim.claim_id, p_set);
-        v_gone := v_gone + coalesce(v_taken.seqs, '{}');
-        v_most := greatest(v_most, v_taken.most);
-        perform _pgqueue.shrink_claim(v_claim, v_claim.remaining - v_taken.message_count);
-    end loop;
+    v_taken := _pgqueue.take_claimed(p_consumer.consumer_id, p_set);
     v_away := _pgqueue.take_away(p_consumer, v_stored, p_set);
     v_cursor := v_away.o_cursor;
-    v_gone := v_gone + v_away.o_gone;
-    if exists (select from _pgqueue.unfinished(p_consumer.consumer_id, upper(p_set))
-               where seqs && p_set and reader is null) then
+    v_gone := _pgqueue.seqs_of(v_taken) + v_away.o_gone;
+    if exists (select from pgqueue.consumer_messages
+               where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and seqs && p_set
+                 and reader is null) then
         raise exception using errcode = 'PQ099';
+    end if;
+    v_hints := v_cursor.hints;
+    if _pgqueue.is_keyed(p_consumer.way) and v_taken <> '{}' then
+        v_hints := _pgqueue.loosen(p_consumer, v_hints);
+        v_cursor.hints := v_hints;
     end if;
     v_cursor.forgotten := v_cursor.forgotten + _pgqueue.cardinality(v_gone);
     v_new := _pgqueue.pass_over(p_consumer, v_cursor, p_set - v_gone);
-    perform _pgqueue.save_cursor(v_stored, v_new.p_cursor, true);
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_new.p_cursor), true);
     v_count := _pgqueue.cardinality(v_gone + v_new.o_gone);
     v_nobody.consumer_id := p_consumer.consumer_id;
     v_nobody.owner := current_setting('application_name');
-    perform _pgqueue.note_done(v_nobody, v_gone + v_new.o_gone, v_count, greatest(v_most, v_away.o_most), null);
+    perform _pgqueue.note_done(v_nobody, null, v_gone + v_new.o_gone, v_count, greatest(v_away.o_most, (
+        select max(_pgqueue.one_more(b.deliver_count)) from unnest(v_taken) b)), null);
     if _pgqueue.is_keyed(p_consumer.way) and v_gone <> '{}' then
         perform _pgqueue.wake(p_consumer.stream_id);  -- the messages that waited for them
     end if;
     return v_count;
+end $$;
+
+-- Takes messages out of the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for who
+-- settles them.
+create or replace function _pgqueue.take_claimed(p_consumer_id int, p_set int8multirange)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_head  pgqueue.consumer_messages;
+    v_taken pgqueue.consumer_messages[] := '{}';
+begin
+    for v_head in
+        select distinct on (h.bundle_no) h.*
+        from pgqueue.consumer_messages m
+        cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
+        where m.consumer_id = p_consumer_id and m.token is not null and m.reader is null and m.seqs && p_set
+        order by h.bundle_no
+    loop
+        v_taken := v_taken || _pgqueue.take_out(_pgqueue.lock_bundles(v_head.bundle_no, v_head.token), p_set);
+    end loop;
+    return v_taken;
 end $$;
 
 -- Makes a consumer pass over messages that it has not taken. Their publications go into a gap; the gap keeps the

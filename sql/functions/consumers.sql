@@ -158,7 +158,7 @@ language plpgsql
 as $$
 begin
     perform _pgqueue.check_settings('consumer', p_settings);
-    -- in tries: it may wait for runs of claims that are being made, and other claimers for the consumer
+    -- in tries: it may wait for claims that are being made, and other claimers for the consumer
     perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
                            'select 0 from _pgqueue.set_consumer($1::int, $2)',
                            (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_settings, p_try => interval '5 ms');
@@ -166,7 +166,7 @@ end $$;
 
 -- Deletes a consumer, or a group, with all that it has not finished.
 -- Its claims end. Their owners, and the workers of a group, are told when they come back.
--- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of the consumer's runs stays open for 10 s. Locks: the
+-- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of the consumer's messages stays open for 10 s. Locks: the
 -- consumer's.
 create or replace function pgqueue.drop_consumer(p_stream text, p_name text) returns void
 language plpgsql
@@ -194,6 +194,6 @@ begin
     if v_limited then
         perform _pgqueue.note_limited(v_stream_id);
     end if;
-    perform _pgqueue.forget_runs(p_consumer_id);
+    perform _pgqueue.forget_bundles(p_consumer_id);
     perform _pgqueue.on_drop_consumer(p_consumer_id);
 end $$;

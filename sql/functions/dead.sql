@@ -51,8 +51,7 @@ end $$;
 --   p_reset   treat the messages as never delivered; false: their deliver_count goes on, and with max_deliver_count
 --             their next failure is the last
 -- Returns how many messages these were. Several concurrent calls deliver each message once. Errors: PQ001, PQ002,
--- PQ003, PQ007. Locks: the consumer. (More than 60 lines: one loop makes the runs, and says what each column gets.)
-create or replace function pgqueue.redrive(p_stream text, p_consumer text, p_seqs bigint[] default null,
+-- PQ003, PQ007. Locks: the consumer. create or replace function pgqueue.redrive(p_stream text, p_consumer text, p_seqs bigint[] default null,
                                            p_reason text default null, p_before timestamptz default null,
                                            p_max int default 1000, p_reset boolean default true) returns bigint
 language plpgsql
@@ -62,16 +61,15 @@ declare
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
     v_dead     record;
-    v_run      pgqueue.consumer_messages;
-    v_count    bigint := 0;
-    v_lanes    int[] := '{}';
+    v_hints    pgqueue.claim_hints;
+    v_bundle   pgqueue.consumer_messages;
     v_set      int8multirange := '{}';
 begin
     perform _pgqueue.check_dead(p_max);
     perform _pgqueue.lock_consumer(v_consumer.consumer_id);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_cursor := v_stored;
-    v_cursor.last_line_no := v_cursor.last_line_no + 1;
+    v_hints := v_cursor.hints;
     for v_dead in
         select priority, deliver_count, note, range_agg(seqs) as seqs
         from (select priority, case when p_reset is not false then 0 else deliver_count end as deliver_count,
@@ -84,35 +82,24 @@ begin
               from _pgqueue.take_dead(v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max)) d
         group by priority, deliver_count, note
     loop
-        v_run.consumer_id := v_consumer.consumer_id;
+        v_cursor.last_arrival := v_cursor.last_arrival + 1;
+        v_bundle := _pgqueue.taken_bundle(v_consumer, v_cursor.last_arrival, v_dead.priority, null, v_dead.note);
+        v_bundle.deliver_count := v_dead.deliver_count;
         -- behind messages that are not judged yet, it is judged once more in its turn
-        v_run.state := case when v_consumer.per_key_latest
-                              or (v_consumer.ordering <> 'none' and v_cursor.filter_from is not null) then 'unfiltered'
-                            else 'ready' end;
-        v_run.lane := case when _pgqueue.is_keyed(v_consumer.way) then 1 else -v_dead.priority end;
-        v_run.priority := v_dead.priority;
-        v_run.deliver_count := v_dead.deliver_count;
-        v_run.note := v_dead.note;
-        v_run.arrival_no := v_cursor.last_line_no;
-        v_run.line_no := v_cursor.last_line_no;
-        v_count := v_count + _pgqueue.store_run(v_run, v_dead.seqs);
-        v_lanes := v_lanes || case when v_run.state = 'ready' then v_run.lane end;
-        if v_run.state = 'unfiltered' then
-            v_cursor.filter_from := least(v_cursor.filter_from, v_run.line_no);
-            v_cursor.take_was_cut := true;
+        if not v_consumer.per_key_latest and (v_consumer.ordering = 'none' or v_hints.filter_from is null) then
+            v_bundle := _pgqueue.placed(v_consumer, v_bundle);
         end if;
+        v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_dead.seqs);
         v_set := v_set + v_dead.seqs;
     end loop;
-    if v_count > 0 then
-        v_cursor.taken := v_cursor.taken + v_count;
-        v_cursor := _pgqueue.lower_scan_from(v_cursor, array(
-            select distinct (l, v_cursor.last_line_no, 0)::pgqueue.line_place from unnest(v_lanes) l
-            where l is not null));
-        perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+    if v_set <> '{}' then
+        v_cursor.taken := v_cursor.taken + _pgqueue.cardinality(v_set);
+        v_cursor.hints := v_hints;
+        perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
         perform _pgqueue.enter_keys(v_consumer, v_set);
         perform _pgqueue.wake(v_consumer.stream_id);
     end if;
-    return v_count;
+    return _pgqueue.cardinality(v_set);
 end $$;
 
 -- Deletes dead letters: nobody gets them any more, and their messages need not be kept for them.

@@ -53,7 +53,7 @@ begin
         continue when not found;
         v_mine := v_free;
         v_mine.worker := p_worker;
-        v_mine.lease_id := _pgqueue.new_claim_id();
+        v_mine.lease_id := _pgqueue.new_lease_id();
         v_held := v_held + _pgqueue.save_partition(v_free, v_mine)::int;
     end loop;
     return query
@@ -136,7 +136,7 @@ begin
                     p_offset, v_stored.partition, array[v_stored.line_no, v_stored.seq]
                     using errcode = 'PQ003', column = 'p_offset',
                           hint = 'Roll back: another process works with this lease.';
-            elsif p_offset[1] > (_pgqueue.cursor(v_stored.consumer_id)).last_line_no then
+            elsif p_offset[1] > (_pgqueue.cursor(v_stored.consumer_id)).last_arrival then
                 raise exception 'p_offset is %, which read_partitions has not given', p_offset
                     using errcode = 'PQ003', column = 'p_offset';
             end if;
@@ -273,10 +273,10 @@ declare
     v_no   bigint;
 begin
     for v_run in  -- and one more row, by which the last line ends
-        (select m.line_no, m.seqs from pgqueue.consumer_messages m
-         where m.consumer_id = p_consumer_id and m.state = 'ready' and m.lane = 1 and m.line_no >= p_after[1]
-           and (p_until is null or m.line_no <= p_until[1])
-         order by m.line_no, m.first_seq)
+        (select m.place as line_no, m.seqs from pgqueue.consumer_messages m
+         where m.consumer_id = p_consumer_id and m.lane = _pgqueue.lane_line() and m.place >= p_after[1]
+           and (p_until is null or m.place <= p_until[1])
+         order by m.place, m.first_seq)
         union all select null, null
     loop
         if v_no is distinct from v_run.line_no and v_set <> '{}' then
@@ -310,7 +310,7 @@ begin
     select array_agg(lower(g)), array_agg(upper(g)) into o_lo, o_hi from unnest(p_set) g;
 end $$;
 
--- Takes new messages for a group, and deletes runs that all partitions have passed. While another worker does so, this
+-- Takes new messages for a group, and deletes bundles that all partitions have passed. While another worker does so, this
 -- one waits for it for a moment, because nobody wakes up workers that find nothing: a publication woke all of them at
 -- once, and one of them took it.
 create or replace function _pgqueue.take_for_group(p_group pgqueue.consumers) returns void
@@ -334,34 +334,34 @@ begin
         for i in 1.._pgqueue.limit_takes() loop
             v_take := _pgqueue.take(p_group, v_cursor, null, _pgqueue.limit_take());
             v_cursor := v_take.o_cursor;
-            exit when v_cursor.last_line_no > v_stored.last_line_no or not v_cursor.take_was_cut;
+            exit when v_cursor.last_arrival > v_stored.last_arrival or not (v_cursor.hints).was_cut;
         end loop;
     end if;
-    if not _pgqueue.looked_lately(v_cursor) then
-        v_cursor := _pgqueue.look_anew(v_cursor);
+    if not _pgqueue.looked_lately(v_cursor.hints) then
+        v_cursor.hints := _pgqueue.look_anew(v_cursor);
     end if;
     v_cursor := _pgqueue.delete_passed(p_group, v_cursor);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;
 
--- Deletes the runs that all partitions of a group have passed. Returns the cursor. Needs the consumer's lock.
+-- Deletes the bundles that all partitions of a group have passed. Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.delete_passed(p_group pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_from   pgqueue.line_place := p_cursor.scan_from[1];
+    v_line   pgqueue.lane_hint := _pgqueue.lane_of(p_cursor.hints, _pgqueue.lane_line());
     v_passed bigint[];
 begin
-    if v_from is null then
+    if v_line.place is null then
         return p_cursor;
     end if;
     select min(array[p.line_no, p.seq]) into v_passed from _pgqueue.partitions(p_group) p;
     delete from pgqueue.consumer_messages
-    where consumer_id = p_group.consumer_id and state = 'ready' and lane = 1
-      and line_no >= v_from.line_no and line_no <= v_passed[1] and array[line_no, upper(seqs) - 1] <= v_passed;
+    where consumer_id = p_group.consumer_id and lane = _pgqueue.lane_line() and place >= v_line.place
+      and place <= v_passed[1] and array[place, upper(seqs) - 1] <= v_passed;
     if found then
-        p_cursor := _pgqueue.raise_scan_from(p_cursor);
+        p_cursor := _pgqueue.raise_hints(p_group, p_cursor);
     end if;
     return p_cursor;
 end $$;

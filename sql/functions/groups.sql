@@ -2,7 +2,7 @@
 -- they are.
 --
 -- A group is a consumer with partitions. As any consumer, it takes new messages under its lock (queue/take.sql), into
--- runs of one line. Nobody claims these runs; all partitions share them. A message's place is two numbers that are the
+-- bundles of one line. Nobody claims these bundles; all partitions share them. A message's place is two numbers that are the
 -- same for all partitions: line_no, the take that brought it, and seq. So all messages of the group have one order, and
 -- each partition has its own place in it. To read is to look up what comes next; to commit is to write two numbers.
 -- Everything else is the consumer's: no late commit is lost, gaps are looked into once, lag, moving the group, and
@@ -134,9 +134,9 @@ end $$;
 create or replace function _pgqueue.behind(p_consumer_id int, p_line_no bigint, p_seq bigint) returns bigint
 language sql stable
 as $$
-    select coalesce(sum(case when line_no > p_line_no then message_count
+    select coalesce(sum(case when place > p_line_no then message_count
                              else _pgqueue.cardinality(seqs * int8multirange(int8range(p_seq + 1, null))) end),
                     0)::bigint
     from pgqueue.consumer_messages
-    where consumer_id = p_consumer_id and state = 'ready' and lane = 1 and line_no >= p_line_no
+    where consumer_id = p_consumer_id and lane = _pgqueue.lane_line() and place >= p_line_no
 $$;

@@ -8,8 +8,8 @@
 -- Returns how many messages it forgot: those that it had taken and not finished (of a group: that not all partitions
 -- had passed), which come again only where they are after the position; and those that it skips.
 -- Errors: PQ001, PQ002, PQ003, PQ007; PQ005 for an offset of something else; 55P03 when a transaction that holds some
--- of the consumer's runs stays open for 10 s. Locks, to the end of the transaction: the history, shared; the consumer,
--- its claims and its runs.
+-- of the consumer's messages stays open for 10 s. Locks, to the end of the transaction: the history, shared; the consumer,
+-- its claims and its messages.
 create or replace function pgqueue.seek(p_stream text, p_consumer text, p_to text) returns bigint
 language plpgsql
 as $$
@@ -27,9 +27,9 @@ declare
 begin
     perform _pgqueue.check_isolation();
     v_seen := _pgqueue.seen_from(p_consumer.stream_id, p_to, p_argument);
-    -- in tries: a claimer may hold runs that this needs, and need the consumer's lock
+    -- in tries: a claimer may hold bundles that this needs, and need the consumer's lock
     return _pgqueue.await(
-        'a run, a claim or the lock of ' || _pgqueue.consumer_name(p_consumer.consumer_id),
+        'messages, a claim or the lock of ' || _pgqueue.consumer_name(p_consumer.consumer_id),
         'select m from pgqueue.consumers c cross join lateral _pgqueue.move('
         'c, ($2 ->> 0)::int8multirange, ($2 -> 1)::bigint, array(select jsonb_array_elements_text($2 -> 2)), '
         '($2 ->> 3)::int8multirange) m where c.consumer_id = $1', p_consumer.consumer_id,
@@ -53,7 +53,7 @@ declare
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    v_count := _pgqueue.forget_runs(p_consumer.consumer_id);
+    v_count := _pgqueue.forget_bundles(p_consumer.consumer_id);
     v_cursor.taken := v_stored.taken;
     v_cursor.forgotten := v_stored.forgotten + v_count;
     v_new := _pgqueue.new_ids(v_stored);
@@ -69,12 +69,7 @@ begin
     v_cursor.consumer_id := p_consumer.consumer_id;
     v_cursor.version := v_stored.version;
     v_cursor.gaps := '{}';
-    v_cursor.take_was_cut := false;
-    v_cursor.last_line_no := v_stored.last_line_no;
-    v_cursor := _pgqueue.look_anew(v_cursor);
-    v_cursor.lease_probe := '-infinity';
-    v_cursor.gaps_probe := '-infinity';
-    v_cursor.dealt_until := '-infinity';
+    v_cursor.last_arrival := v_stored.last_arrival;
     v_cursor.delivered := v_stored.delivered;
     v_cursor.delivered_at := v_stored.delivered_at;
     -- Only a gap keeps messages from the consumer. So where some of its messages are dead, all that it took before
@@ -84,6 +79,7 @@ begin
         v_who := _pgqueue.publishers(p_consumer.stream_id);  -- taken since the position was told, so there are others
     end if;
     v_cursor := _pgqueue.cursor_from(v_cursor, p_seen, v_next, v_who, coalesce(v_dead + p_cut, v_dead, p_cut));
+    v_cursor.hints := _pgqueue.look_anew(v_cursor);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(p_consumer);
     perform _pgqueue.forget_newest(p_consumer.consumer_id);

@@ -7,11 +7,11 @@
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
 -- Returns the claim and its number of messages, or no row when there is nothing that no other session is claiming.
 -- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007.
--- Locks, to the end of the transaction: those of ack; the runs that the claim takes; and the consumer, unless the ready
--- runs suffice. If nobody has that lock, one claim in some takes it to cut slots for later claims. While another
--- session has it, the claim makes do with the ready messages. It waits for the lock if none is ready, or if the
--- consumer claims in turn only: with per_key_interval, per_key_latest, max_in_flight, rate_limit, or a backlog that may
--- be full. If one transaction keeps the lock for a second, the claim gets nothing.
+-- Locks, to the end of the transaction: those of ack; the messages that the claim takes; and the consumer, unless a free
+-- bundle has the size that the claim wants. If nobody has that lock, one claim in some takes it to cut bundles for later
+-- claims. A claim that needs the lock waits for it; if one transaction keeps the lock for a second, the claim gets
+-- nothing. With per_key_interval, per_key_latest, max_in_flight, rate_limit, or a backlog that may be full, all claims
+-- need it.
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1,
                                          p_visibility_timeout interval default null, p_ack bigint default null)
 returns table (claim_id bigint, message_count bigint)
@@ -42,14 +42,15 @@ declare
     v_row   pgqueue.received;
 begin
     if v_claim.message_count = 1 then
-        v_row := _pgqueue.payload(v_claim.stream_id, v_claim.claim_id, lower(v_claim.seqs), v_claim.priority);
+        v_row := _pgqueue.payload(v_claim.stream_id, v_claim.claim_id, lower(v_claim.seqs), v_claim.priority,
+                                  v_claim.deliver_count, v_claim.saved);
         if v_row.seq is not null then
             return next v_row;
             return;
         end if;
     elsif v_claim.message_count > 1 then
         return query select * from _pgqueue.payloads(v_claim.stream_id, v_claim.claim_id, v_claim.seqs,
-                                                     v_claim.priority);
+                                                     v_claim.priority, v_claim.bundles);
         if found then
             return;
         end if;

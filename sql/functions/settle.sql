@@ -27,7 +27,7 @@ end $$;
 --   p_delay    not before then; at least 0. Null: as the consumer's settings say, see backoff
 --   p_reason   kept as the message's last error
 --   p_backoff  true: where p_delay is null and backoff is constant without a base, it is exponential from 1 s
--- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the claim, then the consumer.
+-- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the consumer, then the claim.
 create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default null,
                                         p_reason text default null, p_backoff boolean default false) returns bigint
 language plpgsql
@@ -49,7 +49,7 @@ end $$;
 --   p_delay  not before then; at least 0
 --   p_state  comes back with the messages, in the column saved of receive, at each delivery from then on; null: an
 --            earlier state stays; a JSON null: no state
--- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the claim, then the consumer.
+-- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the consumer, then the claim.
 create or replace function pgqueue.defer(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default '0',
                                          p_state jsonb default null) returns bigint
 language plpgsql
@@ -72,38 +72,39 @@ create or replace function pgqueue.is_suspected(p_claim_id bigint) returns boole
 language plpgsql stable
 as $$
 begin
-    return exists (select from pgqueue.consumer_messages
-                   where claim_id = p_claim_id and state = 'claimed' and note ? 'at_most');
+    return exists (select from _pgqueue.held(_pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id))
+                   where note ? 'at_most');
 end $$;
 
 -- Returns messages of a claim: the common part of nack and defer.
 --   p_set, p_how, p_delay, p_note  as in return()
 --   p_backoff                      as in nack
--- Returns how many messages left the claim. Locks: the claim, then the consumer.
+-- Returns how many messages left the claim. Locks: the consumer, then the claim.
 create or replace function _pgqueue.give_back(p_claim_id bigint, p_set int8multirange, p_how text, p_delay interval,
                                               p_note jsonb, p_backoff boolean default false) returns bigint
 language plpgsql
 as $$
 declare
-    v_claim    pgqueue.claims;
+    v_bundles  pgqueue.consumer_messages[] := _pgqueue.lock_claim(p_claim_id, true);
     v_consumer pgqueue.consumers;
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
+    v_before   bigint := _pgqueue.count_of(v_bundles);
 begin
-    v_claim := _pgqueue.lock_claim(p_claim_id, true);
-    if v_claim.claim_id is null then
+    if v_bundles is null then
         return 0;
     end if;
-    select * into v_consumer from pgqueue.consumers where consumer_id = v_claim.consumer_id;
+    select * into v_consumer from pgqueue.consumers where consumer_id = v_bundles[1].consumer_id;
     if p_backoff and v_consumer.backoff = 'constant' and v_consumer.backoff_base is null then
         v_consumer.backoff := 'exponential';
     end if;
-    v_stored := _pgqueue.cursor(v_claim.consumer_id);
-    v_cursor := _pgqueue.return(v_consumer, v_stored, v_claim, p_set,
-                                case when p_how = 'unnamed' and v_claim.remaining = 1 then 'named' else p_how end,
+    v_stored := _pgqueue.cursor(v_consumer.consumer_id);
+    v_cursor := _pgqueue.return(v_consumer, v_stored, v_bundles, p_set,
+                                case when p_how = 'unnamed' and v_before = 1 then 'named' else p_how end,
                                 clock_timestamp(), p_delay, p_note);
-    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
-    return v_claim.remaining - coalesce((select remaining from pgqueue.claims where claim_id = p_claim_id), 0);
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
+    return v_before - (select coalesce(sum(message_count), 0)
+                       from _pgqueue.held(v_bundles[1].bundle_no, v_bundles[1].token));
 end $$;
 
 -- Ends the delays of failed messages, and lets them come in large claims again: after an outage, say.
@@ -121,7 +122,8 @@ declare
     v_now      timestamptz := clock_timestamp();
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
-    v_run      pgqueue.consumer_messages;
+    v_hints    pgqueue.claim_hints;
+    v_bundle   pgqueue.consumer_messages;
     v_part     int8multirange;
     v_count    bigint := 0;
 begin
@@ -129,26 +131,35 @@ begin
     perform _pgqueue.lock_consumer(v_consumer.consumer_id);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_cursor := v_stored;
-    for v_run in
-        delete from pgqueue.consumer_messages
-        where ctid = any (array(select ctid from pgqueue.consumer_messages
-                                where ctid = any (_pgqueue.unclaimed_places(v_consumer.consumer_id))
-                                  and state in ('ready', 'delayed', 'waiting')
-                                  and (not_visible_until > v_now or note ? 'at_most')
-                                  and case when v_set is null then deliver_count > 0 else seqs && v_set end
-                                for update skip locked))  -- lock: run
-        returning *
+    v_hints := v_cursor.hints;
+    for v_bundle in
+        select * from pgqueue.consumer_messages
+        where consumer_id = v_consumer.consumer_id and token is null and lane <> _pgqueue.lane_unfiltered()
+          and (not_visible_until > v_now or note ? 'at_most')
+          and case when v_set is null then deliver_count > 0 else seqs && v_set end
+        for update skip locked  -- lock: bundle
     loop
-        v_part := case when _pgqueue.is_keyed(v_consumer.way) then v_run.seqs
-                       else v_run.seqs * coalesce(v_set, v_run.seqs) end;
-        perform _pgqueue.store_run(v_run, v_run.seqs - v_part);
+        v_part := case when _pgqueue.is_keyed(v_consumer.way) then v_bundle.seqs
+                       else v_bundle.seqs * coalesce(v_set, v_bundle.seqs) end;
+        if v_part <> v_bundle.seqs then
+            perform _pgqueue.store(v_bundle, v_bundle.seqs - v_part);
+            v_bundle.seqs := v_part;
+            v_bundle.message_count := _pgqueue.cardinality(v_part);
+        end if;
+        v_bundle.note := _pgqueue.noted(v_bundle.note, '{"at_most": null}');
         -- a delayed message is due now: the next claim makes it ready, or deals it, as any other
-        v_run.not_visible_until := case when v_run.state = 'delayed' then v_now end;
-        v_run.note := _pgqueue.noted(v_run.note, '{"at_most": null}');
-        v_count := v_count + _pgqueue.store_run(v_run, v_part);
+        if v_bundle.lane = _pgqueue.lane_delayed() then
+            v_bundle.place := _pgqueue.place_at(v_now);
+            v_bundle.not_visible_until := v_now;
+            v_hints := _pgqueue.due_at(v_hints, v_bundle.place);
+        else
+            v_bundle.not_visible_until := null;
+        end if;
+        v_count := v_count + v_bundle.message_count;
+        perform _pgqueue.replace(v_bundle);
     end loop;
-    v_cursor.due_from := least(v_cursor.due_from, v_now);
-    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+    v_cursor.hints := v_hints;
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
     return v_count;
 end $$;
 
@@ -165,20 +176,12 @@ begin
     if p_by is not null then
         perform pgqueue.check_timeout('p_by', p_by);
     end if;
-    if _pgqueue.is_slot(p_claim_id) then
-        update pgqueue.slots  -- lock: slot
-        set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, timeout))
-        where slot & 1048575 = _pgqueue.place_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
-        returning message_count into v_count;
-        if found then
-            return v_count;
-        end if;
-    end if;
-    -- lock: claim
-    update pgqueue.claims
+    update pgqueue.consumer_messages  -- lock: bundle
     set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, visibility_timeout))
-    where claim_id = p_claim_id and live and reader is null
-    returning remaining into v_count;
+    where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+      and reader is null
+    returning case when members is null then message_count
+                   else (select sum(h.message_count) from _pgqueue.held(bundle_no, token) h) end into v_count;
     if not found then
         perform _pgqueue.warn_not_live(p_claim_id);
     end if;

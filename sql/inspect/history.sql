@@ -1,7 +1,7 @@
 -- History: how messages ended for a consumer.
 
 -- Tells how a message ended for a consumer, or in which state it is.
--- For a message that is not done it may read all runs of the consumer. Returns one row:
+-- For a message that is not done it may read all that the consumer has taken. Returns one row:
 --   state          done, cancelled, replaced, dead, or as explain_message says. Of a consumer without keep_history a
 --                  cancelled or replaced message is done too, and nothing more is known
 --   result         of its worker: p_result of ack, p_details of dead_letter; of a replaced message {"replaced_by": seq}
@@ -46,7 +46,8 @@ end $$;
 -- Lists the failed deliveries of a message that a consumer has in hand, or gave up: the last ten, in their order.
 -- A delivery failed when it was returned (nack), or when its visibility timeout passed. Of a claim that failed as a
 -- whole, each message has the failure. The list is forgotten when the message is acknowledged or cancelled, or redriven
--- as never delivered. The call may read all runs of the consumer.
+-- as never delivered. The call may read all that the
+-- consumer has taken.
 --   p_seq  the message's number
 -- Returns when each delivery failed, to the second; who had the message (application_name); and the first 500
 -- characters of the error, null for none. No row when none failed, or when the consumer does not have the message.

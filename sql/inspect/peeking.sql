@@ -19,14 +19,16 @@ begin
     perform _pgqueue.check_number('p_max', p_max, 1, 100000);
     return query execute format($q$
         with run as materialized (
-            select r.shown as state, r.lane, r.line_no, r.first_seq, r.seqs, r.priority, r.deliver_count,
+            select r.shown as state, r.lane, r.place, r.first_seq, r.seqs, r.priority, r.deliver_count,
                    r.not_visible_until, r.note ->> 'error' as error,
-                   row_number() over (partition by r.state, r.shown order by r.lane, r.line_no, r.first_seq) as place
-            from (select m.*, _pgqueue.shown_state(m.state, m.not_visible_until) as shown
+                   row_number() over (partition by r.state, r.shown order by r.lane, r.place, r.first_seq) as nth
+            from (select m.state, m.lane, case m.state when 'waiting' then m.arrival_no else m.place end as place,
+                         m.first_seq, m.seqs, m.priority, m.deliver_count, m.not_visible_until, m.note,
+                         _pgqueue.shown_state(m.state, m.not_visible_until) as shown
                   from _pgqueue.unfinished(($1).consumer_id) m where m.state <> 'claimed') r
         ), new as materialized (
             select case when p.deliver_at > clock_timestamp() then 'delayed' else 'new' end as state,
-                   case ($1).ordering when 'none' then -p.priority else 1 end as lane, p.publication_id as line_no,
+                   case ($1).ordering when 'none' then -p.priority else 1 end as lane, p.publication_id as place,
                    lower(p.seqs) as first_seq, p.seqs, p.priority, 0 as deliver_count,
                    p.deliver_at as not_visible_until, null::text as error
             from _pgqueue.cursor(($1).consumer_id) c
@@ -42,13 +44,13 @@ begin
                                u.seqs, least(_pgqueue.cardinality(u.seqs), _pgqueue.limit_filter())))) as seqs
             from unjudged u where u.seqs <> '{}'
         ), before as (
-            select r.state, r.lane, r.line_no, r.first_seq,
+            select r.state, r.lane, r.place, r.first_seq,
                    case when r.state = 'unfiltered' and ($1).filtered then r.seqs * p.seqs else r.seqs end as seqs,
                    r.priority, r.deliver_count, r.not_visible_until, r.error
             from run r left join passing p on true
-            where r.place <= $2 or r.state = 'unfiltered'
+            where r.nth <= $2 or r.state = 'unfiltered'
             union all
-            select n.state, n.lane, n.line_no, n.first_seq,
+            select n.state, n.lane, n.place, n.first_seq,
                    case when ($1).filtered then n.seqs * p.seqs else n.seqs end,
                    n.priority, n.deliver_count, n.not_visible_until, n.error
             from new n left join passing p on true
@@ -58,8 +60,8 @@ begin
                    case b.state when 'delayed' then b.not_visible_until end as due
             from before b cross join lateral unnest(b.seqs) g
         ), placed as (
-            select r.*, sum(r.hi - r.lo) over w - (r.hi - r.lo) as ahead, row_number() over w as place
-            from ranged r window w as (order by r.rank, r.due, r.lane, r.line_no, r.lo rows unbounded preceding)
+            select r.*, sum(r.hi - r.lo) over w - (r.hi - r.lo) as ahead, row_number() over w as nth
+            from ranged r window w as (order by r.rank, r.due, r.lane, r.place, r.lo rows unbounded preceding)
         )
         select m.seq, p.state, m.key, m.data, m.data_bytes, m.headers, p.priority, p.deliver_count, p.not_visible_until,
                p.error, m.inserted_at
@@ -67,7 +69,7 @@ begin
         cross join lateral (select x.* from pgqueue.messages_%s x where x.seq >= p.lo and x.seq < p.hi
                             order by x.seq limit $2) m
         where p.ahead < $2
-        order by p.place, m.seq limit $2 $q$, v_consumer.stream_id)
+        order by p.nth, m.seq limit $2 $q$, v_consumer.stream_id)
     using v_consumer, p_max;
 end $$;
 

@@ -54,25 +54,25 @@ declare
 begin
     if p_consumer.per_key_interval is not null then
         select sum(spent), min(returns_at) into v_spent, o_until
-        from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id and key = p_key;
+        from pgqueue.key_tokens
+        where consumer_id = p_consumer.consumer_id and key = p_key and returns_at > clock_timestamp();
         if v_spent >= p_consumer.per_key_burst then
             o_because := format('the rate of its key: %s delivered within %s', v_spent, p_consumer.per_key_interval);
             return;
         end if;
         o_until := null;
     end if;
-    select m.*, p.keys is null as all_keys into v_run
-    from pgqueue.pieces p
-    cross join lateral (select * from _pgqueue.unfinished(p_consumer.consumer_id)
-                        where piece = p.piece offset 0) m  -- (offset 0: by the index of pieces)
-    where p.consumer_id = p_consumer.consumer_id and (p.keys is null and m.state = 'claimed' or p_key = any (p.keys))
-      and not m.seqs @> p_seq and (not p.singly or _pgqueue.has_key(p_consumer, m.seqs, p_key))
-    order by p.place, p.piece, m.state limit 1;
+    select m.*, b.keys is null as all_keys into v_run
+    from _pgqueue.unfinished(p_consumer.consumer_id) m
+    join pgqueue.consumer_messages b on b.consumer_id = p_consumer.consumer_id and b.bundle_no = m.bundle_no
+    where not m.seqs @> p_seq
+      and (p_key = any (b.keys) or (b.lane = _pgqueue.lane_held() and b.keys is null and m.state = 'claimed'))
+      and _pgqueue.has_key(p_consumer, m.seqs, p_key)
+    order by m.state <> 'claimed', m.arrival_no, m.first_seq limit 1;
     if found then
-        o_because := format('messages of %s in piece %s, which ',
-                            case when v_run.all_keys then 'all keys are' else 'its key are' end, v_run.piece)
-            || case when v_run.claim_id is null then 'nobody has claimed yet'
-                    else 'is held by ' || _pgqueue.holder(v_run) end;
+        o_because := case when v_run.all_keys then 'a claim of all keys' else 'messages of its key' end
+            || case when v_run.claim_id is null then ', which nobody has claimed yet'
+                    else ', held by ' || _pgqueue.holder(v_run) end;
         o_until := v_run.lease_until;
         return;
     end if;
@@ -88,7 +88,7 @@ begin
     end if;
 end $$;
 
--- Explains a message in one of a consumer's runs: see explain_message. (More than 60 lines: a case for each state.)
+-- Explains a message that a consumer has taken and not finished: see explain_message. (More than 60 lines: a case for each state.)
 create or replace function _pgqueue.explain_run(p_consumer pgqueue.consumers, p_run record, p_seq bigint,
                                                 out o_state text, out o_because text, out o_until timestamptz)
 language plpgsql stable
@@ -124,8 +124,8 @@ begin
                     then ', which is now: the next claim that finds too little ready makes it so' else '' end
             || v_history;
     end if;
-    if p_run.piece is null
-       and (p_consumer.ordering <> 'none' or (_pgqueue.is_keyed(p_consumer.way) and o_state = 'waiting')) then
+    if (p_consumer.ordering <> 'none' and p_run.lane <> _pgqueue.lane_dealt())
+       or (_pgqueue.is_keyed(p_consumer.way) and o_state = 'waiting') then
         if v_key is null and p_consumer.ordering = 'stream' then
             v_key := 0;
         elsif v_key is null then
@@ -141,7 +141,7 @@ begin
         select coalesce(sum(message_count), 0) into v_before
         from _pgqueue.unfinished(p_consumer.consumer_id)
         where state = 'ready'
-          and (lane, line_no, first_seq) < (p_run.lane, p_run.line_no, p_run.first_seq);
+          and (lane, place, first_seq) < (p_run.lane, p_run.place, p_run.first_seq);
         o_because := format('to be delivered, after %s before it',
                             _pgqueue.messages_of(v_before + _pgqueue.cardinality(_pgqueue.below(p_run.seqs, p_seq))))
             || coalesce('; but behind ' || v_behind, '') || v_history;
@@ -152,7 +152,7 @@ begin
     end if;
 end $$;
 
--- Explains a message that was published and is in none of a consumer's runs: see explain_message.
+-- Explains a message that was published and that a consumer has not taken, or is done with: see explain_message.
 create or replace function _pgqueue.explain_published(p_consumer pgqueue.consumers, p_publication pgqueue.publications,
                                                       p_seq bigint, out o_state text, out o_because text,
                                                       out o_until timestamptz)
@@ -247,7 +247,7 @@ begin
 end $$;
 
 -- Explains why a message is where it is, for one consumer.
--- For people: it may read all runs and dead letters of the consumer, so do not call it every second. Returns one row:
+-- For people: it may read all that the consumer has taken, and its dead letters, so do not call it every second. Returns one row:
 --   state    as in message_states: new, unfiltered, ready, delayed, waiting, claimed, dead; or
 --            unknown       no message has the number, or its transaction runs or was rolled back
 --            unpublished   written, and not visible
@@ -302,7 +302,7 @@ end $$;
 
 -- Shows the keys that a consumer is busy with, first those of which it has most in hand.
 -- Of a hot key, the other messages wait. Messages in the line, and new ones, are of no key yet, because nobody has
--- looked at their keys; except for a consumer with per_key_capacity. It reads 100,000 runs, as many entries of
+-- looked at their keys; except for a consumer with per_key_capacity. It reads 100,000 bundles, as many entries of
 -- per_key_capacity, and 10,000 messages in claims at most, so do not call it every second.
 --   p_max  keys at most
 -- Returns per key, null for messages without one:

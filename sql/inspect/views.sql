@@ -37,9 +37,12 @@ returns table (claim_id bigint, owner text, reader uuid, claimed_at timestamptz,
                message_count bigint, remaining bigint, first_seq bigint)
 language sql stable rows 10
 as $$
-    select claim_id, owner, reader, claimed_at, lease_until, claim_count, sum(message_count)::bigint, min(first_seq)
-    from _pgqueue.unfinished(p_consumer_id) where state = 'claimed'
-    group by claim_id, owner, reader, claimed_at, lease_until, claim_count
+    select m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until,
+           coalesce((select r.message_count from pgqueue.reader_claims r
+                     where r.reader = m.reader and r.claim_id = m.claim_id), m.claim_count),
+           sum(m.message_count)::bigint, min(m.first_seq)
+    from _pgqueue.unfinished(p_consumer_id) m where m.state = 'claimed'
+    group by m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until, m.claim_count
 $$;
 
 -- The dead letters of a consumer, for views.
@@ -53,9 +56,9 @@ create or replace function _pgqueue.seen_seqs(p_seqs int8multirange) returns set
 language sql immutable strict parallel safe rows 10
 as $$ select generate_series(lower(g), upper(g) - 1) from unnest(p_seqs) g $$;
 
--- How many messages a consumer has in runs, by their state; the first of those that could be delivered now; and how
+-- How many messages a consumer has taken and not finished, by their state; the first of those that could be delivered now; and how
 -- many dead letters it has.
-create or replace function _pgqueue.count_runs(p_consumer_id int, out in_hand bigint, out oldest bigint,
+create or replace function _pgqueue.count_taken(p_consumer_id int, out in_hand bigint, out oldest bigint,
                                                out unfiltered bigint, out ready bigint, out delayed bigint,
                                                out waiting bigint, out claimed bigint, out dead bigint)
 language sql stable
@@ -137,7 +140,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_settings', $query$
     cross join lateral _pgqueue.settings_of('consumer', to_jsonb(c)) s
 $query$); end $view$;
 
--- One row per consumer. It sums over runs and publications, never over messages; estimate_new() gives the new ones.
+-- One row per consumer. It sums over bundles and publications, never over messages; estimate_new() gives the new ones.
 -- status is the only place that judges a consumer: everything that shows a word for it shows this one. The order of the
 -- words is their precedence: first who cannot go on, last what may wait.
 do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
@@ -176,7 +179,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
         select f.taken, f.forgotten as gone,
                coalesce((select s.message_count from pgqueue.skips s where s.consumer_id = c.consumer_id), 0) as skipped
         from _pgqueue.cursor(c.consumer_id) f) k
-    cross join lateral _pgqueue.count_runs(c.consumer_id) r
+    cross join lateral _pgqueue.count_taken(c.consumer_id) r
     cross join lateral _pgqueue.count_claims(c.consumer_id) l
     cross join lateral (
         select n.new, n.new + r.ready + r.delayed + r.waiting as backlog,
@@ -187,7 +190,8 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
     cross join lateral (
         -- a claim that finds something looks at the leases each second or so, and notes when to look again
         select case when c.partitions is null
-                    then (select nullif(k.lease_probe, '-infinity') - least(interval '1 s', c.visibility_timeout / 2)
+                    then (select nullif((k.hints).probe_at, '-infinity')
+                                 - least(interval '1 s', c.visibility_timeout / 2)
                           from pgqueue.consumer_cursors k where k.consumer_id = c.consumer_id
                           order by k.version desc limit 1)
                     -- a reader that has noted its offset counts as present for a while: as long as a batch of it may

@@ -36,11 +36,9 @@ as $$
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.dead_messages where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.consumer_messages m '
                           'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.slots m '
-                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.archived_messages m '
                           'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.claims m '
+        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.reader_claims m '
                           'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.skips m '
                           'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
@@ -68,12 +66,11 @@ as $$
         ('publication_%s', false, 'select max(m.publication_id) from pgqueue.key_backlog m '
                                   'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         -- claims of readers; those of workers have the last bits of a number, and random ones
-        ('claim_numbers', false, 'select max(claim_id) >> 24 from pgqueue.claims where reader is not null'),
+        ('claim_numbers', false, 'select max(claim_id) >> 24 from pgqueue.reader_claims'),
         ('claim_numbers', false, 'select max(greatest(acked_claim, last_claim, planned_to)) >> 24 '
                                  'from pgqueue.readers'),
-        ('claim_numbers', false, 'select max(slot) from pgqueue.slots'),
-        ('claim_numbers', false, 'select max(greatest(slots_low, slots_block, slots_from, slots_more)) '
-                                 'from pgqueue.consumer_cursors'),
+        ('claim_numbers', false, 'select max(greatest(bundle_no, behind, head)) from pgqueue.consumer_messages'),
+        ('claim_numbers', false, 'select max(head) from pgqueue.reader_claims'),
         ('gap_numbers', false, 'select max(gap_no) from pgqueue.consumer_gaps'),
         ('gap_numbers', false, 'select max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
         ('write_numbers', false, 'select max(write_no) from pgqueue.staged_chunks'),

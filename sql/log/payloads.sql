@@ -7,8 +7,8 @@ as $$ select format('messages_%s_%s', p_stream_id, coalesce(p_segment::text, 're
 
 -- The statements that read the payloads of a stream's messages: for a stream in segments one for each segment, and one
 -- for all.
---   p_runs  a query for the ranges of the messages, in the order of delivery, with what is known of each
-create or replace function _pgqueue.payload_queries(p_stream_id int, p_runs text) returns text
+--   p_ranges  a query for the ranges of the messages, in the order of delivery, with what is known of each
+create or replace function _pgqueue.payload_queries(p_stream_id int, p_ranges text) returns text
 language plpgsql
 as $$
 declare
@@ -16,14 +16,14 @@ declare
             return query
             select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count,
                    m.inserted_at, r.note -> 'saved'
-            from ($q$ || p_runs || $q$) r
+            from ($q$ || p_ranges || $q$) r
             cross join lateral (select * from pgqueue.%I x where x.seq >= lower(r.g) and x.seq < upper(r.g)
                                 order by x.seq) m;$q$;
     v_segments text;
 begin
     select format($q$
             select min(lower(r.g)), max(upper(r.g)) into v_lo, v_hi from (%s) r;
-            %s$q$, p_runs, string_agg(
+            %s$q$, p_ranges, string_agg(
                 format(E'if v_lo >= %s and v_hi <= %s then%s\n            return;\n            end if;',
                        lo, hi, format(v_query, _pgqueue.segment_name(p_stream_id, segment))), E'\n            '
                 order by lo desc))
@@ -60,16 +60,20 @@ create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
 language plpgsql
 as $$
 declare
-    v_runs   text := $q$
-                  select c.priority, c.deliver_count, c.note, g from pgqueue.consumer_messages c
+    v_unlike text := $q$
+                  select c.priority, c.deliver_count + 1 as deliver_count, c.note, g
+                  from unnest(p_bundles) with ordinality n (number, i)
+                  cross join lateral (select * from pgqueue.consumer_messages m
+                                      where m.bundle_no & 1048575 = n.number & 1048575 and m.bundle_no = n.number
+                                      limit 1) c
                   cross join lateral unnest(c.seqs) g
-                  where c.claim_id = p_claim_id and c.state = 'claimed'
-                  order by c.lane, c.arrival_no, lower(g)$q$;
-    v_slot   text := $q$
+                  order by n.i, lower(g)$q$;
+    v_alike  text := $q$
                   select p_priority as priority, 1 as deliver_count, null::jsonb as note, g from unnest(p_seqs) g$q$;
 begin
     execute format($q$
-        create or replace function _pgqueue.payloads_%s(p_claim_id bigint, p_seqs int8multirange, p_priority int)
+        create or replace function _pgqueue.payloads_%s(p_claim_id bigint, p_seqs int8multirange, p_priority int,
+                                                        p_bundles bigint[])
         returns setof pgqueue.received
         language plpgsql
         as $f$
@@ -77,13 +81,13 @@ begin
             v_lo bigint;
             v_hi bigint;
         begin
-            if p_seqs is not null then
+            if p_bundles is null then
             %s
             else
             %s
             end if;
         end $f$ $q$,
-        p_stream_id, _pgqueue.payload_queries(p_stream_id, v_slot), _pgqueue.payload_queries(p_stream_id, v_runs));
+        p_stream_id, _pgqueue.payload_queries(p_stream_id, v_alike), _pgqueue.payload_queries(p_stream_id, v_unlike));
     execute format($q$
         create or replace function _pgqueue.payload_%s(p_claim_id bigint, p_seq bigint, p_priority int,
                                                        p_deliver_count int, p_saved jsonb) returns pgqueue.received
@@ -102,14 +106,15 @@ end $$;
 -- stream among halves of halves, by five or six comparisons: PL/pgSQL prepares each anew in each transaction. The text
 -- never changes: a call in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped
 -- replaces it under a claim. More of them would cost each new session more than its claims save.
---   p_seqs, p_seq, p_priority  the messages of a claim that is a slot, and their priority; null: it is none
+--   p_seqs, p_seq, p_priority, p_deliver_count, p_saved  the messages of a claim, and what they have in common
+--   p_bundles  of a claim whose messages are unlike: its bundles, in the order of delivery; null: they are alike
 do $do$
 declare
     v_calls text[] := array(
-        select format('return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority);', i)
+        select format('return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority, p_bundles);', i)
         from generate_series(1, 32) i order by i);
     v_call  text[] := array(
-        select format('return _pgqueue.payload_%s(p_claim_id, p_seq, p_priority, coalesce(v_count, 1), v_saved);', i)
+        select format('return _pgqueue.payload_%s(p_claim_id, p_seq, p_priority, p_deliver_count, p_saved);', i)
         from generate_series(1, 32) i order by i);
     v_if    text := E'if p_stream_id <= %s then\n%s\nelse\n%s\nend if;';
     v_width int;
@@ -121,8 +126,8 @@ begin
         from generate_series(1, 16 / v_width) i;
     end loop;
     execute format($q$
-        create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint,
-                                                     p_seqs int8multirange default null, p_priority int default null)
+        create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint, p_seqs int8multirange,
+                                                     p_priority int, p_bundles bigint[])
         returns setof pgqueue.received
         language plpgsql
         as $f$
@@ -132,32 +137,27 @@ begin
             elsif p_stream_id <= 32 then
             %s
             else
-            return query execute format('select * from _pgqueue.payloads_%%s($1, $2, $3)', p_stream_id)
-                using p_claim_id, p_seqs, p_priority;
+            return query execute format('select * from _pgqueue.payloads_%%s($1, $2, $3, $4)', p_stream_id)
+                using p_claim_id, p_seqs, p_priority, p_bundles;
             end if;
         end $f$ $q$,
         v_calls[1], v_calls[2]);
     execute format($q$
-        create or replace function _pgqueue.payload(p_stream_id int, p_claim_id bigint, p_seq bigint, p_priority int)
+        create or replace function _pgqueue.payload(p_stream_id int, p_claim_id bigint, p_seq bigint, p_priority int,
+                                                    p_deliver_count int, p_saved jsonb)
         returns pgqueue.received
         language plpgsql
         as $f$
         declare
-            v_count int;
-            v_saved jsonb;
-            v_row   pgqueue.received;
+            v_row pgqueue.received;
         begin
-            if p_seq is null then
-                select first_seq, priority, deliver_count, note -> 'saved' into p_seq, p_priority, v_count, v_saved
-                from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed';
-            end if;
             if p_stream_id <= 16 then
             %s
             elsif p_stream_id <= 32 then
             %s
             else
             execute format('select * from _pgqueue.payload_%%s($1, $2, $3, $4, $5)', p_stream_id)
-                into v_row using p_claim_id, p_seq, p_priority, coalesce(v_count, 1), v_saved;
+                into v_row using p_claim_id, p_seq, p_priority, p_deliver_count, p_saved;
             return v_row;
             end if;
         end $f$ $q$,

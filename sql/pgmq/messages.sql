@@ -7,7 +7,7 @@ language sql immutable
 as $$ select coalesce(_pgqueue.as_jsonb(data), to_jsonb(data)) $$;
 
 -- What a queue holds, or those messages of it: visible ones, ones that are read and not settled, and delayed ones. It
--- reads all runs of the consumer, and unless all messages are found there, all new publications.
+-- reads all that the consumer has taken, and unless all messages are found there, all new publications.
 --   p_set  null: all
 create or replace function pgmq._rows(p_consumer pgqueue.consumers, p_set int8multirange)
 returns setof pgmq.message_record

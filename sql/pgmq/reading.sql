@@ -10,46 +10,50 @@ begin
     if p_consumer.paused or not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then
         return null;
     end if;
-    perform _pgqueue.own_consumer(p_consumer.consumer_id);
     return p_consumer;
 end $$;
 
 -- Claims the messages of a set that nobody has, or whose claims have ended, as one claim, and returns them. Needs the
--- consumer's lock. Locks: those claims, the runs.
+-- consumer's lock. Locks: those claims, the bundles.
 create or replace function pgmq._claim(p_consumer pgqueue.consumers, p_set int8multirange, p_lease interval)
 returns setof pgmq.message_record
 language plpgsql
 as $$
 declare
-    v_claim  bigint := _pgqueue.new_claim_id();
-    v_stored pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
-    v_due    record;
-    v_new    record;
-    v_taken  record;
-    v_cursor pgqueue.consumer_cursors;
-    v_runs   pgqueue.consumer_messages[];
-    v_run    pgqueue.consumer_messages;
-    v_count  bigint := 0;
+    v_stored  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
+    v_cursor  pgqueue.consumer_cursors;
+    v_new     record;
+    v_taken   record;
+    v_bundle  pgqueue.consumer_messages;
+    v_bundles pgqueue.consumer_messages[] := '{}';
+    v_claim   pgqueue.claimed;
 begin
     if p_set = '{}' then
         return;
     end if;
-    v_due := _pgqueue.release_due(p_consumer, v_stored, p_set);
-    v_new := _pgqueue.take_early(p_consumer, v_due.o_cursor, p_set);
-    v_taken := _pgqueue.take_unclaimed(p_consumer, v_new.p_cursor, p_set);
-    v_cursor := v_taken.o_cursor;
-    v_runs := v_taken.o_runs || v_new.o_runs;
-    foreach v_run in array v_runs loop
-        v_run.note := _pgqueue.noted(v_run.note, '{"at_most": null}');  -- pgmq does not look for who is to blame
-        v_count := v_count + _pgqueue.claim_run(v_run, v_run.seqs, v_claim);
+    v_new := _pgqueue.take_early(p_consumer, (_pgqueue.release_due(p_consumer, v_stored, p_set)).o_cursor, p_set);
+    v_cursor := v_new.p_cursor;
+    v_taken := _pgqueue.take_unclaimed(p_consumer, v_cursor.hints, p_set);
+    v_cursor.hints := v_taken.o_hints;
+    foreach v_bundle in array v_taken.o_bundles || v_new.o_bundles loop
+        v_bundle.note := _pgqueue.noted(v_bundle.note, '{"at_most": null}');  -- pgmq does not look for who is to blame
+        v_bundle.not_visible_until := null;
+        v_bundle := _pgqueue.placed(p_consumer, v_bundle);
+        v_bundles := v_bundles || _pgqueue.stored(v_bundle, v_bundle.seqs);
     end loop;
-    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
-    if v_count > 0 then
+    if v_bundles <> '{}' then
         p_consumer.visibility_timeout := p_lease;
-        perform _pgqueue.record_claim(_pgqueue.new_claim(p_consumer, v_claim, v_count));
+        v_claim := _pgqueue.claim_bundles(p_consumer, v_bundles);
+        foreach v_bundle in array v_bundles loop
+            v_cursor.hints := _pgqueue.stands(v_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq, false);
+        end loop;
+        perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
         return query select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,
                             pgmq._message(r.data), r.headers
-                     from _pgqueue.payloads(p_consumer.stream_id, v_claim) r order by r.seq;
+                     from _pgqueue.payloads(p_consumer.stream_id, v_claim.claim_id, v_claim.seqs, v_claim.priority,
+                                            v_claim.bundles) r order by r.seq;
+    else
+        perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     end if;
 end $$;
 

@@ -1,58 +1,41 @@
 -- Settling by message number: delete, archive, set_vt. Whoever knows a number settles the message, as with pgmq:
 -- without a fence, also long after its time was over, and also when another worker has it by then.
 --
--- The claim of a number is looked up in the consumer's claimed slots, which are few, and then in its open claims.
+-- The claim of a number is looked up among the claimed bundles of the consumer.
 
--- The open claims that hold some messages of a set.
-create or replace function pgmq._claims_of(p_consumer pgqueue.consumers, p_set int8multirange) returns bigint[]
-language plpgsql
+-- The heads of the open claims that hold some messages of a set.
+create or replace function pgmq._claims_of(p_consumer pgqueue.consumers, p_set int8multirange)
+returns setof pgqueue.consumer_messages
+language sql stable
 as $$
-declare
-    v_low bigint := (_pgqueue.cursor(p_consumer.consumer_id)).slots_low;
-begin
-    return array(
-        select _pgqueue.slot_claim(s.slot, s.token) as claim_id from pgqueue.slots s
-        where p_set <> '{}' and s.consumer_id = p_consumer.consumer_id and s.slot >= v_low and s.token is not null
-          and s.seqs && p_set
-        union all
-        select c.claim_id from pgqueue.claims c
-        where p_set <> '{}' and c.consumer_id = p_consumer.consumer_id and c.live
-          and exists (select from pgqueue.consumer_messages m
-                      where m.claim_id = c.claim_id and m.state = 'claimed' and m.seqs && p_set)
-        order by claim_id);
-end $$;
+    select distinct on (h.bundle_no) h.*
+    from pgqueue.consumer_messages m
+    cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
+    where p_set <> '{}' and m.consumer_id = p_consumer.consumer_id and m.token is not null and m.seqs && p_set
+    order by h.bundle_no
+$$;
 
--- Removes messages from a queue, whoever has them. Returns which of them it had. Locks: their slots and claims; for
--- messages that nobody has read, the consumer.
+-- Removes messages from a queue, whoever has them. Returns which of them it had. Locks: their claims; for messages that
+-- nobody has read, the consumer.
 create or replace function pgmq._settle(p_consumer pgqueue.consumers, p_set int8multirange) returns int8multirange
 language plpgsql
 as $$
 declare
-    v_low   bigint := (_pgqueue.cursor(p_consumer.consumer_id)).slots_low;
-    v_done  int8multirange;
-    v_id    bigint;
-    v_claim pgqueue.claims;
-    v_part  int8multirange;
+    v_done    int8multirange := '{}';
+    v_head    pgqueue.consumer_messages;
+    v_bundles pgqueue.consumer_messages[];
+    v_part    int8multirange;
+    v_id      bigint;
 begin
     perform _pgqueue.check_isolation();
     if p_set = '{}' then
         return p_set;
     end if;
-    with gone as (
-        delete from pgqueue.slots  -- lock: slot
-        where consumer_id = p_consumer.consumer_id and slot >= v_low and token is not null and seqs <@ p_set
-          and rest is null
-        returning seqs
-    )
-    select coalesce(range_agg(seqs), '{}') into v_done from gone;
-    foreach v_id in array pgmq._claims_of(p_consumer, p_set - v_done) loop
-        v_claim := _pgqueue.lock_claim(v_id, false);
-        continue when v_claim.claim_id is null;
-        v_part := (select range_agg(seqs * p_set) from pgqueue.consumer_messages
-                   where claim_id = v_id and state = 'claimed' and seqs && p_set);
-        continue when v_part is null;
-        perform _pgqueue.shrink_claim(v_claim, v_claim.remaining
-                                               - _pgqueue.finish(v_claim, v_part, false, null, null));
+    for v_head in select * from pgmq._claims_of(p_consumer, p_set) loop
+        v_bundles := _pgqueue.lock_bundles(v_head.bundle_no, v_head.token);
+        continue when v_bundles is null or v_head.reader is not null;
+        v_part := _pgqueue.seqs_of(v_bundles) * p_set;
+        perform _pgqueue.finish(v_bundles, _pgqueue.claim_id(v_head.bundle_no, v_head.token), v_part, false, null, null);
         v_done := v_done + v_part;
     end loop;
     -- the others are visible, or delayed, or not there
@@ -106,36 +89,27 @@ language plpgsql
 as $$ begin return exists (select from pgmq.archive(queue_name, array[msg_id])); end $$;
 
 -- Gives messages of a claim a claim of their own, whose lease ends at a time. Returns which of them the claim held.
-create or replace function pgmq._hold(p_claim_id bigint, p_set int8multirange, p_until timestamptz)
+create or replace function pgmq._hold(p_head pgqueue.consumer_messages, p_set int8multirange, p_until timestamptz)
 returns int8multirange
 language plpgsql
 as $$
 declare
-    v_claim pgqueue.claims := _pgqueue.lock_claim(p_claim_id, false);
-    v_own   pgqueue.claims := v_claim;
-    v_run   pgqueue.consumer_messages;
-    v_part  int8multirange := '{}';
+    v_bundles pgqueue.consumer_messages[] := _pgqueue.lock_bundles(p_head.bundle_no, p_head.token);
+    v_part    int8multirange := _pgqueue.seqs_of(v_bundles) * p_set;
+    v_bundle  pgqueue.consumer_messages;
 begin
-    if v_claim.claim_id is null then
+    if v_bundles is null or v_part = '{}' then
         return '{}';
     end if;
-    v_own.claim_id := _pgqueue.new_claim_id();
-    v_own.message_count := 0;
-    for v_run in select * from _pgqueue.take_out(p_claim_id, p_set) loop
-        v_run.claim_id := v_own.claim_id;
-        v_own.message_count := v_own.message_count + _pgqueue.store_run(v_run, v_run.seqs);
-        v_part := v_part + v_run.seqs;
+    foreach v_bundle in array _pgqueue.take_out(v_bundles, v_part) loop
+        v_bundle.token := _pgqueue.new_token(v_bundle.token & 1 = 0);
+        v_bundle.lease_until := p_until;
+        v_bundle.members := null;
+        v_bundle.head := null;
+        v_bundle.lane := _pgqueue.lane_held();
+        v_bundle.place := _pgqueue.place_at(p_until);
+        perform _pgqueue.store(v_bundle, v_bundle.seqs);
     end loop;
-    if v_own.message_count > 0 then
-        v_own.remaining := v_own.message_count;
-        v_own.settled := 0;
-        v_own.lease_until := p_until;
-        perform _pgqueue.record_claim(v_own);
-        delete from pgqueue.claims where claim_id = p_claim_id and remaining = v_own.remaining;
-        update pgqueue.claims
-        set message_count = message_count - v_own.remaining, remaining = remaining - v_own.remaining
-        where claim_id = p_claim_id;
-    end if;
     return v_part;
 end $$;
 
@@ -148,18 +122,18 @@ declare
     v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
     v_set      int8multirange := pgmq._set(msg_ids);
     v_held     int8multirange := '{}';
-    v_id       bigint;
+    v_head     pgqueue.consumer_messages;
 begin  -- what is not claimed, or not any more, is postponed
     perform _pgqueue.check_isolation();
     if isfinite(vt) is not true then
         raise exception 'vt is a number of seconds or a time, not %', coalesce(vt::text, 'null')
             using errcode = 'P0001', column = 'vt';
     end if;
-    foreach v_id in array pgmq._claims_of(v_consumer, v_set) loop
+    for v_head in select * from pgmq._claims_of(v_consumer, v_set) loop
         if vt > clock_timestamp() then
-            v_held := v_held + pgmq._hold(v_id, v_set, vt);
+            v_held := v_held + pgmq._hold(v_head, v_set, vt);
         else  -- it is visible at once, so its claim ends
-            perform _pgqueue.give_back(v_id, v_set, 'named', '0', null);
+            perform _pgqueue.give_back(_pgqueue.claim_id(v_head.bundle_no, v_head.token), v_set, 'named', '0', null);
         end if;
     end loop;
     if v_set <> v_held then

@@ -108,7 +108,7 @@ begin
         or _pgqueue.noted_room(p_consumer, _pgqueue.last_seq(p_consumer.stream_id), 0) is not null;
 end $$;
 
--- The backlog of a consumer: consumer_backlog(), with a plan that does not read the runs of other consumers.
+-- The backlog of a consumer: consumer_backlog(), with a plan that does not read what other consumers have.
 create or replace function _pgqueue.backlog_of(p_consumer_id int, p_enough bigint) returns bigint
 language plpgsql stable
 set enable_seqscan = off

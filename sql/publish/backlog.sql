@@ -51,16 +51,16 @@ begin
     return v_count;
 end $$;
 
--- How many messages of a consumer are new or in some of its runs, counted.
---   p_runs    how many are in those runs
+-- How many messages of a consumer are new or in some of its bundles, counted.
+--   p_taken   how many are in those bundles
 --   p_enough  as for messages_in()
-create or replace function _pgqueue.with_new(p_consumer_id int, p_runs bigint, p_enough bigint) returns bigint
+create or replace function _pgqueue.with_new(p_consumer_id int, p_taken bigint, p_enough bigint) returns bigint
 language plpgsql stable
 as $$
 begin
-    return p_runs + coalesce((select _pgqueue.messages_in(c, _pgqueue.new_ids(k), _pgqueue.kept(k), p_enough - p_runs)
+    return p_taken + coalesce((select _pgqueue.messages_in(c, _pgqueue.new_ids(k), _pgqueue.kept(k), p_enough - p_taken)
                               from pgqueue.consumers c cross join lateral _pgqueue.cursor(c.consumer_id) k
-                              where c.consumer_id = p_consumer_id and (p_runs >= p_enough) is not true), 0);
+                              where c.consumer_id = p_consumer_id and (p_taken >= p_enough) is not true), 0);
 end $$;
 
 -- Estimates how many messages are new for a consumer, for those who ask every few seconds. It counts the first

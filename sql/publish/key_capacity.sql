@@ -5,13 +5,13 @@
 -- the message. Before that, it counts the entries of the key. The count is too high when messages have left meanwhile.
 -- So when it reaches the capacity, and only then, the send looks which of these few messages the consumer still owes
 -- (judge_keys()), and deletes the entries of the others. An acknowledgement deletes the entries of its messages, so
--- that there are few to look for; but nothing relies on that. Which messages a consumer owes is told by its runs and
+-- that there are few to look for; but nothing relies on that. Which messages a consumer owes is told by its bundles and
 -- by the publications that it has not taken, and by nothing else. So a key has room again however a message leaves
 -- (dead, expired, cancelled, skipped), and a new way to leave need not know of this. (Counters that sends raise and
 -- settlements lower would be a rule in each of these ways, and wrong for ever after one that forgot it. They would
 -- also make claims and acknowledgements of other consumers ask.)
 --
--- Runs have no index by number, so to look for a message may be to look at all runs of the consumer. Most messages are
+-- Bundles have no index by message, so to look for one may be to look at all bundles of the consumer. Most messages are
 -- found sooner: one that was not taken by its publication, one that waits for its key by the key, and one that was
 -- sent with a delay by its time. A look begins with these, and ends there if they fill the key.
 --
@@ -141,7 +141,7 @@ end $$;
 -- Which of the entered messages of some keys a consumer owes, and which it does not owe any more. A message may have
 -- two entries: one without a publication, made while the consumer had the message in hand, and one with it, made since
 -- a seek made the message new again. The message is new then.
---   p_quick  only what is known without looking at all runs; the rest counts as gone
+--   p_quick  only what is known without looking at all bundles; the rest counts as gone
 -- Returns a row per key that has entries. One snapshot, that of the caller's statement.
 create or replace function _pgqueue.judge_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
 returns table (key bigint, owed int8multirange, gone int8multirange)

@@ -1,18 +1,45 @@
--- A consumer's cursor (tables/consumers.sql has its fields): reading it, storing it, and its hints where the line
--- begins.
+-- A consumer's cursor (tables/consumers.sql has its fields): reading it, storing it, and its hints where claims look.
 
--- Whether the delay of a run is over, and no claim has ended it yet.
---   p_due_from  the cursor's due_from: no delayed run is due before that time
-create or replace function _pgqueue.is_due(p_consumer_id int, p_due_from timestamptz) returns boolean
+-- Whether a delay is over, and no claim has ended it yet.
+create or replace function _pgqueue.is_due(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
 language plpgsql volatile
 as $$
 begin
-    return ((select not_visible_until from pgqueue.consumer_messages
-             where consumer_id = p_consumer_id and state = 'delayed' and not_visible_until >= p_due_from
-             order by not_visible_until limit 1) <= clock_timestamp()) is true;
+    return p_hints.due_from <= clock_timestamp()
+       and (_pgqueue.next_delayed(p_consumer_id, p_hints) <= clock_timestamp()) is true;
 end $$;
 
--- Reads a consumer's cursor. Errors: PQ002 when the consumer was dropped meanwhile.
+-- When the next delay of a consumer ends; null: nothing of it is delayed.
+create or replace function _pgqueue.next_delayed(p_consumer_id int, p_hints pgqueue.claim_hints) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select _pgqueue.time_of(place) from pgqueue.consumer_messages
+            where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
+              and place >= _pgqueue.place_at(p_hints.due_from)
+            order by place limit 1);
+end $$;
+
+-- When the first lease of a consumer ends or ended; null: it has no claims. Claims of the last second are few, and so are
+-- looked at one by one.
+create or replace function _pgqueue.next_expiry(p_consumer_id int, p_hints pgqueue.claim_hints) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return least(
+        (select _pgqueue.time_of(place) from pgqueue.consumer_messages
+         where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
+           and place >= _pgqueue.place_at(p_hints.held_from)
+         order by place limit 1),
+        (select min(m.lease_until) from unnest(p_hints.lanes) l
+         cross join lateral (select lease_until, token from pgqueue.consumer_messages
+                             where consumer_id = p_consumer_id and lane = l.lane
+                               and (place, first_seq) >= (l.low_place, l.low_seq)
+                             order by place, first_seq limit _pgqueue.limit_held()) m
+         where m.token is not null));
+end $$;
+
+-- Reads a consumer's cursor, with hints. Errors: PQ002 when the consumer was dropped meanwhile.
 create or replace function _pgqueue.cursor(p_consumer_id int) returns pgqueue.consumer_cursors
 language plpgsql stable
 as $$
@@ -22,6 +49,8 @@ declare
 begin
     if v_cursor.consumer_id is null then
         raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
+    elsif v_cursor.hints is null then
+        v_cursor.hints := _pgqueue.look_anew(v_cursor);
     end if;
     return v_cursor;
 end $$;
@@ -33,17 +62,16 @@ create or replace function _pgqueue.save_cursor(p_stored pgqueue.consumer_cursor
                                                 p_busy boolean) returns void
 language plpgsql
 as $$
+declare
+    v_before pgqueue.claim_hints := p_stored.hints;
+    v_hints  pgqueue.claim_hints := p_cursor.hints;
 begin
-    if not p_busy and p_cursor.looked_at = p_stored.looked_at then
-        p_cursor.lease_probe := p_stored.lease_probe;
-        p_cursor.leases_from := p_stored.leases_from;
-    end if;
-    if not p_busy then
-        p_cursor.gaps_probe := p_stored.gaps_probe;
-    end if;
-    -- Who has changed something may have put it before the slots. (Who knows better has set this time himself.)
-    if p_cursor.slots_until = p_stored.slots_until then
-        p_cursor.slots_until := '-infinity';
+    if not p_busy and v_hints.looked_at is not distinct from v_before.looked_at then
+        v_hints.probe_at := v_before.probe_at;
+        v_hints.held_from := v_before.held_from;
+        v_hints.gaps_probe := v_before.gaps_probe;
+        v_hints.quiet_until := v_before.quiet_until;
+        p_cursor.hints := v_hints;
     end if;
     if p_cursor is distinct from p_stored then
         delete from pgqueue.consumer_cursors where consumer_id = p_stored.consumer_id and version = p_stored.version;
@@ -52,175 +80,191 @@ begin
     end if;
 end $$;
 
--- Notes that runs became ready at these places: claims look at the line from there on, or from where they did before.
--- Returns the cursor. Needs the consumer's lock.
-create or replace function _pgqueue.lower_scan_from(p_cursor pgqueue.consumer_cursors, p_places pgqueue.line_place[])
+-- Notes that a bundle stands at a place of a lane now, free (p_free) or claimed. Returns the hints. Needs the consumer's
+-- lock.
+create or replace function _pgqueue.stands(p_hints pgqueue.claim_hints, p_lane int, p_place bigint, p_first_seq bigint,
+                                           p_free boolean default true)
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_lane pgqueue.lane_hint;
+begin
+    if p_lane >= p_hints.lanes_from then
+        return p_hints;
+    end if;
+    for i in 1..cardinality(p_hints.lanes) loop
+        v_lane := p_hints.lanes[i];
+        if v_lane.lane = p_lane then
+            if p_free and (v_lane.place is null or (p_place, p_first_seq) < (v_lane.place, v_lane.first_seq)) then
+                v_lane.place := p_place;
+                v_lane.first_seq := p_first_seq;
+            end if;
+            if (p_place, p_first_seq) < (v_lane.low_place, v_lane.low_seq) then
+                v_lane.low_place := p_place;
+                v_lane.low_seq := p_first_seq;
+            end if;
+            p_hints.lanes[i] := v_lane;
+            return p_hints;
+        end if;
+    end loop;
+    v_lane := (p_lane, case when p_free then p_place end, case when p_free then p_first_seq end, p_place, p_first_seq);
+    p_hints.lanes := p_hints.lanes || v_lane;
+    if cardinality(p_hints.lanes) > 1 then
+        p_hints.lanes := array(select l::pgqueue.lane_hint from unnest(p_hints.lanes) l order by l.lane);
+        if cardinality(p_hints.lanes) > _pgqueue.limit_lanes() then
+            p_hints.lanes_from := (p_hints.lanes[_pgqueue.limit_lanes() + 1]).lane;
+            p_hints.lanes := p_hints.lanes[:_pgqueue.limit_lanes()];
+        end if;
+    end if;
+    return p_hints;
+end $$;
+
+-- Where claims look in a lane; null: nothing stands there.
+create or replace function _pgqueue.lane_of(p_hints pgqueue.claim_hints, p_lane int) returns pgqueue.lane_hint
+language plpgsql immutable
+as $$
+begin
+    for i in 1..cardinality(p_hints.lanes) loop
+        if (p_hints.lanes[i]).lane = p_lane then
+            return p_hints.lanes[i];
+        end if;
+    end loop;
+    return null;
+end $$;
+
+-- The first bundle of a lane from a place on, as a hint of its lane; null: there is none. A bundle that another session
+-- is just claiming is still free here: its claim may be rolled back.
+create or replace function _pgqueue.look_at_lane(p_consumer_id int, p_lane int, p_place bigint, p_first_seq bigint)
+returns pgqueue.lane_hint
+language plpgsql stable
+as $$
+declare
+    v_lane pgqueue.lane_hint;
+begin
+    v_lane.lane := p_lane;
+    select place, first_seq into v_lane.low_place, v_lane.low_seq from pgqueue.consumer_messages
+    where consumer_id = p_consumer_id and lane = p_lane and (place, first_seq) >= (p_place, p_first_seq)
+    order by place, first_seq limit 1;
+    if not found then
+        return null;
+    end if;
+    select place, first_seq into v_lane.place, v_lane.first_seq from pgqueue.consumer_messages
+    where consumer_id = p_consumer_id and lane = p_lane
+      and (place, first_seq) >= (v_lane.low_place, v_lane.low_seq) and token is null
+    order by place, first_seq limit 1;
+    return v_lane;
+end $$;
+
+-- Adds hints of lanes beyond those that are remembered, while there is room for them.
+create or replace function _pgqueue.add_lanes(p_consumer_id int, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints
+language plpgsql stable
+as $$
+begin
+    while p_hints.lanes_from is not null and cardinality(p_hints.lanes) < _pgqueue.limit_lanes() loop
+        p_hints.lanes_from := (select lane from pgqueue.consumer_messages
+                               where consumer_id = p_consumer_id and lane >= p_hints.lanes_from
+                                 and lane < _pgqueue.lane_delayed()
+                               order by lane limit 1);
+        if p_hints.lanes_from is not null then
+            p_hints.lanes := p_hints.lanes
+                || _pgqueue.look_at_lane(p_consumer_id, p_hints.lanes_from, -9223372036854775808, 0);
+            p_hints.lanes_from := p_hints.lanes_from + 1;
+        end if;
+    end loop;
+    return p_hints;
+end $$;
+
+-- Moves the places where claims look at the lanes up to the first bundles that are free, and says until when claims need
+-- not look further. Returns the hints. Needs the consumer's lock: bundles become free only under it.
+create or replace function _pgqueue.raise_hints(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_beyond int;
+    v_hints pgqueue.claim_hints := p_cursor.hints;
+    v_lane  pgqueue.lane_hint;
+    v_empty boolean := false;
 begin
-    if coalesce(cardinality(p_places), 0) = 0 then
-        return p_cursor;
-    elsif p_cursor.scan_from = '{}' and cardinality(p_places) = 1 and p_cursor.scan_lanes_from is null then
-        p_cursor.scan_from := p_places;
-        return p_cursor;
+    for i in 1..cardinality(v_hints.lanes) loop
+        v_lane := v_hints.lanes[i];
+        continue when v_lane.place is null;
+        select place, first_seq into v_lane.place, v_lane.first_seq from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+          and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+        order by place, first_seq limit 1;
+        v_hints.lanes[i] := v_lane;  -- (nulls when none was found)
+        v_empty := v_empty or v_lane.place is null;
+    end loop;
+    if v_empty and v_hints.lanes_from is not null then
+        v_hints.lanes := array(select l::pgqueue.lane_hint from unnest(v_hints.lanes) l
+                               where l.place is not null order by l.lane);
+        v_hints := _pgqueue.add_lanes(p_consumer.consumer_id, v_hints);
     end if;
-    select array_agg((f.lane, f.line_no, f.first_seq)::pgqueue.line_place order by f.lane)
-               filter (where f.i <= _pgqueue.limit_lanes()),
-           min(f.lane) filter (where f.i > _pgqueue.limit_lanes())
-    into p_cursor.scan_from, v_beyond
-    from (select distinct on (lane) lane, line_no, first_seq, dense_rank() over (order by lane) as i
-          from unnest(p_cursor.scan_from || p_places)
-          where lane < p_cursor.scan_lanes_from is not false
-          order by lane, line_no, first_seq) f;
-    p_cursor.scan_from := coalesce(p_cursor.scan_from, '{}');
-    p_cursor.scan_lanes_from := least(p_cursor.scan_lanes_from, v_beyond);
+    v_lane := v_hints.lanes[1];
+    v_hints.quiet_until := case
+        when v_lane.place is null
+             or (v_lane.lane = _pgqueue.lane_line() and _pgqueue.is_keyed(p_consumer.way)) then null
+        else least(v_hints.probe_at,
+                   case when p_cursor.gaps <> '{}' and not v_hints.was_cut then v_hints.gaps_probe end,
+                   _pgqueue.next_delayed(p_consumer.consumer_id, v_hints)) end;
+    p_cursor.hints := v_hints;
     return p_cursor;
 end $$;
 
--- Moves the places from which claims look at the line up to the first ready runs that are there. The places are exact:
--- runs become ready only under the consumer's lock, and a run that another claimer is slicing is still seen where it
--- was. Needs that lock. Returns the cursor; its scan_from is empty when nothing is ready, and no slot has all keys.
-create or replace function _pgqueue.raise_scan_from(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
-language plpgsql
+-- Whether something is free in the lanes that are remembered, or may be in others.
+create or replace function _pgqueue.has_free(p_hints pgqueue.claim_hints) returns boolean
+language plpgsql immutable
 as $$
-declare
-    v_next pgqueue.line_place;
 begin
-    p_cursor.scan_from := (
-        select coalesce(array_agg((f.lane, m.line_no, m.first_seq)::pgqueue.line_place order by f.lane), '{}')
-        from unnest(p_cursor.scan_from) f
-        cross join lateral (select line_no, first_seq from pgqueue.consumer_messages
-                            where consumer_id = p_cursor.consumer_id and state = 'ready' and lane = f.lane
-                              and (line_no, first_seq) >= (f.line_no, f.first_seq)
-                            order by line_no, first_seq limit 1) m);
-    while p_cursor.scan_lanes_from is not null and cardinality(p_cursor.scan_from) < _pgqueue.limit_lanes() loop
-        select lane, line_no, first_seq into v_next from pgqueue.consumer_messages
-        where consumer_id = p_cursor.consumer_id and state = 'ready' and lane >= p_cursor.scan_lanes_from
-        order by lane, line_no, first_seq limit 1;
-        p_cursor.scan_lanes_from := v_next.lane + 1;  -- null when there is none
-        if v_next.lane is not null then
-            p_cursor.scan_from := p_cursor.scan_from || v_next;
+    for i in 1..cardinality(p_hints.lanes) loop
+        if (p_hints.lanes[i]).place is not null then
+            return true;
         end if;
     end loop;
-    if p_cursor.slots_low is not null then
-        -- the slot of a consumer with ordering=stream (cut_line()) stands in the line, too: what it goes on with may
-        -- become ready there without this cursor (promote())
-        p_cursor := _pgqueue.lower_scan_from(p_cursor, array(
-            select (1, arrival_no, lower(seqs))::pgqueue.line_place
-            from (select * from pgqueue.slots
-                  where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low order by slot limit 1) s
-            where whole));
-    end if;
-    return p_cursor;
+    return p_hints.lanes_from is not null;
 end $$;
 
--- Whether the hints of a cursor were told from what is stored within the last minute.
-create or replace function _pgqueue.looked_lately(p_cursor pgqueue.consumer_cursors) returns boolean
+-- Whether the hints of a cursor were read from what is stored within the last minute.
+create or replace function _pgqueue.looked_lately(p_hints pgqueue.claim_hints) returns boolean
 language sql volatile
 as $$
-    select clock_timestamp() >= p_cursor.looked_at and clock_timestamp() < p_cursor.looked_at + interval '1 minute'
+    select clock_timestamp() >= p_hints.looked_at and clock_timestamp() < p_hints.looked_at + interval '1 minute'
 $$;
 
--- Tells all hints of a cursor from what is stored. What a hint hides, for whatever reason, is found then. Reads dead
--- rows that a long transaction elsewhere keeps. Returns the cursor. Needs the consumer's lock.
-create or replace function _pgqueue.look_anew(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
-language plpgsql
+-- Reads all hints from what is stored. What a hint hides, for whatever reason, is found then. Reads dead rows that a long
+-- transaction elsewhere keeps. Returns the hints.
+create or replace function _pgqueue.look_anew(p_cursor pgqueue.consumer_cursors) returns pgqueue.claim_hints
+language plpgsql stable
 as $$
 declare
     v_id        int := p_cursor.consumer_id;
     v_stream_id int := (select stream_id from pgqueue.consumers where consumer_id = v_id);
+    v_hints     pgqueue.claim_hints := p_cursor.hints;
 begin
     if p_cursor.next_publication > _pgqueue.last_publication_id(v_stream_id) + 1 then
         perform _pgqueue.refuse_to_look(v_stream_id);
     end if;
-    p_cursor.looked_at := clock_timestamp();
-    p_cursor.scan_from := '{}';
-    p_cursor.scan_lanes_from := -2147483648;
-    p_cursor.slots_low := (select slot from pgqueue.slots where consumer_id = v_id order by slot limit 1);
-    p_cursor := _pgqueue.raise_scan_from(p_cursor);
-    p_cursor.due_from := coalesce((select not_visible_until from pgqueue.consumer_messages
-                                   where consumer_id = v_id and state = 'delayed' order by not_visible_until limit 1),
-                                  p_cursor.looked_at);
-    p_cursor.tokens_from := (select returns_at from pgqueue.key_tokens
-                             where consumer_id = v_id order by returns_at limit 1);
-    p_cursor.leases_from := '-infinity';
-    p_cursor.filter_from := (select line_no from pgqueue.consumer_messages
-                             where consumer_id = v_id and state = 'unfiltered' order by line_no limit 1);
-    p_cursor.take_was_cut := p_cursor.take_was_cut or p_cursor.filter_from is not null;
-    p_cursor.pieces_from := coalesce((select place from pgqueue.pieces where consumer_id = v_id order by place limit 1),
-                                     p_cursor.last_line_no);
-    p_cursor.freed_from := (select place from pgqueue.freed_keys where consumer_id = v_id order by place limit 1);
-    p_cursor.waits := exists (select from pgqueue.consumer_messages where consumer_id = v_id and key is not null);
-    p_cursor.slots_from := (select slot from pgqueue.slots
-                            where consumer_id = v_id and (token is null or rest is not null) order by slot limit 1);
-    p_cursor.slots_to := 9223372036854775807;
-    p_cursor.slots_until := '-infinity';
-    return p_cursor;
-end $$;
-
--- Notes keys as free: the next dealer deals the messages that wait for them.
---   p_freed  the keys, each with the place from which messages of it may wait; null: none
--- Returns the cursor. Needs the consumer's lock.
-create or replace function _pgqueue.note_freed(p_cursor pgqueue.consumer_cursors, p_freed pgqueue.waiting_place[])
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
-begin
-    if p_freed <> '{}' then
-        p_cursor.last_line_no := p_cursor.last_line_no + 1;
-        p_cursor.freed_from := coalesce(p_cursor.freed_from, p_cursor.last_line_no);
-        insert into pgqueue.freed_keys (consumer_id, place, keys, arrival_no, first_seq)
-        select p_cursor.consumer_id, p_cursor.last_line_no, array_agg(key), arrival_no, first_seq
-        from (select *, (row_number() over (partition by arrival_no, first_seq order by key) - 1) / 1000 as part
-              from unnest(p_freed)) f
-        group by arrival_no, first_seq, part;
-    end if;
-    return p_cursor;
-end $$;
-
--- Takes messages that are in no claim out of a consumer's runs, for a caller that settles them. Runs that another
--- session is claiming are left. Needs the consumer's lock. Returns the cursor, and the messages as runs, as they were.
-create or replace function _pgqueue.take_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                   p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,
-                                                   out o_runs pgqueue.consumer_messages[])
-language plpgsql
-as $$
-declare
-    v_run  pgqueue.consumer_messages;
-    v_part int8multirange;
-begin
-    o_cursor := p_cursor;
-    o_runs := '{}';
-    for v_run in
-        delete from pgqueue.consumer_messages
-        where ctid = any (  -- by the indexes of their states
-            array(select ctid from pgqueue.consumer_messages
-                  where consumer_id = p_consumer.consumer_id and state = 'ready' and first_seq < upper(p_seqs)
-                    and seqs && p_seqs for update skip locked)  -- lock: run
-            || array(select ctid from pgqueue.consumer_messages
-                     where consumer_id = p_consumer.consumer_id and state = 'delayed' and first_seq < upper(p_seqs)
-                       and seqs && p_seqs for update skip locked)  -- lock: run
-            || array(select ctid from pgqueue.consumer_messages
-                     where consumer_id = p_consumer.consumer_id and state = 'unfiltered' and first_seq < upper(p_seqs)
-                       and seqs && p_seqs for update skip locked)  -- lock: run
-            || array(select ctid from pgqueue.consumer_messages
-                     where consumer_id = p_consumer.consumer_id and state = 'waiting' and key is not null
-                       and first_seq < upper(p_seqs) and seqs && p_seqs for update skip locked))  -- lock: run
-        returning *
-    loop
-        v_part := v_run.seqs * p_seqs;
-        if _pgqueue.store_run(v_run, v_run.seqs - v_part) = 0 and v_run.state = 'delayed' and v_run.key is not null then
-            -- the messages that wait for this one are free, as if a piece had held its key and were gone (see
-            -- end_delays())
-            o_cursor := _pgqueue.note_freed(
-                o_cursor, array[(v_run.key, v_run.arrival_no, v_run.first_seq)::pgqueue.waiting_place]);
-        end if;
-        v_run.seqs := v_part;
-        v_run.first_seq := lower(v_part);
-        v_run.message_count := _pgqueue.cardinality(v_part);
-        o_runs := o_runs || v_run;
-    end loop;
+    v_hints.looked_at := clock_timestamp();
+    v_hints.lanes := '{}';
+    v_hints.lanes_from := -2147483648;
+    v_hints := _pgqueue.add_lanes(v_id, v_hints);
+    v_hints.due_from := coalesce(_pgqueue.time_of((
+        select place from pgqueue.consumer_messages
+        where consumer_id = v_id and lane = _pgqueue.lane_delayed() order by place limit 1)), v_hints.looked_at);
+    v_hints.held_from := coalesce(_pgqueue.time_of((
+        select place from pgqueue.consumer_messages
+        where consumer_id = v_id and lane = _pgqueue.lane_held() order by place limit 1)), v_hints.looked_at);
+    v_hints.filter_from := (select place from pgqueue.consumer_messages
+                            where consumer_id = v_id and lane = _pgqueue.lane_unfiltered() order by place limit 1);
+    v_hints.was_cut := coalesce(v_hints.was_cut, false) or v_hints.filter_from is not null;
+    v_hints.parks := exists (select from pgqueue.consumer_messages where consumer_id = v_id and key is not null);
+    v_hints.whole := exists (select from pgqueue.consumer_messages
+                             where consumer_id = v_id and lane = _pgqueue.lane_held() and keys is null and key is null);
+    v_hints.quiet_until := null;
+    v_hints.probe_at := coalesce(v_hints.probe_at, '-infinity');
+    v_hints.gaps_probe := coalesce(v_hints.gaps_probe, '-infinity');
+    v_hints.dealt_until := coalesce(v_hints.dealt_until, '-infinity');
+    return v_hints;
 end $$;

@@ -46,34 +46,36 @@ as $$ select coalesce(p_failure.certain and p_counted >= p_consumer.max_deliver_
 -- The consequences for messages of a claim that are returned: whether the delivery counts, whether they are known to
 -- have failed, how long they are delayed, and their note. See return().
 --   p_most  deliveries of the message that was delivered most often
-create or replace function _pgqueue.failure(p_claim pgqueue.claims, p_how text, p_from timestamptz, p_delay interval,
-                                            p_note jsonb, p_most int)
+create or replace function _pgqueue.failure(p_bundles pgqueue.consumer_messages[], p_how text, p_from timestamptz,
+                                            p_delay interval, p_note jsonb, p_most int)
 returns pgqueue.failure
 language plpgsql
 as $$
 declare
     v_failure pgqueue.failure;
+    v_head    pgqueue.consumer_messages := p_bundles[1];
+    v_count   bigint := _pgqueue.count_of(p_bundles);
 begin
     v_failure.counted := p_how <> 'uncounted';
-    v_failure.certain := p_how = 'named' or (p_how = 'unnamed' and p_claim.remaining = 1 and p_claim.reader is null);
+    v_failure.certain := p_how = 'named' or (p_how = 'unnamed' and v_count = 1 and v_head.reader is null);
     v_failure.happened_at := p_from;
     v_failure.returned_at := clock_timestamp();  -- the same for all messages
     -- messages that a Spark reader lost are for the next claimer, or for the reader itself when it is back
     v_failure.delay := coalesce(p_delay, case
-        when p_how = 'uncounted' or (p_how = 'unnamed' and p_claim.reader is not null) then '0'::interval end);
+        when p_how = 'uncounted' or (p_how = 'unnamed' and v_head.reader is not null) then '0'::interval end);
     v_failure.chance := random();  -- the same for all messages, so that a run stays one run
     v_failure.note := p_note;
     if v_failure.counted then
         -- by the second: messages that fail alike within one stay alike
         v_failure.note := coalesce(p_note, '{}') || jsonb_build_object('attempt', jsonb_strip_nulls(jsonb_build_object(
-            'at', extract(epoch from p_from)::bigint, 'owner', p_claim.owner,
+            'at', extract(epoch from p_from)::bigint, 'owner', v_head.owner,
             'error', left(p_note ->> 'error', _pgqueue.limit_error()))));
     end if;
-    if p_how = 'unnamed' and p_claim.reader is not null then
+    if p_how = 'unnamed' and v_head.reader is not null then
         v_failure.note := v_failure.note || '{"spark": 1}';
     end if;
-    if p_how = 'unnamed' and p_claim.reader is null and p_most > 1 then
-        v_failure.note := v_failure.note || jsonb_build_object('at_most', (p_claim.remaining + 1) / 2);
+    if p_how = 'unnamed' and v_head.reader is null and p_most > 1 then
+        v_failure.note := v_failure.note || jsonb_build_object('at_most', (v_count + 1) / 2);
     end if;
     return v_failure;
 end $$;

@@ -1,8 +1,8 @@
 -- Filters: a filtered consumer gets some messages only: those whose key is of a topic, or that pass a jsonpath. A
 -- publisher does the same as ever.
 --
--- A take of a filtered consumer makes runs as any take does, but in the state unfiltered. When too few messages are
--- ready, a claim filters these runs under the consumer's lock, limit_filter() messages at a time. A message that passes
+-- A take of a filtered consumer makes bundles as any take does, but in lane_unfiltered(). When too few messages are
+-- ready, a claim filters these bundles under the consumer's lock, limit_filter() messages at a time. A message that passes
 -- becomes ready, or delayed, at its place in the line. The rest is forgotten, as are messages for other consumers. The
 -- cursor's filter_from says that something is unfiltered. Until all of that is filtered, the consumer takes nothing
 -- more.
@@ -154,103 +154,87 @@ as $$
     from pgqueue.consumer_filters f where f.consumer_id = p_consumer.consumer_id
 $$;
 
--- Filters the first unfiltered messages, limit_filter() of them: lane by lane, and in a lane by their place in the
--- line. With per_key_latest only the newest of a key stay.
+-- Filters the first unfiltered messages, limit_filter() of them, in the order in which they will be served. With
+-- per_key_latest only the newest of a key stay.
 -- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
 create or replace function _pgqueue.apply_filter(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                         out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
+                                                 out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
 language plpgsql
 as $$
 declare
-    v_first   record;
+    v_place   bigint := (p_cursor.hints).filter_from;
     v_room    bigint := _pgqueue.limit_filter();
-    v_runs    pgqueue.consumer_messages[];
-    v_run     pgqueue.consumer_messages;
+    v_bundles pgqueue.consumer_messages[];
+    v_bundle  pgqueue.consumer_messages;
     v_passing int8multirange;
     v_newest  record;
     v_part    int8multirange;
-    v_count   bigint;
+    v_hints   pgqueue.claim_hints;
 begin
     o_cursor := p_cursor;
     o_messages := 0;
-    while v_room > 0 loop
-        select lane, line_no into v_first from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and state = 'unfiltered' and line_no >= p_cursor.filter_from
-        order by lane, line_no limit 1;
-        exit when not found;
-        v_runs := _pgqueue.unfiltered(p_consumer.consumer_id, v_first.lane, v_first.line_no, v_room);
-        v_room := v_room - (select sum(message_count) from unnest(v_runs));
-        v_passing := (select range_agg(seqs) from unnest(v_runs));
+    loop
+        v_place := (select place from pgqueue.consumer_messages
+                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered()
+                      and place >= v_place
+                    order by place limit 1);
+        exit when v_place is null or v_room <= 0;
+        v_bundles := _pgqueue.unfiltered(p_consumer.consumer_id, v_place, v_room);
+        v_room := v_room - _pgqueue.count_of(v_bundles);
+        v_passing := _pgqueue.seqs_of(v_bundles);
         if p_consumer.filtered then
             v_passing := _pgqueue.passing(p_consumer, v_passing);
         end if;
         if p_consumer.per_key_latest then
-            v_newest := _pgqueue.keep_newest(p_consumer, o_cursor, v_passing, v_runs);
+            v_newest := _pgqueue.keep_newest(p_consumer, o_cursor, v_passing, v_bundles);
             o_cursor := v_newest.p_cursor;
             v_passing := v_newest.o_newest;
         end if;
-        foreach v_run in array v_runs loop
-            v_part := v_run.seqs * v_passing;
-            o_cursor.forgotten := o_cursor.forgotten + v_run.message_count - _pgqueue.cardinality(v_part);
-            continue when v_part = '{}';
-            v_run.not_visible_until := case when v_run.not_visible_until > clock_timestamp()
-                                            then v_run.not_visible_until end;
-            v_run.state := case when v_run.not_visible_until is not null and p_consumer.ordering = 'none' then 'delayed'
-                                else 'ready' end;
-            v_count := _pgqueue.store_run(v_run, v_part);
-            if v_run.state = 'ready' then
-                o_messages := o_messages + case when v_run.not_visible_until is null then v_count else 0 end;
-                o_cursor := _pgqueue.lower_scan_from(
-                    o_cursor, array[(v_run.lane, v_run.line_no, lower(v_part))::pgqueue.line_place]);
-            else
-                o_cursor.due_from := least(o_cursor.due_from, v_run.not_visible_until);
+        v_hints := o_cursor.hints;
+        foreach v_bundle in array v_bundles loop
+            v_part := v_bundle.seqs * v_passing;
+            o_cursor.forgotten := o_cursor.forgotten + v_bundle.message_count - _pgqueue.cardinality(v_part);
+            v_bundle.not_visible_until := case when v_bundle.not_visible_until > clock_timestamp()
+                                               then v_bundle.not_visible_until end;
+            v_bundle := _pgqueue.placed(p_consumer, v_bundle);
+            v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_part);
+            if v_bundle.not_visible_until is null then
+                o_messages := o_messages + _pgqueue.cardinality(v_part);
             end if;
         end loop;
+        o_cursor.hints := v_hints;
     end loop;
-    o_cursor.filter_from := (select line_no from pgqueue.consumer_messages
-                             where consumer_id = p_consumer.consumer_id and state = 'unfiltered'
-                               and line_no >= p_cursor.filter_from
-                             order by line_no limit 1);
-    o_cursor.take_was_cut := o_cursor.filter_from is not null
+    v_hints := o_cursor.hints;
+    v_hints.filter_from := v_place;
+    v_hints.was_cut := v_place is not null
         or exists (select from pgqueue.publications
                    where stream_id = p_consumer.stream_id and publication_id >= o_cursor.next_publication
                      and publication_id < o_cursor.next_publication + _pgqueue.limit_unseen());
+    o_cursor.hints := v_hints;
 end $$;
 
--- Takes the first p_room unfiltered messages of a place in the line, and deletes them there. The runs of that place
--- interleave, and go by seq.
--- Returns them as runs.
-create or replace function _pgqueue.unfiltered(p_consumer_id int, p_lane int, p_line_no bigint, p_room bigint)
+-- Takes the first p_room unfiltered messages of a place, and deletes them there. The bundles of that place interleave,
+-- and go by seq.
+-- Returns them as bundles.
+create or replace function _pgqueue.unfiltered(p_consumer_id int, p_place bigint, p_room bigint)
 returns pgqueue.consumer_messages[]
 language plpgsql
 as $$
 declare
-    v_below bigint;
-    v_part  int8multirange;
-    v_run   pgqueue.consumer_messages;
-    v_runs  pgqueue.consumer_messages[] := '{}';
+    v_below   bigint;
+    v_bundles pgqueue.consumer_messages[];
 begin
-    for v_pass in 1..2 loop  -- first with the first runs that suffice; then with all runs that begin below that bound
+    for v_pass in 1..2 loop  -- first with the first bundles that suffice; then with all that begin below that bound
         select _pgqueue.bound_of(range_agg(seqs), least(sum(message_count), p_room)::bigint) into v_below
         from (select seqs, message_count, first_seq,
                      sum(message_count) over (order by first_seq) - message_count as before
               from pgqueue.consumer_messages
-              where consumer_id = p_consumer_id and state = 'unfiltered' and line_no = p_line_no and lane = p_lane) r
+              where consumer_id = p_consumer_id and lane = _pgqueue.lane_unfiltered() and place = p_place) b
         where case v_pass when 1 then before < p_room else first_seq < v_below end;
     end loop;
-    for v_run in
-        delete from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and state = 'unfiltered' and line_no = p_line_no and lane = p_lane
-          and first_seq < v_below
-        returning *
-    loop
-        v_part := _pgqueue.below(v_run.seqs, v_below);
-        if v_part <> v_run.seqs then
-            perform _pgqueue.store_run(v_run, v_run.seqs - v_part);
-        end if;
-        v_run.seqs := v_part;
-        v_run.message_count := _pgqueue.cardinality(v_part);
-        v_runs := v_runs || v_run;
-    end loop;
-    return v_runs;
+    v_bundles := array(select b from pgqueue.consumer_messages b
+                       where consumer_id = p_consumer_id and lane = _pgqueue.lane_unfiltered() and place = p_place
+                         and first_seq < v_below
+                       order by first_seq for update);  -- lock: bundle
+    return _pgqueue.take_out(v_bundles, _pgqueue.below(_pgqueue.seqs_of(v_bundles), v_below));
 end $$;

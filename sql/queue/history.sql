@@ -1,6 +1,6 @@
 -- History: a consumer with keep_history keeps what was acknowledged, by which worker, when, and with what result. The
--- claim says whether its consumer keeps that (claims.archive). An acknowledgement of any other claim does nothing for
--- it.
+-- token of the claim says whether its consumer keeps that (base/bundles.sql). An acknowledgement of any other claim does
+-- nothing for it.
 
 -- Deletes the entries (key_backlog) of messages that were just acknowledged.
 create or replace function _pgqueue.delete_done_entries(p_consumer_id int, p_seqs int8multirange) returns void
@@ -17,10 +17,12 @@ end $$;
 
 -- Notes that messages of a claim were acknowledged, or that messages were cancelled: keeps that, and notifies, as the
 -- consumer's settings say.
---   p_claim          of a cancellation, a claim without an id: it has the consumer and the owner
+--   p_bundle         who has the claim, and since when; and the consumer
+--   p_claim_id       null: of a cancellation
 --   p_deliver_count  of the message that was delivered most often
-create or replace function _pgqueue.note_done(p_claim pgqueue.claims, p_seqs int8multirange, p_count bigint,
-                                              p_deliver_count int, p_result jsonb)
+create or replace function _pgqueue.note_done(p_bundle pgqueue.consumer_messages, p_claim_id bigint,
+                                              p_seqs int8multirange, p_count bigint, p_deliver_count int,
+                                              p_result jsonb)
 returns void
 language plpgsql
 as $$
@@ -30,18 +32,18 @@ begin
     if p_count = 0 then
         return;
     end if;
-    select * into v_consumer from pgqueue.consumers where consumer_id = p_claim.consumer_id;
+    select * into v_consumer from pgqueue.consumers where consumer_id = p_bundle.consumer_id;
     if v_consumer.keep_history is not null then
         insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count, deliver_count, claim_id,
                                                claimed_at, owner, result)
-        values (p_claim.consumer_id, clock_timestamp(), p_seqs, p_count, p_deliver_count, p_claim.claim_id,
-                p_claim.claimed_at, p_claim.owner, p_result);
+        values (p_bundle.consumer_id, clock_timestamp(), p_seqs, p_count, p_deliver_count, p_claim_id,
+                p_bundle.claimed_at, p_bundle.owner, p_result);
     end if;
     if v_consumer.notify_done then
-        perform pg_notify(_pgqueue.done_channel(p_claim.consumer_id), '');
+        perform pg_notify(_pgqueue.done_channel(p_bundle.consumer_id), '');
     end if;
     if v_consumer.per_key_capacity is not null then
-        perform _pgqueue.delete_done_entries(p_claim.consumer_id, p_seqs);
+        perform _pgqueue.delete_done_entries(p_bundle.consumer_id, p_seqs);
     end if;
 end $$;
 

@@ -1,118 +1,121 @@
--- Limits of keys: how many messages of a key may be in flight (per_key_limit), how many are delivered in a time
--- (per_key_interval, per_key_burst), and keys in turns (fair). Consumers with ordering=key may have them, and consumers
--- with ordering=none, which then are dealt in the same way.
+-- The gate of a key: how many of its messages may go now. Consumers limit how many of a key may be in flight
+-- (per_key_limit) or are delivered in a time (per_key_interval, per_key_burst), or serve keys in turns (fair). What goes
+-- is dealt (queue/dealing.sql). The rest waits (queue/waiting.sql) until the first open bundle with the key is gone; if
+-- only what is ready counts, until it is claimed; or until tokens of the key come back (queue/key_tokens.sql). A message
+-- without a key has no limit, and holds no other message up.
 --
--- The dealer keeps the limits. Before it makes pieces it judges the messages that it looked at (within_limits(); with
--- ordering=none queue/singles.sql: deal_singly()). What each key may have now is dealt. The rest is set aside, like
--- messages whose key is in an open piece, and waits until the dealer is told that the key may have more. That happens
--- when
---   * a piece of the key is closed. With ordering=key a key is in one piece, so that is all. With ordering=none a key
---     may be in several pieces, whose keys are listed once for each message. Where no message in flight counts, such a
---     piece is closed when it is claimed; otherwise the dealer notes that it is claimed;
---   * tokens of the key come back (queue/key_tokens.sql);
---   * with ordering=none, more messages of the key wait and nothing holds them up. Then the dealer notes the key as
---     free, and the next dealer goes on with it.
--- Keys take turns because pieces do: messages that become free are dealt behind the pieces that are ready. With fair,
--- the pieces that are ready hold about the share of four claims of a key, so the rest of a key with very many messages
--- is set aside. A message without a key has no limit, and holds no other message up.
+-- Keys take turns because bundles do. With fair, what is dealt and free holds about the share of four claims of a key, so
+-- the rest of a key with very many messages waits.
 
--- Splits messages by key into those that may be dealt now, as many as the limits leave to each key, and those that are
--- held: for consumers with ordering=key. It is one statement, so that everything is counted once. Needs the consumer's
--- lock.
---   p_size  messages of a piece
+-- Whether only messages that nobody has claimed count.
+create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) returns boolean
+language sql immutable
+as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $$;
+
+-- Without an order: how many messages of some keys are dealt or held, and how many of these nobody has claimed.
+create or replace function _pgqueue.in_use(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
+returns table (key bigint, n bigint, ready bigint)
+language sql stable
+as $$
+    select o.key, sum(o.n)::bigint, coalesce(sum(o.n) filter (where o.free), 0)::bigint
+    from (select k as key, 1 as n, m.token is null as free
+          from unnest(p_hints.lanes) l
+          cross join lateral (select keys, token from pgqueue.consumer_messages
+                              where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+                                and (place, first_seq) >= (l.low_place, l.low_seq)) m
+          cross join lateral unnest(m.keys) k
+          where l.lane = _pgqueue.lane_dealt() and (p_keys is null or k = any (p_keys))
+          union all
+          select k, m.message_count, false
+          from unnest(p_keys) k
+          cross join lateral (select message_count from pgqueue.consumer_messages
+                              where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_held()) m) o
+    group by o.key
+$$;
+
+-- Splits messages by key into those that may go now, as many as the limits leave to each key, and those that are held.
+-- One statement, so that everything is counted once. Needs the consumer's lock.
+--   p_size  messages of a bundle
 --   p_now   messages that are not visible at that time are left as they are
-create or replace function _pgqueue.within_limits(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_keyed pgqueue.keyed_messages, p_size bigint, p_now timestamptz)
-returns pgqueue.keyed_messages
+-- Returns the messages; and of keys without tokens when the first of these come back.
+create or replace function _pgqueue.gate(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                         inout p_keyed pgqueue.keyed_messages, p_size bigint, p_now timestamptz,
+                                         out o_keys bigint[], out o_until timestamptz[])
 language plpgsql
 as $$
 declare
     v_burst int := case when p_consumer.per_key_interval is not null then p_consumer.per_key_burst end;
-    v_share bigint := case when p_consumer.fair then greatest(1, ceil(
-        4.0 * p_size / greatest(1, (select count(distinct k) from unnest(p_keyed.keys) k)))) end;
-    v_keyed pgqueue.keyed_messages;
+    v_none  boolean := p_consumer.ordering = 'none';
+    v_asked bigint[] := array(select distinct k from unnest(p_keyed.keys) k where k is not null);
+    v_share bigint := case when p_consumer.fair
+                           then greatest(1, ceil(4.0 * p_size / greatest(1, cardinality(v_asked)))) end;
 begin
-    v_keyed.runs := p_keyed.runs;
-    with source as materialized (
-        select ordinality as run_no, not_visible_until > p_now as later
-        from unnest(p_keyed.runs) with ordinality
-    ), entry as materialized (
-        select e.run_no, e.key, e.seqs, e.message_count, e.i,
-               -- a message that is not visible yet will come again; it waits too where tokens are spent
-               e.key is null or (s.later is true and v_burst is null) as free
-        from unnest(p_keyed.run_nos, p_keyed.keys, p_keyed.seqs, p_keyed.message_counts) with ordinality
-             e (run_no, key, seqs, message_count, i)
-        join source s using (run_no)
+    with entry as materialized (
+        select e.*, e.key is null or (s.not_visible_until > p_now is true and (v_none or v_burst is null)) as free
+        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts) with ordinality e (no, key, seqs, n, i)
+        join unnest(p_keyed.bundles) with ordinality s on s.ordinality = e.no
+    ), used as materialized (
+        select * from _pgqueue.in_use(p_consumer.consumer_id, p_hints, v_asked) where v_none
     ), room as materialized (
-        select k.key, least(p_consumer.per_key_limit, v_burst - t.spent, v_share) as room
-        from (select distinct key from entry where not free) k
-        cross join lateral (select coalesce(sum(t.spent), 0) as spent from pgqueue.key_tokens t
-                            where v_burst is not null and t.consumer_id = p_consumer.consumer_id and t.key = k.key
-                              and t.returns_at >= p_cursor.tokens_from) t
+        select k as key, t.until,
+               least(p_consumer.per_key_limit - coalesce(u.n, 0), v_share - coalesce(u.ready, 0),
+                     v_burst - coalesce(u.ready, 0) - t.spent) as room,
+               v_burst <= t.spent as is_spent
+        from unnest(v_asked) k
+        left join used u on u.key = k
+        cross join lateral (select coalesce(sum(t.spent), 0) as spent, min(t.returns_at) as until
+                            from pgqueue.key_tokens t
+                            where v_burst is not null and t.consumer_id = p_consumer.consumer_id and t.key = k
+                              and t.returns_at > p_now) t
     ), judged as (
-        select e.*, case when e.free then e.message_count
-                         else greatest(0, least(e.message_count,
-                              r.room - sum(e.message_count) over (partition by e.key, e.free order by e.i)
-                              + e.message_count)) end::bigint as dealt
+        select e.*, case when e.free then e.n
+                         else greatest(0, least(e.n, r.room - sum(e.n) over (partition by e.key, e.free order by e.i)
+                                                     + e.n)) end::bigint as go
         from entry e left join room r using (key)
     ), part as (
-        select j.*, case when dealt = 0 then '{}'
-                         when dealt < message_count then _pgqueue.below(seqs, _pgqueue.bound_of(seqs, dealt))
-                         else seqs end as part
+        select j.*, case when go = 0 then '{}'
+                         when go < n then _pgqueue.below(seqs, _pgqueue.bound_of(seqs, go)) else seqs end as part
         from judged j
     ), split as (
-        select i, run_no, key, part as seqs, dealt as message_count, false as held from part where dealt > 0
+        select i, no, key, part as seqs, go as n, false as held from part where go > 0
         union all
-        select i, run_no, key, seqs - part, message_count - dealt, true from part where dealt < message_count
+        select i, no, key, seqs - part, n - go, true from part where go < n
     )
-    select array_agg(run_no order by i, held), array_agg(key order by i, held), array_agg(seqs order by i, held),
-           array_agg(message_count order by i, held), array_agg(held order by i, held)
-    into v_keyed.run_nos, v_keyed.keys, v_keyed.seqs, v_keyed.message_counts, v_keyed.held
+    select array_agg(no order by i, held), array_agg(key order by i, held), array_agg(seqs order by i, held),
+           array_agg(n order by i, held), array_agg(held order by i, held),
+           (select array_agg(key order by key) from room where is_spent),
+           (select array_agg(until order by key) from room where is_spent)
+    into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.held, o_keys, o_until
     from split;
-    return v_keyed;
 end $$;
 
--- Lets the next dealers look at all keys that wait, because the limits of the consumer have changed. Where messages in
--- flight did not count before, it also notes them for the dealers. Locks: the consumer.
+-- Lets the next dealers look at all keys that wait, because the limits of the consumer have changed. Locks: the consumer.
 create or replace function _pgqueue.change_limits(p_consumer pgqueue.consumers) returns void
 language plpgsql
 as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
-    v_runs   pgqueue.consumer_messages[];
-    v_single record;
+    v_hints  pgqueue.claim_hints;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
-    perform _pgqueue.without_slots(p_consumer.consumer_id);
-    select * into v_stored from pgqueue.consumer_cursors
-    where consumer_id = p_consumer.consumer_id order by version desc limit 1;
-    if not found then
+    if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return;  -- the consumer is being created
     end if;
-    if p_consumer.ordering = 'none' and p_consumer.per_key_limit is not null then
-        v_runs := array(select jsonb_populate_record(null::pgqueue.consumer_messages, to_jsonb(m))
-                        from _pgqueue.unfinished(p_consumer.consumer_id) m
-                        where m.state = 'claimed'
-                          and not exists (select from pgqueue.pieces p
-                                          where p.consumer_id = p_consumer.consumer_id and p.piece = m.piece));
-        v_single := _pgqueue.single_messages(p_consumer, v_runs);
-        insert into pgqueue.pieces (consumer_id, place, piece, message_count, keys, arrival_no, first_seq, claimed)
-        select p_consumer.consumer_id, v_stored.last_line_no, r.piece, count(*), array_remove(array_agg(k.key), null),
-               0, 0, true
-        from unnest(v_single.o_run_nos, v_single.o_keys) k (run_no, key)
-        join (select ordinality as run_no, piece from unnest(v_runs) with ordinality) r using (run_no)
-        group by r.piece;
-    end if;
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
+    v_hints := _pgqueue.undeal(p_consumer, v_cursor.hints);
     if p_consumer.per_key_interval is null then
         delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id;
-        v_cursor.tokens_from := null;
     end if;
-    v_cursor := _pgqueue.note_freed(v_cursor, array(
-        select (w.key, 0, 0)::pgqueue.waiting_place
-        from (select distinct key from pgqueue.consumer_messages
-              where consumer_id = p_consumer.consumer_id and state = 'waiting' and key is not null) w));
+    -- what waits for tokens is due, and so is all that waits for bundles
+    update pgqueue.consumer_messages
+    set lane = _pgqueue.lane_waiting(), place = 0
+    where consumer_id = p_consumer.consumer_id
+      and ((lane = _pgqueue.lane_delayed() and key is not null and not_visible_until is null)
+           or (lane = _pgqueue.lane_waiting() and place > 0));
+    v_hints.quiet_until := null;
+    v_cursor.hints := v_hints;
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;
 
@@ -123,28 +126,32 @@ create or replace function _pgqueue.change_lanes(p_consumer pgqueue.consumers) r
 language plpgsql
 as $$
 declare
-    v_stored pgqueue.consumer_cursors := _pgqueue.own_consumer_and_slots(p_consumer.consumer_id);
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+    v_bundle pgqueue.consumer_messages;
 begin
-    if v_stored.consumer_id is null then
+    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return;  -- the consumer is being created
     end if;
     perform _pgqueue.check_idle(p_consumer, 'a consumer with ordering=none begins or ceases to go by key (fair, '
                                             'per_key_limit, per_key_interval)');
-    if _pgqueue.is_keyed(p_consumer.way) then
-        -- lock: run
-        update pgqueue.consumer_messages set lane = 1, line_no = arrival_no
-        where ctid = any (_pgqueue.unclaimed_places(p_consumer.consumer_id)) and state <> 'claimed';
-    else
-        update pgqueue.consumer_messages
-        set lane = -priority, line_no = arrival_no, key = null, piece = null,
-            state = case when state = 'unfiltered' then state
-                         when not_visible_until > clock_timestamp() then 'delayed' else 'ready' end,
-            not_visible_until = case when not_visible_until > clock_timestamp() or state = 'unfiltered'
-                                     then not_visible_until end
-        where ctid = any (_pgqueue.unclaimed_places(p_consumer.consumer_id)) and state <> 'claimed';
-        delete from pgqueue.pieces where consumer_id = p_consumer.consumer_id;
-        delete from pgqueue.freed_keys where consumer_id = p_consumer.consumer_id;
-        delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id;
-    end if;
-    perform _pgqueue.save_cursor(v_stored, _pgqueue.look_anew(v_stored), true);
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    for v_bundle in select * from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id loop
+        v_bundle.not_visible_until := case when v_bundle.not_visible_until > clock_timestamp()
+                                           then v_bundle.not_visible_until end;
+        if v_bundle.lane = _pgqueue.lane_unfiltered() then
+            v_bundle.place := _pgqueue.unfiltered_place(_pgqueue.is_keyed(p_consumer.way), v_bundle.priority,
+                                                        v_bundle.arrival_no);
+        else
+            v_bundle := _pgqueue.placed(p_consumer, v_bundle);
+        end if;
+        perform _pgqueue.replace(v_bundle);
+    end loop;
+    delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id
+        and not _pgqueue.is_keyed(p_consumer.way);
+    v_cursor := v_stored;
+    v_cursor.hints := null;
+    v_cursor.hints := _pgqueue.look_anew(v_cursor);
+    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;

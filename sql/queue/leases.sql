@@ -1,47 +1,25 @@
--- What ends by time: leases and delays. The claims themselves end them, a bounded number at a time. (Spent tokens come
--- back in queue/key_tokens.sql.)
+-- What ends by time: leases and delays. The claims themselves end them, a bounded number at a time.
 
--- Whether a consumer without anything ready, new or due has nothing else to do either: no publication is far ahead, no
--- lease has ended, and no claim of a slot was rolled back.
+-- Whether a consumer without anything free, new or due has nothing else to do either: no publication is far ahead, no
+-- lease has ended, and no key may be free.
 create or replace function _pgqueue.is_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns boolean
 language plpgsql
 as $$
-begin
-    if p_cursor.slots_from is not null then
-        perform from pgqueue.slots
-        where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_from and token is null
-        limit 1 for update skip locked;  -- lock: slot
-        if found then
-            return false;
-        end if;
-    end if;
-    return _pgqueue.looked_lately(p_cursor)
-        and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
-        and (_pgqueue.next_expiry(p_cursor) <= clock_timestamp()) is not true;
-end $$;
-
--- When the first lease of a consumer ends or ended; null: the consumer has no claims. The leases of slots are in no
--- index: slots that can be claimed are few (queue/slots.sql).
-create or replace function _pgqueue.next_expiry(p_cursor pgqueue.consumer_cursors) returns timestamptz
-language plpgsql stable
-as $$
 declare
-    v_lease timestamptz := (select lease_until from pgqueue.claims
-                            where consumer_id = p_cursor.consumer_id and live and lease_until >= p_cursor.leases_from
-                            order by lease_until limit 1);
+    v_hints pgqueue.claim_hints := p_cursor.hints;
 begin
-    if p_cursor.slots_low is not null then
-        v_lease := least(v_lease, (select min(lease_until) from pgqueue.slots
-                                   where consumer_id = p_cursor.consumer_id and slot >= p_cursor.slots_low));
-    end if;
-    return v_lease;
+    return v_hints.looked_at is not null and _pgqueue.looked_lately(v_hints) and not v_hints.was_cut
+        and not _pgqueue.has_free(v_hints) and v_hints.parks is not true
+        and not _pgqueue.is_due(p_consumer.consumer_id, v_hints)
+        and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
+        and (_pgqueue.next_expiry(p_consumer.consumer_id, v_hints) <= clock_timestamp()) is not true;
 end $$;
 
--- Looks for leases that have ended, and releases their claims. Once a minute it tells all hints of the cursor anew: so
--- it finds leases that end before those it knows of, because the clock was set back, or because a claim was committed
--- long after its lease ended.
--- Returns the cursor, which says when to look again. Needs the consumer's lock.
+-- Looks for leases that have ended, and releases their claims; and moves claims that are older than a second out of the
+-- way of the others, into lane_held(). Once a minute it reads all hints from what is stored: so it finds leases that end
+-- before those it knows of, because the clock was set back, or because a claim was committed long after its lease ended.
+-- Returns the cursor, whose hints say when to look again. Needs the consumer's lock.
 create or replace function _pgqueue.probe_leases(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors
 language plpgsql
@@ -49,104 +27,202 @@ as $$
 declare
     v_now   timestamptz := clock_timestamp();
     v_past  timestamptz := v_now - interval '2 s';  -- a claim may be committed a moment after its lease ended
-    v_lease timestamptz;
+    v_hints pgqueue.claim_hints;
 begin
-    if not _pgqueue.looked_lately(p_cursor) then
-        p_cursor := _pgqueue.flush(_pgqueue.look_anew(p_cursor));
+    if not _pgqueue.looked_lately(p_cursor.hints) then
+        p_cursor.hints := _pgqueue.look_anew(p_cursor);
     end if;
-    v_lease := _pgqueue.next_expiry(p_cursor);
-    p_cursor.lease_probe := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
-    p_cursor.leases_from := least(v_lease, v_past);
-    if v_lease <= v_now then
-        p_cursor := _pgqueue.expire(p_consumer, p_cursor, v_now);
-    end if;
+    p_cursor.hints := _pgqueue.set_aside(p_consumer, p_cursor.hints, v_now);
+    p_cursor := _pgqueue.expire(p_consumer, p_cursor, v_now);
+    v_hints := p_cursor.hints;
+    v_hints.probe_at := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
+    v_hints.held_from := least(v_past, _pgqueue.time_of((
+        select place from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_held()
+          and place >= _pgqueue.place_at(v_hints.held_from)
+        order by place limit 1)));
+    p_cursor.hints := v_hints;
     return p_cursor;
 end $$;
 
--- Releases the expired claims of a consumer, a bounded number. Expired slots become such claims first. Needs the
--- consumer's lock; locks those claims and slots.
+-- Moves claims that are older than a second, or whose lease has ended, into lane_held(); those that somebody is settling
+-- stay. Returns the hints. Needs the consumer's lock.
+create or replace function _pgqueue.set_aside(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                              p_now timestamptz) returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_lane   pgqueue.lane_hint;
+    v_bundle pgqueue.consumer_messages;
+    v_keys   bigint[] := '{}';
+begin
+    for i in 1..cardinality(p_hints.lanes) loop
+        v_lane := p_hints.lanes[i];
+        for v_bundle in
+            select * from pgqueue.consumer_messages
+            where ctid = any (array(
+                select o.ctid
+                from (select ctid, token, claimed_at, lease_until from pgqueue.consumer_messages
+                      where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+                        and (place, first_seq) >= (v_lane.low_place, v_lane.low_seq)
+                      order by place, first_seq limit _pgqueue.limit_held()) o
+                where o.token is not null and (o.claimed_at < p_now - interval '1 s' or o.lease_until <= p_now)))
+              and token is not null
+            for update skip locked  -- lock: bundle
+        loop
+            v_keys := v_keys || v_bundle.keys;
+            perform _pgqueue.hold(p_consumer, v_bundle);
+            p_hints.held_from := least(p_hints.held_from, v_bundle.lease_until);
+        end loop;
+        select place, first_seq into v_lane.low_place, v_lane.low_seq from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+          and (place, first_seq) >= (v_lane.low_place, v_lane.low_seq)
+        order by place, first_seq limit 1;
+        p_hints.lanes[i] := v_lane;
+    end loop;
+    p_hints.lanes := array(select l::pgqueue.lane_hint from unnest(p_hints.lanes) l
+                           where l.low_place is not null order by l.lane);
+    if not _pgqueue.counts_ready(p_consumer) then
+        p_hints := _pgqueue.park_followers(p_consumer, p_hints, array(select distinct k from unnest(v_keys) k));
+    end if;
+    return p_hints;
+end $$;
+
+-- Moves a claimed bundle into lane_held(), at the end of its lease. A member has none: it goes with its head, and stands
+-- behind all. By key it gets the key, so that it is found by it. If it has several keys, the others become members of
+-- their own. Needs the bundle's lock.
+create or replace function _pgqueue.hold(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages) returns void
+language plpgsql
+as $$
+declare
+    v_keyed   pgqueue.keyed_messages;
+    v_part    pgqueue.consumer_messages := p_bundle;
+    v_members bigint[] := '{}';
+    v_head    bigint := coalesce(p_bundle.head, p_bundle.bundle_no);
+    v_by_key  boolean := p_bundle.keys <> '{}' and not _pgqueue.counts_ready(p_consumer);
+begin
+    if v_by_key and (cardinality(p_bundle.keys) > 1 or p_bundle.shrunk) then
+        v_keyed := _pgqueue.by_key(p_consumer, array[p_bundle]);
+        for i in 2..coalesce(cardinality(v_keyed.keys), 0) loop
+            v_part.lane := _pgqueue.lane_held();
+            v_part.place := 9223372036854775807;
+            v_part.key := v_keyed.keys[i];
+            v_part.keys := array[v_keyed.keys[i]];
+            v_part.behind := null;
+            v_part.shrunk := false;
+            v_part.lease_until := null;
+            v_part.members := null;
+            v_part.head := v_head;
+            perform _pgqueue.store(v_part, v_keyed.seqs[i]);
+            v_members := v_members || currval('pgqueue.claim_numbers');
+        end loop;
+        p_bundle.key := v_keyed.keys[1];
+        p_bundle.seqs := v_keyed.seqs[1];
+        p_bundle.message_count := v_keyed.counts[1];
+    elsif v_by_key then
+        p_bundle.key := p_bundle.keys[1];
+    end if;
+    if v_members <> '{}' and p_bundle.head is not null then
+        update pgqueue.consumer_messages set members = members || v_members
+        where bundle_no & 1048575 = v_head & 1048575 and bundle_no = v_head and token = p_bundle.token;
+    end if;
+    update pgqueue.consumer_messages
+    set lane = _pgqueue.lane_held(),
+        place = coalesce(_pgqueue.place_at(p_bundle.lease_until), 9223372036854775807),
+        key = p_bundle.key, keys = case when v_by_key then array_remove(array[p_bundle.key], null) else keys end,
+        shrunk = false, behind = null, seqs = p_bundle.seqs, message_count = p_bundle.message_count,
+        members = case when v_members <> '{}' and p_bundle.head is null then coalesce(members, '{}') || v_members
+                       else members end
+    where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
+end $$;
+
+-- Releases the expired claims of a consumer, a bounded number: those in lane_held(). Where a lease was extended, its place
+-- is corrected. Needs the consumer's lock; locks those claims.
 create or replace function _pgqueue.expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_now timestamptz)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_cursor pgqueue.consumer_cursors := p_cursor;
-    v_claim  pgqueue.claims;
+    v_head    pgqueue.consumer_messages;
+    v_bundles pgqueue.consumer_messages[];
 begin
-    if p_cursor.slots_low is not null then
-        perform _pgqueue.promote(array(
-            select ctid from pgqueue.slots
-            where consumer_id = p_consumer.consumer_id and slot >= p_cursor.slots_low and lease_until <= p_now
-            for update skip locked));  -- lock: slot
-    end if;
-    for v_claim in
-        select * from pgqueue.claims
-        where consumer_id = p_consumer.consumer_id and live and lease_until >= p_cursor.leases_from
-          and lease_until <= p_now
-        order by lease_until limit _pgqueue.limit_expired()
-        -- lock: claim
-        for update skip locked  -- a claim that is locked is being settled or extended
+    for v_head in
+        select * from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_held()
+          and place >= _pgqueue.place_at((p_cursor.hints).held_from) and place <= _pgqueue.place_at(p_now)
+        order by place limit _pgqueue.limit_expired()
+        for update skip locked  -- lock: bundle
     loop
-        v_cursor := _pgqueue.release(p_consumer, v_cursor, v_claim);
+        if v_head.lease_until > p_now then
+            update pgqueue.consumer_messages set place = _pgqueue.place_at(lease_until)
+            where bundle_no & 1048575 = v_head.bundle_no & 1048575 and bundle_no = v_head.bundle_no;
+            continue;
+        end if;
+        v_bundles := _pgqueue.lock_bundles(v_head.bundle_no, v_head.token);
+        p_cursor := _pgqueue.release(p_consumer, p_cursor, v_bundles);
     end loop;
-    return v_cursor;
+    return p_cursor;
 end $$;
 
 -- Releases an expired claim. A message that was alone in the claim is noted as a suspect, see is_suspected(): it may
 -- kill its worker. Returns the cursor. Needs the claim's lock and the consumer's.
 create or replace function _pgqueue.release(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                            p_claim pgqueue.claims)
+                                            p_bundles pgqueue.consumer_messages[])
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 begin
-    p_cursor := _pgqueue.return(p_consumer, p_cursor, p_claim, null, 'unnamed', p_claim.lease_until, null,
+    return _pgqueue.return(p_consumer, p_cursor, p_bundles, null, 'unnamed', p_bundles[1].lease_until, null,
         jsonb_build_object('error', 'the visibility timeout passed')
-            || case when p_claim.remaining = 1 and p_claim.reader is null then '{"at_most": 1}' else '{}' end::jsonb);
-    -- A reader's claim is kept, so that the reader can tell "taken over" from "gone". A worker's claim was deleted with
-    -- its last message.
-    update pgqueue.claims set live = false, settled = p_claim.settled where claim_id = p_claim.claim_id;
-    return p_cursor;
+            || case when _pgqueue.count_of(p_bundles) = 1 and p_bundles[1].reader is null then '{"at_most": 1}'
+                    else '{}' end::jsonb);
 end $$;
 
--- Makes the delayed runs that are due ready, a bounded number. Of a consumer that goes by key such a run waits, and its
--- key is noted as free. Returns the cursor. Needs the consumer's lock.
+-- Makes the delayed bundles that are due ready, a bounded number. By key such a bundle waits, as the first of its key.
+-- Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.end_delays(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_now    timestamptz := clock_timestamp();
-    v_places pgqueue.line_place[];
-    v_freed  pgqueue.waiting_place[];
-    v_last   timestamptz;
-    v_count  int;
+    v_now   timestamptz := clock_timestamp();
+    v_hints pgqueue.claim_hints := p_cursor.hints;
+    v_row   record;
+    v_count int := 0;
+    v_last  bigint;
+    v_keys  bigint[] := '{}';
 begin
-    if not _pgqueue.is_due(p_cursor.consumer_id, p_cursor.due_from) then
+    if not _pgqueue.is_due(p_consumer.consumer_id, v_hints) then
         return p_cursor;
     end if;
-    with due as (
-        select ctid, not_visible_until from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and state = 'delayed'
-          and not_visible_until >= p_cursor.due_from and not_visible_until <= v_now
-        order by not_visible_until limit _pgqueue.limit_due()
-        for update  -- lock: run
-    ), ended as (
-        -- by key the run waits, and its key is free: as if a piece had held the run, and were gone
+    for v_row in
+        with due as (
+            select ctid, place as was from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_delayed()
+              and place >= _pgqueue.place_at(v_hints.due_from) and place <= _pgqueue.place_at(v_now)
+            order by place limit _pgqueue.limit_due()
+            for update  -- lock: bundle
+        )
         update pgqueue.consumer_messages m
-        set state = case when m.key is null then 'ready' else 'waiting' end, not_visible_until = null
+        set lane = case when m.key is not null then _pgqueue.lane_waiting()
+                        when _pgqueue.is_keyed(p_consumer.way) then _pgqueue.lane_line() else -m.priority end,
+            place = case when m.key is not null then -2 else m.arrival_no end,
+            not_visible_until = case when m.not_visible_until > v_now then m.not_visible_until end
         from due
         where m.ctid = due.ctid
-        returning m.lane, m.line_no, m.first_seq, m.key, m.arrival_no, due.not_visible_until
-    )
-    select array_agg((lane, line_no, first_seq)::pgqueue.line_place) filter (where key is null),
-           array_agg((key, arrival_no, first_seq)::pgqueue.waiting_place) filter (where key is not null),
-           max(not_visible_until), count(*)
-    into v_places, v_freed, v_last, v_count
-    from ended;
-    p_cursor := _pgqueue.note_freed(p_cursor, v_freed);
-    p_cursor := _pgqueue.lower_scan_from(p_cursor, v_places);
-    p_cursor.due_from := case when v_count < _pgqueue.limit_due() then v_now else v_last end;
+        returning m.lane, m.place, m.first_seq, m.key, due.was
+    loop
+        v_count := v_count + 1;
+        v_last := greatest(v_last, v_row.was);
+        if v_row.key is null then
+            v_hints := _pgqueue.stands(v_hints, v_row.lane, v_row.place, v_row.first_seq);
+        else
+            v_keys := v_keys || v_row.key;
+        end if;
+    end loop;
+    v_hints := _pgqueue.park(p_consumer, v_hints, v_keys, false);
+    v_hints.due_from := case when v_count < _pgqueue.limit_due() then v_now else _pgqueue.time_of(v_last) end;
+    p_cursor.hints := v_hints;
     return p_cursor;
 end $$;

@@ -21,11 +21,11 @@ as $$ select date_trunc('hour', clock_timestamp()) + interval '1 hour' $$;
 
 -- Notes the newest messages of keys, and replaces the messages that are older.
 --   p_seqs  messages that enter; or that are in hand
---   p_runs  those of them that the caller has taken, or takes, out of the runs: the caller counts these
+--   p_bundles  those of them that the caller has taken, or takes, out of the bundles: the caller counts these
 -- Returns the cursor, and those of p_seqs that are not replaced. A message without a key never is. Needs the consumer's
 -- lock.
 create or replace function _pgqueue.keep_newest(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                                p_seqs int8multirange, p_runs pgqueue.consumer_messages[],
+                                                p_seqs int8multirange, p_bundles pgqueue.consumer_messages[],
                                                 out o_newest int8multirange)
 language plpgsql
 as $$
@@ -63,15 +63,15 @@ begin
         return;
     end if;
     o_newest := p_seqs - _pgqueue.set_of(v_seqs);
-    v_taken := _pgqueue.take_unclaimed(p_consumer, p_cursor, _pgqueue.set_of(v_seqs));
-    p_cursor := v_taken.o_cursor;
-    p_cursor.forgotten := p_cursor.forgotten + coalesce((select sum(message_count) from unnest(v_taken.o_runs)), 0);
+    v_taken := _pgqueue.take_unclaimed(p_consumer, p_cursor.hints, _pgqueue.set_of(v_seqs));
+    p_cursor.hints := v_taken.o_hints;
+    p_cursor.forgotten := p_cursor.forgotten + _pgqueue.count_of(v_taken.o_bundles);
     if p_consumer.keep_history is not null then
         insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count, deliver_count, result)
         select p_consumer.consumer_id, clock_timestamp(), range_agg(int8range(m.seq, m.seq, '[]')), count(*),
                r.deliver_count, jsonb_build_object('replaced_by', m.by)
         from unnest(v_seqs, v_by) m (seq, by)
-        join (select s as seq, deliver_count from unnest(p_runs || v_taken.o_runs) r
+        join (select s as seq, deliver_count from unnest(p_bundles || v_taken.o_bundles) r
               cross join lateral unnest(r.seqs) g
               cross join lateral generate_series(lower(g), upper(g) - 1) s) r using (seq)
         group by m.by, r.deliver_count;
@@ -83,26 +83,25 @@ end $$;
 
 -- Replaces messages that are about to be returned from a claim, where a newer message of their key was taken.
 --   p_set  the messages; null: all of the claim
--- Returns the cursor. Needs the claim's lock and the consumer's.
+-- Returns the cursor, and the bundles of the claim as they are then. Needs the claim's lock and the consumer's.
 create or replace function _pgqueue.replace_returned(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                     p_claim pgqueue.claims, p_set int8multirange)
-returns pgqueue.consumer_cursors
+                                                     p_bundles pgqueue.consumer_messages[], p_set int8multirange,
+                                                     out o_cursor pgqueue.consumer_cursors,
+                                                     out o_bundles pgqueue.consumer_messages[])
 language plpgsql
 as $$
 declare
-    v_runs   pgqueue.consumer_messages[] := array(
-        select m from pgqueue.consumer_messages m
-        where claim_id = p_claim.claim_id and state = 'claimed' and (p_set is null or seqs && p_set));
-    v_set    int8multirange := (select range_agg(seqs * coalesce(p_set, seqs)) from unnest(v_runs));
-    v_newest record := _pgqueue.keep_newest(p_consumer, p_cursor, v_set, v_runs);
+    v_set    int8multirange := _pgqueue.seqs_of(p_bundles) * coalesce(p_set, '{(,)}');
+    v_newest record := _pgqueue.keep_newest(p_consumer, p_cursor, v_set, p_bundles);
     v_gone   int8multirange := v_set - v_newest.o_newest;
 begin
-    p_cursor := v_newest.p_cursor;
+    o_cursor := v_newest.p_cursor;
+    o_bundles := p_bundles;
     if v_gone <> '{}' then
-        perform _pgqueue.take_out(p_claim.claim_id, v_gone);
-        p_cursor.forgotten := p_cursor.forgotten + _pgqueue.cardinality(v_gone);
+        perform _pgqueue.take_out(p_bundles, v_gone);
+        o_cursor.forgotten := o_cursor.forgotten + _pgqueue.cardinality(v_gone);
+        o_bundles := array(select b from _pgqueue.held(p_bundles[1].bundle_no, p_bundles[1].token) b);
     end if;
-    return p_cursor;
 end $$;
 
 -- Whether something that was published is not judged yet.
@@ -113,7 +112,7 @@ returns boolean
 language plpgsql
 as $$
 begin
-    return p_cursor.filter_from is not null
+    return (p_cursor.hints).filter_from is not null
         or exists (select from unnest((_pgqueue.gap_ids(p_cursor)
                                        + int8multirange(int8range(p_cursor.next_publication, null)))
                                       * int8multirange(int8range(1, p_upto, '[]'))) g
@@ -122,19 +121,21 @@ begin
                                          and publication_id < upper(g) limit 1) p);
 end $$;
 
--- Lets a consumer begin to keep only the newest message of a key, among those that it has in hand, or cease to.
+-- Lets a consumer begin to keep only the newest message of a key, among those that it has taken, or cease to.
 -- Errors: PQ003 unless the consumer is paused and has no claims. Locks: the consumer.
 create or replace function _pgqueue.change_latest(p_consumer pgqueue.consumers) returns void
 language plpgsql
 as $$
 declare
-    v_stored pgqueue.consumer_cursors := _pgqueue.own_consumer_and_slots(p_consumer.consumer_id);
+    v_stored pgqueue.consumer_cursors;
 begin
-    if v_stored.consumer_id is null then
+    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return;  -- the consumer is being created
     end if;
     perform _pgqueue.check_idle(p_consumer, 'per_key_latest is changed');
     if p_consumer.per_key_latest then
+        v_stored := _pgqueue.cursor(p_consumer.consumer_id);
         perform _pgqueue.save_cursor(v_stored, (_pgqueue.keep_newest(p_consumer, v_stored, (
             select coalesce(range_agg(seqs), '{}') from _pgqueue.unfinished(p_consumer.consumer_id)
             where state not in ('claimed', 'unfiltered')), '{}')).p_cursor, true);
@@ -144,7 +145,7 @@ begin
 end $$;
 
 -- Raises PQ003 unless a consumer is paused, and nothing of it is claimed or being claimed. Needs the consumer's lock.
--- Locks all that is unclaimed; so it waits for claimers that are taking some of it.
+-- Locks all that it has taken; so it waits for claimers that are taking some of it.
 --   p_what  what is done then
 create or replace function _pgqueue.check_idle(p_consumer pgqueue.consumers, p_what text) returns void
 language plpgsql
@@ -152,10 +153,9 @@ as $$
 declare
     v_claims bigint;
 begin
-    perform from pgqueue.consumer_messages
-    where ctid = any (_pgqueue.unclaimed_places(p_consumer.consumer_id)) for update;  -- lock: run
+    perform from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id for update;  -- lock: bundle
     -- a statement of its own: it sees the claims of those that were waited for
-    v_claims := (select count(*) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live)
+    v_claims := (select count(*) from _pgqueue.live_claims(p_consumer.consumer_id))
         + (select count(*) from pg_locks
            where locktype = 'advisory' and not granted and classid = _pgqueue.lock_class_consumer()::oid
              and objid = p_consumer.consumer_id::oid and objsubid = 2

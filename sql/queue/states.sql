@@ -1,58 +1,41 @@
 -- The states of a consumer's messages, for all that read them and change nothing: views, statistics, peeking,
--- explaining, scanning, backlogs, retention, pgmq. For these, this file alone knows how runs, slots, claims and gaps
--- make states. The table at the top of queue/runs.sql names the functions that change states.
+-- explaining, scanning, backlogs, retention, pgmq. For these, this file alone knows how bundles and gaps make states. The
+-- table at the top of queue/bundles.sql names the functions that change states.
 --
 -- A message that is published to a consumer is new, unfinished, dead or done: new_sets(), unfinished(), and a row of
 -- dead_messages. These functions become a part of the query that calls them.
 
 -- What a consumer has taken and not finished: sets of messages in one state, and the claim that holds them.
 --   p_below  only sets that begin before this number. (As a condition of the caller, on a column of another table, it
---            would not reach the indexes.)
--- Returns runs, and slots as runs. The columns from claim_id on are null unless the state is claimed; claim_count is
--- how many messages the claim had at first.
---
--- No index has all runs: a query that asks for a consumer without a state reads the runs of all consumers
--- (tests/sql/test_looking_cost.py). So each state has a branch, whose state is a constant. A caller with a condition on
--- state reads nothing of other branches. The runs of each claim are looked up apart (offset 0): the planner, left
--- alone, may begin with the runs that anybody has claimed.
+--            would not reach the index.)
+-- The columns from claim_id on are null unless the state is claimed; claim_count is how many messages the claim has.
 create or replace function _pgqueue.unfinished(p_consumer_id int, p_below bigint default 9223372036854775807)
-returns table (state text, lane int, priority int, deliver_count int, arrival_no bigint, line_no bigint,
+returns table (state text, lane int, priority int, deliver_count int, arrival_no bigint, place bigint,
                first_seq bigint, message_count bigint, seqs int8multirange, not_visible_until timestamptz,
-               last_delivered_at timestamptz, note jsonb, key bigint, piece bigint, claim_id bigint, owner text,
+               last_delivered_at timestamptz, note jsonb, key bigint, bundle_no bigint, claim_id bigint, owner text,
                reader uuid, claimed_at timestamptz, lease_until timestamptz, claim_count bigint)
 language sql stable
 as $$
-    select r.its_state, r.lane, r.priority, r.deliver_count, r.arrival_no, r.line_no, r.first_seq, r.message_count,
-           r.seqs, r.not_visible_until, r.last_delivered_at, r.note, r.key, r.piece,
-           null::bigint, null::text, null::uuid, null::timestamptz, null::timestamptz, null::bigint
-    from (select 'ready' as its_state, * from pgqueue.consumer_messages
-          where consumer_id = p_consumer_id and state = 'ready'
-          union all
-          select 'delayed', * from pgqueue.consumer_messages where consumer_id = p_consumer_id and state = 'delayed'
-          union all
-          select 'unfiltered', * from pgqueue.consumer_messages
-          where consumer_id = p_consumer_id and state = 'unfiltered'
-          union all
-          select 'waiting', * from pgqueue.consumer_messages
-          where consumer_id = p_consumer_id and state = 'waiting' and key is not null) r
-    where r.first_seq < p_below
-    union all
-    select 'claimed', m.lane, m.priority, m.deliver_count, m.arrival_no, m.line_no, m.first_seq, m.message_count,
-           m.seqs, m.not_visible_until, m.last_delivered_at, m.note, m.key, m.piece,
-           c.claim_id, c.owner, c.reader, c.claimed_at, c.lease_until, c.message_count
-    from pgqueue.claims c
-    cross join lateral (select * from pgqueue.consumer_messages r
-                        where r.claim_id = c.claim_id and r.state = 'claimed' offset 0) m
-    where c.consumer_id = p_consumer_id and c.live and m.first_seq < p_below
-    union all
-    select r.state, r.lane, r.priority, r.deliver_count, r.arrival_no, r.line_no, r.first_seq, r.message_count, r.seqs,
-           r.not_visible_until, r.last_delivered_at, r.note, r.key, r.piece,
-           c.claim_id, c.owner, null, c.claimed_at, c.lease_until, c.message_count
-    from pgqueue.slots s
-    cross join lateral _pgqueue.runs_of_slot(s) r
-    left join lateral (select r.claim_id, s.owner, s.claimed_at, s.lease_until, s.message_count::bigint
-                       where r.state = 'claimed') c on true
-    where s.consumer_id = p_consumer_id and r.first_seq < p_below
+    select case when m.token is not null then 'claimed' when m.lane = _pgqueue.lane_unfiltered() then 'unfiltered'
+                when m.lane = _pgqueue.lane_delayed() and (m.key is null or m.not_visible_until is not null)
+                then 'delayed'
+                when m.lane >= _pgqueue.lane_delayed() or (m.behind is not null and not _pgqueue.is_gone(m.behind))
+                then 'waiting' else 'ready' end,
+           m.lane, m.priority,
+           case when m.token is null then m.deliver_count else _pgqueue.one_more(m.deliver_count) end, m.arrival_no,
+           m.place, lower(m.seqs), m.message_count, m.seqs, m.not_visible_until,
+           coalesce(m.claimed_at, m.last_delivered_at), m.note,
+           coalesce(m.key, case when m.behind is not null then m.keys[1] end), m.bundle_no,
+           case when m.reader is null then _pgqueue.claim_id(coalesce(m.head, m.bundle_no), m.token)
+                else (select r.claim_id from pgqueue.reader_claims r where r.reader = m.reader and r.token = m.token) end,
+           m.owner, m.reader, m.claimed_at,
+           case when m.head is null then m.lease_until
+                else (select h.lease_until from _pgqueue.bundles(array[m.head]) h where h.token = m.token) end,
+           case when m.token is null then null when m.head is null and m.members is null then m.message_count
+                else (select sum(h.message_count) from _pgqueue.held(coalesce(m.head, m.bundle_no), m.token) h)::bigint
+                end
+    from pgqueue.consumer_messages m
+    where m.consumer_id = p_consumer_id and m.first_seq < p_below and m.message_count > 0
 $$;
 
 -- The state of a set, as it is shown: what is not visible yet is delayed, also where a key or an order comes first.
@@ -63,19 +46,15 @@ as $$
                 else p_state end
 $$;
 
--- The claims of a consumer that hold messages; claimed slots among them.
-create or replace function _pgqueue.live_claims(p_consumer_id int) returns setof pgqueue.claims
+-- The claims of a consumer that hold messages: their heads.
+create or replace function _pgqueue.live_claims(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable
-as $$
-    select * from pgqueue.claims where consumer_id = p_consumer_id and live
-    union all
-    select (_pgqueue.claim_of(s)).* from pgqueue.slots s where s.consumer_id = p_consumer_id and s.token is not null
-$$;
+as $$ select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and token is not null and head is null $$;
 
--- The runs that a claim holds. A slot has none.
-create or replace function _pgqueue.held(p_claim_id bigint) returns setof pgqueue.consumer_messages
+-- What a checkpoint reader's claim holds.
+create or replace function _pgqueue.held(p_claim pgqueue.reader_claims) returns setof pgqueue.consumer_messages
 language sql stable
-as $$ select * from pgqueue.consumer_messages where claim_id = p_claim_id and state = 'claimed' $$;
+as $$ select * from _pgqueue.held(p_claim.head, p_claim.token) where message_count > 0 $$;
 
 -- The publications that are new for a consumer: it has not taken them.
 create or replace function _pgqueue.new_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange
@@ -105,17 +84,15 @@ $$;
 --   p_seqs          the messages
 --   p_keys          the hashes of their keys
 --   p_publications  the publications that made them visible
---   p_quick         only what is known without looking at all runs
+--   p_quick         only what is known without looking at all bundles
 create or replace function _pgqueue.unfinished_of(p_consumer pgqueue.consumers, p_seqs int8multirange, p_keys bigint[],
                                                   p_publications bigint[], p_quick boolean)
 returns setof int8multirange
 language sql stable
 as $$
     select r.seqs
-    from (select m.seqs from _pgqueue.unfinished(p_consumer.consumer_id, upper(p_seqs)) m
-          where not p_quick
-            and (m.state <> 'waiting'
-                 or m.key = any (case p_consumer.ordering when 'stream' then '{0}' else p_keys end))
+    from (select m.seqs from pgqueue.consumer_messages m
+          where not p_quick and m.consumer_id = p_consumer.consumer_id and m.first_seq < upper(p_seqs)
           union all
           select m.seqs from pgqueue.consumer_messages m
           where p_quick and m.consumer_id = p_consumer.consumer_id
@@ -126,11 +103,8 @@ as $$
           cross join lateral (select deliver_at from pgqueue.publications
                               where stream_id = p_consumer.stream_id and publication_id = f offset 0) p
           cross join lateral (select seqs from pgqueue.consumer_messages x
-                              where x.consumer_id = p_consumer.consumer_id and x.state = 'delayed'
-                                and x.not_visible_until = p.deliver_at offset 0) m
-          where p_quick
-          union all
-          select s.seqs + coalesce(_pgqueue.rest_of(s), '{}') from pgqueue.slots s
-          where p_quick and s.consumer_id = p_consumer.consumer_id) r
+                              where x.consumer_id = p_consumer.consumer_id and x.lane = _pgqueue.lane_delayed()
+                                and x.place = _pgqueue.place_at(p.deliver_at) offset 0) m
+          where p_quick) r
     where r.seqs && p_seqs
 $$;

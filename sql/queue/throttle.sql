@@ -7,38 +7,40 @@
 -- twentieth of the interval, so that there are few of them.
 
 -- How many messages a claim may have: as many as it wants, or as the limits leave. Before it gets fewer, leases that
--- have ended are looked for.
---   p_want  messages at most
---   p_held  of these it has already
--- Returns the cursor, and how many. Needs the consumer's lock.
+-- have ended are looked for. Returns the cursor, and how many. Needs the consumer's lock.
 create or replace function _pgqueue.room(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                         p_claim_id bigint, p_want bigint, p_held bigint, out o_want bigint)
+                                         p_want bigint, out o_want bigint)
 language plpgsql
 as $$
 begin
     o_want := p_want;
     if p_consumer.max_in_flight is not null then
-        o_want := least(p_want, p_held + _pgqueue.room_in_flight(p_consumer, p_claim_id));
+        o_want := least(p_want, _pgqueue.room_in_flight(p_consumer, p_cursor.hints));
         if o_want < p_want then
             p_cursor := _pgqueue.probe_leases(p_consumer, p_cursor);
-            o_want := least(p_want, p_held + _pgqueue.room_in_flight(p_consumer, p_claim_id));
+            o_want := least(p_want, _pgqueue.room_in_flight(p_consumer, p_cursor.hints));
         end if;
     end if;
     if p_consumer.rate_limit is not null then
-        o_want := least(o_want, p_held + _pgqueue.room_in_rate(p_consumer, p_cursor));
+        o_want := least(o_want, _pgqueue.room_in_rate(p_consumer, p_cursor));
     end if;
 end $$;
 
--- How many more messages may be in flight; below 0 when there are too many since the limit was changed. (While a long
--- transaction elsewhere keeps dead rows, this reads those of the claims that ended. Claims have no order by which the
--- query could leave them out: leases differ, and ids are given out before the lock.)
---   p_claim_id  a claim that is being made; null: none
-create or replace function _pgqueue.room_in_flight(p_consumer pgqueue.consumers, p_claim_id bigint) returns bigint
+-- How many more messages may be in flight; below 0 when there are too many since the limit was changed.
+create or replace function _pgqueue.room_in_flight(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns bigint
 language plpgsql
 as $$
 begin
-    return p_consumer.max_in_flight - _pgqueue.held_by(p_claim_id)
-        - (select coalesce(sum(remaining), 0) from pgqueue.claims where consumer_id = p_consumer.consumer_id and live);
+    return p_consumer.max_in_flight
+        - (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
+           where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_held()
+             and place >= _pgqueue.place_at(p_hints.held_from))
+        - (select coalesce(sum(m.message_count), 0)
+           from unnest(p_hints.lanes) l
+           cross join lateral (select message_count from pgqueue.consumer_messages
+                               where consumer_id = p_consumer.consumer_id and lane = l.lane
+                                 and (place, first_seq) >= (l.low_place, l.low_seq) and token is not null) m);
 end $$;
 
 -- How many more messages may be delivered now.
@@ -93,7 +95,7 @@ language plpgsql
 as $$
 begin
     return greatest(
-        case when p_consumer.max_in_flight is not null and _pgqueue.room_in_flight(p_consumer, null) <= 0
+        case when p_consumer.max_in_flight is not null and _pgqueue.room_in_flight(p_consumer, p_cursor.hints) <= 0
              then clock_timestamp() + interval '25 ms' end,
         case when p_consumer.rate_limit is not null and _pgqueue.room_in_rate(p_consumer, p_cursor) <= 0
              then (select min(d.at) from unnest(p_cursor.delivered_at) d (at) where _pgqueue.counts(p_consumer, d.at))

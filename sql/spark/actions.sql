@@ -8,7 +8,7 @@
 -- the consumer pass them over. A query also passes over messages that it has lost, or has acted upon before: so to act
 -- twice does nothing twice.
 --
--- A query's micro-batch keeps the messages on which the query acted: claims.acted has them, as they were, until the
+-- A query's micro-batch keeps the messages on which the query acted: reader_claims.acted has them, as they were, until the
 -- batch is acknowledged. So a replay of the batch after a crash has the same rows, whatever became of these messages,
 -- and they count as settled, not as lost.
 --
@@ -190,7 +190,7 @@ language sql immutable
 as $$ select coalesce(sum(_pgqueue.cardinality(seqs)), 0)::bigint from unnest(p_actions) $$;
 
 -- Settles messages of one consumer; see settle_messages. Returns how many it changed. Locks: claims of checkpoint
--- readers, the consumer, runs.
+-- readers, the consumer, bundles.
 create or replace function _pgqueue.settle_here(p_consumer pgqueue.consumers, p_actions pgqueue.action[],
                                                 p_query_id text, p_replayed boolean) returns bigint
 language plpgsql
@@ -200,23 +200,22 @@ declare
     v_left   int8multirange := v_named;
     v_reader uuid := (select reader from pgqueue.readers
                       where consumer_id = p_consumer.consumer_id and query_id = p_query_id);
-    v_claims bigint[];
-    v_claim  pgqueue.claims;
+    v_claim  pgqueue.reader_claims;
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_held   record;
     v_free   record;
     v_count  bigint := 0;
 begin
-    v_claims := array(select c.claim_id
-                      from pgqueue.readers r join pgqueue.claims c on c.reader = r.reader
-                      where r.consumer_id = p_consumer.consumer_id and (v_reader is null or r.reader = v_reader)
-                        and c.seqs && v_named);
-    perform _pgqueue.lock_claims(v_claims);
-    perform _pgqueue.own_consumer(p_consumer.consumer_id);
+    perform _pgqueue.lock_reader_claims(p_consumer.consumer_id, v_reader, v_named);
+    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
-    for v_claim in select * from pgqueue.claims where claim_id = any (v_claims) order by claim_id loop
+    for v_claim in
+        select * from pgqueue.reader_claims
+        where consumer_id = p_consumer.consumer_id and (v_reader is null or reader = v_reader) and seqs && v_named
+        order by claim_id
+    loop
         v_held := _pgqueue.settle_held(p_consumer, v_cursor, v_claim, p_actions, p_replayed);
         v_cursor := v_held.o_cursor;
         v_count := v_count + _pgqueue.cardinality(v_held.o_gone * v_named);  -- a nack returns others too
@@ -228,60 +227,67 @@ begin
         v_cursor := v_free.o_cursor;
         v_count := v_count + v_free.o_count;
     end if;
-    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
     return v_count;
+end $$;
+
+-- Locks the claims of checkpoint readers that had some of these messages, in the order of their ids. Errors: as
+-- lock_consumer().
+--   p_reader  only of this one; null: of any
+create or replace function _pgqueue.lock_reader_claims(p_consumer_id int, p_reader uuid, p_seqs int8multirange)
+returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.await('claims of ' || _pgqueue.consumer_name(p_consumer_id),
+        'select count(*) from (select from pgqueue.reader_claims where consumer_id = $1 '
+        'and ($2 ->> 0 is null or reader = ($2 ->> 0)::uuid) and seqs && ($2 ->> 1)::int8multirange '
+        'order by claim_id for update) c',  -- lock: claim
+        p_consumer_id, jsonb_build_array(p_reader, p_seqs::text));
 end $$;
 
 -- Settles messages that the claim of a checkpoint reader holds. Needs the claim's lock and the consumer's. Returns the
 -- cursor, and the messages that left the claim.
 create or replace function _pgqueue.settle_held(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_claim pgqueue.claims,
+                                                p_claim pgqueue.reader_claims,
                                                 p_actions pgqueue.action[], p_replayed boolean,
                                                 out o_cursor pgqueue.consumer_cursors, out o_gone int8multirange)
 language plpgsql
 as $$
 declare
-    v_claim  pgqueue.claims := p_claim;
-    v_before pgqueue.consumer_messages[] := array(select m from pgqueue.consumer_messages m
-                                                  where claim_id = p_claim.claim_id and state = 'claimed');
-    v_held   int8multirange := (select range_agg(seqs) from unnest(v_before));
+    v_before pgqueue.consumer_messages[] := coalesce(_pgqueue.lock_bundles(p_claim.head, p_claim.token), '{}');
+    v_held   int8multirange := _pgqueue.seqs_of(v_before);
     v_part   int8multirange;
     v_action pgqueue.action;
-    v_runs   pgqueue.consumer_messages[];
+    v_now    pgqueue.consumer_messages[];
 begin
     o_cursor := p_cursor;
     o_gone := '{}';
-    if v_held is null or not v_held && (select range_agg(seqs) from unnest(p_actions)) then
+    if v_held = '{}' or not v_held && (select range_agg(seqs) from unnest(p_actions)) then
         return;
     end if;
     -- first the messages that are done or given up: a nack returns later messages of its key, unless they are gone
     v_part := v_held * (select coalesce(range_agg(seqs), '{}') from unnest(p_actions) where action <> 'nack');
     if v_part <> '{}' then
-        v_runs := array(select r from _pgqueue.take_out(v_claim.claim_id, v_part) r);
-        perform _pgqueue.end_as_told(p_consumer, v_runs, p_actions, v_claim);
-        perform _pgqueue.shrink_claim(v_claim, v_claim.remaining - _pgqueue.cardinality(v_part));
+        perform _pgqueue.end_named(p_consumer, _pgqueue.take_out(v_before, v_part), p_actions, p_claim.claim_id);
     end if;
     foreach v_action in array array(select a from unnest(p_actions) a where action = 'nack' and seqs && v_held
                                     order by lower(seqs)) loop
-        select * into v_claim from pgqueue.claims where claim_id = p_claim.claim_id;
-        v_held := (select range_agg(seqs) from pgqueue.consumer_messages
-                   where claim_id = p_claim.claim_id and state = 'claimed');
-        if v_held && v_action.seqs then
-            o_cursor := _pgqueue.return(p_consumer, o_cursor, v_claim, v_held * v_action.seqs, 'named',
+        v_now := _pgqueue.lock_bundles(p_claim.head, p_claim.token);
+        if _pgqueue.seqs_of(v_now) && v_action.seqs then
+            o_cursor := _pgqueue.return(p_consumer, o_cursor, v_now, _pgqueue.seqs_of(v_now) * v_action.seqs, 'named',
                                         clock_timestamp(), v_action.delay,
                                         jsonb_build_object('error', v_action.reason));
         end if;
     end loop;
-    o_gone := (select range_agg(seqs) from unnest(v_before))
-        - coalesce((select range_agg(seqs) from pgqueue.consumer_messages
-                    where claim_id = p_claim.claim_id and state = 'claimed'), '{}');
-    if p_replayed then
-        update pgqueue.claims
-        set acted = acted
-            || array(select (r.lane, r.arrival_no, r.priority, r.deliver_count, r.seqs * o_gone)::pgqueue.acted_run
-                     from unnest(v_before) r where r.seqs && o_gone)
-        where claim_id = p_claim.claim_id;
-    end if;
+    o_gone := v_held - coalesce((select range_agg(seqs) from _pgqueue.held(p_claim)), '{}');
+    update pgqueue.reader_claims
+    set settled = settled + _pgqueue.cardinality(o_gone),
+        acted = case when p_replayed then acted || array(
+            select (-b.priority, b.arrival_no, b.priority, _pgqueue.one_more(b.deliver_count),
+                    b.seqs * o_gone)::pgqueue.acted_run
+            from unnest(v_before) b where b.seqs && o_gone) else acted end
+    where reader = p_claim.reader and claim_id = p_claim.claim_id;
 end $$;
 
 -- Acknowledges or gives up messages that no claim holds, or a claim whose lease ended. New messages are taken first.
@@ -303,90 +309,92 @@ begin
         v_upto := upper((_pgqueue.find_new(p_consumer, o_cursor, p_seqs)).o_ids) - 1;
         exit when v_upto is null and not exists (
             select from pgqueue.consumer_messages
-            where consumer_id = p_consumer.consumer_id and state = 'unfiltered' and seqs && p_seqs);
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered() and seqs && p_seqs);
         v_before := o_cursor;
         o_cursor := (_pgqueue.take(p_consumer, o_cursor, greatest(v_upto, o_cursor.next_publication - 1),
                                    _pgqueue.limit_take())).o_cursor;
-        exit when o_cursor is not distinct from v_before and v_before.filter_from is null;
+        exit when o_cursor is not distinct from v_before and (v_before.hints).filter_from is null;
     end loop;
     o_cursor := (_pgqueue.release_due(p_consumer, o_cursor, p_seqs)).o_cursor;
-    v_taken := _pgqueue.take_unclaimed(p_consumer, o_cursor, p_seqs - coalesce(
+    v_taken := _pgqueue.take_unclaimed(p_consumer, o_cursor.hints, p_seqs - coalesce(
         (select range_agg(seqs) from pgqueue.consumer_messages
-         where consumer_id = p_consumer.consumer_id and state = 'unfiltered'), '{}'));
-    o_cursor := v_taken.o_cursor;
-    o_count := (select coalesce(sum(message_count), 0) from unnest(v_taken.o_runs));
-    perform _pgqueue.end_as_told(p_consumer, v_taken.o_runs, p_actions, null) where o_count > 0;
+         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered()), '{}'));
+    o_cursor.hints := v_taken.o_hints;
+    o_count := _pgqueue.count_of(v_taken.o_bundles);
+    perform _pgqueue.end_named(p_consumer, v_taken.o_bundles, p_actions, null) where o_count > 0;
 end $$;
 
--- Notes what the actions made of runs that were taken out: all their messages are acknowledged or given up.
---   p_claim  the claim that had them; null: none
-create or replace function _pgqueue.end_as_told(p_consumer pgqueue.consumers, p_runs pgqueue.consumer_messages[],
-                                                p_actions pgqueue.action[],
-                                                p_claim pgqueue.claims) returns void
+-- Notes what the actions made of bundles that were taken out: all their messages are acknowledged or given up.
+--   p_claim_id  the claim that had them; null: none
+create or replace function _pgqueue.end_named(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
+                                              p_actions pgqueue.action[], p_claim_id bigint) returns void
 language plpgsql
 as $$
 declare
-    v_seqs  int8multirange := (select range_agg(seqs) from unnest(p_runs));
-    v_dead  int8multirange := v_seqs
+    v_seqs int8multirange := _pgqueue.seqs_of(p_bundles);
+    v_dead int8multirange := v_seqs
         * (select coalesce(range_agg(seqs), '{}') from unnest(p_actions) where action = 'dead_letter');
-    v_done  record;
+    v_done record;
+    v_by   pgqueue.consumer_messages := p_bundles[1];
 begin
     if v_dead <> '{}' then
         insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason,
                                            details, claim_id, note, owner)
-        select p_consumer.stream_id, p_consumer.consumer_id, t.seqs, _pgqueue.cardinality(t.seqs), r.priority,
-               r.deliver_count, coalesce(a.reason, 'rejected'), a.details, p_claim.claim_id, r.note, p_claim.owner
-        from _pgqueue.told(p_runs, p_actions, v_dead) t
-        join unnest(p_runs) with ordinality r on r.ordinality = t.run_no
-        join unnest(p_actions) with ordinality a on a.ordinality = t.action_no;
+        select p_consumer.stream_id, p_consumer.consumer_id, n.seqs, _pgqueue.cardinality(n.seqs), b.priority,
+               case when b.token is null then b.deliver_count else _pgqueue.one_more(b.deliver_count) end,
+               coalesce(a.reason, 'rejected'), a.details, p_claim_id, b.note, b.owner
+        from _pgqueue.named_in(p_bundles, p_actions, v_dead) n
+        join unnest(p_bundles) with ordinality b on b.ordinality = n.bundle
+        join unnest(p_actions) with ordinality a on a.ordinality = n.action;
         if p_consumer.notify_done then
             perform pg_notify(_pgqueue.done_channel(p_consumer.consumer_id), '');
         end if;
     end if;
     if v_dead <> v_seqs then
-        if p_claim.claim_id is null then  -- as if it had been claimed now: without a claim it would be cancelled
-            p_claim.consumer_id := p_consumer.consumer_id;
-            p_claim.claim_id := _pgqueue.new_claim_id();
-            p_claim.claimed_at := clock_timestamp();
-            p_claim.owner := current_setting('application_name');
+        if p_claim_id is null then  -- as if it had been claimed now: without a claim it would be cancelled
+            p_claim_id := _pgqueue.new_lease_id();
+            v_by.claimed_at := clock_timestamp();
+            v_by.owner := current_setting('application_name');
         end if;
         for v_done in
-            select a.details, range_agg(t.seqs) as seqs, max(r.deliver_count) as deliver_count
-            from _pgqueue.told(p_runs, p_actions, v_seqs - v_dead) t
-            join unnest(p_runs) with ordinality r on r.ordinality = t.run_no
-            join unnest(p_actions) with ordinality a on a.ordinality = t.action_no
+            select a.details, range_agg(n.seqs) as seqs,
+                   max(case when b.token is null then b.deliver_count else _pgqueue.one_more(b.deliver_count) end)
+                       as deliver_count
+            from _pgqueue.named_in(p_bundles, p_actions, v_seqs - v_dead) n
+            join unnest(p_bundles) with ordinality b on b.ordinality = n.bundle
+            join unnest(p_actions) with ordinality a on a.ordinality = n.action
             group by a.details
         loop
-            perform _pgqueue.note_done(p_claim, v_done.seqs, _pgqueue.cardinality(v_done.seqs), v_done.deliver_count,
-                                       v_done.details);
+            perform _pgqueue.note_done(v_by, p_claim_id, v_done.seqs, _pgqueue.cardinality(v_done.seqs),
+                                       v_done.deliver_count, v_done.details);
         end loop;
     end if;
 end $$;
 
--- Matches messages, runs and actions: which messages are in which run and named by which action. When there are many
--- actions, the match is by number: to compare sets would compare all with all.
-create or replace function _pgqueue.told(p_runs pgqueue.consumer_messages[], p_actions pgqueue.action[],
-                                         p_seqs int8multirange)
-returns table (run_no bigint, action_no bigint, seqs int8multirange)
+-- Matches messages, bundles and actions: which messages are in which bundle and named by which action. When there are
+-- many actions, the match is by number: to compare sets would compare all with all.
+create or replace function _pgqueue.named_in(p_bundles pgqueue.consumer_messages[], p_actions pgqueue.action[],
+                                             p_seqs int8multirange)
+returns table (bundle bigint, action bigint, seqs int8multirange)
 language plpgsql stable
 as $$
 begin
     if cardinality(p_actions) <= 16 then
         return query
-            select r.ordinality, a.ordinality, r.seqs * a.seqs * p_seqs
-            from unnest(p_runs) with ordinality r join unnest(p_actions) with ordinality a on r.seqs && a.seqs
-            where r.seqs * a.seqs && p_seqs;
+            select b.ordinality, a.ordinality, b.seqs * a.seqs * p_seqs
+            from unnest(p_bundles) with ordinality b join unnest(p_actions) with ordinality a on b.seqs && a.seqs
+            where b.seqs * a.seqs && p_seqs;
     else
         return query
-            with run as materialized (
-                select r.ordinality as no, s from unnest(p_runs) with ordinality r
-                cross join lateral unnest(r.seqs * p_seqs) g
+            with held as materialized (
+                select b.ordinality as no, s from unnest(p_bundles) with ordinality b
+                cross join lateral unnest(b.seqs * p_seqs) g
                 cross join lateral generate_series(lower(g), upper(g) - 1) s
-            ), told as materialized (
+            ), named as materialized (
                 select a.ordinality as no, s from unnest(p_actions) with ordinality a
                 cross join lateral unnest(a.seqs) g
                 cross join lateral generate_series(lower(g), upper(g) - 1) s
             )
-            select r.no, t.no, range_agg(int8range(s, s, '[]')) from run r join told t using (s) group by r.no, t.no;
+            select h.no, n.no, range_agg(int8range(s, s, '[]')) from held h join named n using (s) group by h.no, n.no;
     end if;
 end $$;

@@ -6,9 +6,8 @@
 -- is claimed first; and a caller that asks for about as many messages as fit is served at once. Needs the consumer's
 -- lock. Returns the cursor, which the caller stores, and how many messages and bytes the claim has.
 create or replace function _pgqueue.fill_within(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_claim_id bigint,
-                                                p_want bigint, p_upto bigint, p_max_bytes bigint,
-                                                out o_cursor pgqueue.consumer_cursors, out o_count bigint,
+                                                p_want bigint, p_upto bigint, p_reader uuid, p_max_bytes bigint,
+                                                out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed,
                                                 out o_bytes bigint)
 language plpgsql
 as $$
@@ -20,11 +19,11 @@ declare
 begin
     loop
         begin
-            v_fill := _pgqueue.fill(p_consumer, p_cursor, p_claim_id, v_want, p_upto);
-            v_fit := _pgqueue.fitting(p_consumer.stream_id, p_claim_id, p_max_bytes);
-            if v_fit.o_fitting >= v_fill.o_count or v_fill.o_count <= 1 then
-                o_cursor := v_fill.o_cursor;
-                o_count := v_fill.o_count;
+            v_fill := _pgqueue.fill(p_consumer, p_cursor, v_want, p_upto, p_reader);
+            o_cursor := v_fill.o_cursor;
+            o_claimed := v_fill.o_claimed;
+            v_fit := _pgqueue.fitting(p_consumer.stream_id, o_claimed, p_max_bytes);
+            if v_fit.o_fitting >= o_claimed.message_count or (o_claimed.message_count > 1) is not true then
                 o_bytes := v_fit.o_bytes;
                 return;
             end if;
@@ -39,15 +38,16 @@ end $$;
 
 -- How many bytes of data a claim has, and how many of its messages fit into p_max_bytes, in the order of delivery. It
 -- sums up 1,000 numbers in a row first, so that it looks at few one by one. The data itself is not read.
-create or replace function _pgqueue.fitting(p_stream_id int, p_claim_id bigint, p_max_bytes bigint, out o_bytes bigint,
-                                            out o_fitting bigint)
+create or replace function _pgqueue.fitting(p_stream_id int, p_claim pgqueue.claimed, p_max_bytes bigint,
+                                            out o_bytes bigint, out o_fitting bigint)
 language plpgsql stable
 as $$
 begin
     execute format($query$
         with range as materialized (
-            select row_number() over (order by m.lane, m.line_no, lower(g)) as no, lower(g) as lo, upper(g) as hi
-            from _pgqueue.held($1) m cross join lateral unnest(m.seqs) g
+            select row_number() over (order by m.i, lower(g)) as no, lower(g) as lo, upper(g) as hi
+            from (select seqs, row_number() over () as i from _pgqueue.claimed_bundles($1)) m
+            cross join lateral unnest(m.seqs) g
         ), block as materialized (
             select r.no, b.lo, b.hi, m.messages, m.bytes
             from range r
@@ -73,7 +73,7 @@ begin
                            where e.upto - e.bytes + m.bytes <= $2),
                         9223372036854775807)
         $query$, p_stream_id)
-    into o_bytes, o_fitting using p_claim_id, p_max_bytes;
+    into o_bytes, o_fitting using p_claim, p_max_bytes;
     o_bytes := coalesce(o_bytes, 0);
 end $$;
 

@@ -16,7 +16,6 @@ begin
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
     perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
-    perform _pgqueue.lock_claims(array(select c.claim_id from pgqueue.claims c where c.reader = p_reader));
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     v_acked := _pgqueue.acknowledge_upto(p_reader, p_start_claim);
@@ -51,9 +50,12 @@ as $$
                coalesce(sum(remaining) filter (where claim_id > p_finished and claim_id <= p_last),
                         0)::bigint as unfinished,
                coalesce(sum(remaining) filter (where claim_id > p_last), 0)::bigint as unlogged,
-               max(m.lease_until) filter (where live) as lease_until,
-               max(m.lease_until - m.visibility_timeout) filter (where live) as beat_at
-        from pgqueue.claims m where m.reader = r.reader) h
+               max(m.lease_until) as lease_until,
+               max(m.lease_until - m.visibility_timeout) as beat_at
+        from (select c.claim_id, h.lease_until, h.visibility_timeout, _pgqueue.remaining(c) as remaining
+              from pgqueue.reader_claims c
+              left join lateral _pgqueue.held(c.head, c.token) h on h.head is null
+              where c.reader = r.reader) m) h
     where r.reader = p_reader
 $$;
 
@@ -61,7 +63,7 @@ $$;
 -- has finished. The checkpoint is of no use any more. Messages that go back do not count as delivered, and the next
 -- claim can have them at once. Returns how many messages were acknowledged, and how many went back. Errors: PQ002,
 -- PQ003, PQ005, PQ007, PQ010; 55006 while its query runs: it holds messages, and extended its leases not long ago.
--- Locks: the reader, its claims, the consumer.
+-- Locks: the reader, the consumer, its claims.
 create or replace function pgqueue.reader_release(p_reader uuid, p_consumer_id int, p_start_claim bigint)
 returns table (acked bigint, released bigint)
 language plpgsql
@@ -77,9 +79,9 @@ begin
     v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
     select * into v_reader from pgqueue.readers where reader = p_reader;
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
-    select max(lease_until - visibility_timeout) as at, max(visibility_timeout) / 3 + interval '5 s' as every
+    select max(h.lease_until - h.visibility_timeout) as at, max(h.visibility_timeout) / 3 + interval '5 s' as every
     into v_beat
-    from pgqueue.claims where reader = p_reader and live;
+    from pgqueue.reader_claims c cross join lateral _pgqueue.held(c.head, c.token) h where c.reader = p_reader;
     if v_beat.at > clock_timestamp() - v_beat.every then
         raise exception 'the query of this checkpoint runs, or ran just now: it extended its leases % ago',
                         date_trunc('second', clock_timestamp() - v_beat.at)
@@ -87,7 +89,7 @@ begin
                   hint = format('Stop it, and try again after %s.', (v_beat.at + v_beat.every)::timestamptz(0));
     end if;
     acked := (_pgqueue.acknowledge_upto(p_reader, p_start_claim)).o_acked;
-    released := (select coalesce(sum(remaining), 0) from pgqueue.claims where reader = p_reader and live);
+    released := (select coalesce(sum(_pgqueue.remaining(c)), 0) from pgqueue.reader_claims c where reader = p_reader);
     v_stored := _pgqueue.cursor(p_consumer_id);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.forget_reader(v_consumer, v_stored, p_reader, 'uncounted', null),
                                  true);

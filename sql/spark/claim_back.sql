@@ -1,127 +1,106 @@
 -- Giving a checkpoint reader back the messages of a claim that it lost, as far as they are free.
 
--- Gives a checkpoint reader back the ready messages of a claim that it lost. Needs the claim's lock and the
--- consumer's. Messages that another claimer holds, or has returned with a delay, stay where they are, and so do
--- messages of an ordered consumer that wait for them. Returns the cursor.
--- (More than 60 lines: one statement takes the runs from two places of the line.)
+-- Gives a checkpoint reader back the free messages of a claim that it lost. Needs the consumer's lock. Messages that
+-- another claimer holds, or has returned with a delay, stay where they are, and so do messages of an ordered consumer
+-- that wait for them. Returns the cursor. Locks the bundles.
 create or replace function _pgqueue.claim_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                               p_claim pgqueue.claims)
+                                               p_claim pgqueue.reader_claims)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_piece bigint;
-    v_lanes int[] := p_claim.lanes;
-    v_ends  pgqueue.line_place;  -- nothing of the line from this place on
-    v_run   pgqueue.consumer_messages;
-    v_part  int8multirange;
-    v_count bigint := 0;
+    v_hints   pgqueue.claim_hints := p_cursor.hints;
+    v_seqs    int8multirange := p_claim.seqs - _pgqueue.acted_seqs(p_claim);  -- what its query returned is for others, too
+    v_line    boolean;
+    v_bundles pgqueue.consumer_messages[];
+    v_claimed pgqueue.claimed;
+    v_back    record;
 begin
-    p_claim.seqs := p_claim.seqs - _pgqueue.acted_seqs(p_claim);  -- what its query returned is for others, too
-    if p_claim.ordered then
-        v_ends := _pgqueue.line_is_free(p_consumer, p_cursor, p_claim);
-        if v_ends is not null then
-            v_piece := p_cursor.last_line_no + 1;  -- a piece with all keys, as it was
-            v_lanes := '{1}';
-        else
-            p_cursor := _pgqueue.deal_places(p_consumer, p_cursor, p_claim);
-            v_lanes := '{}';
-        end if;
+    if v_hints.whole then
+        v_hints.whole := _pgqueue.is_whole(p_consumer.consumer_id, v_hints);
     end if;
-    for v_run in
-        delete from pgqueue.consumer_messages
-        where ctid = any (array(
-            select m.ctid
-            from unnest(v_lanes) l
-            cross join unnest(p_claim.arrival_nos) a
-            cross join lateral (select ctid from pgqueue.consumer_messages
-                                where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = l
-                                  and line_no >= lower(a) and line_no < upper(a)
-                                  and first_seq >= lower(p_claim.seqs) and first_seq < upper(p_claim.seqs)
-                                  and seqs && p_claim.seqs
-                                  and (v_ends is null or (line_no, first_seq) < (v_ends.line_no, v_ends.first_seq))
-                                for update skip locked) m  -- lock: run
-            union all
-            select m.ctid
-            from unnest(p_cursor.scan_from) f
-            cross join lateral (select ctid from pgqueue.consumer_messages
-                                where p_claim.ordered and v_piece is null and consumer_id = p_consumer.consumer_id
-                                  and state = 'ready' and lane = 0
-                                  and (line_no, first_seq) >= (f.line_no, f.first_seq) and seqs <@ p_claim.seqs
-                                for update skip locked) m  -- lock: run
-            where f.lane = 0))
-        returning *
-    loop
-        v_part := v_run.seqs * p_claim.seqs;
-        perform _pgqueue.store_run(v_run, v_run.seqs - v_part);
-        v_run.piece := coalesce(v_piece, v_run.piece);
-        v_count := v_count + _pgqueue.claim_run(v_run, v_part, p_claim.claim_id);
-    end loop;
-    if v_count > 0 then
-        update pgqueue.claims
-        set live = true, remaining = v_count, settled = least(settled, message_count - v_count),
-            lease_until = clock_timestamp() + visibility_timeout
-        where claim_id = p_claim.claim_id;
-        if v_piece is not null then
-            insert into pgqueue.pieces (consumer_id, place, piece, message_count)
-            values (p_consumer.consumer_id, v_piece, v_piece, v_count);
-            p_cursor.last_line_no := v_piece;
-        end if;
+    v_line := p_consumer.ordering <> 'none' and v_hints.whole is not true
+        and _pgqueue.is_undealt(p_consumer.consumer_id, v_hints)
+        and (p_consumer.ordering = 'stream' or not _pgqueue.has_later(p_consumer.consumer_id, p_claim));
+    if p_consumer.ordering = 'none' then
+        v_bundles := _pgqueue.take_matching(_pgqueue.where_they_were(p_consumer, p_claim, v_seqs), v_seqs, false);
+    elsif v_line then
+        v_bundles := _pgqueue.take_matching(_pgqueue.where_they_were(p_consumer, p_claim, v_seqs), v_seqs, false);
+    elsif p_consumer.ordering = 'key' and v_hints.whole is not true then
+        v_back := _pgqueue.deal_back(p_consumer, v_hints, p_claim, v_seqs);
+        v_hints := v_back.o_hints;
+        v_bundles := v_back.o_bundles;
     end if;
+    if v_bundles <> '{}' then
+        v_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_claim.reader);
+        if v_line then
+            v_hints := _pgqueue.hold_line(v_hints, v_bundles);
+        end if;
+        update pgqueue.reader_claims
+        set head = v_bundles[1].bundle_no, token = _pgqueue.token_in(v_claimed.claim_id),
+            settled = least(settled, message_count - v_claimed.message_count)
+        where reader = p_claim.reader and claim_id = p_claim.claim_id;
+    end if;
+    p_cursor.hints := v_hints;
     return p_cursor;
 end $$;
 
--- Up to which place a lost claim of an ordered consumer may have back the line, whole: no other claim holds a key, and
--- no message before that place is delayed. Null: the claim may not have the line back; with ordering=key its messages
--- are dealt then.
-create or replace function _pgqueue.line_is_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                 p_claim pgqueue.claims)
-returns pgqueue.line_place
+-- The free bundles that have messages of a lost claim, where they stood before: in the lanes, or in the line, there up to
+-- the first message that is not visible yet.
+create or replace function _pgqueue.where_they_were(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
+                                                    p_seqs int8multirange) returns pgqueue.consumer_messages[]
 language plpgsql stable
 as $$
-declare
-    v_later pgqueue.line_place;
 begin
-    if exists (select from pgqueue.pieces p
-               where p.consumer_id = p_consumer.consumer_id and p.place >= p_cursor.pieces_from
-                 and (p.keys is not null
-                      or exists (select from pgqueue.consumer_messages
-                                 where consumer_id = p.consumer_id and piece = p.piece))) then
-        return null;
-    elsif _pgqueue.has_blocked_key(p_cursor) then
-        return null;
-    end if;
-    select 1, m.line_no, m.first_seq into v_later
-    from unnest(p_claim.arrival_nos) a
-    cross join lateral (select line_no, first_seq, not_visible_until from pgqueue.consumer_messages
-                        where consumer_id = p_consumer.consumer_id and state = 'ready' and lane = 1
-                          and line_no >= lower(a) and line_no < upper(a)) m
-    where m.not_visible_until > clock_timestamp()
-    order by m.line_no, m.first_seq limit 1;
-    if not found then
-        return (1, upper(p_claim.arrival_nos), 0)::pgqueue.line_place;
-    end if;
-    return case when p_consumer.ordering = 'stream' then v_later end;
+    return array(
+        select f.b
+        from (select m as b, m.lane, m.place, m.first_seq,
+                     bool_or(m.not_visible_until > clock_timestamp()) over (order by m.lane, m.place, m.first_seq) as later
+              from pgqueue.consumer_messages m
+              where m.consumer_id = p_consumer.consumer_id and m.lane < _pgqueue.lane_delayed()
+                and (p_consumer.ordering = 'none' or m.lane = _pgqueue.lane_line())
+                and m.token is null and p_claim.arrival_nos @> m.arrival_no) f
+        where (f.b).seqs && p_seqs and f.later is not true
+        order by f.lane, f.place, f.first_seq);
 end $$;
 
--- Deals, as much as one claim looks at, while messages stand in the line where those of a lost claim had their places.
--- So pieces tell which of them are free. Returns the cursor.
-create or replace function _pgqueue.deal_places(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_claim pgqueue.claims)
-returns pgqueue.consumer_cursors
+-- Whether a message that stood among those of a lost claim is not visible yet.
+create or replace function _pgqueue.has_later(p_consumer_id int, p_claim pgqueue.reader_claims) returns boolean
+language sql stable
+as $$
+    select exists (select from pgqueue.consumer_messages m
+                   where m.consumer_id = p_consumer_id and m.lane = _pgqueue.lane_line()
+                     and p_claim.arrival_nos @> m.arrival_no and m.not_visible_until > clock_timestamp())
+$$;
+
+-- Deals, as much as one claim looks at, while messages stand in the line where those of a lost claim had their places, and
+-- locks the free dealt bundles that have no other messages. Returns the hints, and these bundles.
+create or replace function _pgqueue.deal_back(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                              p_claim pgqueue.reader_claims, p_seqs int8multirange,
+                                              out o_hints pgqueue.claim_hints,
+                                              out o_bundles pgqueue.consumer_messages[])
 language plpgsql
 as $$
 declare
     v_deal   record;
     v_looked bigint := 0;
+    v_dealt  pgqueue.lane_hint;
 begin
-    while p_consumer.ordering = 'key' and v_looked < _pgqueue.limit_looks() loop
-        v_deal := _pgqueue.deal(p_consumer, p_cursor, null, _pgqueue.limit_piece_by_key(), 0, false);
-        p_cursor := v_deal.o_cursor;
+    o_hints := p_hints;
+    while v_looked < _pgqueue.limit_looks() loop
+        v_deal := _pgqueue.deal(p_consumer, o_hints, _pgqueue.limit_small());
+        o_hints := v_deal.o_hints;
         v_looked := v_looked + v_deal.o_looked;
         exit when v_deal.o_looked = 0 or not exists (
-            select from unnest(p_cursor.scan_from) f cross join lateral _pgqueue.next_ready(p_consumer.consumer_id, f) m
-            where f.lane = 1 and m.line_no < upper(p_claim.arrival_nos));
+            select from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
+              and place < upper(p_claim.arrival_nos));
     end loop;
-    return p_cursor;
+    v_dealt := _pgqueue.lane_of(o_hints, _pgqueue.lane_dealt());
+    o_bundles := array(
+        select b from pgqueue.consumer_messages b
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+          and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and seqs <@ p_seqs
+          and (behind is null or _pgqueue.is_gone(behind))
+        order by place, first_seq for update skip locked);  -- lock: bundle
 end $$;

@@ -15,7 +15,7 @@
 -- does not say so.
 
 -- Halves the micro-batch of a checkpoint reader, if it is time: the messages that the reader holds, and has not had
--- back where it lost some. Needs the reader's lock, the locks of its claims and the consumer's.
+-- back where it lost some. Needs the reader's lock and the consumer's. Locks its claims.
 --   p_reader  its row before this start, which is by another process than the last one
 -- Returns the cursor, how many messages went back, and how many are dead letters now.
 create or replace function _pgqueue.quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
@@ -28,7 +28,9 @@ declare
     v_error jsonb := jsonb_build_object('error', format('its micro-batch was begun %s, and not finished',
                                                              case p_reader.begun when 1 then 'once'
                                                                   else p_reader.begun || ' times' end));
-    v_claim pgqueue.claims;
+    v_claim pgqueue.reader_claims;
+    v_holds bigint;  -- messages that it holds
+    v_locked pgqueue.consumer_messages[];
     v_left  bigint;
     v_keep  bigint;
     v_set   int8multirange;
@@ -38,7 +40,7 @@ begin
     o_returned := 0;
     o_poison := 0;
     o_asks := false;
-    v_left := (select sum(remaining) from pgqueue.claims
+    v_left := (select sum(_pgqueue.remaining(c)) from pgqueue.reader_claims c
                where reader = p_reader.reader and claim_id > p_start_claim and claim_id <= p_end_claim);
     v_aside := exists (select from _pgqueue.fellows(p_reader) f where f.asks_alone);
     if not (v_aside or _pgqueue.is_suspect(p_reader, p_start_claim, p_end_claim, p_quarantine_after))
@@ -52,30 +54,35 @@ begin
     v_keep := case when v_aside then 0 else v_left / 2 + v_left % 2 end;
     v_note := v_error || jsonb_build_object('at_most', v_keep);
     for v_claim in
-        select * from pgqueue.claims
-        where reader = p_reader.reader and claim_id > p_start_claim and claim_id <= p_end_claim and remaining > 0
+        select * from pgqueue.reader_claims
+        where reader = p_reader.reader and claim_id > p_start_claim and claim_id <= p_end_claim
         order by claim_id
     loop
-        update pgqueue.consumer_messages set note = _pgqueue.noted(note, v_note)
-        where claim_id = v_claim.claim_id and state = 'claimed' and not v_aside;
-        v_set := _pgqueue.held_behind(v_claim.claim_id, v_keep);
-        v_keep := greatest(0, v_keep - v_claim.remaining);
+        v_locked := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
+        v_holds := _pgqueue.count_of(v_locked);
+        continue when v_holds = 0;
+        if not v_aside then
+            update pgqueue.consumer_messages set note = _pgqueue.noted(note, v_note)
+            where bundle_no & 1048575 = any (array(select l.bundle_no & 1048575 from unnest(v_locked) l))
+              and bundle_no = any (array(select l.bundle_no from unnest(v_locked) l));
+            v_locked := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
+        end if;
+        v_set := _pgqueue.held_behind(v_claim, v_keep);
+        v_keep := greatest(0, v_keep - v_holds);
         if v_left = 1 and not v_aside then
-            o_poison := _pgqueue.finish(v_claim, null, true, 'poison', null);
-            perform _pgqueue.shrink_claim(v_claim, 0);
+            o_poison := _pgqueue.finish(v_locked, v_claim.claim_id, null, true, 'poison', null);
             v_set := v_claim.seqs;
         elsif v_set is not null then
             o_returned := o_returned + _pgqueue.cardinality(v_set);
-            p_cursor := _pgqueue.return(p_consumer, p_cursor, v_claim, v_set,
+            p_cursor := _pgqueue.return(p_consumer, p_cursor, v_locked, v_set,
                                         case when v_aside then 'uncounted' else 'unnamed' end, clock_timestamp(), null,
                                         null);
         end if;
         -- From now on the claim is the part that is left: messages that went back are not lost, and are never had
         -- back. Messages on which the query acted are done, and no replay has the same messages any more.
-        update pgqueue.claims
-        set acted = null, seqs = seqs - v_set, message_count = message_count - (v_claim.remaining - remaining),
-            settled = settled - (v_claim.remaining - remaining)
-        where claim_id = v_claim.claim_id and v_set is not null;
+        update pgqueue.reader_claims c
+        set acted = null, seqs = seqs - v_set, message_count = message_count - (v_holds - _pgqueue.remaining(c))
+        where reader = v_claim.reader and claim_id = v_claim.claim_id and v_set is not null;
     end loop;
 end $$;
 
@@ -85,7 +92,7 @@ language sql stable
 as $$
     select * from pgqueue.readers r
     where r.query_id = p_reader.query_id and r.reader <> p_reader.reader
-      and exists (select from pgqueue.claims c where c.reader = r.reader and c.remaining > 0)
+      and exists (select from pgqueue.reader_claims c where c.reader = r.reader and _pgqueue.remaining(c) > 0)
 $$;
 
 -- Whether a micro-batch is to be halved: it was begun too often; or it has suspects, and was begun before. A message
@@ -98,22 +105,26 @@ declare
     v_batch record;
 begin
     select coalesce(sum(m.message_count), 0) as messages, coalesce(bool_or(m.note ? 'at_most'), false) as noted,
-           max(m.deliver_count) as most
+           max(_pgqueue.one_more(m.deliver_count)) as most
     into v_batch
-    from pgqueue.claims c cross join lateral _pgqueue.held(c.claim_id) m
+    from pgqueue.reader_claims c cross join lateral _pgqueue.held(c) m
     where c.reader = p_reader.reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim;
     return v_batch.messages > 0 and (v_batch.noted or p_reader.begun >= p_quarantine_after)
         and (v_batch.messages > 1 or v_batch.most >= p_quarantine_after);
 end $$;
 
 -- The messages of a claim behind its first p_keep, in the order of delivery; null: none.
-create or replace function _pgqueue.held_behind(p_claim_id bigint, p_keep bigint) returns int8multirange
+create or replace function _pgqueue.held_behind(p_claim pgqueue.reader_claims, p_keep bigint) returns int8multirange
 language sql stable
 as $$
     select range_agg(case when before >= p_keep then seqs
                           else seqs - _pgqueue.below(seqs, _pgqueue.bound_of(seqs, p_keep - before)) end)
     from (select range_agg(seqs) as seqs, sum(message_count) as message_count,
-                 (sum(sum(message_count)) over (order by lane, arrival_no) - sum(message_count))::bigint as before
-          from _pgqueue.held(p_claim_id) group by lane, arrival_no) m
+                 (sum(sum(message_count)) over (order by place) - sum(message_count))::bigint as before
+          from (select seqs, message_count,
+                       case when c.ordering = 'none' then array[-h.priority, h.arrival_no] else array[h.arrival_no] end
+                       as place
+                from _pgqueue.held(p_claim) h join pgqueue.consumers c using (consumer_id)) p
+          group by place) m
     where before + message_count > p_keep
 $$;

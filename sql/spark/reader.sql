@@ -1,7 +1,7 @@
 -- A checkpoint reader: its checks, and how its claims end.
 
 -- The messages of a claim on which its query has acted, without those that retention took since.
-create or replace function _pgqueue.acted_seqs(p_claim pgqueue.claims) returns int8multirange
+create or replace function _pgqueue.acted_seqs(p_claim pgqueue.reader_claims) returns int8multirange
 language plpgsql stable
 as $$
 begin
@@ -11,13 +11,12 @@ begin
         '{}') end;
 end $$;
 
--- Ends a claim of a checkpoint reader, and acknowledges the messages that it still has. Needs the claim's lock.
-create or replace function _pgqueue.acknowledge(p_claim pgqueue.claims) returns void
-language plpgsql
+-- How many messages a claim of a checkpoint reader holds.
+create or replace function _pgqueue.remaining(p_claim pgqueue.reader_claims) returns bigint
+language plpgsql stable
 as $$
 begin
-    perform _pgqueue.shrink_claim(p_claim, p_claim.remaining - _pgqueue.finish(p_claim, null, false, null, null));
-    delete from pgqueue.claims where claim_id = p_claim.claim_id;
+    return (select coalesce(sum(message_count), 0) from _pgqueue.held(p_claim.head, p_claim.token));
 end $$;
 
 -- Raises PQ005 or PQ010 unless the checkpoint belongs to this consumer of this database, in this state.
@@ -46,7 +45,7 @@ begin
     elsif p_claim > p_reader.last_claim
           -- a number that was given out again has other random bits
           or (p_claim > p_reader.acked_claim
-              and not exists (select from pgqueue.claims where reader = p_reader.reader and claim_id = p_claim)) then
+              and not exists (select from pgqueue.reader_claims where reader = p_reader.reader and claim_id = p_claim)) then
         raise exception 'the checkpoint is ahead of the database: claim % is not known, the last one is %', p_claim,
                         p_reader.last_claim
             using errcode = 'PQ005',
@@ -56,52 +55,68 @@ begin
     end if;
 end $$;
 
--- Forgets a checkpoint reader, and puts back the messages that it holds. Needs the locks of the reader, its claims and
--- the consumer.
+-- Forgets a checkpoint reader, and puts back the messages that it holds. Needs the locks of the reader and the consumer.
 --   p_how, p_note  as in return()
--- Returns the cursor; the caller stores it.
+-- Returns the cursor; the caller stores it. Locks its claims.
 create or replace function _pgqueue.forget_reader(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                   p_reader uuid, p_how text, p_note jsonb)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 declare
-    v_claim pgqueue.claims;
+    v_claim   pgqueue.reader_claims;
+    v_bundles pgqueue.consumer_messages[];
 begin
-    for v_claim in select * from pgqueue.claims where reader = p_reader order by claim_id loop
-        if v_claim.live then
-            p_cursor := _pgqueue.return(p_consumer, p_cursor, v_claim, null, p_how, clock_timestamp(), null, p_note);
+    for v_claim in select * from pgqueue.reader_claims where reader = p_reader order by claim_id loop
+        v_bundles := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
+        if v_bundles is not null then
+            p_cursor := _pgqueue.return(p_consumer, p_cursor, v_bundles, null, p_how, clock_timestamp(), null, p_note);
         end if;
-        delete from pgqueue.claims where claim_id = v_claim.claim_id;
     end loop;
+    delete from pgqueue.reader_claims where reader = p_reader;
     delete from pgqueue.readers where reader = p_reader;
-    return p_cursor;
+    return _pgqueue.raise_hints(p_consumer, p_cursor);
 end $$;
 
--- Ends the claims of a checkpoint reader up to one, and acknowledges the messages that they still have. Needs the
--- locks of the reader and its claims. Returns whether there were any claims, how many messages they had, and how many
--- they had lost before.
+-- Ends the claims of a checkpoint reader up to one, and acknowledges the messages that they still have. Needs the lock of
+-- the reader. Returns whether there were any claims, how many messages they had, and how many they had lost before. Locks
+-- these claims.
 create or replace function _pgqueue.acknowledge_upto(p_reader uuid, p_claim bigint, out o_any boolean,
                                                      out o_acked bigint, out o_lost bigint)
 language plpgsql
 as $$
 declare
-    v_claim pgqueue.claims;
+    v_claim   pgqueue.reader_claims;
+    v_bundles pgqueue.consumer_messages[];
+    v_count   bigint;
 begin
     o_any := false;
     o_acked := 0;
     o_lost := 0;
-    for v_claim in select * from pgqueue.claims where reader = p_reader and claim_id <= p_claim order by claim_id loop
+    for v_claim in
+        select * from pgqueue.reader_claims where reader = p_reader and claim_id <= p_claim order by claim_id
+    loop
         o_any := true;
-        o_acked := o_acked + v_claim.remaining;
-        o_lost := o_lost + v_claim.message_count - v_claim.settled - v_claim.remaining;
-        perform _pgqueue.acknowledge(v_claim);
+        v_bundles := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
+        v_count := _pgqueue.count_of(v_bundles);
+        o_acked := o_acked + v_count;
+        o_lost := o_lost + v_claim.message_count - v_claim.settled - v_count;
+        perform _pgqueue.finish(v_bundles, v_claim.claim_id, null, false, null, null) where v_bundles is not null;
+        delete from pgqueue.reader_claims where reader = p_reader and claim_id = v_claim.claim_id;
     end loop;
 end $$;
 
+-- Whether a claim of a checkpoint reader is extended: a process of its query lives.
+create or replace function _pgqueue.is_extended(p_reader uuid) returns boolean
+language sql stable
+as $$
+    select exists (select from pgqueue.reader_claims c cross join lateral _pgqueue.held(c.head, c.token) h
+                   where c.reader = p_reader and h.lease_until > clock_timestamp())
+$$;
+
 -- Forgets the checkpoint readers that were not used for p_age, and hold no claim that a living process still extends.
 -- The messages that they had not settled go back, as when a lease ends. For maintain(). Returns how many readers these
--- were. Locks: those readers, their claims, their consumers.
+-- were. Locks: those readers, their consumers, their claims.
 create or replace function _pgqueue.forget_readers(p_age interval) returns bigint
 language plpgsql
 as $$
@@ -109,25 +124,17 @@ declare
     v_reader   pgqueue.readers;
     v_consumer pgqueue.consumers;
     v_stored   pgqueue.consumer_cursors;
-    v_locked   bigint;
     v_count    bigint := 0;
 begin
     for v_reader in
         select * from pgqueue.readers where used_at < clock_timestamp() - p_age order by consumer_id, reader
     loop
         -- It waits for no lock: it may hold the lock of another consumer already, and there is a next time.
-        continue when not _pgqueue.try_lock_reader(v_reader.reader);
-        -- lock: claim
-        perform from pgqueue.claims where reader = v_reader.reader order by claim_id for update skip locked;
-        get diagnostics v_locked = row_count;
-        continue when v_locked < (select count(*) from pgqueue.claims where reader = v_reader.reader)
-            or not _pgqueue.try_lock_consumer(v_reader.consumer_id);
-        continue when exists (select from pgqueue.claims
-                              where reader = v_reader.reader and live and lease_until > clock_timestamp());
+        continue when not _pgqueue.try_lock_reader(v_reader.reader)
+            or not _pgqueue.try_lock_consumer(v_reader.consumer_id) or _pgqueue.is_extended(v_reader.reader);
         delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
         continue when not found;  -- used, or forgotten, while this waited for the lock
         select * into v_consumer from pgqueue.consumers where consumer_id = v_reader.consumer_id;
-        perform _pgqueue.own_consumer(v_reader.consumer_id);
         v_stored := _pgqueue.cursor(v_reader.consumer_id);
         perform _pgqueue.save_cursor(v_stored, _pgqueue.forget_reader(v_consumer, v_stored, v_reader.reader, 'unnamed',
                                                                       '{"error": "its reader was not used for long"}'),

@@ -46,7 +46,7 @@ as $$ select coalesce((select publication_id from pgqueue.publications where str
 --   next_due            when the next delayed message is due or, if there is nothing, the next lease ends
 --   bytes               of data that the new claim has; null unless p_max_bytes was given and the call claimed
 -- A repetition with the same start gives the same end. Errors: PQ002, PQ003, PQ005, PQ006 for a group or a consumer
--- with limits of keys, PQ007, PQ010; 55P03. Locks: the reader, its claims, the consumer, the schedules that are due,
+-- with limits of keys, PQ007, PQ010; 55P03. Locks: the reader, the consumer, its claims, the schedules that are due,
 -- the reader's row. (More than 60 lines: one step of the protocol, which is read from top to bottom.)
 create or replace function pgqueue.reader_claim(
     p_reader uuid, p_consumer_id int, p_start_claim bigint, p_start_messages bigint, p_max bigint default null,
@@ -59,7 +59,7 @@ declare
     v_reader   pgqueue.readers;
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
-    v_claim    pgqueue.claims;
+    v_claim_id bigint;
     v_acked    record;
     v_fill     record;
 begin
@@ -86,21 +86,21 @@ begin
         messages := v_reader.messages;
         claimed := messages - p_start_messages;
     elsif not v_consumer.paused then
-        v_claim.claim_id := _pgqueue.new_reader_claim_id();
-        perform _pgqueue.refuse_behind('claims') where v_claim.claim_id <= v_reader.last_claim;
+        v_claim_id := _pgqueue.new_reader_claim_id();
+        perform _pgqueue.refuse_behind('claims') where v_claim_id <= v_reader.last_claim;
         if p_max_bytes is null then
-            v_fill := _pgqueue.fill(v_consumer, v_cursor, v_claim.claim_id, least(p_max, 1000000000000),
-                                    p_upto_publication);
+            v_fill := _pgqueue.fill(v_consumer, v_cursor, least(p_max, 1000000000000), p_upto_publication, p_reader);
         else
-            v_fill := _pgqueue.fill_within(v_consumer, v_cursor, v_claim.claim_id, least(p_max, 1000000000000),
-                                           p_upto_publication, p_max_bytes);
+            v_fill := _pgqueue.fill_within(v_consumer, v_cursor, least(p_max, 1000000000000), p_upto_publication,
+                                           p_reader, p_max_bytes);
             bytes := v_fill.o_bytes;
         end if;
         v_cursor := v_fill.o_cursor;
-        if v_fill.o_count > 0 then
-            claimed := v_fill.o_count;
+        if (v_fill.o_claimed).claim_id is not null then
+            claimed := (v_fill.o_claimed).message_count;
             messages := p_start_messages + claimed;
-            claim_id := _pgqueue.record_claim(_pgqueue.new_claim(v_consumer, v_claim.claim_id, claimed, p_reader));
+            claim_id := v_claim_id;
+            perform _pgqueue.record_claim(p_reader, v_claim_id, v_fill.o_claimed);
         end if;
     end if;
 
@@ -119,14 +119,27 @@ begin
     return next;
 end $$;
 
+-- Records a claim of a checkpoint reader, with the set that it has at first.
+create or replace function _pgqueue.record_claim(p_reader uuid, p_claim_id bigint, p_claim pgqueue.claimed) returns void
+language sql
+as $$
+    insert into pgqueue.reader_claims (reader, claim_id, consumer_id, head, token, message_count, seqs, arrival_nos)
+    select p_reader, p_claim_id, min(b.consumer_id), min(b.bundle_no) filter (where b.head is null), min(b.token),
+           sum(b.message_count), range_agg(b.seqs), range_agg(int8range(b.arrival_no, b.arrival_no, '[]'))
+    from _pgqueue.claimed_bundles(p_claim) b
+$$;
+
 -- Holds the claims of a Spark query longer: its heartbeat. The leases of the reader's live claims start anew. Returns
 -- how many claims these were. Locks: those claims.
 create or replace function pgqueue.reader_extend(p_reader uuid) returns bigint
 language sql
 as $$
     with extended as (
-        update pgqueue.claims set lease_until = clock_timestamp() + visibility_timeout  -- lock: claim
-        where reader = p_reader and live
+        update pgqueue.consumer_messages m  -- lock: bundle
+        set lease_until = clock_timestamp() + m.visibility_timeout
+        from pgqueue.reader_claims r
+        where r.reader = p_reader and m.bundle_no & 1048575 = r.head & 1048575 and m.bundle_no = r.head
+          and m.token = r.token
         returning 1
     )
     select count(*) from extended
@@ -146,7 +159,7 @@ $$;
 --   returned    messages that went back because the batch was halved
 --   poison      messages of the batch that became dead letters
 -- Errors: PQ002, PQ003, PQ005, PQ007; 55P03; PQ006 for a consumer that has limits of keys now; PQ010 when the batch was
--- acknowledged before. Locks: the reader, its claims, the consumer. (More than 60 lines: one step of the protocol, as
+-- acknowledged before. Locks: the reader, the consumer, its claims. (More than 60 lines: one step of the protocol, as
 -- reader_claim.)
 create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint,
                                                  p_end_claim bigint,
@@ -159,7 +172,8 @@ declare
     v_reader   pgqueue.readers;
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
-    v_claim    pgqueue.claims;
+    v_claim    pgqueue.reader_claims;
+    v_holds    bigint;
     v_again    boolean;  -- the process that began it before is another one
     v_missing  record;
     v_cut      record;
@@ -192,21 +206,25 @@ begin
     end if;
     perform pgqueue.reader_extend(p_reader);
     for v_claim in
-        select * from pgqueue.claims c
+        select * from pgqueue.reader_claims c
         where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
     loop
         if v_claim.claim_id <= v_reader.planned_to and v_reader.planned_by <> p_process then
-            update pgqueue.consumer_messages
-            set deliver_count = _pgqueue.one_more(deliver_count), last_delivered_at = clock_timestamp(),
-                note = _pgqueue.noted(note, '{"spark": 1}')
-            where consumer_messages.claim_id = v_claim.claim_id and state = 'claimed';
+            update pgqueue.consumer_messages m
+            set deliver_count = _pgqueue.one_more(m.deliver_count), claimed_at = clock_timestamp(),
+                note = _pgqueue.noted(m.note, '{"spark": 1}')
+            where m.bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from _pgqueue.held(v_claim) b))
+              and m.bundle_no = any (array(select b.bundle_no from _pgqueue.held(v_claim) b));
         end if;
-        -- (no lanes: its consumer was moved)
-        if not v_claim.live and v_claim.settled < v_claim.message_count and v_claim.lanes <> '{}' then
+        v_holds := _pgqueue.remaining(v_claim);
+        -- (no arrivals: its consumer was moved)
+        if v_holds = 0 and v_claim.settled < v_claim.message_count and v_claim.arrival_nos <> '{}' then
             v_cursor := _pgqueue.claim_back(v_consumer, v_cursor, v_claim);
-            select * into v_claim from pgqueue.claims c where c.claim_id = v_claim.claim_id;
+            select * into v_claim from pgqueue.reader_claims c
+            where c.reader = p_reader and c.claim_id = v_claim.claim_id;
+            v_holds := _pgqueue.remaining(v_claim);
         end if;
-        planned := planned + v_claim.remaining + _pgqueue.cardinality(_pgqueue.acted_seqs(v_claim));
+        planned := planned + v_holds + _pgqueue.cardinality(_pgqueue.acted_seqs(v_claim));
         v_missing := _pgqueue.missing(v_consumer, v_claim);
         taken_over := taken_over + v_missing.o_taken_over;
         gone := gone + v_missing.o_gone;
@@ -220,19 +238,19 @@ begin
             begun_at = case when v_again then begun_at else clock_timestamp() end
         where reader = p_reader;
     end if;
-    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
     return next;
 end $$;
 
 -- Of the messages that a reader's claim lost before its query settled them: how many other claimers have or had, and
 -- how many are gone, because retention took them from this consumer, or because they were deleted. Other messages that
 -- were trimmed had been settled.
-create or replace function _pgqueue.missing(p_consumer pgqueue.consumers, p_claim pgqueue.claims,
+create or replace function _pgqueue.missing(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
                                             out o_taken_over bigint, out o_gone bigint)
 language plpgsql stable
 as $$
 declare
-    v_lost  bigint := p_claim.message_count - p_claim.remaining - p_claim.settled;
+    v_lost  bigint := p_claim.message_count - _pgqueue.remaining(p_claim) - p_claim.settled;
     v_rest  int8multirange := p_claim.seqs;
     v_skips int8multirange;
     v_there bigint;
@@ -243,7 +261,7 @@ begin
         return;
     end if;
     v_rest := v_rest
-        - coalesce((select range_agg(seqs) from _pgqueue.held(p_claim.claim_id)), '{}');
+        - coalesce((select range_agg(seqs) from _pgqueue.held(p_claim)), '{}');
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
     v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs - _pgqueue.acted_seqs(p_claim);
     execute format('select count(*) from unnest($1) g '
@@ -259,7 +277,7 @@ end $$;
 create or replace function pgqueue.reader_lost(p_reader uuid, p_start_claim bigint, p_end_claim bigint) returns bigint
 language sql stable
 as $$
-    select coalesce(sum(message_count - settled - remaining), 0)::bigint from pgqueue.claims
+    select coalesce(sum(c.message_count - c.settled - _pgqueue.remaining(c)), 0)::bigint from pgqueue.reader_claims c
     where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
 $$;
 
@@ -269,9 +287,11 @@ create or replace function pgqueue.reader_others(p_reader uuid, p_consumer_id in
 returns table (messages bigint, until timestamptz)
 language sql stable
 as $$
-    select coalesce(sum(c.remaining), 0)::bigint, max(c.lease_until)
-    from pgqueue.readers r join pgqueue.claims c on c.reader = r.reader
-    where r.consumer_id = p_consumer_id and r.reader <> p_reader and c.live and c.lease_until > clock_timestamp()
+    select coalesce(sum(_pgqueue.remaining(c)), 0)::bigint, max(h.lease_until)
+    from pgqueue.readers r join pgqueue.reader_claims c on c.reader = r.reader
+    cross join lateral _pgqueue.held(c.head, c.token) h
+    where r.consumer_id = p_consumer_id and r.reader <> p_reader and h.head is null
+      and h.lease_until > clock_timestamp()
 $$;
 
 -- The messages of a micro-batch as ranges of numbers [lo, hi), in the order of delivery. Ranges are merged for
@@ -282,19 +302,23 @@ returns table (lo bigint, hi bigint, priority int, deliver_count int)
 language sql stable
 as $$
     with claim as materialized (
-        select * from pgqueue.claims where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
-    ), run as (
-        select c.ordered, c.claim_id, m.lane, m.arrival_no, m.priority, m.deliver_count, m.seqs
-        from claim c cross join lateral _pgqueue.held(c.claim_id) m
+        select c, c.claim_id, o.way
+        from pgqueue.reader_claims c join pgqueue.consumers o using (consumer_id)
+        where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
+    ), bundle as (
+        select r.way, r.claim_id, m.arrival_no, m.priority, _pgqueue.one_more(m.deliver_count) as deliver_count, m.seqs
+        from claim r cross join lateral _pgqueue.held(r.c) m
         union all
-        select c.ordered, c.claim_id, a.lane, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
-        from claim c cross join lateral (select _pgqueue.acted_seqs(c::pgqueue.claims) as seqs offset 0) t
-        cross join lateral unnest(c.acted) a
+        select r.way, r.claim_id, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
+        from claim r cross join lateral (select _pgqueue.acted_seqs(r.c) as seqs offset 0) t
+        cross join lateral unnest((r.c).acted) a
     ), merged as (
-        select claim_id, lane, arrival_no, priority, deliver_count, seqs from run where ordered
+        select claim_id, null::int as lane, arrival_no, priority, deliver_count, seqs
+        from bundle where _pgqueue.is_keyed(way)
         union all
-        select null, lane, null, priority, deliver_count, range_agg(seqs) from run where not ordered
-        group by lane, priority, deliver_count
+        select null, -priority, null, priority, deliver_count, range_agg(seqs)
+        from bundle where not _pgqueue.is_keyed(way)
+        group by priority, deliver_count
     )
     select lower(g), upper(g), priority, deliver_count
     from merged cross join lateral unnest(seqs) g

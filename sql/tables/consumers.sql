@@ -60,18 +60,14 @@ create table if not exists pgqueue.consumer_filters (
 -- fifth of the cost of a small claim.)
 do $$
 begin
-    if to_regtype('pgqueue.line_place') is null then
-        -- a place in the line of ready runs
-        create type pgqueue.line_place as (lane int, line_no bigint, first_seq bigint);
-        create type pgqueue.served as (
-            message_count bigint,
-            runs          int,
-            ended         boolean,    -- the claim ends there: at a run with at_most
-            done          boolean,    -- that is all; otherwise the caller goes on with the consumer's lock
-            seqs          int8multirange, priority int);  -- of a claim that is a slot
+    if to_regtype('pgqueue.claimed') is null then
         create type pgqueue.claimed as (
-            claim_id bigint, message_count bigint, stream_id int,
-            seqs int8multirange, priority int);           -- of a claim that is a slot
+            claim_id bigint,      -- null: there is no claim, ...
+            message_count bigint, -- ... and then 0: there is nothing to claim
+            stream_id int,
+            -- of a claim whose messages are alike; else null
+            seqs int8multirange, priority int, deliver_count int, saved jsonb,
+            bundles bigint[]);    -- of another claim: its bundles, in the order of delivery
         create type pgqueue.received as (
             claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
             deliver_count int, inserted_at timestamptz, saved jsonb);
@@ -91,11 +87,33 @@ begin
         -- what rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry
         create type pgqueue.action as (
             action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
+        -- where claims look in a lane: no free bundle stands before a place (null: none is free), and none at all
+        -- before another one
+        create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint, low_place bigint, low_seq bigint);
+        -- Where claims of a consumer look, so that they pass over dead rows and over what is claimed. Hints may be lost:
+        -- a hint that is too early costs time. One that is too late hides bundles: so all hints are read from what is
+        -- stored once a minute, see look_anew().
+        create type pgqueue.claim_hints as (
+            lanes       pgqueue.lane_hint[],  -- of ready bundles, in the order in which they are served, ...
+            lanes_from  int,          -- ... and no bundle is in other lanes below this one; null: in no other lane
+            due_from    timestamptz,  -- no delayed bundle is due before, not even if the clock is set back
+            held_from   timestamptz,  -- no lease of a bundle in lane_held() ended before: nearly always
+            probe_at    timestamptz,  -- claims look for leases that ended from then on,
+            looked_at   timestamptz,  -- all hints were read from what is stored then,
+            gaps_probe  timestamptz,  -- and while something is ready, claims look into the gaps again from then on
+            quiet_until timestamptz,  -- until then, nothing that is known comes before the free bundles of lanes[1]
+            was_cut     boolean,      -- the last take stopped at its limit
+            filter_from bigint,       -- the place of the first unfiltered bundle, or one before; null: there is none
+            more        bigint,       -- who claims a bundle from this number on cuts, or deals, ahead; null: nobody
+            size        int,          -- messages of the bundles that were cut or dealt last
+            parks       boolean,      -- by key: bundles may be waiting or delayed, or held with a key
+            whole       boolean,      -- by key: a claim may hold all keys
+            dealt_until timestamptz); -- another claimer was turned away: until then no claim takes all keys
     end if;
 end $$;
 
--- A consumer's cursor. It is never updated: a new version is inserted and the version before is deleted. The newest
--- version is read first, so that dead versions behind a long transaction elsewhere cost nothing.
+-- A consumer's cursor: its position, and hints. It is never updated: a new version is inserted and the version before is
+-- deleted. The newest version is read first, so that dead versions behind a long transaction elsewhere cost nothing.
 -- on drop_consumer
 create table if not exists pgqueue.consumer_cursors (
     consumer_id      int                  not null,
@@ -103,54 +121,15 @@ create table if not exists pgqueue.consumer_cursors (
     -- What was taken. Every publication id below next_publication was taken, is dead, or is in one of the gaps.
     next_publication bigint               not null,
     gaps             bigint[]             not null default '{}',         -- the consumer's rows of consumer_gaps
-    take_was_cut     boolean              not null default false,        -- the last take stopped at its limit
-    -- How many messages became runs of it, in all; and how many of these left without being settled: filtered out, or
-    -- forgotten by seek. From these two the number of settled messages follows, without counting (inspect/views.sql).
+    -- How many messages it took, in all; and how many of these left without being settled: filtered out, or forgotten by
+    -- seek. From these two the number of settled messages follows, without counting (inspect/views.sql).
     taken            bigint               not null default 0,
     forgotten        bigint               not null default 0,
-    -- The line. Numbers in it only rise.
-    last_line_no     bigint               not null default 0,            -- the last number given out
-    -- Hints where to look, so that dead rows before these places cost nothing. A hint that is too early costs time. A
-    -- hint that is too late hides rows: so all hints are told from what is stored once a minute, see look_anew().
-    -- By lane: no ready run of that lane stands before this place ...
-    scan_from        pgqueue.line_place[] not null default '{}',
-    -- ... and no run is ready in other lanes below this one; null: in no other lane.
-    scan_lanes_from  int,
-    -- No delayed run is due before this time, not even if the clock is set back.
-    due_from         timestamptz          not null default '-infinity',
-    -- No spent token of a key comes back before this time; null: none is spent. See queue/key_tokens.sql.
-    tokens_from      timestamptz,
-    -- From then on claims look for expired leases again; and no lease ended before leases_from: nearly always, see
-    -- queue/leases.sql.
-    lease_probe      timestamptz          not null default '-infinity',
-    leases_from      timestamptz          not null default '-infinity',
-    -- When all hints were told from what is stored.
-    looked_at        timestamptz          not null default '-infinity',
-    -- While something is ready, claims look into the gaps again from then on.
-    gaps_probe       timestamptz          not null default '-infinity',
-    -- Filtered consumers only: something is unfiltered, and nothing of it stands before this line_no; null: nothing is.
-    filter_from      bigint,
+    last_arrival     bigint               not null default 0,            -- the last arrival_no that was given out
     -- With rate_limit only: how many messages were delivered lately, and until when they count. See queue/throttle.sql.
     delivered        int[],
     delivered_at     timestamptz[],
-    -- Consumers that go by key only.
-    pieces_from      bigint               not null default 0,            -- no piece has an earlier place
-    freed_from       bigint,                                             -- nor have freed_keys; null: there are none
-    waits            boolean              not null default false,        -- ordering=none: messages of keys may wait
-    -- Another claimer was turned away: until then no claim takes all keys.
-    dealt_until      timestamptz          not null default '-infinity',
-    -- Slots (queue/slots.sql): no slot is below slots_low; null: there are none. Those that were cut last, and what is
-    -- left of those before, are from slots_block on. Free ones are from slots_from on, and below slots_to; null: none
-    -- is free. Until slots_until, nothing that is known comes before them.
-    slots_low        bigint,
-    slots_block      bigint,
-    slots_from       bigint,
-    slots_to         bigint,
-    slots_until      timestamptz          not null default '-infinity',
-    slots_priority   int,
-    slots_size       int,                                                -- messages of a slot
-    slots_ahead      int,                                                -- so many are cut next; null: as many as may
-    slots_more       bigint,  -- a claim of a slot from this one on cuts, or deals, ahead; null: none does
+    hints            pgqueue.claim_hints,                                -- null: lost
     primary key (consumer_id, version)
 );
 
@@ -170,65 +149,50 @@ create table if not exists pgqueue.consumer_gaps (
 );
 create sequence if not exists pgqueue.gap_numbers;
 
--- The runs: what a consumer has taken and not finished. All messages of a run are in the same state: unfiltered, ready,
--- delayed, waiting or claimed. (A check of the state would be parsed again by each statement.)
+-- The bundles: what a consumer has taken and not finished. All messages of a bundle are alike; a bundle with a token is
+-- claimed. base/bundles.sql says what its lane and place mean. Claims change the columns from token on, which no index
+-- has: so each page keeps room for the second version of its rows, and their records in the WAL have no other column.
 create table if not exists pgqueue.consumer_messages (
-    consumer_id       int            not null,
-    state             text           not null,
-    lane              int            not null,  -- served in order: -priority; by key 0: pieces, 1: the line
-    priority          int            not null,
-    deliver_count     int            not null,
-    arrival_no        bigint         not null,  -- order of arrival, kept for life
-    line_no           bigint         not null,  -- place in the lane
-    first_seq         bigint         not null,  -- lower(seqs)
-    message_count     bigint         not null,
-    seqs              int8multirange not null,
-    claim_id          bigint,
-    not_visible_until timestamptz,
-    last_delivered_at timestamptz,
+    consumer_id        int            not null,
+    bundle_no          bigint         not null,  -- of claim_numbers
+    lane               int            not null,
+    place              bigint         not null,
+    first_seq          bigint         not null,  -- no message has a lower number
+    arrival_no         bigint         not null,  -- when it was taken: the order of arrival
+    priority           int            not null,
+    deliver_count      int            not null,  -- before the claim that holds it
+    key                bigint,                   -- the key's hash: of waiting and delayed bundles by key, ...
+    behind             bigint,                   -- ... of a dealt one the bundle that has to be gone before
+    not_visible_until  timestamptz,
+    last_delivered_at  timestamptz,
     -- error: the last one; attempts: the last failed deliveries; at_most: messages of a claim with one; expires; saved;
     -- spark: deliveries to Spark, which max_deliver_count and backoff do not count
-    note              jsonb,
-    key               bigint,                   -- by key: the key's hash, of waiting and delayed messages, ...
-    piece             bigint                    -- ... and the piece, of ready and claimed messages
-);
+    note               jsonb,
+    keys               bigint[],                 -- of a dealt one, and of its claim: the hashes of its keys. Without an
+                                                 -- order one for each message. Null by key: all keys may be in it
+    shrunk             boolean        not null default false,  -- some of these keys may have left
+    message_count      bigint         not null,
+    seqs               int8multirange not null,
+    token              bigint,                   -- the random bits of the claim's id; null: it is free
+    claimed_at         timestamptz,
+    lease_until        timestamptz,              -- of the head of a claim
+    visibility_timeout interval,
+    owner              text,                     -- the application_name of the session that claimed
+    members            bigint[],                 -- of a head: the other bundles of its claim
+    head               bigint,                   -- of a member: the first bundle of its claim
+    reader             uuid                      -- Spark's reader, whose claim it is
+) with (fillfactor = 50);
 
--- Of consumers that go by key: the place from which messages of a key may wait; and messages by key: of which key each
--- set is (null: of no key), and of which run.
+-- Messages of bundles by key: of which key each set is (null: of no key), and of which bundle; and whether the limits of
+-- the key hold it back.
 do $$
 begin
-    if to_regtype('pgqueue.waiting_place') is null then
-        create type pgqueue.waiting_place as (key bigint, arrival_no bigint, first_seq bigint);
+    if to_regtype('pgqueue.keyed_messages') is null then
         create type pgqueue.keyed_messages as (
-            runs pgqueue.consumer_messages[], run_nos int[], keys bigint[], seqs int8multirange[],
-            message_counts bigint[], held boolean[]);
+            bundles pgqueue.consumer_messages[], nos int[], keys bigint[], seqs int8multirange[], counts bigint[],
+            held boolean[]);
     end if;
 end $$;
-
--- The open pieces of consumers that go by key; some may be gone already, but no dealer has closed them yet. With an
--- ordering no key is in two pieces. Each key that messages wait for is in a piece or in freed_keys, or its first
--- message is delayed, or tokens of it are spent.
-create table if not exists pgqueue.pieces (
-    consumer_id   int    not null,
-    place         bigint not null,  -- its number; once it is old a newer one, so that pieces_from moves on
-    piece         bigint not null,
-    message_count bigint not null,  -- when its keys were noted
-    keys          bigint[],         -- null: all keys. With ordering=none a key for each of its messages
-    arrival_no    bigint,           -- no message of these keys waits before this place
-    first_seq     bigint,
-    claimed       boolean not null default false, -- ordering=none: all that is left of it is known to be claimed
-    singly        boolean not null default false  -- it was dealt as slots of a key each, or of no key
-);
-
--- Keys that are free although no piece of them was closed: their delay is over, a token came back, or a limit was
--- changed. The next dealer deals the messages that wait for them, and deletes the row.
-create table if not exists pgqueue.freed_keys (
-    consumer_id int      not null,
-    place       bigint   not null,  -- rises, so that the cursor's freed_from moves on
-    keys        bigint[] not null,
-    arrival_no  bigint   not null,  -- no message of these keys waits before this place
-    first_seq   bigint   not null
-);
 
 -- Spent tokens of keys, of consumers with per_key_interval: a delivery of n messages of a key spends n of its
 -- per_key_burst tokens, and they come back after per_key_interval. See queue/key_tokens.sql.
@@ -237,9 +201,7 @@ create table if not exists pgqueue.key_tokens (
     consumer_id int         not null,
     key         bigint      not null,  -- its hash
     spent       bigint      not null,  -- messages of the key that a claim delivered
-    returns_at  timestamptz not null,  -- the tokens come back then
-    arrival_no  bigint      not null,  -- no message of the key waits before this place
-    first_seq   bigint      not null
+    returns_at  timestamptz not null   -- the tokens come back then
 );
 
 -- Of consumers with per_key_capacity: the messages with a key that they may not have finished. See
@@ -272,31 +234,10 @@ create table if not exists pgqueue.late_entries (
     transactions text[]            -- the others that are open, by their virtual ids; null: maintain() has not asked yet
 );
 
--- Claims. A worker's claim is deleted when it ends. A Spark reader's claim is kept, with its original set, until the
--- reader has moved past it. The lease is on the claim, not on its messages. What its id is made of: see
--- new_claim_id().
-create table if not exists pgqueue.claims (
-    claim_id           bigint      primary key,
-    consumer_id        int         not null,
-    ordered            boolean     not null,
-    live               boolean     not null default true,   -- false: nothing is left, or another claimer took over
-    claimed_at         timestamptz not null,
-    lease_until        timestamptz not null,
-    visibility_timeout interval    not null,
-    message_count      bigint      not null,                -- messages at the start
-    remaining          bigint      not null,                -- messages not settled
-    settled            bigint      not null default 0,      -- messages settled by the owner, one way or the other
-    reader             uuid,
-    owner              text,                                -- the application_name of the session that claimed
-    archive            boolean     not null default false,  -- its consumer keeps history, notifies, or counts keys
-    seqs               int8multirange,                      -- readers: the original set ...
-    arrival_nos        int8multirange,                      -- ... and where its runs stand in the line
-    lanes              int[],
-    acted              pgqueue.acted_run[]                  -- of seqs, what its query settled by actions; null: nothing
-);
+-- The numbers of bundles, of which the ids of claims are made; and those of the claims of checkpoint readers.
 create sequence if not exists pgqueue.claim_numbers;
 
--- The secret from which the tokens of claims and the numbers of table writes are made (base/slots.sql: keep_secret()):
+-- The secret from which the tokens of claims and the numbers of table writes are made (base/bundles.sql: keep_secret()):
 -- the last value of a sequence, because a claim reads no table for it. Only the owner of the schema can read it.
 create sequence if not exists pgqueue.claim_secret;
 

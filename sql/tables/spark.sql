@@ -1,8 +1,5 @@
 -- Spark's side. The checkpoint readers, one per checkpoint.
--- on drop_consumer:
---     delete from pgqueue.claims
---     where reader in (select reader from pgqueue.readers where consumer_id = p_consumer_id);
---     delete from pgqueue.readers where consumer_id = p_consumer_id;
+-- on drop_consumer
 create table if not exists pgqueue.readers (
     reader      uuid        primary key,
     consumer_id int         not null,
@@ -21,6 +18,24 @@ create table if not exists pgqueue.readers (
     alone       boolean     not null default true,   -- no other reader of its query had messages at the last start
     asks_alone  boolean     not null default false,  -- its last message is to be tried so (spark/quarantine.sql)
     unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
+);
+
+-- The claims of checkpoint readers: each with the set that it had at first, until its reader has moved past it, so that
+-- an offset (reader, claim) names the same messages for ever. What it holds now is in bundles (its head has the token).
+-- on drop_consumer
+create table if not exists pgqueue.reader_claims (
+    reader        uuid           not null,
+    claim_id      bigint         not null,
+    consumer_id   int            not null,
+    head          bigint         not null,            -- the first bundle of the claim
+    token         bigint         not null,            -- of its bundles
+    message_count bigint         not null,            -- messages at the start
+    settled       bigint         not null default 0,  -- messages settled by the owner, one way or the other
+    seqs          int8multirange not null,            -- the original set ...
+    arrival_nos   int8multirange not null,            -- ... and when its bundles arrived: where they would stand again;
+                                                      -- empty: its consumer was moved, and nothing of it comes back
+    acted         pgqueue.acted_run[],                -- of seqs, what its query settled by actions; null: nothing
+    primary key (reader, claim_id)
 );
 
 -- The numbers that tasks took to write messages with, and that are not published yet: one row per chunk, until all of

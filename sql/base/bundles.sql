@@ -1,0 +1,204 @@
+-- Bundles, and claims. A bundle is a row of consumer_messages: messages of a consumer that are alike. A claim is a bundle
+-- with a token, or several with the same one: its head, which has the lease, and the members that the head lists.
+--
+-- The lane of a bundle says its state. So one index, consumer_messages_lane, answers what is next, due, expired or
+-- waiting:
+--
+--   lane                place                  what stands there
+--   -priority           arrival_no             no order: ready, or claimed a moment ago
+--   lane_dealt() 0      bundle_no              by key: dealt. Ready, claimed a moment ago, or behind another bundle
+--   lane_line() 1       arrival_no             by key: ready, keys mixed, not dealt
+--   lane_delayed()      a time                 due then: the end of a delay, or tokens of its key come back
+--   lane_held()         the end of its lease   claimed for longer than a second
+--   lane_waiting()      0, bundle_no or -2     by key: may be dealt; waits until that bundle is gone; behind others
+--   lane_unfiltered()   see unfiltered_place() taken, and neither the filter nor per_key_latest has judged it
+--
+-- A claim is one update of the first free bundle of a lane, without any lock but the row's, and its acknowledgement one
+-- delete. A bundle is free when it has no token and, by key, when the bundle behind which it stands is gone. Only a
+-- delete makes a bundle invisible: so at READ COMMITTED nobody sees a free bundle and an earlier message of its key
+-- elsewhere. Whoever returns, delays or splits a bundle either lets it keep its number, or sends what stands behind it
+-- to lane_waiting() in the same transaction.
+--
+-- The id of a worker's claim has 20 bits of the number of its head, and the token of 43 bits. The token is odd, unless
+-- its acknowledgement has something to note (notes_ends()).
+
+-- The id of a claim.
+create or replace function _pgqueue.claim_id(p_bundle_no bigint, p_token bigint) returns bigint
+language sql immutable parallel safe
+as $$ select (p_bundle_no & 1048575) << 43 | p_token $$;
+
+-- The bits of a bundle's number that are in a claim's id: by these, the bundle is in an index.
+create or replace function _pgqueue.number_in(p_claim_id bigint) returns bigint
+language sql immutable parallel safe
+as $$ select p_claim_id >> 43 $$;
+
+-- The token in a claim's id.
+create or replace function _pgqueue.token_in(p_claim_id bigint) returns bigint
+language sql immutable parallel safe
+as $$ select p_claim_id & 8796093022207 $$;
+
+-- Makes the secret (tables/consumers.sql), unless there is one. A dump without data has none.
+create or replace function _pgqueue.keep_secret() returns void
+language plpgsql
+as $$
+begin
+    if pg_sequence_last_value('pgqueue.claim_secret') is null then
+        perform setval('pgqueue.claim_secret',
+                       greatest(uuid_hash_extended(gen_random_uuid(), 0) & 9223372036854775807, 1));
+    end if;
+end $$;
+
+-- 64 bits that nobody can guess, also who knows others: from the secret and the time, in microseconds. (Two of one time
+-- are the same: ids of claims have a number, too.) random() will not do: who sets its seed knows what follows.
+-- gen_random_uuid() would cost a small claim a tenth of its time, so it serves only where a restore lost the secret.
+create or replace function _pgqueue.unguessable() returns bigint
+language sql volatile
+as $$
+    select hashtextextended(sha256(
+               int8send(coalesce(pg_sequence_last_value('pgqueue.claim_secret'),
+                                 uuid_hash_extended(gen_random_uuid(), 0)))
+               || timestamptz_send(clock_timestamp()))::text, 0)
+$$;
+
+-- A token that nobody knows.
+--   p_notes  the end of its messages is to be noted
+create or replace function _pgqueue.new_token(p_notes boolean default false) returns bigint
+language sql volatile
+as $$ select (_pgqueue.unguessable() & 4398046511103) << 1 | case when p_notes then 0 else 1 end $$;
+
+-- A new id for a lease of a group's partition. The time is in it, so an id that a crash gave back is not given out again
+-- (synchronous_commit = off forgets the last numbers of a sequence).
+create or replace function _pgqueue.new_lease_id() returns bigint
+language sql volatile
+as $$ select _pgqueue.claim_id(nextval('pgqueue.claim_numbers'), _pgqueue.new_token()) $$;
+
+-- A new id for a claim of a checkpoint reader. These ids rise: an offset stands for all claims of its reader up to one.
+-- 23 bits are for numbers that a crash gave back, as above. They give no right: all calls about such a claim name the
+-- reader, too.
+create or replace function _pgqueue.new_reader_claim_id() returns bigint
+language sql volatile
+as $$ select (nextval('pgqueue.claim_numbers') << 24) | ((_pgqueue.unguessable() & 8388607) << 1) $$;
+
+-- A time as a place in a lane, in microseconds; and a place as a time.
+create or replace function _pgqueue.place_at(p_time timestamptz) returns bigint
+language sql immutable parallel safe
+as $$ select (extract(epoch from p_time) * 1000000)::bigint $$;
+
+create or replace function _pgqueue.time_of(p_place bigint) returns timestamptz
+language sql immutable parallel safe
+as $$ select timestamptz 'epoch' + p_place * interval '1 microsecond' $$;
+
+-- The place of an unfiltered bundle: they are judged in the order in which they will be served.
+create or replace function _pgqueue.unfiltered_place(p_keyed boolean, p_priority int, p_arrival_no bigint)
+returns bigint
+language sql immutable parallel safe
+as $$ select case when p_keyed then 0 else (32767 - p_priority)::bigint << 46 end + p_arrival_no $$;
+
+-- Whether there is no bundle of this number any more. (As a scalar with a limit: the planner would make a join with the
+-- whole table of anything else.)
+create or replace function _pgqueue.is_gone(p_bundle_no bigint) returns boolean
+language sql stable
+as $$
+    select (select true from pgqueue.consumer_messages
+            where bundle_no & 1048575 = p_bundle_no & 1048575 and bundle_no = p_bundle_no limit 1) is null
+$$;
+
+-- Bundles by their numbers, as they are.
+create or replace function _pgqueue.bundles(p_numbers bigint[]) returns setof pgqueue.consumer_messages
+language sql stable
+as $$
+    select m.* from unnest(p_numbers) n
+    cross join lateral (select * from pgqueue.consumer_messages
+                        where bundle_no & 1048575 = n & 1048575 and bundle_no = n limit 1) m
+$$;
+
+-- The bundles of a claim, the head first; none when it is not live.
+create or replace function _pgqueue.held(p_head bigint, p_token bigint) returns setof pgqueue.consumer_messages
+language sql stable
+as $$
+    select (h.b).* from (select b from pgqueue.consumer_messages b
+                         where bundle_no & 1048575 = p_head & 1048575 and token = p_token limit 1) h
+    union all
+    select m.* from (select members from pgqueue.consumer_messages
+                     where bundle_no & 1048575 = p_head & 1048575 and token = p_token limit 1) h
+    cross join lateral _pgqueue.bundles(h.members) m where m.token = p_token
+$$;
+
+-- How many messages bundles have.
+create or replace function _pgqueue.count_of(p_bundles pgqueue.consumer_messages[]) returns bigint
+language sql immutable
+as $$ select coalesce(sum(message_count), 0)::bigint from unnest(p_bundles) $$;
+
+-- The messages of bundles.
+create or replace function _pgqueue.seqs_of(p_bundles pgqueue.consumer_messages[]) returns int8multirange
+language sql immutable
+as $$ select coalesce(range_agg(seqs), '{}') from unnest(p_bundles) $$;
+
+-- Locks the bundles of a claim. Returns them, the head first; null when the claim is not live. Errors: as
+-- lock_consumer().
+create or replace function _pgqueue.lock_bundles(p_head bigint, p_token bigint) returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_head    pgqueue.consumer_messages;
+    v_members pgqueue.consumer_messages[] := '{}';
+begin
+    select * into v_head from pgqueue.consumer_messages
+    where bundle_no & 1048575 = p_head & 1048575 and token = p_token for update skip locked;  -- lock: bundle
+    if not found then
+        if exists (select from pgqueue.consumer_messages
+                   where bundle_no & 1048575 = p_head & 1048575 and token = p_token) then
+            perform _pgqueue.await('claim ' || _pgqueue.claim_id(p_head, p_token),
+                'select count(*) from (select from pgqueue.consumer_messages where bundle_no & 1048575 = $1 & 1048575 '
+                'and token = ($2 -> 0)::bigint for update) b',  -- lock: bundle
+                p_head, jsonb_build_array(p_token));
+        end if;
+        select * into v_head from pgqueue.consumer_messages
+        where bundle_no & 1048575 = p_head & 1048575 and token = p_token for update;  -- lock: bundle
+    end if;
+    if v_head.members is not null then
+        -- who changes a member has its head, or the lock of a consumer that would have set its claim aside
+        v_members := array(select b from pgqueue.consumer_messages b
+                           where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_head.members) n))
+                             and bundle_no = any (v_head.members) and token = p_token
+                           order by bundle_no for update);  -- lock: bundle
+    end if;
+    return case when v_head.token is not null then v_head || v_members end;
+end $$;
+
+-- Locks a live claim of a worker; with p_and_consumer its consumer before, for a caller that returns messages. Returns
+-- its bundles, the head first; null, with a warning, when the claim is not live, or is a checkpoint reader's.
+create or replace function _pgqueue.lock_claim(p_claim_id bigint, p_and_consumer boolean)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_bundles pgqueue.consumer_messages[];
+    v_id      int;
+begin
+    if p_and_consumer then
+        select consumer_id into v_id from pgqueue.consumer_messages
+        where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id);
+        perform _pgqueue.lock_consumer(v_id) where v_id is not null;
+    end if;
+    if v_id is not null or not p_and_consumer then
+        v_bundles := _pgqueue.lock_bundles(_pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id));
+    end if;
+    if v_bundles is null or v_bundles[1].reader is not null then
+        perform _pgqueue.warn_not_live(p_claim_id);
+        return null;
+    end if;
+    return v_bundles;
+end $$;
+
+-- Warns that a claim is not live.
+create or replace function _pgqueue.warn_not_live(p_claim_id bigint) returns void
+language plpgsql
+as $$
+begin
+    raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took '
+                  'over; or a Spark query holds it; nothing was changed',
+                  coalesce(p_claim_id::text, 'null');
+end $$;
+
+do $$ begin perform _pgqueue.keep_secret(); end $$;

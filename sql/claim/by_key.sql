@@ -1,0 +1,196 @@
+-- Claims by key with the consumer's lock: of dealt bundles; of what is dealt now; or of the line as it is.
+
+-- Locks the first dealt bundles that are free, at most p_want messages. What has expired is given up, a bounded number.
+create or replace function _pgqueue.lock_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_dealt   pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_next    refcursor;
+    v_bundle  pgqueue.consumer_messages;
+    v_bundles pgqueue.consumer_messages[] := '{}';
+    v_got     bigint := 0;
+    v_expired int := 0;
+begin
+    if v_dealt.place is null then
+        return v_bundles;
+    end if;
+    open v_next for
+        select * from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+          and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and message_count <= p_want
+          and (behind is null or _pgqueue.is_gone(behind))
+        order by place, first_seq for update skip locked;  -- lock: bundle
+    loop
+        fetch v_next into v_bundle;
+        exit when not found;
+        if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
+            perform _pgqueue.give_up_expired(v_bundle);
+            v_expired := v_expired + 1;
+            exit when v_expired >= _pgqueue.limit_due();
+            continue;
+        end if;
+        exit when v_got > 0 and (v_got + v_bundle.message_count > p_want or v_bundle.note ? 'at_most' is true);
+        v_bundles := v_bundles || v_bundle;
+        v_got := v_got + v_bundle.message_count;
+        exit when 2 * v_got > p_want or v_bundle.note ? 'at_most';
+    end loop;
+    close v_next;
+    return v_bundles;
+end $$;
+
+-- Claims dealt bundles, and deals where these do not suffice, or have another size. Returns the hints, and the claim; its
+-- id is null when nothing may be claimed. The claim looks at a bounded number of messages. If all of these have to wait,
+-- the next claim looks at later ones. Needs the consumer's lock.
+create or replace function _pgqueue.collect_by_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                   p_want bigint, p_reader uuid, out o_hints pgqueue.claim_hints,
+                                                   out o_claimed pgqueue.claimed)
+language plpgsql
+as $$
+declare
+    v_whole   record := _pgqueue.claim_line(p_consumer, p_hints, p_want, p_reader);
+    v_size    bigint := case p_consumer.ordering when 'stream' then p_want
+                                                 else least(p_want, _pgqueue.limit_small()) end;
+    v_bundles pgqueue.consumer_messages[] := '{}';
+    v_deal    record;
+    v_looked  bigint := 0;
+begin
+    o_hints := v_whole.o_hints;
+    o_claimed := v_whole.o_claimed;
+    if o_claimed.claim_id is not null or o_hints.whole then
+        return;
+    end if;
+    if (_pgqueue.lane_of(o_hints, _pgqueue.lane_dealt())).place is not null then
+        if 2 * o_hints.size <= v_size then
+            o_hints := _pgqueue.undeal(p_consumer, o_hints);
+        elsif o_hints.parks and exists (
+            select from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting() and place = 0) then
+            -- of keys that are free, beside what is dealt: some of these may have waited for long, or failed
+            o_hints := (_pgqueue.deal(p_consumer, o_hints, p_want, true)).o_hints;
+        end if;
+        v_bundles := _pgqueue.lock_dealt(p_consumer, o_hints, p_want);
+        if v_bundles = '{}' and o_hints.size > p_want then
+            o_hints := _pgqueue.undeal(p_consumer, o_hints);
+        end if;
+    end if;
+    if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true then
+        loop
+            v_deal := _pgqueue.deal(p_consumer, o_hints, p_want);
+            o_hints := v_deal.o_hints;
+            v_looked := v_looked + v_deal.o_looked;
+            exit when v_deal.o_looked = 0 or v_looked >= least(p_want, _pgqueue.limit_looks())
+                or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
+        end loop;
+        if v_looked > 0 then
+            v_bundles := _pgqueue.lock_dealt(p_consumer, o_hints, p_want);
+        end if;
+    end if;
+    if v_bundles <> '{}' then
+        o_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_reader);
+    end if;
+end $$;
+
+-- Claims the front of the line as it is, with all keys: a claimer that takes all there is, as Spark does, need not know
+-- any key. Only while nothing is dealt, waits or is held; until the claim is over nobody deals. It ends before a message
+-- that is not visible yet, and a bundle with at_most is a claim of its own. Returns the hints, and the claim; its id is
+-- null when there is none. Needs the consumer's lock.
+create or replace function _pgqueue.claim_line(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
+                                               p_reader uuid, out o_hints pgqueue.claim_hints,
+                                               out o_claimed pgqueue.claimed)
+language plpgsql
+as $$
+declare
+    v_bundles pgqueue.consumer_messages[];
+begin
+    o_hints := p_hints;
+    if o_hints.whole then
+        o_hints.whole := _pgqueue.is_whole(p_consumer.consumer_id, o_hints);
+        if o_hints.whole and p_consumer.ordering = 'key'
+           and o_hints.dealt_until < clock_timestamp() + interval '5 s' then
+            o_hints.dealt_until := clock_timestamp() + interval '10 s';
+        end if;
+    end if;
+    if o_hints.whole or p_consumer.ordering = 'none' or p_want < _pgqueue.limit_whole()
+       or _pgqueue.limits_keys(p_consumer)
+       or o_hints.dealt_until > clock_timestamp() or not _pgqueue.is_undealt(p_consumer.consumer_id, o_hints) then
+        return;
+    end if;
+    v_bundles := _pgqueue.lock_line(p_consumer, o_hints, p_want);
+    if v_bundles = '{}' then
+        return;
+    end if;
+    o_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_reader);
+    o_hints := _pgqueue.hold_line(o_hints, v_bundles);
+end $$;
+
+-- Moves claimed bundles of the line into lane_held(). Returns the hints.
+create or replace function _pgqueue.hold_line(p_hints pgqueue.claim_hints, p_bundles pgqueue.consumer_messages[])
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+begin
+    update pgqueue.consumer_messages
+    set lane = _pgqueue.lane_held(), place = coalesce(_pgqueue.place_at(lease_until), 9223372036854775807)
+    where bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from unnest(p_bundles) b))
+      and bundle_no = any (array(select b.bundle_no from unnest(p_bundles) b));
+    p_hints.whole := true;
+    return p_hints;
+end $$;
+
+-- Whether by key nothing of a consumer is dealt, waits, is delayed with a key, or is held.
+create or replace function _pgqueue.is_undealt(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
+language plpgsql stable
+as $$
+declare
+    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+begin
+    return (v_dealt.lane is null
+            or not exists (select from pgqueue.consumer_messages
+                           where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+                             and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq)))
+       and not exists (select from pgqueue.consumer_messages
+                       where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
+                         and place >= _pgqueue.place_at(p_hints.held_from))
+       and (p_hints.parks is not true
+            or not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id and key is not null));
+end $$;
+
+-- Locks the front of the line, at most p_want messages; see claim_line(). What has expired is given up, a bounded number.
+create or replace function _pgqueue.lock_line(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_line());
+    v_bundle  pgqueue.consumer_messages;
+    v_bundles pgqueue.consumer_messages[] := '{}';
+    v_at_most bigint;
+    v_fit     bigint;
+    v_expired bigint := 0;
+begin
+    for v_bundle in
+        select * from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
+          and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
+        order by place, first_seq for update  -- lock: bundle
+    loop
+        if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
+            perform _pgqueue.give_up_expired(v_bundle);
+            v_expired := v_expired + v_bundle.message_count;
+            exit when v_expired >= _pgqueue.limit_looks();
+            continue;
+        end if;
+        v_at_most := (v_bundle.note ->> 'at_most')::bigint;
+        exit when v_bundle.not_visible_until > clock_timestamp() or (v_at_most is not null and v_bundles <> '{}');
+        v_fit := least(v_at_most, p_want);
+        if v_bundle.message_count > v_fit then
+            v_bundle := (_pgqueue.cut(v_bundle, v_fit, 1)).o_first;
+        end if;
+        v_bundles := v_bundles || v_bundle;
+        p_want := p_want - v_bundle.message_count;
+        exit when p_want <= 0 or v_at_most is not null;
+    end loop;
+    return v_bundles;
+end $$;

@@ -1,0 +1,151 @@
+-- Claims without the consumer's lock: one update of the first free bundle, if it has the size that the claim wants and
+-- nothing is known to come before it. Nearly all claims of workers end here.
+
+-- Claims the first free bundle of a consumer. By key a bundle that has not many fewer messages than the claim wants will
+-- do. A claim of one of the last bundles of its size cuts, or deals, more.
+-- Returns the claim; its id is null when there is none. Then message_count is 0 if the consumer has nothing to claim, and
+-- null if a claim with the lock may find something. Locks: the bundle; maybe the consumer.
+create or replace function _pgqueue.claim_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                               p_max int) returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_hints  pgqueue.claim_hints := p_cursor.hints;
+    v_lane   pgqueue.lane_hint := v_hints.lanes[1];
+    v_keyed  boolean := _pgqueue.is_keyed(p_consumer.way);
+    v_notes  boolean := not _pgqueue.is_simple(p_consumer.way) and _pgqueue.notes_ends(p_consumer);
+    v_number bigint;
+    v_claim  pgqueue.claimed;
+begin
+    if _pgqueue.need_not_look(v_hints.quiet_until) is not true then
+        v_claim.message_count := case when _pgqueue.is_idle(p_consumer, p_cursor) then 0 end;
+        return v_claim;
+    elsif not v_keyed then
+        update pgqueue.consumer_messages
+        set token = _pgqueue.new_token(v_notes), claimed_at = clock_timestamp(),
+            lease_until = clock_timestamp() + p_consumer.visibility_timeout,
+            visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name')
+        where ctid = (select ctid from pgqueue.consumer_messages
+                      where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+                        and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+                      order by place, first_seq limit 1
+                      for update skip locked)  -- lock: bundle
+          and message_count = p_max and note is null
+          and not exists (select from pgqueue.publications
+                          where stream_id = p_consumer.stream_id and publication_id >= p_cursor.next_publication
+                            and priority > 0 and priority > -v_lane.lane)
+        returning _pgqueue.claim_id(bundle_no, token), message_count, p_consumer.stream_id, seqs, priority,
+                  deliver_count + 1, null, case when deliver_count > 0 then array[bundle_no] end, bundle_no
+        into v_claim.claim_id, v_claim.message_count, v_claim.stream_id, v_claim.seqs, v_claim.priority,
+             v_claim.deliver_count, v_claim.saved, v_claim.bundles, v_number;
+    elsif p_max >= v_hints.size and p_max < 2 * v_hints.size then
+        -- (By its number: the bundle may have a newer version than this statement sees. And nothing is locked that is not
+        -- claimed: who then waits for the consumer's lock would hold it.)
+        with first as materialized (
+            select case when p_consumer.ordering = 'stream'
+                then (select bundle_no from pgqueue.consumer_messages  -- the first one, or none: all others are behind it
+                      where ctid = (select ctid from pgqueue.consumer_messages
+                                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                                      and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+                                    order by place, first_seq limit 1)
+                        and token is null and message_count <= p_max and note is null
+                        and (behind is null or _pgqueue.is_gone(behind))
+                      for update skip locked)  -- lock: bundle
+                else (select bundle_no from pgqueue.consumer_messages
+                      where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                        and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+                        and message_count <= p_max and note is null and (behind is null or _pgqueue.is_gone(behind))
+                      order by place, first_seq limit 1
+                      for update skip locked) end as number  -- lock: bundle
+        )
+        update pgqueue.consumer_messages m
+        set token = _pgqueue.new_token(v_notes), claimed_at = clock_timestamp(),
+            lease_until = clock_timestamp() + p_consumer.visibility_timeout,
+            visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name')
+        from first
+        where m.bundle_no & 1048575 = first.number & 1048575 and m.bundle_no = first.number and m.token is null
+        returning _pgqueue.claim_id(m.bundle_no, m.token), m.message_count, p_consumer.stream_id, m.seqs, m.priority,
+                  m.deliver_count + 1, null, case when m.deliver_count > 0 then array[m.bundle_no] end, m.bundle_no
+        into v_claim.claim_id, v_claim.message_count, v_claim.stream_id, v_claim.seqs, v_claim.priority,
+             v_claim.deliver_count, v_claim.saved, v_claim.bundles, v_number;
+    end if;
+    if v_number is null then
+        v_claim.message_count := case when p_consumer.ordering = 'stream' and _pgqueue.is_in_order(p_consumer, v_hints)
+                                      then 0 end;
+    elsif v_number >= v_hints.more then
+        perform _pgqueue.claim_ahead(p_consumer, p_cursor);
+    end if;
+    return v_claim;
+end $$;
+
+-- Whether a claim of a stream in order is open: then nothing else can be had.
+create or replace function _pgqueue.is_in_order(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns boolean
+language plpgsql
+as $$
+declare
+    v_dealt pgqueue.lane_hint := p_hints.lanes[1];
+begin
+    return exists (select from pgqueue.consumer_messages
+                   where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                     and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq) and token is not null limit 1);
+end $$;
+
+-- Cuts or deals more bundles while some are left, so that no claimer waits for that; if nobody has the consumer's lock,
+-- and nobody did so since. Locks: the consumer, if nobody has it.
+--   p_cursor  the cursor as the claim has read it
+create or replace function _pgqueue.claim_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns void
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+    v_hints  pgqueue.claim_hints;
+begin
+    if not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+        return;
+    end if;
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    if v_stored.version <> p_cursor.version then
+        raise exception using errcode = 'PQ099';
+    end if;
+    v_cursor := _pgqueue.take_some(p_consumer, v_stored, false, (v_stored.hints).size, null);
+    v_hints := v_cursor.hints;
+    v_hints.more := null;
+    if _pgqueue.is_keyed(p_consumer.way) then
+        v_hints := (_pgqueue.deal(p_consumer, v_hints, v_hints.size)).o_hints;
+    else
+        v_hints := _pgqueue.cut_next(p_consumer, v_hints);
+    end if;
+    v_cursor.hints := v_hints;
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
+exception when sqlstate 'PQ099' then
+    null;  -- and the lock is let go: the transaction may take long
+end $$;
+
+-- Cuts the next free bundle that is large enough, in the size of the last cut. Returns the hints. Needs the consumer's
+-- lock.
+create or replace function _pgqueue.cut_next(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_lane   pgqueue.lane_hint := p_hints.lanes[1];
+    v_bundle pgqueue.consumer_messages;
+begin
+    select b.* into v_bundle
+    from (select ctid as tid, message_count, deliver_count, note, place, first_seq from pgqueue.consumer_messages
+          where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+            and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+          order by place, first_seq limit 2 * _pgqueue.limit_cut()) f
+    join pgqueue.consumer_messages b on b.ctid = f.tid
+    where f.message_count >= 2 * p_hints.size and f.deliver_count = 0 and f.note is null
+    order by f.place, f.first_seq limit 1
+    for update of b skip locked;  -- lock: bundle
+    if v_bundle.token is null and v_bundle.message_count >= 2 * p_hints.size then
+        p_hints.more := (_pgqueue.cut(v_bundle, p_hints.size, least(
+            _pgqueue.limit_cut(), v_bundle.message_count / p_hints.size)::int)).o_more;
+    end if;
+    return p_hints;
+end $$;

@@ -1,0 +1,297 @@
+-- Storing, cutting and taking out bundles. TRANSITIONS
+--
+-- Stores bundles like p_bundle with other messages, of at most limit_ranges() ranges each. Without messages it stores
+-- nothing. Returns the number of messages.
+create or replace function _pgqueue.store(p_bundle pgqueue.consumer_messages, p_seqs int8multirange) returns bigint
+language plpgsql
+as $$
+declare
+    v_chunk record;
+    v_count bigint := 0;
+begin
+    if p_seqs = int8multirange(range_merge(p_seqs)) and p_seqs <> '{}' then
+        p_bundle.bundle_no := nextval('pgqueue.claim_numbers');
+        p_bundle.seqs := p_seqs;
+        p_bundle.first_seq := lower(p_seqs);
+        p_bundle.message_count := upper(p_seqs) - lower(p_seqs);
+        p_bundle.shrunk := coalesce(p_bundle.shrunk, false);
+        insert into pgqueue.consumer_messages select p_bundle.*;
+        return p_bundle.message_count;
+    end if;
+    for v_chunk in select * from _pgqueue.split_set(p_seqs) loop
+        p_bundle.bundle_no := nextval('pgqueue.claim_numbers');
+        p_bundle.seqs := v_chunk.seqs;
+        p_bundle.first_seq := v_chunk.first_seq;
+        p_bundle.message_count := v_chunk.message_count;
+        p_bundle.shrunk := coalesce(p_bundle.shrunk, false);
+        insert into pgqueue.consumer_messages select p_bundle.*;
+        v_count := v_count + v_chunk.message_count;
+    end loop;
+    return v_count;
+end $$;
+
+-- Stores messages as store() does, and returns the bundles.
+create or replace function _pgqueue.stored(p_bundle pgqueue.consumer_messages, p_seqs int8multirange)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_part    int8multirange;
+    v_bundles pgqueue.consumer_messages[] := '{}';
+begin
+    for v_part in select c.seqs from _pgqueue.split_set(p_seqs) c loop
+        perform _pgqueue.store(p_bundle, v_part);
+        v_bundles := v_bundles || array(select b from _pgqueue.bundles(array[currval('pgqueue.claim_numbers')]) b);
+    end loop;
+    return v_bundles;
+end $$;
+
+-- Deletes a bundle.
+create or replace function _pgqueue.delete_bundle(p_bundle_no bigint) returns void
+language sql
+as $$
+    delete from pgqueue.consumer_messages
+    where bundle_no & 1048575 = p_bundle_no & 1048575 and bundle_no = p_bundle_no
+$$;
+
+-- A bundle that nobody has, as it was before it was claimed.
+create or replace function _pgqueue.freed(p_bundle pgqueue.consumer_messages) returns pgqueue.consumer_messages
+language plpgsql immutable
+as $$
+begin
+    p_bundle.last_delivered_at := coalesce(p_bundle.claimed_at, p_bundle.last_delivered_at);
+    p_bundle.token := null;
+    p_bundle.claimed_at := null;
+    p_bundle.lease_until := null;
+    p_bundle.visibility_timeout := null;
+    p_bundle.owner := null;
+    p_bundle.members := null;
+    p_bundle.head := null;
+    p_bundle.reader := null;
+    return p_bundle;
+end $$;
+
+-- Replaces a stored bundle by one of the same number.
+create or replace function _pgqueue.replace(p_bundle pgqueue.consumer_messages) returns void
+language plpgsql
+as $$
+begin
+    update pgqueue.consumer_messages
+    set lane = p_bundle.lane, place = p_bundle.place, first_seq = p_bundle.first_seq,
+        deliver_count = p_bundle.deliver_count, key = p_bundle.key, behind = p_bundle.behind,
+        not_visible_until = p_bundle.not_visible_until, last_delivered_at = p_bundle.last_delivered_at,
+        note = p_bundle.note, keys = p_bundle.keys, shrunk = p_bundle.shrunk, message_count = p_bundle.message_count,
+        seqs = p_bundle.seqs, token = p_bundle.token, claimed_at = p_bundle.claimed_at,
+        lease_until = p_bundle.lease_until, visibility_timeout = p_bundle.visibility_timeout, owner = p_bundle.owner,
+        members = p_bundle.members, head = p_bundle.head, reader = p_bundle.reader
+    where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
+end $$;
+
+-- The parts of a set that bundles have, by the place of the bundle in the array. Many ranges are matched in their order:
+-- to compare each bundle with the set would cost ranges times bundles.
+create or replace function _pgqueue.parts_of(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
+returns table (no bigint, part int8multirange)
+language plpgsql stable
+as $$
+begin
+    if cardinality(p_bundles) = 1 or (select count(*) from unnest(p_set)) <= _pgqueue.limit_ranges() then
+        return query select b.ordinality, b.seqs * p_set from unnest(p_bundles) with ordinality b where b.seqs && p_set;
+    else
+        return query
+            select m.range[2], range_agg(int8range(m.seq, m.seq + 1))
+            from (select e.seq, max(e.range) over (order by e.at, e.seq is not null) as range
+                  from (select lower(g) as at, null::bigint as seq, array[lower(g), b.ordinality, upper(g)] as range
+                        from unnest(p_bundles) with ordinality b cross join lateral unnest(b.seqs) g
+                        union all
+                        select s, s, null
+                        from unnest(p_set) g cross join lateral generate_series(lower(g), upper(g) - 1) s) e) m
+            where m.seq < m.range[3]
+            group by 1;
+    end if;
+end $$;
+
+-- Takes messages out of bundles that the caller has locked. A head stays, even without messages, while it has members
+-- (tidy()).
+--   p_set  null: all
+-- Returns the messages as bundles, as they were.
+create or replace function _pgqueue.take_out(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_bundle pgqueue.consumer_messages;
+    v_rest   int8multirange;
+    v_taken  pgqueue.consumer_messages[] := '{}';
+    v_one    record;
+begin
+    if p_set is null then
+        delete from pgqueue.consumer_messages
+        where bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from unnest(p_bundles) b))
+          and bundle_no = any (array(select b.bundle_no from unnest(p_bundles) b));
+        return p_bundles;
+    end if;
+    for v_one in select * from _pgqueue.parts_of(p_bundles, p_set) loop
+        v_bundle := p_bundles[v_one.no];
+        v_rest := v_bundle.seqs - v_one.part;
+        if v_rest = '{}' and v_bundle.members is null then
+            perform _pgqueue.delete_bundle(v_bundle.bundle_no);
+        else
+            update pgqueue.consumer_messages
+            set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest), shrunk = cardinality(keys) > 1 is true
+            where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
+        end if;
+        v_bundle.seqs := v_one.part;
+        v_bundle.first_seq := lower(v_one.part);
+        v_bundle.message_count := _pgqueue.cardinality(v_one.part);
+        v_taken := v_taken || v_bundle;
+    end loop;
+    perform _pgqueue.tidy(p_bundles[1]);
+    return v_taken;
+end $$;
+
+-- Deletes the head of a claim that has neither messages nor members left.
+create or replace function _pgqueue.tidy(p_head pgqueue.consumer_messages) returns void
+language plpgsql
+as $$
+begin
+    if p_head.members is not null
+       and not exists (select from _pgqueue.held(p_head.bundle_no, p_head.token) where message_count > 0) then
+        delete from pgqueue.consumer_messages
+        where bundle_no & 1048575 = p_head.bundle_no & 1048575 and bundle_no = p_head.bundle_no
+          and token = p_head.token;
+    end if;
+end $$;
+
+-- Cuts the first messages off a free bundle that the caller has locked, as bundles of p_size messages each.
+-- Returns the first of these; and the number of one of the last quarter, see claim_hints.more.
+create or replace function _pgqueue.cut(p_bundle pgqueue.consumer_messages, p_size bigint, p_count int,
+                                        out o_first pgqueue.consumer_messages, out o_more bigint)
+language plpgsql
+as $$
+declare
+    v_parts int8multirange[] := _pgqueue.parts(p_bundle.seqs, p_size, p_count);
+    v_rest  int8multirange := p_bundle.seqs * int8multirange(int8range(upper(v_parts[p_count]), null));
+begin
+    o_first := p_bundle;
+    with laid as (
+        insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
+                                               deliver_count, not_visible_until, last_delivered_at, note,
+                                               message_count, seqs)
+        select p_bundle.consumer_id, nextval('pgqueue.claim_numbers'), p_bundle.lane, p_bundle.place, lower(p.s),
+               p_bundle.arrival_no, p_bundle.priority, p_bundle.deliver_count, p_bundle.not_visible_until,
+               p_bundle.last_delivered_at, p_bundle.note, p_size, p.s
+        from (select s from unnest(v_parts) with ordinality u (s, i) order by i) p
+        returning bundle_no
+    )
+    select l.numbers[1], l.numbers[1 + 3 * p_count / 4] into o_first.bundle_no, o_more
+    from (select array_agg(bundle_no order by bundle_no) as numbers from laid) l;
+    o_first.seqs := v_parts[1];
+    o_first.message_count := p_size;
+    if v_rest = '{}' then
+        perform _pgqueue.delete_bundle(p_bundle.bundle_no);
+    else
+        update pgqueue.consumer_messages
+        set seqs = v_rest, first_seq = lower(v_rest), message_count = message_count - p_size * p_count
+        where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
+    end if;
+end $$;
+
+-- The first messages of a set, in p_count parts of p_size messages each.
+create or replace function _pgqueue.parts(p_seqs int8multirange, p_size bigint, p_count bigint)
+returns int8multirange[]
+language plpgsql immutable
+as $$
+declare
+    v_lo    bigint := lower(p_seqs);
+    v_parts int8multirange[] := '{}';
+begin
+    if p_seqs = int8multirange(range_merge(p_seqs)) then
+        return array(select int8multirange(int8range(v_lo + i * p_size, v_lo + (i + 1) * p_size))
+                     from generate_series(0, p_count - 1) i order by i);
+    end if;
+    for i in 1..p_count loop
+        v_parts := v_parts || _pgqueue.below(p_seqs, _pgqueue.bound_of(p_seqs, p_size));
+        p_seqs := p_seqs - v_parts[i];
+    end loop;
+    return v_parts;
+end $$;
+
+-- Keeps messages of a bundle as dead letters.
+--   p_claim_id, p_owner  of the claim that held them; null: no claim held them
+create or replace function _pgqueue.dead_letter(p_bundle pgqueue.consumer_messages, p_seqs int8multirange,
+                                                p_reason text, p_details jsonb, p_claim_id bigint default null,
+                                                p_owner text default null)
+returns void
+language sql
+as $$
+    insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason,
+                                       details, claim_id, note, owner)
+    select c.stream_id, c.consumer_id, p_seqs, _pgqueue.cardinality(p_seqs), p_bundle.priority, p_bundle.deliver_count,
+           p_reason, p_details, p_claim_id, p_bundle.note, p_owner
+    from pgqueue.consumers c
+    where c.consumer_id = p_bundle.consumer_id;
+    select pg_notify(_pgqueue.done_channel(c.consumer_id), '') from pgqueue.consumers c
+    where c.consumer_id = p_bundle.consumer_id and c.notify_done
+$$;
+
+-- The note of messages that expire at a time.
+create or replace function _pgqueue.expiry(p_expires_at timestamptz) returns jsonb
+language sql immutable
+as $$ select jsonb_build_object('expires', extract(epoch from p_expires_at)::bigint) $$;
+
+-- Whether messages with this note have expired.
+create or replace function _pgqueue.has_expired(p_note jsonb) returns boolean
+language plpgsql volatile
+as $$
+begin
+    return ((p_note ->> 'expires')::bigint <= extract(epoch from clock_timestamp())) is true;
+end $$;
+
+-- Keeps a free bundle that has expired as a dead letter, and deletes it.
+create or replace function _pgqueue.give_up_expired(p_bundle pgqueue.consumer_messages) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.delete_bundle(p_bundle.bundle_no);
+    perform _pgqueue.dead_letter(p_bundle, p_bundle.seqs, 'expired', null);
+end $$;
+
+-- Forgets all that a consumer has taken and not finished, claims too. Spent tokens stay spent: messages of a key that
+-- were delivered lately still count. A reader's claims are kept, as claims that it lost and cannot have back. Returns
+-- how many messages these were. Needs the consumer's lock. Locks the bundles, and waits for sessions that hold some.
+create or replace function _pgqueue.forget_bundles(p_consumer_id int) returns bigint
+language plpgsql
+as $$
+declare
+    v_gone  bigint;
+    v_count bigint := 0;
+begin
+    update pgqueue.reader_claims set arrival_nos = '{}' where consumer_id = p_consumer_id and arrival_nos <> '{}';
+    loop  -- who cuts a bundle without the consumer's lock leaves parts that the first look did not see
+        with gone as (
+            delete from pgqueue.consumer_messages where consumer_id = p_consumer_id  -- lock: bundle
+            returning message_count
+        )
+        select coalesce(sum(message_count), 0) into v_gone from gone;
+        v_count := v_count + v_gone;
+        exit when not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id);
+    end loop;
+    return v_count;
+end $$;
+
+-- A note with other keys added; null takes a key out. The key attempt, a failed delivery, comes at the end of the list
+-- attempts, which keeps the last limit_attempts() of them. The key spark is added up.
+create or replace function _pgqueue.noted(p_note jsonb, p_keys jsonb) returns jsonb
+language sql immutable
+as $$
+    select nullif((coalesce(p_note, '{}') || coalesce(p_keys, '{}')
+                   || case when p_keys ? 'attempt'
+                           then jsonb_build_object('attempts', coalesce(
+                                    case when jsonb_array_length(p_note -> 'attempts') >= _pgqueue.limit_attempts()
+                                         then (p_note -> 'attempts') - 0 else p_note -> 'attempts' end, '[]')
+                                || jsonb_build_array(p_keys -> 'attempt'))
+                           else '{}' end
+                   || case when p_note ? 'spark' and jsonb_typeof(p_keys -> 'spark') = 'number'
+                           then jsonb_build_object('spark', _pgqueue.one_more((p_note ->> 'spark')::int)) else '{}' end)
+                  - array(select key from jsonb_each(p_keys) where value = 'null' or key = 'attempt'), '{}')
+$$;

@@ -1,0 +1,375 @@
+-- Dealing: the order by key. A message is not delivered while an earlier message of its key is unsettled elsewhere.
+--
+-- The messages that a consumer takes stand in its line, keys mixed. The dealer, which is a claim that has the consumer's
+-- lock, deals: it makes bundles of the size of a claim of the messages that waited for keys that are free now, and of the
+-- front of the line. Claims take dealt bundles, and settle them, without a lock of the consumer.
+--
+--   * Keys with few messages are packed: a bundle has several keys, and no key is in two of them.
+--   * A key with enough messages for a bundle has bundles of its own, each behind the one before. A claim may have such
+--     a bundle when that one is gone (is_gone()). With ordering=stream all messages are of one key.
+--   * What is left over waits, and so do messages of keys that are in use, or over a limit of their key.
+--
+-- So the messages of a key are, in this order: in dealt bundles or delayed, waiting, in the line.
+
+-- The keys that wait and may be dealt, about p_most of them: their first message waits for nothing that is still there.
+create or replace function _pgqueue.free_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
+returns bigint[]
+language plpgsql stable
+as $$
+declare
+    v_ready boolean := _pgqueue.counts_ready(p_consumer);
+begin
+    return array(
+        with recursive blocker (number) as (
+            (select place from pgqueue.consumer_messages
+             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting() and place >= 0
+             order by place limit 1)
+            union all
+            select (select place from pgqueue.consumer_messages
+                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
+                      and place > b.number
+                    order by place limit 1)
+            from blocker b where b.number is not null
+        )
+        select f.key
+        from blocker b
+        cross join lateral (select key from pgqueue.consumer_messages
+                            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
+                              and place = b.number) f
+        where b.number is not null
+          and (b.number = 0 or _pgqueue.is_gone(b.number)
+               or (v_ready and (select token is not null from _pgqueue.bundles(array[b.number]))))
+        limit p_most)
+        -- a key may have more than one open bundle: the first one to be gone makes room
+        || case when p_consumer.ordering = 'none' and p_consumer.per_key_limit > 1 then array(
+               select u.key from _pgqueue.in_use(p_consumer.consumer_id, p_hints, null) u
+               where u.n < p_consumer.per_key_limit
+                 and exists (select from pgqueue.consumer_messages w
+                             where w.consumer_id = p_consumer.consumer_id and w.key = u.key
+                               and w.lane = _pgqueue.lane_waiting())) else '{}' end;
+end $$;
+
+-- Takes the messages that waited first of some keys, and deletes them where they wait: of each key about p_most
+-- messages that are alike. Returns them; nulls if there are none.
+create or replace function _pgqueue.take_heads(p_consumer_id int, p_keys bigint[], p_most bigint)
+returns pgqueue.keyed_messages
+language plpgsql
+as $$
+declare
+    v_keyed pgqueue.keyed_messages;
+    v_tids  tid[];
+begin
+    with waiting as materialized (
+        select k.key, m.*
+        from (select distinct k as key from unnest(p_keys) k) k
+        cross join lateral (select ctid as tid, w as bundle, arrival_no, first_seq, priority, deliver_count, note,
+                                   not_visible_until, message_count, seqs
+                            from pgqueue.consumer_messages w
+                            where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_waiting()
+                            order by arrival_no, first_seq limit p_most) m
+    ), judged as (
+        select *, sum(message_count) over line - message_count as before,
+               count(*) over line > 1
+               and (priority, deliver_count, note, not_visible_until)
+                   is distinct from lag((priority, deliver_count, note, not_visible_until)) over line as other
+        from waiting
+        window line as (partition by key order by arrival_no, first_seq)
+    ), alike as (
+        select *, bool_or(other) over (partition by key order by arrival_no, first_seq) as later from judged
+    ), head as (
+        select key, array_agg(tid) as tids, min(arrival_no) as arrival_no, min(first_seq) as first_seq,
+               sum(message_count)::bigint as n, range_agg(seqs) as seqs,
+               (array_agg(bundle order by arrival_no, first_seq))[1] as bundle
+        from alike where before < p_most and not later
+        group by key
+    ), numbered as (
+        select *, row_number() over (order by arrival_no, first_seq) as i from head
+    )
+    select array_agg(bundle order by i), array_agg(i order by i), array_agg(key order by i), array_agg(seqs order by i),
+           array_agg(n order by i), (select array_agg(t) from head cross join unnest(tids) t)
+    into v_keyed.bundles, v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts, v_tids
+    from numbered;
+    delete from pgqueue.consumer_messages where ctid = any (v_tids);
+    return v_keyed;
+end $$;
+
+-- Takes the first messages of the line, about p_room of them, and deletes them there. In a stream that is in order it
+-- ends before a message that is not visible yet. Returns the hints, and the bundles.
+create or replace function _pgqueue.line_front(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                               p_room bigint, out o_hints pgqueue.claim_hints,
+                                               out o_bundles pgqueue.consumer_messages[])
+language plpgsql
+as $$
+declare
+    v_line   pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_line());
+    v_bundle pgqueue.consumer_messages;
+    v_bound  bigint;
+begin
+    o_bundles := '{}';
+    o_hints := p_hints;
+    if v_line.place is null then
+        return;
+    end if;
+    for v_bundle in
+        select * from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
+          and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
+        order by place, first_seq for update  -- lock: bundle
+    loop
+        exit when p_room <= 0 or (p_consumer.ordering = 'stream' and o_bundles <> '{}'
+                                  and (v_bundle.not_visible_until is not null or v_bundle.note is not null
+                                       or v_bundle.deliver_count > 0));
+        if v_bundle.message_count > p_room then
+            v_bound := _pgqueue.bound_of(v_bundle.seqs, p_room);
+            update pgqueue.consumer_messages
+            set seqs = seqs * int8multirange(int8range(v_bound, null)), message_count = message_count - p_room,
+                first_seq = lower(seqs * int8multirange(int8range(v_bound, null)))
+            where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
+            v_bundle.seqs := _pgqueue.below(v_bundle.seqs, v_bound);
+            v_bundle.message_count := p_room;
+        else
+            perform _pgqueue.delete_bundle(v_bundle.bundle_no);
+        end if;
+        o_bundles := o_bundles || v_bundle;
+        p_room := p_room - v_bundle.message_count;
+    end loop;
+end $$;
+
+-- Stores messages by key as dealt bundles of at most p_size. Messages that are not visible yet are delayed, and what may
+-- not be dealt waits. Needs the consumer's lock.
+--   p_keyed    in their order; held: over a limit of their key
+--   p_keys, p_until  keys without tokens, and when the first of these come back
+--   p_now      messages that are visible at that time are visible
+-- Returns the hints; how many bundles were dealt; and whether something waits.
+-- (More than 60 lines: one statement judges and stores, so that everything is counted once.)
+create or replace function _pgqueue.store_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                p_keyed pgqueue.keyed_messages, p_size bigint, p_keys bigint[],
+                                                p_until timestamptz[], p_now timestamptz,
+                                                out o_hints pgqueue.claim_hints, out o_dealt bigint,
+                                                out o_waits boolean)
+language plpgsql
+as $$
+declare
+    v_id    int := p_consumer.consumer_id;
+    v_none  boolean := p_consumer.ordering = 'none';
+    v_chain int := case when _pgqueue.limits_keys(p_consumer) then 1
+                        when p_consumer.ordering = 'stream' then _pgqueue.limit_chain_of_stream()
+                        else _pgqueue.limit_chain() end;
+    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_asked bigint[] := array(select distinct k from unnest(p_keyed.keys) k where k is not null);
+    v_parks boolean := p_hints.parks;
+    v_front bigint := v_dealt.place - 1;  -- what failed before comes before what is dealt and free
+    v_res   record;
+begin
+    with source as materialized (
+        select ordinality as no, arrival_no, priority, deliver_count, last_delivered_at, note,
+               case when not_visible_until > p_now then not_visible_until end as due,
+               least(p_size, (note ->> 'at_most')::bigint) as size,
+               dense_rank() over (order by priority, deliver_count, note, last_delivered_at,
+                                           case when not_visible_until > p_now then not_visible_until end) as kind
+        from unnest(p_keyed.bundles) with ordinality
+    ), used as materialized (
+        select k as key, max(m.bundle_no) as tail, count(*) as bundles
+        from pgqueue.consumer_messages m cross join lateral unnest(m.keys) k
+        where m.consumer_id = v_id and m.lane = _pgqueue.lane_dealt()
+          and (m.place, m.first_seq) >= (v_dealt.low_place, v_dealt.low_seq)
+        group by k
+    ), asked as materialized (
+        select k as key, u.tail, coalesce(u.bundles, 0) as bundles, h.tail as held, coalesce(w.waits, false) as waits
+        from unnest(v_asked) k
+        left join used u on u.key = k
+        left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
+                           where consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on v_parks
+        left join lateral (select true as waits from pgqueue.consumer_messages
+                           where consumer_id = v_id and key = k
+                             and lane in (_pgqueue.lane_delayed(), _pgqueue.lane_waiting()) limit 1) w on v_parks
+    ), entry as (
+        select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.bundles, a.waits,
+               e.held is true
+               or (e.key is not null and row_number() over (partition by e.key order by e.i) > 1) as behind
+        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.held) with ordinality
+             e (no, key, seqs, n, held, i)
+        join source s using (no) left join asked a using (key)
+    ), judged as materialized (
+        select e.*, e.waits is true as later,
+               case when due is not null and (key is null or v_none) then 'due'
+                    when waits or behind then 'wait'
+                    when due is not null then case when tail is null then 'due' else 'wait' end
+                    when v_none or key is null then 'pack'
+                    when n >= size and bundles < v_chain and (held is null or tail is null) then 'own'
+                    when tail is null then 'pack' else 'wait' end as what
+        from (select e.*, a.held from entry e left join asked a using (key)) e
+    ), taken as materialized (
+        select j.*, case when what = 'own' then least(n / size, v_chain - bundles) * size
+                         when key is null or v_none then n
+                         else least(n, size - before % size) end as take
+        from (select *, case when what = 'pack'
+                             then sum(case when key is null or v_none then n else least(n, size) end)
+                                      over (partition by kind, what order by i)
+                                  - case when key is null or v_none then n else least(n, size) end
+                             else 0 end::bigint as before
+              from judged where what in ('own', 'pack')) j
+    ), part as materialized (
+        select t.i, t.no, t.key, t.kind, t.what, b as bin,
+               least(t.take, (b + 1) * t.size - t.before) - greatest(0, b * t.size - t.before) as n,
+               int8multirange(variadic e.each[greatest(0, b * t.size - t.before) + 1
+                                              :least(t.take, (b + 1) * t.size - t.before)]) as seqs
+        from taken t
+        cross join lateral (select array(select int8range(s, s + 1) from unnest(t.seqs) g
+                                         cross join lateral generate_series(lower(g), upper(g) - 1) s
+                                         limit t.take) as each offset 0) e
+        cross join lateral generate_series(t.before / t.size, (t.before + t.take - 1) / t.size) b
+    ), bundle as materialized (
+        select nextval('pgqueue.claim_numbers') as bundle_no, b.*
+        from (select min(i) as i, min(no) as no, kind, what, bin, case when what = 'own' then i end as own,
+                     sum(n) filter (where c = 1) as n, range_agg(seqs) filter (where c = 1) as seqs,
+                     array_remove(array_agg(key), null) as keys
+              from part cross join lateral generate_series(1, case when v_none then n else 1 end) c
+              group by kind, what, bin, case when what = 'own' then i end
+              order by min(i), bin) b
+    ), laid as (
+        insert into pgqueue.consumer_messages (
+            consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, behind,
+            last_delivered_at, note, keys, message_count, seqs)
+        select v_id, b.bundle_no, _pgqueue.lane_dealt(),
+               case when s.deliver_count > 0 then coalesce(v_front, b.bundle_no) else b.bundle_no end,
+               lower(b.seqs), s.arrival_no, s.priority, s.deliver_count,
+               case when b.own is not null
+                    then coalesce(lag(b.bundle_no) over (partition by b.own order by b.bin), a.tail) end,
+               s.last_delivered_at, s.note, b.keys, b.n, b.seqs
+        from bundle b join source s using (no) left join asked a on b.own is not null and a.key = b.keys[1]
+        order by b.bundle_no
+        returning bundle_no, place, first_seq
+    ), anchor as materialized (
+        select k as key, max(bundle_no) as number from bundle cross join lateral unnest(keys) k group by k
+    ), over as (
+        select i, no, key, seqs, later, what from judged where what in ('wait', 'due')
+        union all
+        select t.i, t.no, t.key, t.seqs * int8multirange(int8range(
+                   (select max(upper(p.seqs)) from part p where p.i = t.i), null)), t.later, 'wait'
+        from taken t where t.take < t.n
+    ), stays as (
+        select o.*, c.*, s.due, t.until,
+               row_number() over (partition by o.key order by o.i, c.first_seq) = 1 and not o.later as first,
+               coalesce(n.number, a.tail, a.held) as open
+        from over o join source s using (no)
+        cross join lateral _pgqueue.split_set(o.seqs) c
+        left join anchor n using (key) left join asked a using (key)
+        left join unnest(p_keys, p_until) t (key, until) using (key)
+    ), put as (
+        insert into pgqueue.consumer_messages (
+            consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
+            not_visible_until, last_delivered_at, note, message_count, seqs)
+        select v_id, nextval('pgqueue.claim_numbers'),
+               case when w.what = 'due' and (w.first or w.key is null or v_none)
+                      or (w.first and w.open is null and w.until is not null)
+                    then _pgqueue.lane_delayed() else _pgqueue.lane_waiting() end,
+               case when w.what = 'due' and (w.first or w.key is null or v_none) then _pgqueue.place_at(w.due)
+                    when w.first and w.open is null and w.until is not null then _pgqueue.place_at(w.until)
+                    when w.first then coalesce(w.open, 0) else -2 end,
+               w.first_seq, s.arrival_no, s.priority, s.deliver_count,
+               case when w.what = 'due' and v_none then null else w.key end, w.due, s.last_delivered_at, s.note,
+               w.message_count, w.seqs
+        from stays w join source s using (no)
+        order by w.i, w.first_seq
+        returning lane, place, key
+    )
+    select l.*, exists (select from put where key is not null) as waits,
+           (select min(place) from put where lane = _pgqueue.lane_delayed()) as due
+    into v_res
+    from (select count(*) as n, min(bundle_no) as first, max(bundle_no) as last,
+                 (array_agg(place order by place, first_seq))[1] as place,
+                 (array_agg(first_seq order by place, first_seq))[1] as first_seq,
+                 (array_agg(bundle_no order by bundle_no))[1 + count(*) / 2] as middle from laid) l;
+    o_hints := p_hints;
+    o_dealt := v_res.n;
+    o_waits := v_res.waits;
+    if o_dealt > 0 then
+        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_dealt(), v_res.place, v_res.first_seq);
+        o_hints.more := v_res.middle;
+        o_hints.size := p_size;
+    end if;
+    o_hints.parks := o_hints.parks or o_waits;
+    o_hints.due_from := least(o_hints.due_from, _pgqueue.time_of(v_res.due));
+end $$;
+
+-- Deals: first what waited for keys that are free now, then the front of the line. Nobody deals while a claim has all
+-- keys. Needs the consumer's lock.
+--   p_want     messages of a claim
+--   p_waiting  nothing of the line
+-- Returns the hints, and at how many messages it looked.
+create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
+                                         p_waiting boolean default false, out o_hints pgqueue.claim_hints,
+                                         out o_looked bigint)
+language plpgsql
+as $$
+declare
+    v_now   timestamptz := clock_timestamp();
+    v_size  bigint := case p_consumer.ordering when 'stream' then p_want
+                                               else least(p_want, _pgqueue.limit_small()) end;
+    v_room  bigint := case p_consumer.ordering when 'stream' then v_size * _pgqueue.limit_chain_of_stream()
+                                               else greatest(v_size, least(v_size * 128, _pgqueue.limit_deal())) end;
+    v_heads pgqueue.keyed_messages;
+    v_line  record;
+    v_keyed pgqueue.keyed_messages;
+    v_gate  record;
+    v_laid  record;
+begin
+    o_hints := p_hints;
+    o_looked := 0;
+    if o_hints.whole then
+        o_hints.whole := _pgqueue.is_whole(p_consumer.consumer_id, o_hints);
+        if o_hints.whole then
+            return;
+        end if;
+    end if;
+    o_hints := _pgqueue.loosen(p_consumer, o_hints);
+    if o_hints.parks then
+        v_heads := _pgqueue.take_heads(
+            p_consumer.consumer_id, _pgqueue.free_keys(p_consumer, o_hints, _pgqueue.limit_deal()),
+            case when p_consumer.fair then 4 * v_size
+                 else v_size * case p_consumer.ordering when 'stream' then _pgqueue.limit_chain_of_stream()
+                                                        when 'key' then _pgqueue.limit_chain() else 1 end end);
+        v_room := v_room - coalesce((select sum(n) from unnest(v_heads.counts) n), 0);
+        if v_heads.keys is null then
+            o_hints.parks := exists (select from pgqueue.consumer_messages
+                                     where consumer_id = p_consumer.consumer_id and key is not null);
+        end if;
+    end if;
+    v_keyed := v_heads;
+    if p_consumer.fair then
+        v_room := _pgqueue.limit_looks();
+    end if;
+    if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.parks) then
+        v_line := _pgqueue.line_front(p_consumer, o_hints, v_room);
+        if v_line.o_bundles <> '{}' then
+            v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line.o_bundles));
+        end if;
+    end if;
+    if v_keyed.keys is null then
+        return;
+    end if;
+    o_looked := (select sum(n) from unnest(v_keyed.counts) n);
+    if _pgqueue.limits_keys(p_consumer) then
+        v_gate := _pgqueue.gate(p_consumer, o_hints, v_keyed, v_size, v_now);
+        v_keyed := v_gate.p_keyed;
+        v_laid := _pgqueue.store_dealt(p_consumer, o_hints, v_keyed, v_size, v_gate.o_keys, v_gate.o_until, v_now);
+    else
+        v_laid := _pgqueue.store_dealt(p_consumer, o_hints, v_keyed, v_size, null, null, v_now);
+    end if;
+    o_hints := v_laid.o_hints;
+    if v_heads.keys is not null then
+        -- of keys of which more waits, that is the first now
+        o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, false);
+    end if;
+end $$;
+
+-- Whether a claim may still have all keys.
+create or replace function _pgqueue.is_whole(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (select from pgqueue.consumer_messages
+                   where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
+                     and place >= _pgqueue.place_at(p_hints.held_from) and keys is null and key is null);
+end $$;

@@ -1,0 +1,78 @@
+-- Messages by key: the dealer, and all that goes by key, splits bundles into the messages of each key. A key is known by
+-- its hash: two keys with the same hash wait for each other.
+
+-- The key that orders a message of a consumer, as an SQL expression over a message m.
+create or replace function _pgqueue.key_of(p_consumer pgqueue.consumers) returns text
+language sql immutable
+as $$ select case p_consumer.ordering when 'stream' then '0::bigint' else 'hashtextextended(m.key, 0)' end $$;
+
+-- Splits bundles by key. Returns for each key and bundle its messages, in the order of the bundles and then of the
+-- messages. Messages without a key have null as theirs, and so have messages that are gone.
+create or replace function _pgqueue.by_key(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[])
+returns pgqueue.keyed_messages
+language plpgsql
+as $$
+declare
+    v_sets  int8multirange[] := array(select seqs from unnest(p_bundles) with ordinality order by ordinality);
+    v_keyed pgqueue.keyed_messages;
+    v_gone  int8multirange;
+begin
+    v_keyed.bundles := p_bundles;
+    if p_consumer.ordering = 'stream' or p_bundles = '{}' then
+        v_keyed.nos := array(select i from generate_series(1, cardinality(p_bundles)) i);
+        v_keyed.keys := array_fill(0::bigint, array[cardinality(p_bundles)]);
+        v_keyed.seqs := v_sets;
+        v_keyed.counts := array(select message_count from unnest(p_bundles) with ordinality order by ordinality);
+        return v_keyed;
+    end if;
+    -- (the bounds of all sets: with them the planner leaves out other tables of the stream)
+    execute format($q$
+        select array_agg(i), array_agg(key), array_agg(seqs), array_agg(n)
+        from (select i, key, range_agg(int8range(seq, seq + 1)) as seqs, count(*) as n
+              from (select s.i, m.seq, m.key
+                    from (select i, ($1)[i] as seqs from generate_series(1, cardinality($1)) i) s
+                    cross join lateral unnest(s.seqs) g
+                    cross join lateral (select seq, %2$s as key from pgqueue.messages_%1$s m
+                                        where seq >= lower(g) and seq < upper(g) and seq >= $2 and seq < $3) m) e
+              group by i, key order by i, min(seq)) k $q$, p_consumer.stream_id, _pgqueue.key_of(p_consumer))
+    into v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts
+    using v_sets, (select min(lower(s)) from unnest(v_sets) s), (select max(upper(s)) from unnest(v_sets) s);
+    if _pgqueue.count_of(p_bundles) is distinct from (select sum(c) from unnest(v_keyed.counts) c) then
+        v_gone := _pgqueue.seqs_of(p_bundles) - coalesce((select range_agg(s) from unnest(v_keyed.seqs) s), '{}');
+        select v_keyed.nos || array_agg(p.no::int), v_keyed.keys || array_agg(null::bigint),
+               v_keyed.seqs || array_agg(p.part), v_keyed.counts || array_agg(_pgqueue.cardinality(p.part))
+        into v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts
+        from _pgqueue.parts_of(p_bundles, v_gone) p;
+    end if;
+    return v_keyed;
+end $$;
+
+-- Puts messages by key after others.
+create or replace function _pgqueue.after(p_first pgqueue.keyed_messages, p_then pgqueue.keyed_messages)
+returns pgqueue.keyed_messages
+language plpgsql immutable
+as $$
+begin
+    if p_first.keys is null then
+        return p_then;
+    elsif p_then.keys is null then
+        return p_first;
+    end if;
+    return (p_first.bundles || p_then.bundles,
+            p_first.nos || array(select i + cardinality(p_first.bundles) from unnest(p_then.nos) i),
+            p_first.keys || p_then.keys, p_first.seqs || p_then.seqs, p_first.counts || p_then.counts,
+            null)::pgqueue.keyed_messages;
+end $$;
+
+-- The keys of a bundle, as its column keys has them: with an order each of them once, else one for each message.
+create or replace function _pgqueue.keys_in(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
+returns bigint[]
+language plpgsql
+as $$
+declare
+    v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, array[p_bundle]);
+begin
+    return array(select k.key from unnest(v_keyed.keys, v_keyed.counts) k (key, n)
+                 cross join lateral generate_series(1, case p_consumer.ordering when 'none' then k.n else 1 end)
+                 where k.key is not null);
+end $$;

@@ -1,0 +1,184 @@
+-- Waiting by key: messages that are behind others of their key, or over a limit of it, stand in lane_waiting(), a bundle
+-- for each key; so claims do not walk over them. Of each key that waits, one bundle is the first: its place is the number
+-- of an open bundle with the key, or 0. It may be dealt when that bundle is gone (queue/dealing.sql). The places of all
+-- others are -2. Where the first message of a key is delayed, or tokens of the key are spent, it stands in
+-- lane_delayed(), and all others wait. park() alone restores that after any change.
+
+-- The last open bundle with each of some keys: dealt, or held for long. No row: the key is not in use.
+create or replace function _pgqueue.open_tails(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
+returns table (key bigint, tail bigint)
+language sql stable
+as $$
+    select o.key, max(o.bundle_no)
+    from (select k as key, m.bundle_no
+          from unnest(p_hints.lanes) l
+          cross join lateral (select bundle_no, keys from pgqueue.consumer_messages
+                              where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+                                and (place, first_seq) >= (l.low_place, l.low_seq)) m
+          cross join lateral unnest(m.keys) k
+          where l.lane = _pgqueue.lane_dealt() and k = any (p_keys)
+          union all
+          select k, m.bundle_no
+          from unnest(p_keys) k
+          cross join lateral (select bundle_no from pgqueue.consumer_messages
+                              where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_held()) m) o
+    group by o.key
+$$;
+
+-- Says of each of some keys which bundle is the first that waits, and for what. Returns the hints. Needs the consumer's
+-- lock.
+--   p_had_first  false: none of the bundles that wait is known as the first
+create or replace function _pgqueue.park(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_keys bigint[],
+                                         p_had_first boolean default true)
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_id int := p_consumer.consumer_id;
+begin
+    if coalesce(p_keys, '{}') = '{}' then
+        return p_hints;
+    end if;
+    with open as materialized (
+        select * from _pgqueue.open_tails(v_id, p_hints, p_keys)
+    ), first as materialized (
+        select k.key, f.tid, o.tid as old,
+               exists (select from pgqueue.consumer_messages
+                       where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_delayed()) as delayed
+        from unnest(p_keys) k (key)
+        cross join lateral (select ctid as tid from pgqueue.consumer_messages
+                            where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_waiting()
+                            order by arrival_no, first_seq limit 1) f
+        left join lateral (select ctid as tid from pgqueue.consumer_messages
+                           where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_waiting() and place >= 0
+                           order by arrival_no, first_seq limit 1) o on p_had_first
+    )
+    update pgqueue.consumer_messages m set place = n.place
+    from (select f.tid, case when f.delayed then -2 else coalesce(o.tail, 0) end as place
+          from first f left join open o using (key)
+          union all
+          select f.old, -2 from first f where f.old <> f.tid) n
+    where m.ctid = n.tid and m.place <> n.place;
+    p_hints.parks := true;
+    return p_hints;
+end $$;
+
+-- Lets the dealt bundles of some keys that nobody has claimed wait: what is before them goes back, or is held for long.
+-- Nobody can have claimed them, for they stand behind that. Returns the hints. Needs the consumer's lock.
+create or replace function _pgqueue.park_followers(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                   p_keys bigint[])
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+begin
+    if p_consumer.ordering <> 'none' then
+        update pgqueue.consumer_messages
+        set lane = _pgqueue.lane_waiting(), place = -2, key = keys[1], keys = null, behind = null
+        where ctid = any (array(
+            select m.ctid
+            from unnest(p_hints.lanes) l
+            cross join lateral (select ctid from pgqueue.consumer_messages
+                                where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                                  and (place, first_seq) >= (l.low_place, l.low_seq) and token is null
+                                  and behind is not null and keys[1] = any (p_keys)
+                                for update skip locked) m  -- lock: bundle
+            where l.lane = _pgqueue.lane_dealt()));
+    end if;
+    return _pgqueue.park(p_consumer, p_hints, p_keys);
+end $$;
+
+-- Reads again which keys are in dealt bundles of which some messages have left. Returns the hints. Needs the consumer's
+-- lock.
+create or replace function _pgqueue.loosen(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_dealt  pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_bundle pgqueue.consumer_messages;
+    v_keys   bigint[];
+    v_gone   bigint[] := '{}';
+begin
+    for v_bundle in
+        select * from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+          and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq) and shrunk
+        for update skip locked  -- lock: bundle
+    loop
+        v_keys := _pgqueue.keys_in(p_consumer, v_bundle);
+        update pgqueue.consumer_messages set keys = v_keys, shrunk = false
+        where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
+        v_gone := v_gone || array(select distinct k from unnest(v_bundle.keys) k
+                                  where p_consumer.ordering = 'none' or k <> all (v_keys));
+    end loop;
+    return _pgqueue.park(p_consumer, p_hints, v_gone);
+end $$;
+
+-- Takes messages that are in no claim out of a consumer's bundles, for a caller that settles them. Bundles that another
+-- session is claiming are left. Needs the consumer's lock. Returns the hints, and the messages as bundles, as they were.
+create or replace function _pgqueue.take_unclaimed(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                   p_seqs int8multirange, out o_hints pgqueue.claim_hints,
+                                                   out o_bundles pgqueue.consumer_messages[])
+language plpgsql
+as $$
+declare
+    v_found pgqueue.consumer_messages[] := array(
+        select b from pgqueue.consumer_messages b
+        where consumer_id = p_consumer.consumer_id and token is null and first_seq < upper(p_seqs) and seqs && p_seqs
+        for update skip locked);  -- lock: bundle
+begin
+    o_hints := p_hints;
+    o_bundles := _pgqueue.take_out(v_found, p_seqs);
+    if _pgqueue.is_keyed(p_consumer.way) and o_bundles <> '{}' then
+        o_hints := _pgqueue.loosen(p_consumer, o_hints);
+        o_hints := _pgqueue.park(p_consumer, o_hints, array(
+            select distinct key from unnest(o_bundles) where key is not null));
+    end if;
+end $$;
+
+-- Takes the dealt bundles of a consumer that nobody has claimed back, to be dealt again: in another size, or beside
+-- messages that go back. Returns the hints. Needs the consumer's lock.
+create or replace function _pgqueue.undeal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_dealt   pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_bundles pgqueue.consumer_messages[] := array(
+        select b from pgqueue.consumer_messages b
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+          and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null
+        order by place, first_seq for update skip locked);  -- lock: bundle
+    v_bundle  pgqueue.consumer_messages;
+    v_keyed   pgqueue.keyed_messages;
+    v_keys    bigint[] := '{}';
+begin
+    if v_bundles = '{}' then
+        return p_hints;
+    elsif p_consumer.ordering = 'none' then  -- each message goes by its own
+        foreach v_bundle in array v_bundles loop
+            v_bundle := _pgqueue.placed(p_consumer, v_bundle);
+            perform _pgqueue.replace(v_bundle);
+            p_hints := _pgqueue.stands(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq);
+        end loop;
+        return p_hints;
+    end if;
+    perform _pgqueue.take_out(v_bundles, null);
+    v_keyed := _pgqueue.by_key(p_consumer, v_bundles);
+    for i in 1..cardinality(v_keyed.keys) loop
+        v_bundle := v_bundles[v_keyed.nos[i]];
+        if v_keyed.keys[i] is null then
+            p_hints := _pgqueue.store_placed(p_hints, _pgqueue.placed(p_consumer, v_bundle), v_keyed.seqs[i]);
+        else
+            v_bundle.lane := _pgqueue.lane_waiting();
+            v_bundle.place := -2;
+            v_bundle.key := v_keyed.keys[i];
+            v_bundle.keys := null;
+            v_bundle.behind := null;
+            v_bundle.shrunk := false;
+            perform _pgqueue.store(v_bundle, v_keyed.seqs[i]);
+            v_keys := v_keys || v_bundle.key;
+        end if;
+    end loop;
+    return _pgqueue.park(p_consumer, p_hints, array(select distinct k from unnest(v_keys) k));
+end $$;
