@@ -256,9 +256,8 @@ begin
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
     -- tables/spark.sql
-    delete from pgqueue.claims
-    where reader in (select reader from pgqueue.readers where consumer_id = p_consumer_id);
     delete from pgqueue.readers where consumer_id = p_consumer_id;
+    delete from pgqueue.reader_claims where consumer_id = p_consumer_id;
     -- tables/retention.sql
     delete from pgqueue.skips where consumer_id = p_consumer_id;
     -- tables/history.sql

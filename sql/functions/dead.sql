@@ -51,7 +51,8 @@ end $$;
 --   p_reset   treat the messages as never delivered; false: their deliver_count goes on, and with max_deliver_count
 --             their next failure is the last
 -- Returns how many messages these were. Several concurrent calls deliver each message once. Errors: PQ001, PQ002,
--- PQ003, PQ007. Locks: the consumer. create or replace function pgqueue.redrive(p_stream text, p_consumer text, p_seqs bigint[] default null,
+-- PQ003, PQ007. Locks: the consumer.
+create or replace function pgqueue.redrive(p_stream text, p_consumer text, p_seqs bigint[] default null,
                                            p_reason text default null, p_before timestamptz default null,
                                            p_max int default 1000, p_reset boolean default true) returns bigint
 language plpgsql

@@ -49,7 +49,7 @@ declare
 begin
     if v_cursor.consumer_id is null then
         raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
-    elsif v_cursor.hints is null then
+    elsif (v_cursor.hints).lanes is null then
         v_cursor.hints := _pgqueue.look_anew(v_cursor);
     end if;
     return v_cursor;

@@ -163,6 +163,7 @@ declare
 begin
     with source as materialized (
         select ordinality as no, arrival_no, priority, deliver_count, last_delivered_at, note,
+               lane = _pgqueue.lane_waiting() as is_head,  -- it waited before all others of its key
                case when not_visible_until > p_now then not_visible_until end as due,
                least(p_size, (note ->> 'at_most')::bigint) as size,
                dense_rank() over (order by priority, deliver_count, note, last_delivered_at,
@@ -175,23 +176,26 @@ begin
           and (m.place, m.first_seq) >= (v_dealt.low_place, v_dealt.low_seq)
         group by k
     ), asked as materialized (
-        select k as key, u.tail, coalesce(u.bundles, 0) as bundles, h.tail as held, coalesce(w.waits, false) as waits
+        select k as key, u.tail, coalesce(u.bundles, 0) as bundles, h.tail as held, w.arrival_no, w.first_seq,
+               w.first_seq is not null as waits
         from unnest(v_asked) k
         left join used u on u.key = k
         left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
                            where consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on v_parks
-        left join lateral (select true as waits from pgqueue.consumer_messages
+        left join lateral (select arrival_no, first_seq from pgqueue.consumer_messages
                            where consumer_id = v_id and key = k
-                             and lane in (_pgqueue.lane_delayed(), _pgqueue.lane_waiting()) limit 1) w on v_parks
+                             and lane in (_pgqueue.lane_delayed(), _pgqueue.lane_waiting())
+                           order by arrival_no, first_seq limit 1) w on v_parks
     ), entry as (
-        select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.bundles, a.waits,
+        select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.bundles,
+               a.waits and not s.is_head as waits,
                e.held is true
                or (e.key is not null and row_number() over (partition by e.key order by e.i) > 1) as behind
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.held) with ordinality
              e (no, key, seqs, n, held, i)
         join source s using (no) left join asked a using (key)
     ), judged as materialized (
-        select e.*, e.waits is true as later,
+        select e.*,
                case when due is not null and (key is null or v_none) then 'due'
                     when waits or behind then 'wait'
                     when due is not null then case when tail is null then 'due' else 'wait' end
@@ -243,14 +247,15 @@ begin
     ), anchor as materialized (
         select k as key, max(bundle_no) as number from bundle cross join lateral unnest(keys) k group by k
     ), over as (
-        select i, no, key, seqs, later, what from judged where what in ('wait', 'due')
+        select i, no, key, seqs, what from judged where what in ('wait', 'due')
         union all
         select t.i, t.no, t.key, t.seqs * int8multirange(int8range(
-                   (select max(upper(p.seqs)) from part p where p.i = t.i), null)), t.later, 'wait'
+                   (select max(upper(p.seqs)) from part p where p.i = t.i), null)), 'wait'
         from taken t where t.take < t.n
     ), stays as (
-        select o.*, c.*, s.due, t.until,
-               row_number() over (partition by o.key order by o.i, c.first_seq) = 1 and not o.later as first,
+        select o.i, o.no, o.key, o.what, c.seqs, c.message_count, c.first_seq, s.due, t.until,
+               row_number() over (partition by o.key order by o.i, c.first_seq) = 1
+               and ((s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq)) is not false as first,
                coalesce(n.number, a.tail, a.held) as open
         from over o join source s using (no)
         cross join lateral _pgqueue.split_set(o.seqs) c
