@@ -73,15 +73,21 @@ begin
     v_hints := v_cursor.hints;
     for v_dead in
         select priority, deliver_count, note, range_agg(seqs) as seqs
-        from (select priority, case when p_reset is not false then 0 else deliver_count end as deliver_count,
-                     -- the notes that would end the message at once again, or limit the size of its claims, are dropped
-                     _pgqueue.noted(note, '{"at_most": null, "expires": null}'
-                                    || case when p_reset is not false
-                                            then '{"error": null, "attempts": null, "spark": null}'
-                                            else '{}' end::jsonb)
-                         as note, seqs
-              from _pgqueue.take_dead(v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max)) d
-        group by priority, deliver_count, note
+        from (select d.*, case when v_consumer.ordering <> 'none'  -- in the order of their numbers
+                               then row_number() over (order by r) - row_number() over (
+                                        partition by priority, deliver_count, note order by r) end as stretch,
+                     int8multirange(r) as seqs
+              from (select priority, case when p_reset is not false then 0 else deliver_count end as deliver_count,
+                           -- the notes that would end the message at once again, or limit the size of its claims, are
+                           -- dropped
+                           _pgqueue.noted(note, '{"at_most": null, "expires": null}'
+                                          || case when p_reset is not false
+                                                  then '{"error": null, "attempts": null, "spark": null}'
+                                                  else '{}' end::jsonb) as note, r
+                    from _pgqueue.take_dead(v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max)
+                    cross join lateral unnest(seqs) r) d) s
+        group by priority, deliver_count, note, stretch
+        order by min(lower(seqs))
     loop
         v_cursor.last_arrival := v_cursor.last_arrival + 1;
         v_bundle := _pgqueue.taken_bundle(v_consumer, v_cursor.last_arrival, v_dead.priority, null, v_dead.note);

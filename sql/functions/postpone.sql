@@ -45,7 +45,8 @@ declare
     v_new    record;
     v_taken  record;
     v_bundle pgqueue.consumer_messages;
-    v_part   int8multirange;
+    v_until  timestamptz;
+    v_part   record;
     v_count  bigint := 0;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
@@ -56,7 +57,11 @@ begin
     if p_consumer.ordering <> 'none' then
         v_hints := _pgqueue.undeal(p_consumer, v_hints);  -- the messages of a key are by themselves then
     end if;
-    v_taken := _pgqueue.take_unclaimed(p_consumer, v_hints, p_set);
+    v_taken := _pgqueue.take_unclaimed(p_consumer, v_hints, case
+        when p_consumer.ordering = 'none' then p_set
+        else (select p_set + coalesce(range_agg(seqs), '{}') from pgqueue.consumer_messages
+              where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and token is null
+                and seqs && p_set) end);
     v_hints := v_taken.o_hints;
     if exists (select from pgqueue.consumer_messages
                where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and token is null
@@ -64,16 +69,23 @@ begin
         raise exception using errcode = 'PQ099';
     end if;
     foreach v_bundle in array v_taken.o_bundles || v_new.o_bundles loop
-        v_part := v_bundle.seqs;
-        v_count := v_count + v_bundle.message_count;
-        v_bundle.not_visible_until := p_until;
-        if v_bundle.key is not null and p_consumer.ordering = 'key' then
+        if v_bundle.key is not null and p_consumer.ordering <> 'none' then
             v_bundle.lane := _pgqueue.lane_waiting();
             v_bundle.place := -2;
-        elsif v_bundle.lane is distinct from _pgqueue.lane_unfiltered() then
-            v_bundle := _pgqueue.placed(p_consumer, v_bundle);
         end if;
-        v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_part);
+        v_until := v_bundle.not_visible_until;
+        -- with an order what comes between is stored by itself, too: bundles do not interleave
+        for v_part in select * from _pgqueue.stretches(v_bundle.seqs, p_set) loop
+            v_bundle.not_visible_until := v_until;
+            if v_part.inside then
+                v_count := v_count + _pgqueue.cardinality(v_part.seqs);
+                v_bundle.not_visible_until := p_until;
+            end if;
+            if v_bundle.lane is distinct from _pgqueue.lane_unfiltered() and v_bundle.key is null then
+                v_bundle := _pgqueue.placed(p_consumer, v_bundle);
+            end if;
+            v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_part.seqs);
+        end loop;
     end loop;
     if _pgqueue.is_keyed(p_consumer.way) then
         v_hints := _pgqueue.park(p_consumer, v_hints, array(

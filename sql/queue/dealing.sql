@@ -157,6 +157,7 @@ declare
                         else _pgqueue.limit_chain() end;
     v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
     v_asked bigint[] := array(select distinct k from unnest(p_keyed.keys) k where k is not null);
+    v_heads bigint[] := array(select b.key from unnest(p_keyed.bundles) b where b.lane = _pgqueue.lane_waiting());
     v_parks boolean := p_hints.parks;
     v_front bigint := v_dealt.place - 1;  -- what failed before comes before what is dealt and free
     v_res   record;
@@ -255,7 +256,8 @@ begin
     ), stays as (
         select o.i, o.no, o.key, o.what, c.seqs, c.message_count, c.first_seq, s.due, t.until,
                row_number() over (partition by o.key order by o.i, c.first_seq) = 1
-               and ((s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq)) is not false as first,
+               and (a.waits is not true or (o.key = any (v_heads)
+                                            and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
                coalesce(n.number, a.tail, a.held) as open
         from over o join source s using (no)
         cross join lateral _pgqueue.split_set(o.seqs) c
@@ -365,7 +367,7 @@ begin
     o_hints := v_laid.o_hints;
     if v_heads.keys is not null then
         -- of keys of which more waits, that is the first now
-        o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, false);
+        o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none');
     end if;
 end $$;
 
