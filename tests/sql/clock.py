@@ -12,7 +12,16 @@ import psycopg
 from tests.sql import core
 
 # Where consumers keep when to look again. A look that comes too early is always allowed.
-HINTS = "consumer_cursors"
+HINTS = "update pgqueue.consumer_cursors set {} where (hints).lanes is not null;"
+TIMES_OF_HINTS = (
+    "due_from",
+    "held_from",
+    "probe_at",
+    "looked_at",
+    "gaps_probe",
+    "quiet_until",
+    "dealt_until",
+)
 
 # What was stored once and is compared with no clock.
 TIMES = """
@@ -35,7 +44,11 @@ def pass_time(conn: psycopg.Connection, by: timedelta) -> None:
         for table, columns in conn.execute(TIMES).fetchall():
             moved = ", ".join(f"{each} = {each} - interval '{by}'" for each in columns)
             moves += f"update pgqueue.{table} set {moved};"
+        moves += HINTS.format(
+            ", ".join(f"hints.{c} = (hints).{c} - interval '{by}'" for c in TIMES_OF_HINTS)
+        )
         conn.execute(moves.encode())
+        core.shift_places(conn, by)
         core.expire_earlier(conn, by)
 
 
@@ -85,7 +98,7 @@ def set_clock_back(conn: psycopg.Connection, by: timedelta) -> None:
 
 def pass_a_minute(conn: psycopg.Connection) -> None:
     """The consumers looked from the beginning a minute ago, and everything else is as it was."""
-    conn.execute(f"update pgqueue.{HINTS} set looked_at = looked_at - interval '1 min'")
+    conn.execute(HINTS.format("hints.looked_at = (hints).looked_at - interval '1 min'").encode())
 
 
 def stop_looking(conn: psycopg.Connection) -> None:
@@ -97,9 +110,9 @@ def stop_looking(conn: psycopg.Connection) -> None:
 
 
 def set_hints(conn: psycopg.Connection, to: str = "'-infinity'") -> None:
-    times = dict(conn.execute(TIMES).fetchall())
     # one that is null says that there is nothing to look for
     hints = ", ".join(
-        f"{c} = case when {c} is not null then ({to})::timestamptz end" for c in times[HINTS]
+        f"hints.{c} = case when (hints).{c} is not null then ({to})::timestamptz end"
+        for c in TIMES_OF_HINTS
     )
-    conn.execute(f"update pgqueue.{HINTS} set {hints}".encode())
+    conn.execute(HINTS.format(hints).encode())

@@ -17,26 +17,40 @@ from psycopg.rows import namedtuple_row
 from tests.sql.form import Tables
 from tests.sql.limits import limit
 
-RUNS = """(select * from pgqueue.consumer_messages
-union all
-select r.* from pgqueue.slots s cross join lateral _pgqueue.runs_of_slot(s) r)"""
-"""All runs; slots among them."""
+BUNDLES = """(select b.*, case when token is not null then 'claimed'
+    when lane = 1000004 then 'unfiltered'
+    when lane = 1000001 and (key is null or not_visible_until is not null) then 'delayed'
+    when lane > 1000000 then 'waiting'
+    when exists (select from pgqueue.consumer_messages x where x.bundle_no = b.behind)
+    then 'waiting'
+    else 'ready' end as state,
+    coalesce(r.claim_id, (coalesce(b.head, b.bundle_no) & 1048575) << 43 | b.token) as claim_id
+from pgqueue.consumer_messages b
+left join (select reader, token, claim_id from pgqueue.reader_claims) r using (reader, token))"""
+"""All bundles, with the state of their messages and the claim that holds them."""
 
-CLAIMS = """(select * from pgqueue.claims
+CLAIMS = """(select h.consumer_id, h.claim_id, true as live, h.claimed_at, h.lease_until,
+    h.owner, h.reader,
+    (select sum(m.message_count)::bigint from pgqueue.consumer_messages m
+     where m.token = h.token and coalesce(m.head, m.bundle_no) = h.bundle_no) as holds,
+    r.message_count, r.settled, r.seqs, r.acted
+from BUNDLES h left join pgqueue.reader_claims r on (r.reader, r.token) = (h.reader, h.token)
+where h.token is not null and h.head is null
 union all
-select c.* from pgqueue.slots s cross join lateral _pgqueue.claim_of(s) c
-where s.token is not null)"""
-"""All claims; claimed slots among them."""
+select r.consumer_id, r.claim_id, false, null, null, null, r.reader, 0, r.message_count, r.settled,
+    r.seqs, r.acted
+from pgqueue.reader_claims r
+where not exists (select from pgqueue.consumer_messages h
+                  where (h.reader, h.token) = (r.reader, r.token)))""".replace("BUNDLES", BUNDLES)
+"""All claims: the live ones, and those of readers that are kept."""
 
 CURSORS = """
-select k.consumer_id, k.next_publication, k.gaps, k.take_was_cut, k.last_line_no,
-       k.scan_lanes_from, k.pieces_from, k.freed_from, k.waits, k.taken, k.forgotten,
-       k.slots_low, k.slots_block, k.slots_from, k.slots_to, k.slots_priority,
-       greatest(k.slots_until, '2000-01-01') as slots_until,
-       case when tokens_from is not null then greatest(tokens_from, '2000-01-01') end
-           as tokens_from,
-       g.gap_nos, g.ids as gap_ids, g.total, g.kept, k.filter_from,
-       greatest(due_from, '2000-01-01') as due_from, clock_timestamp() as now
+select k.consumer_id, k.next_publication, k.gaps, k.last_arrival, k.taken, k.forgotten,
+       (k.hints).lanes is not null as hinted, (k.hints).lanes_from, (k.hints).filter_from,
+       (k.hints).was_cut, (k.hints).parks, (k.hints).whole,
+       greatest((k.hints).due_from, '2000-01-01') as due_from,
+       greatest((k.hints).quiet_until, '2000-01-01') as quiet_until,
+       g.gap_nos, g.ids as gap_ids, g.total, g.kept, clock_timestamp() as now
 from pgqueue.consumer_cursors k cross join lateral (
     select coalesce(array_agg(gap_no), '{}') as gap_nos,
            coalesce(range_agg(publication_ids), '{}') as ids,
@@ -45,39 +59,26 @@ from pgqueue.consumer_cursors k cross join lateral (
     from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g
 """
 
-STORED = ("consumer_messages", "slots")
+STORED = ("consumer_messages",)
 """The tables with what consumers hold."""
 
 TABLES = {
-    "runs": f"select * from {RUNS} m",
-    "claims": f"select *, array(select a.seqs from unnest(acted) a) as acted_seqs from {CLAIMS} l",
-    "slots": "select * from pgqueue.slots",
-    "pieces": (
-        "select consumer_id, place, piece, message_count, arrival_no, first_seq, singly,"
-        " keys is null as whole, coalesce(keys, '{}') as keys from pgqueue.pieces"
+    "bundles": (
+        f"select *, 'epoch'::timestamptz + place * interval '1 us' as due from {BUNDLES} m"
+        " where lane = 1000001 union all"
+        f" select *, null from {BUNDLES} m where lane <> 1000001"
     ),
-    "freed": "select * from pgqueue.freed_keys",
+    "claims": f"select *, array(select a.seqs from unnest(acted) a) as acted_seqs from {CLAIMS} l",
     "tokens": "select * from pgqueue.key_tokens",
-    "scan_from": "select consumer_id, (f).* from pgqueue.consumer_cursors, unnest(scan_from) f",
+    "lanes": "select consumer_id, (f).* from pgqueue.consumer_cursors, unnest((hints).lanes) f",
 }
 """By attribute of `Tables`, the rows of all consumers."""
 
 LOOK = r"""
-do $$
-declare
-    v_function regproc;
-begin
-    foreach v_function in array '{_pgqueue.slots_are_next, _pgqueue.claim}'::regproc[] loop
-        execute regexp_replace(pg_get_functiondef(v_function),
-                               '_pgqueue.need_not_look\((\w+.slots_until)\)',
-                               $q$\1 > '-infinity'$q$);
-    end loop;
-end $$;
 create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean
 language sql volatile as 'select false';
 """
-"""Every look is made, also where the clock says that the last one was just now. But a claim that
-was made ready ahead is taken for as long as nothing is known to come before it."""
+"""Every look is made, also where the clock says that the last one was just now."""
 
 
 def numbers(multirange: Any) -> set[int]:
@@ -97,8 +98,7 @@ class Part:
         claim_id: who holds them; None: nobody.
         at_most: how many a claim with one of them may have; None: any number.
         next: whether a claim may take them as they are. By key, no earlier message of their keys
-            is anywhere else then, but for what comes `with_` them.
-        with_: names what is claimed at once with them; None: nothing.
+            is anywhere else then.
     """
 
     seqs: frozenset[int]
@@ -108,7 +108,6 @@ class Part:
     claim_id: int | None
     at_most: int | None
     next: bool
-    with_: int | None
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,9 @@ class Claim:
     Attributes:
         claim_id: its id.
         live: its owner can settle what it holds.
-        had: how many messages it had at first.
+        had: how many messages it had at first, of a reader.
         holds: how many of them it holds.
-        settled: how many its owner settled.
+        settled: how many its owner settled, of a reader.
         reader: whose it is; None: a worker's.
         seqs: of a reader, what it had at first.
         acted: of these, what a query has settled by actions, one by one.
@@ -128,9 +127,9 @@ class Claim:
 
     claim_id: int
     live: bool
-    had: int
+    had: int | None
     holds: int
-    settled: int
+    settled: int | None
     reader: Any
     seqs: set[int]
     acted: list[int]
@@ -177,10 +176,10 @@ def read(conn: psycopg.Connection) -> dict[int, Held]:
             assert row.consumer_id in held, f"of no consumer: {row}"
             getattr(held[row.consumer_id].tables, name).append(row)
     for each in held.values():
-        each.parts = [part_of(run) for run in each.tables.runs]
+        each.parts = [part_of(b) for b in each.tables.bundles if b.message_count > 0]
         each.claims = [
             Claim(
-                c.claim_id, c.live, c.message_count, c.remaining, c.settled, c.reader,
+                c.claim_id, c.live, c.message_count, c.holds, c.settled, c.reader,
                 numbers(c.seqs), [s for seqs in c.acted_seqs for s in numbers(seqs)],
             )
             for c in each.tables.claims
@@ -188,13 +187,13 @@ def read(conn: psycopg.Connection) -> dict[int, Held]:
     return held
 
 
-def part_of(run: Any) -> Part:
-    """A run, as the oracle knows it."""
+def part_of(bundle: Any) -> Part:
+    """A bundle, as the oracle knows it."""
     # In the line of those that go by key a dealer comes first, or a claim of all there is.
-    next_ = run.state == "ready" and (run.piece is not None or run.lane != 1)
-    at_most = (run.note or {}).get("at_most")
-    return Part(frozenset(numbers(run.seqs)), run.message_count, run.state, run.arrival_no,
-                run.claim_id, at_most, next_, run.piece)  # fmt: skip
+    next_ = bundle.state == "ready" and bundle.lane != 1
+    at_most = (bundle.note or {}).get("at_most")
+    return Part(frozenset(numbers(bundle.seqs)), bundle.message_count, bundle.state,
+                bundle.arrival_no, bundle.claim_id, at_most, next_)  # fmt: skip
 
 
 # What is asked of it beside a test
@@ -205,18 +204,18 @@ def rows(conn: psycopg.Connection, query: str, *args: Any) -> list[Any]:
     return conn.cursor(row_factory=namedtuple_row).execute(query.encode(), args or None).fetchall()
 
 
-def runs(conn: psycopg.Connection) -> list[Any]:
-    """All runs with all that is known of them, in an order of their own: to be compared."""
-    return rows(conn, f"select m.* from {RUNS} m order by m")
+def bundles(conn: psycopg.Connection) -> list[Any]:
+    """All bundles with all that is known of them, in an order of their own: to be compared."""
+    return rows(conn, f"select m.* from {BUNDLES} m order by m")
 
 
 def held_by(conn: psycopg.Connection, claim_id: int) -> list[int]:
-    """The messages of a claim, by line, then arrival, then number."""
+    """The messages of a claim, by arrival, then number."""
     found = rows(
         conn,
-        f"select s from {RUNS} m, unnest(m.seqs) g,"
+        f"select s from {BUNDLES} m, unnest(m.seqs) g,"
         " generate_series(lower(g), upper(g) - 1) s"
-        " where claim_id = %s order by lane, arrival_no, s",
+        " where claim_id = %s order by arrival_no, s",
         claim_id,
     )
     return [row.s for row in found]
@@ -226,7 +225,7 @@ def arrivals(conn: psycopg.Connection, consumer_id: int) -> dict[int, int]:
     """When what a consumer holds was taken, by message: the order of arrival counts up."""
     found = rows(
         conn,
-        f"select s, arrival_no from {RUNS} m, unnest(m.seqs) g,"
+        f"select s, arrival_no from {BUNDLES} m, unnest(m.seqs) g,"
         " generate_series(lower(g), upper(g) - 1) s where consumer_id = %s",
         consumer_id,
     )
@@ -259,25 +258,35 @@ def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
 
 def end_lease(conn: psycopg.Connection, *claim_ids: int) -> None:
     """The leases of these claims, or without any of all, ended a second ago."""
-    of_all, ids = not claim_ids, list(claim_ids)
     conn.execute(
-        "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'"
-        " where %s or claim_id = any(%s)",
-        [of_all, ids],
-    )
-    conn.execute(
-        "update pgqueue.slots set lease_until = clock_timestamp() - interval '1 s'"
-        " where token is not null and (%s or _pgqueue.slot_claim(slot, token) = any(%s))",
-        [of_all, ids],
+        "update pgqueue.consumer_messages m set lease_until = clock_timestamp() - interval '1 s',"
+        " place = case m.lane when 1000002 then"
+        "  (extract(epoch from clock_timestamp() - interval '1 s') * 1000000)::bigint"
+        "  else m.place end"
+        f" from {BUNDLES} b where b.bundle_no = m.bundle_no and m.lease_until is not null"
+        " and (%s or b.claim_id = any(%s))".encode(),
+        [not claim_ids, list(claim_ids)],
     )
 
 
 def end_delay(conn: psycopg.Connection, seq: int | None = None) -> None:
     """What a message is stored with, or all that is delayed, is due."""
     conn.execute(
-        "update pgqueue.consumer_messages set not_visible_until = clock_timestamp()"
+        "update pgqueue.consumer_messages set not_visible_until = clock_timestamp(),"
+        " place = case lane when 1000001 then"
+        "  (extract(epoch from clock_timestamp()) * 1000000)::bigint else place end"
         " where not_visible_until is not null and (%s::bigint is null or seqs @> %s::bigint)",
         [seq, seq],
+    )
+
+
+def shift_places(conn: psycopg.Connection, by: Any) -> None:
+    """The places that are times move into the past: delays, and leases that are held."""
+    conn.execute(
+        "update pgqueue.consumer_messages"
+        " set place = place - (extract(epoch from %s) * 1000000)::bigint"
+        " where lane in (1000001, 1000002) and place < 9223372036854775807",
+        [by],
     )
 
 
@@ -291,30 +300,19 @@ def expire_earlier(conn: psycopg.Connection, by: Any) -> None:
     )
 
 
-def forget_claims(conn: psycopg.Connection) -> None:
-    """As if no transaction that claimed had ever been committed; messages stay claimed."""
-    conn.execute("delete from pgqueue.claims")
-    conn.execute(
-        "update pgqueue.slots set token = null, claimed_at = null, lease_until = null,"
-        " timeout = null, owner = null"
-    )
-
-
 def lock_messages(conn: psycopg.Connection, seq: int | None = None) -> None:
     """Hold all messages, or what one is stored with, to the end of the transaction."""
-    for table in STORED:
-        query = f"select from pgqueue.{table} where seqs @> %s::bigint is not false for update"
-        conn.execute(query.encode(), [seq])
+    conn.execute(
+        "select from pgqueue.consumer_messages where seqs @> %s::bigint is not false for update",
+        [seq],
+    )
 
 
 def lock_claim(conn: psycopg.Connection, claim_id: int) -> bool:
     """Let nobody settle or take over a claim until the end of the transaction: if it is live."""
-    slot = conn.execute(
-        "select from pgqueue.slots where slot & 1048575 = _pgqueue.place_in(%s)"
+    found = conn.execute(
+        "select from pgqueue.consumer_messages where bundle_no & 1048575 = _pgqueue.number_in(%s)"
         " and token = _pgqueue.token_in(%s) for update",
         [claim_id, claim_id],
     )
-    claim = conn.execute(
-        "select from pgqueue.claims where claim_id = %s and live for update", [claim_id]
-    )
-    return slot.rowcount + claim.rowcount > 0
+    return found.rowcount > 0

@@ -14,14 +14,13 @@ import psycopg
 from psycopg.types.multirange import Multirange
 from psycopg.types.range import Range
 
+from tests.sql.core import bundles as bundles
 from tests.sql.core import claims as claims
-from tests.sql.core import forget_claims as forget_claims
 from tests.sql.core import held_by as held_by
 from tests.sql.core import last_claim as last_claim
 from tests.sql.core import lock_claim as lock_claim
 from tests.sql.core import lock_messages as lock_messages
 from tests.sql.core import rows as rows
-from tests.sql.core import runs as runs
 
 
 def messages_published(conn: psycopg.Connection, stream_id: int) -> set[int]:
@@ -118,7 +117,7 @@ def sent_earlier(conn: psycopg.Connection, stream: int, seq: int, by: Any) -> No
 def forget_claimers(conn: psycopg.Connection, consumer_id: int) -> None:
     """As if nobody had claimed for an hour."""
     conn.execute(
-        "update pgqueue.consumer_cursors set lease_probe = lease_probe - interval '1 hour'"
+        "update pgqueue.consumer_cursors set hints.probe_at = (hints).probe_at - interval '1 hour'"
         " where consumer_id = %s",
         [consumer_id],
     )
@@ -128,7 +127,7 @@ def readers(conn: psycopg.Connection) -> list[Any]:
     """What is known of Spark's readers: claims that are not acknowledged, and messages lost."""
     return rows(
         conn,
-        "select (select count(*) from pgqueue.claims c"
+        "select (select count(*) from pgqueue.reader_claims c"
         " where c.reader = r.reader and c.claim_id > r.acked_claim) as claims_ahead, lost"
         " from pgqueue.readers r",
     )
@@ -300,9 +299,10 @@ def look_into_gaps_after(conn: psycopg.Connection, seconds: float) -> None:
     """Let all consumers look into their gaps again after a time, at most two seconds."""
     conn.execute(
         "update pgqueue.consumer_cursors"
-        " set gaps_probe = clock_timestamp() + make_interval(secs => %s),"
-        " slots_until = case when slots_until > '-infinity'"
-        " then clock_timestamp() + make_interval(secs => %s) else slots_until end",
+        " set hints.gaps_probe = clock_timestamp() + make_interval(secs => %s),"
+        " hints.quiet_until = case when (hints).quiet_until > '-infinity'"
+        " then clock_timestamp() + make_interval(secs => %s) else (hints).quiet_until end"
+        " where (hints).lanes is not null",
         [seconds, seconds],
     )
 
@@ -313,18 +313,18 @@ def take(conn: psycopg.Connection, limit: int) -> None:
 
 
 def hints(conn: psycopg.Connection) -> set[str]:
-    """The names of all that a cursor has."""
+    """The names of all hints of a cursor."""
     found = rows(
         conn,
-        "select attname from pg_attribute where attrelid = 'pgqueue.consumer_cursors'::regclass"
-        " and attnum > 0 and not attisdropped",
+        "select attname from pg_attribute a join pg_type t on t.typrelid = a.attrelid"
+        " where t.oid = 'pgqueue.claim_hints'::regtype",
     )
     return {row.attname for row in found}
 
 
 def set_hint(conn: psycopg.Connection, name: str, to: str) -> None:
     """The cursors of all consumers say something else, an expression of SQL."""
-    conn.execute(f"update pgqueue.consumer_cursors set {name} = {to}".encode())
+    conn.execute(f"update pgqueue.consumer_cursors set hints.{name} = {to}".encode())
 
 
 def noted_full(conn: psycopg.Connection, consumer_id: int) -> bool:
@@ -413,11 +413,6 @@ def lock_sink_batches(conn: psycopg.Connection) -> None:
     conn.execute("lock table pgqueue.sink_batches in share mode")
 
 
-def own_consumer(conn: psycopg.Connection, consumer_id: int) -> None:
-    """Let all slots of a consumer become runs, as whoever needs the runs does."""
-    conn.execute("select _pgqueue.own_consumer(%s)", [consumer_id])
-
-
 def delete_entries_of(conn: psycopg.Connection, consumer: str, key: str, seqs: list[int]) -> None:
     """What a producer does who took messages of a key for gone."""
     rows(
@@ -488,60 +483,73 @@ def publish_singly(conn: psycopg.Connection, stream: int, n: int, key: str | Non
     )
 
 
+# A bundle of one message; the state goes by lane, place, key and token.
+ADD = """
+insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no,
+    priority, deliver_count, key, not_visible_until, message_count, seqs, token, claimed_at,
+    lease_until, visibility_timeout, keys)
+select {consumer}, nextval('pgqueue.claim_numbers'), lane, place, seq, {arrival}, 0, {count}, key,
+    case when lane = 1000001 then clock_timestamp() + interval '1 day' end, 1,
+    int8multirange(int8range(seq, seq, '[]')), token, now.now, now.now + day.day, day.day, keys
+from ({messages}) m (seq, lane, place, key, token, keys)
+left join (select clock_timestamp() as now) now on token is not null
+left join (select interval '1 day' as day) day on token is not null
+"""
+LATER = "(extract(epoch from now() + interval '1 day') * 1000000)::bigint"
+
+
+def add(
+    conn: psycopg.Connection, messages: str, consumer: int = 1, count: int = 0, arrival: str = "0"
+) -> None:
+    """Messages of a consumer, each in a bundle of its own: a query for their state."""
+    conn.execute(
+        ADD.format(messages=messages, consumer=consumer, count=count, arrival=arrival).encode()
+    )
+    conn.execute(
+        "update pgqueue.consumer_cursors set hints = null where consumer_id = %s", [consumer]
+    )
+
+
 def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
-    """n messages of consumer 1, each in a run of its own: claimed and delayed ones in turn.
+    """n messages of consumer 1, each in a bundle of its own: claimed and delayed ones in turn.
 
     keyed: for an ordered consumer; behind each that is delayed, one of its key waits.
     """
-    conn.execute(
-        (
-            "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority,"
-            " deliver_count, arrival_no, line_no, first_seq, message_count, seqs, claim_id,"
-            " not_visible_until, key, piece)"
-            " select 1, m.state, 0, 0, 1, 0, 0, -i, 1, int8multirange(int8range(-i, -i, '[]')),"
-            " case when m.state = 'claimed' then -i end,"
-            " case when m.state = 'delayed' then now() + interval '1 day' end,"
-            f" case when {keyed} and m.state <> 'claimed' then i / 3 end,"
-            f" case when {keyed} and m.state = 'claimed' then -i end"
-            f" from generate_series(1, {n}) i cross join lateral"
-            " (select case i % 3 when 0 then 'claimed' when 1 then 'delayed' else 'waiting' end"
-            "  as state) m"
-            f" where {keyed} or i % 3 < 2"
-        ).encode()
-    )
-    conn.execute(
-        (
-            b"insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
-            b" visibility_timeout, message_count, remaining)"
-            b" select claim_id, 1, %s, now(), now() + interval '1 day', interval '1 day', 1, 1"
-            b" from pgqueue.consumer_messages where claim_id < 0"
-        ),
-        [keyed],
+    add(
+        conn,
+        "select -i, case i % 3 when 0 then 1000002 when 1 then 1000001 else 1000003 end,"
+        f" case i % 3 when 2 then -2 else {LATER} + i end,"
+        f" case when {keyed} and i % 3 > 0 then i / 3 when {keyed} then -i end,"
+        " case i % 3 when 0 then 2 * i + 1 end, '{}'::bigint[]"
+        f" from generate_series(1, {n}) i where {keyed} or i % 3 < 2",
+        count=1,
     )
 
 
 def add_ready(conn: psycopg.Connection, first: int, last: int) -> None:
-    """Messages of consumer 1 that are ready, each in a run of its own, at the end of the line."""
-    conn.execute(
-        "with line as (update pgqueue.consumer_cursors set last_line_no = last_line_no + 1"
-        " where consumer_id = 1 returning last_line_no as line_no)"
-        " insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
-        " arrival_no, line_no, first_seq, message_count, seqs)"
-        " select 1, 'ready', 0, 0, 0, line_no, line_no, i, 1, int8multirange(int8range(i, i, '[]'))"
-        " from line, generate_series(%s::bigint, %s) i",
-        [first, last],
+    """Messages of consumer 1 that are ready, each in a bundle of its own, at the end."""
+    (row,) = rows(
+        conn,
+        "update pgqueue.consumer_cursors set last_arrival = last_arrival + 1"
+        " where consumer_id = 1 returning last_arrival",
+    )
+    add(
+        conn,
+        f"select i, 0, {row.last_arrival}, null, null, null"
+        f" from generate_series({first}, {last}) i",
+        arrival=str(row.last_arrival),
     )
 
 
 def add_backlog(conn: psycopg.Connection, consumer_id: int, first: int, n: int) -> None:
-    """n messages from a number on, each in a run of its own: ready ones, and ones that wait."""
-    conn.execute(
-        "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
-        " arrival_no, line_no, first_seq, message_count, seqs, key)"
-        " select %(consumer)s, case i %% 2 when 0 then 'ready' else 'waiting' end, 0, 0, 0, i, i,"
-        " s, 1, int8multirange(int8range(s, s, '[]')), case i %% 2 when 1 then i end"
-        " from generate_series(1, %(n)s) i cross join lateral (select i + %(first)s as s) n",
-        {"consumer": consumer_id, "first": first, "n": n},
+    """n messages from a number on, each in a bundle of its own: ready ones, and ones that wait."""
+    add(
+        conn,
+        f"select i + {first}, case i % 2 when 0 then 0 else 1000003 end,"
+        " case i % 2 when 0 then i else -2 end, case i % 2 when 1 then i end, null, null"
+        f" from generate_series(1, {n}) i",
+        consumer_id,
+        arrival=f"seq - {first}",
     )
 
 
@@ -559,24 +567,15 @@ def add_dead(conn: psycopg.Connection, n: int, consumer_id: int = 1) -> None:
 def add_all(conn: psycopg.Connection, consumer_id: int, n: int) -> None:
     """n messages of a consumer in each state, dead letters and history, each by itself."""
     add_backlog(conn, consumer_id, 0, 2 * n)
-    conn.execute(
-        "insert into pgqueue.consumer_messages (consumer_id, state, lane, priority, deliver_count,"
-        " arrival_no, line_no, first_seq, message_count, seqs, claim_id, not_visible_until)"
-        " select %(consumer)s, m.state, 0, 0, 11, i, i, s, 1,"
-        " int8multirange(int8range(s, s, '[]')),"
-        " case m.state when 'claimed' then -i end,"
-        " case m.state when 'delayed' then now() + interval '1 day' end"
-        " from unnest('{claimed, delayed, unfiltered}'::text[]) with ordinality m (state, no)"
-        " cross join generate_series(1, %(n)s) i"
-        " cross join lateral (select i + m.no * 1000000 as s) n",
-        {"consumer": consumer_id, "n": n},
-    )
-    conn.execute(
-        "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
-        " visibility_timeout, message_count, remaining)"
-        " select claim_id, consumer_id, false, now(), now() + interval '1 day', interval '1 day',"
-        " 1, 1 from pgqueue.consumer_messages where claim_id < 0 and consumer_id = %s",
-        [consumer_id],
+    add(
+        conn,
+        "select i + m.no * 1000000, m.lane,"
+        f" case m.no when 3 then i else {LATER} + i end, null::bigint,"
+        " case m.no when 1 then 2 * i + 1 end, null::bigint[]"
+        " from unnest('{1000002, 1000001, 1000004}'::int[]) with ordinality m (lane, no)"
+        f" cross join generate_series(1, {n}) i",
+        consumer_id,
+        count=11,
     )
     add_dead(conn, n, consumer_id)
     conn.execute(
@@ -610,16 +609,13 @@ def add_consumers(conn: psycopg.Connection, n: int, name: str = "idle") -> None:
 
 def add_ended_claims(conn: psycopg.Connection, n: int) -> None:
     """n claims of consumer 1 that ended, which an old snapshot still sees."""
-    conn.execute(
-        "insert into pgqueue.claims (claim_id, consumer_id, ordered, claimed_at, lease_until,"
-        " visibility_timeout, message_count, remaining) select -i, 1, false, now(),"
-        " clock_timestamp() - interval '1 min', interval '1 min', 1, 0"
-        " from generate_series(1, %s) i",
-        [n],
+    add(
+        conn,
+        f"select -i, 1000002, {LATER} + i, null, 2 * i + 1, null from generate_series(1, {n}) i",
     )
-    conn.execute("delete from pgqueue.claims where claim_id < 0")
+    conn.execute("delete from pgqueue.consumer_messages where first_seq < 0")
 
 
 def delivered_often(conn: psycopg.Connection, deliver_count: int) -> None:
-    """The messages that consumers hold as runs were delivered so many times."""
+    """The messages that consumers hold were delivered so many times."""
     conn.execute("update pgqueue.consumer_messages set deliver_count = %s", [deliver_count])

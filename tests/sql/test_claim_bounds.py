@@ -64,7 +64,7 @@ def test_a_claim_behind_a_hot_key_is_bounded_and_the_next_ones_find_what_is_ther
     asked = 0
     while not (rows := call(conn, "receive", "s", "c", 1)):
         asked += 1
-        waiting = sum(r.message_count for r in internals.runs(conn) if r.state == "waiting")
+        waiting = sum(r.message_count for r in internals.bundles(conn) if r.state == "waiting")
         assert 0 < waiting <= asked * 20_500, "one claim looked at too much"
         assert asked < 10
     assert asked >= 1
@@ -82,7 +82,7 @@ def test_a_claim_behind_a_hot_key_of_single_messages_takes_a_bounded_part_of_the
     (row,) = call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 10)
     assert row.claimed == 0
     assert row.next_due <= one(conn, "select clock_timestamp()")
-    assert sum(run.message_count for run in internals.runs(conn)) <= 45_000
+    assert sum(run.message_count for run in internals.bundles(conn)) <= 45_000
     got: list[int] = []
     for _ in range(8):
         got += seqs_of(call(conn, "receive", "s", "c", 1))
@@ -213,10 +213,10 @@ def test_claims_of_an_odd_size_cut_runs_of_that_size(conn: Conn, stream: int) ->
     internals.publish_together(conn, stream, 20_000)
     for _ in range(12):
         rows = call(conn, "claim", "s", "c", 101)
-        held = [run for run in internals.runs(conn) if run.claim_id == rows[0].claim_id]
+        held = [run for run in internals.bundles(conn) if run.claim_id == rows[0].claim_id]
         assert sum(run.message_count for run in held) == 101
         assert len(held) <= 2
-    sizes = sorted(run.message_count for run in internals.runs(conn) if run.claim_id is None)
+    sizes = sorted(run.message_count for run in internals.bundles(conn) if run.claim_id is None)
     assert sizes.count(101) >= len(sizes) - 4
 
 

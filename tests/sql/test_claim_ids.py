@@ -94,7 +94,7 @@ def test_who_has_a_readers_claim_id_has_nothing(conn: Conn, reader: Reader, func
     end = reader.ask()
 
     def stored() -> list[Any]:
-        return [*rows(conn, "select * from pgqueue.open_claims"), *internals.runs(conn)]
+        return [*rows(conn, "select * from pgqueue.open_claims"), *internals.bundles(conn)]
 
     before = stored()
     assert one(conn, TAKES_IDS[function], end.claim_id) is None

@@ -112,7 +112,7 @@ def test_fenced(conn: Conn, stream: int, ordering: str, ended: str) -> None:
         stale = 10**9
     notices: list[str] = []
     conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
-    before = internals.runs(conn)
+    before = internals.bundles(conn)
     for function in ("ack", "nack", "dead_letter", "extend"):
         assert value(conn, function, stale) == 0
         assert f"claim {stale} is not live" in notices.pop()
@@ -121,7 +121,7 @@ def test_fenced(conn: Conn, stream: int, ordering: str, ended: str) -> None:
         if function != "extend":
             assert value(conn, function, stale, sent) == 0
             assert f"claim {stale} is not live" in notices.pop()
-    assert internals.runs(conn) == before
+    assert internals.bundles(conn) == before
     assert internals.dead_letters(conn) == []
     checker.check(conn)
 

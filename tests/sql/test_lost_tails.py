@@ -108,7 +108,7 @@ class Scenario:
 def look(conn: Conn) -> list[Any]:
     """What the database knows."""
     return [
-        internals.runs(conn),
+        internals.bundles(conn),
         internals.published(conn),
         [(row.claim_id, row.live) for row in internals.claims(conn)],
         conn.execute("select worker, behind from pgqueue.group_stats").fetchall(),

@@ -263,7 +263,7 @@ def test_jitter_shortens_a_delay_by_chance_and_leaves_a_run_a_run(conn: Conn) ->
     consumer(conn, p_settings=Jsonb({"backoff_base": "1 hour", "backoff_jitter": 0.5}))
     sent = send_all(conn, ["x"] * 10)
     value(conn, "nack", claim_of(receive(conn)))
-    (run,) = internals.runs(conn)
+    (run,) = internals.bundles(conn)
     left = (run.not_visible_until - run.last_delivered_at).total_seconds()
     assert 1800 <= left < 3601
     times = {state(conn, seq).not_visible_until for seq in sent}

@@ -291,7 +291,7 @@ def test_runs_that_interleave_are_delivered_in_one_order(conn: Conn) -> None:
     claim = claim_of(receive(conn))
     for part in (sent[1::3], sent[2::3], sent[::3]):
         assert value(conn, "nack", claim, part) == 6
-    assert len(internals.runs(conn)) == 6
+    assert len(internals.bundles(conn)) == 6
     assert seqs_of(receive(conn)) == sent
     assert acked(conn, "s", "c") == []
 
