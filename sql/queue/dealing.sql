@@ -294,7 +294,7 @@ begin
     if o_dealt > 0 then
         o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_dealt(), v_res.place, v_res.first_seq);
         o_hints.more := v_res.middle;
-        o_hints.size := p_size;
+        o_hints.size := least(p_size, 1 << 30);
     end if;
     o_hints.parks := o_hints.parks or o_waits;
     o_hints.due_from := least(o_hints.due_from, _pgqueue.time_of(v_res.due));

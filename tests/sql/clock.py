@@ -109,7 +109,7 @@ def stop_looking(conn: psycopg.Connection) -> None:
     )
 
 
-def set_hints(conn: psycopg.Connection, to: str = "'-infinity'") -> None:
+def set_hints(conn: psycopg.Connection, to: str = "'epoch'") -> None:
     # one that is null says that there is nothing to look for
     hints = ", ".join(
         f"hints.{c} = case when (hints).{c} is not null then ({to})::timestamptz end"

@@ -270,7 +270,7 @@ def test_a_consumer_that_is_dropped_while_it_is_claimed_from_leaves_nothing(
             dropped = pool.submit(value, other, "drop_consumer", "s", "c")
             wait_for_a_lock(conn)
         dropped.result()
-    assert internals.count(conn, "claims") == 0
+    assert internals.claims(conn) == []
     assert internals.count(conn, "consumer_messages") == 0
 
 
@@ -285,7 +285,7 @@ def test_dropping_a_consumer_waits_for_the_claims_that_are_being_made(conn: Conn
             time.sleep(1)
             assert not dropped.done()
         dropped.result()
-    assert internals.count(conn, "claims") == 0
+    assert internals.claims(conn) == []
 
 
 def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
@@ -304,7 +304,7 @@ def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
         conn.execute("commit")
         dropped.result()
     assert internals.count(conn, "consumer_messages") == 0
-    assert internals.count(conn, "claims") == 0
+    assert internals.claims(conn) == []
 
 
 def test_making_what_is_there_takes_no_number(conn: Conn) -> None:
