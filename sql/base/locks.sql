@@ -63,117 +63,83 @@
 -- 19. reader  Advisory, by the hash of the reader's id. Lets one session at a time move a checkpoint reader:
 --        reader_claim, reader_resume, reader_ack, reader_release and reader_fork wait.
 --        forget_readers() passes over it.
--- 20. claim  A row of claims. Guards the set of messages that a claim has. nack, defer, dead_letter, ack of messages,
---        the functions of checkpoint readers and settle_messages wait, in the order of ids; cancel in tries; extend,
---        reader_extend, and ack of a whole claim as Postgres does. What releases expired claims (expire(),
---        release_due(), forget_readers()) passes over those that are being settled.
--- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, the line, the pieces, skips,
---        newest_of_keys and group_workers: who has it takes publications, deals keys and makes runs ready. These wait:
---        claims that find nothing ready; all claims of a consumer with per_key_interval, per_key_latest,
---        max_in_flight or rate_limit, or whose backlog may be full; claims by receive_where that go on
---        with the lock (these claims get nothing if one transaction keeps it, see lock_consumer_soon()); nack,
---        defer, redrive, purge_dead, retry, replay, settle_messages, recover; lease_partitions,
---        leave_group, note_offset; reader_claim, reader_resume and reader_release. In tries: alter_consumer with a
---        limit of keys or per_key_latest; seek, cancel, postpone and drop_consumer, for 10 s. claim_unlocked(),
---        cut_ahead(), deal_ahead(), start_taking(), skip(), take_for_group(), tend_newest() and forget_readers() try,
---        and do without it.
--- 22. slot  A row of slots. Guards the messages of a small claim. Claims take free slots, and pass over those that
---        others hold. ack and extend of a slot wait as Postgres does; nack, defer, seek and drop_consumer in tries.
---        What cuts slots, puts them back, or makes claims of the usual kind of them passes over locked ones. A slot
---        that is behind another is locked only by who has the consumer's lock.
+-- 20. claim  A row of reader_claims. Guards what is noted of a checkpoint reader's claim. settle_messages waits for
+--        those of a query, in the order of ids. Who moves the reader has its lock.
+-- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, skips, newest_of_keys and
+--        group_workers: who has it takes publications, deals keys and makes bundles free. These wait: claims that find
+--        nothing free; all claims of a consumer with per_key_interval, per_key_latest, max_in_flight or rate_limit, or
+--        whose backlog may be full; claims by receive_where that go on with the lock (these claims get nothing if one
+--        transaction keeps it, see lock_consumer_soon()); nack, defer, redrive, purge_dead, retry, replay,
+--        settle_messages, recover; lease_partitions, leave_group, note_offset; reader_claim, reader_resume and
+--        reader_release. In tries: alter_consumer with a limit of keys or per_key_latest; seek, cancel, postpone and
+--        drop_consumer, for 10 s. claim_in_turn(), claim_ahead(), start_taking(), skip(), take_for_group(),
+--        tend_newest() and forget_readers() try, and do without it.
+-- 22. bundle  A row of consumer_messages. Guards messages that are alike, and the claim that holds them: the head's row
+--        stands for all bundles of a claim. Claims take free bundles, and pass over those that others hold. ack and
+--        extend wait as Postgres does; nack, defer, dead_letter and ack of messages wait. Bundles that wait, are delayed
+--        or stand in the line by key change only with the consumer's lock. Whatever changes all bundles of a consumer
+--        waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer. So do cancel and
+--        postpone, for claims of their messages. What releases expired claims passes over those that are being settled.
 -- 23. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
 --        end of the worker's transaction. lease_partitions and leave_group pass over it. note_offset, and a second
 --        commit_offset, wait as Postgres does.
--- 24. run  A row of consumer_messages. Guards a set of messages in one state. Claims take ready runs, and pass over
---        those that others hold. The runs of a claim belong to who has its lock. Whatever changes all runs of a
---        consumer waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer. So do cancel
---        and postpone, for claims of their messages.
--- 25. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
+-- 24. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
 --        names the same query.
--- 26. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
+-- 25. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
 --        dropped. capture and release wait for 100 ms at a time, for 30 s in all; maintain for 50 ms, then it leaves
 --        the partition for the next time.
--- 27. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
+-- 26. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
 --        passes over a row that another maintain has. Where there is no row yet, the second of two maintains that
 --        insert it waits for the first.
--- 28. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
--- 29. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
+-- 27. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
+-- 28. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
 --        exclusive on pgqueue.messages, behind which all senders wait. maintain waits for 50 ms and passes over the
 --        step. create_stream waits.
--- 30. staged rows  A table of staged rows, access exclusive. drop_table_write waits a second for those that use it, and
+-- 29. staged rows  A table of staged rows, access exclusive. drop_table_write waits a second for those that use it, and
 --        maintain 50 ms.
--- 31. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
+-- 30. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
 --        over those that others hold.
--- 32. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
+-- 31. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
 --        waits for it.
--- 33. waiting  Advisory, by the id of the stream, shared by sessions that wait for publications. A producer tries to
+-- 32. waiting  Advisory, by the id of the stream, shared by sessions that wait for publications. A producer tries to
 --        have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for it.
--- 34. export  Advisory, by the id of the stream. Lets one exporter at a time write a stream's messages to its archive:
+-- 33. export  Advisory, by the id of the stream. Lets one exporter at a time write a stream's messages to its archive:
 --        its transaction has the lock for as long as it writes. Nobody waits for it: another exporter passes over the
 --        stream.
 --
--- Exceptions: functions that wait for a place while they hold a later one. "f: run before claim" means: f takes a run,
--- then waits for a claim, which is an earlier place.
+-- Exceptions: functions that wait for a place while they hold a later one. "f: bundle before claim" means: f takes a
+-- bundle, then waits for a claim, which is an earlier place.
 --
 -- The function has the lock already, or has let go of the later one, or does only one of the two:
---   _pgqueue.ack: slot before claim.  It looks for a claim where there is no slot, and settles without the
---     consumer's lock.
---   _pgqueue.ack: slot before consumer.  As above.
---   _pgqueue.settle: slot before claim.  As above.
---   _pgqueue.settle: slot before consumer.  As above.
---   _pgqueue.claim: consumer, run, slot before claim.  claim_in_turn() runs after a block that let go of all.
---   _pgqueue.claim: run, slot before consumer.  As above.
---   _pgqueue.claim: run before slot.  As above.
---   _pgqueue.claim_unlocked: consumer, run, slot before claim.  In turn it has no claim to acknowledge.
---   _pgqueue.claim_unlocked: run, slot before consumer.  It has that lock already, from its try.
---   _pgqueue.claim_unlocked: run before slot.  As above.
---   _pgqueue.claim_in_turn: consumer before claim.  It locks the claim first, and acknowledges last.
---   _pgqueue.claim_where: consumer, run before claim.  receive_where has locked the claim before.
---   _pgqueue.claim_where: run before consumer.  An exception block lets go of the runs.
---   _pgqueue.claim_where: run before slot.  It acknowledges a slot that is its caller's.
---   _pgqueue.claim_where: slot before claim.  As of ack().
---   _pgqueue.claim_where: slot before consumer.  As above.
---   _pgqueue.lock_claim: consumer before claim.  It locks the consumer first, in tries, where the claim is a slot: then
---     it makes the claim's row itself.
---   _pgqueue.lock_claim: slot before claim.  As above.
---   _pgqueue.lock_claim: slot before consumer.  As above.
---   _pgqueue.set_consumer: settings, consumer, run, slot before stream.  Where it needs the stream's row, it locks that
+--   _pgqueue.ack: bundle before consumer.  Where the end of messages is to be noted, it locks the consumer first.
+--   _pgqueue.claim: bundle before consumer.  claim_in_turn() runs after a block that let go of all.
+--   _pgqueue.claim_in_turn: bundle before consumer.  claim_beside() locks nothing where it claims nothing; and what is
+--     acknowledged last is locked while the consumer's lock is there.
+--   _pgqueue.claim_where: bundle before consumer.  An exception block lets go of the bundles.
+--   _pgqueue.set_consumer: settings, consumer, bundle before stream.  Where it needs the stream's row, it locks that
 --     first.
---   _pgqueue.set_consumer: run, slot before consumer.  It changes lanes or limits, not both.
---   _pgqueue.set_consumer: run before slot.  Lanes and per_key_latest change without claims, so no slot is being taken.
---   pgqueue.ack: consumer before claim.  It acknowledges a whole claim, or some messages of it: one call does not do
---     both.
---   pgqueue.ack: slot before claim.  As of _pgqueue.ack.
---   pgqueue.ack: slot before consumer.  As above.
---   pgqueue.change_capture: captured before stream.  It has locked the stream's row before.
+--   _pgqueue.set_consumer: bundle before consumer.  It changes lanes or limits, not both.
+--   pgqueue.ack: bundle before consumer.  As of _pgqueue.ack.
 --   pgqueue.create_consumer: settings before stream.  Where set_consumer() asks for the stream's row, the call has it.
---   pgqueue.create_group: consumer, run, slot before settings.  The group is new.
---   pgqueue.extend: slot before claim.  It looks for a claim where there is no slot.
+--   pgqueue.create_group: consumer, bundle before settings.  The group is new.
+--   pgqueue.receive: bundle before consumer.  As of _pgqueue.claim.
+--   pgqueue.receive_where: bundle before consumer.  As of _pgqueue.claim_where.
+--   pgqueue.change_capture: captured before stream.  It has locked the stream's row before.
 --   _pgqueue.forget_staged: chunk before reservation.  It has locked the reservation, without waiting, before it
 --     deletes numbers of it.
 --   pgqueue.unstage: chunk before reservation.  As maintain.
 --   _pgqueue.end_earlier_writes: chunk before reservation.  As maintain.
---   pgqueue.reader_claim: consumer, slot before claim.  It locks the claims of its reader first.
---   pgqueue.reader_resume: consumer, run, slot before claim.  It locks the claims of its reader first.
---   pgqueue.receive: consumer, run, slot before claim.  The claim is its own, and nobody else knows it yet.
---   pgqueue.receive: run, slot before consumer.  It settles without the consumer's lock.
---   pgqueue.receive: run before slot.  The claim is its own.
---   pgqueue.receive_where: consumer, slot before claim.  It locks the claim first.
---   pgqueue.receive_where: slot before consumer.  It settles without the consumer's lock.
 --
 -- In tries, each of which is shorter than the second after which Postgres looks for deadlocks:
 --   _pgqueue.drop_consumer: consumer before settings.
 --   _pgqueue.drop_consumer: settings, consumer before stream.
---   _pgqueue.drop_consumer: consumer before claim.
---   _pgqueue.move: consumer before claim.
 --   pgqueue.maintain: staged rows before table.
 --
 -- Nobody who has the earlier place waits for the later one:
 --   pgqueue.note_offset: consumer before history.  It has the history already.
---   pgqueue.note_offset: consumer before claim.  A group has no claims.
---   pgqueue.note_offset: run before partition.  The group has no worker, so nobody commits the partition.
+--   pgqueue.maintain: captured, decided before bundle.  It takes bundles with the consumer's lock alone: those that wait.
 --
--- settle_messages takes reader claims, the consumer and runs of one consumer after the other, in the order of their
+-- settle_messages takes reader claims, the consumer and bundles of one consumer after the other, in the order of their
 -- ids, and so does recover: nobody else takes such locks of two consumers, but for maintain, which waits for none of
 -- them.
 --

@@ -1,8 +1,9 @@
 -- Claims by key with the consumer's lock: of dealt bundles; of what is dealt now; or of the line as it is.
 
 -- Locks the first dealt bundles that are free, at most p_want messages. What has expired is given up, a bounded number.
-create or replace function _pgqueue.lock_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint)
-returns pgqueue.consumer_messages[]
+--   p_alone  the caller has the consumer's lock. False: what has a note stays
+create or replace function _pgqueue.lock_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
+                                               p_alone boolean default true) returns pgqueue.consumer_messages[]
 language plpgsql
 as $$
 declare
@@ -20,7 +21,7 @@ begin
         select * from pgqueue.consumer_messages
         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
           and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and message_count <= p_want
-          and (behind is null or _pgqueue.is_gone(behind))
+          and (behind is null or _pgqueue.is_gone(behind)) and (p_alone or note is null)
         order by place, first_seq for update skip locked;  -- lock: bundle
     loop
         fetch v_next into v_bundle;
@@ -55,6 +56,8 @@ declare
     v_bundles pgqueue.consumer_messages[] := '{}';
     v_deal    record;
     v_looked  bigint := 0;
+    v_dealt   bigint := 0;
+    v_times   int := 1;
 begin
     o_hints := v_whole.o_hints;
     o_claimed := v_whole.o_claimed;
@@ -77,10 +80,12 @@ begin
     end if;
     if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true then
         loop
-            v_deal := _pgqueue.deal(p_consumer, o_hints, p_want);
+            v_deal := _pgqueue.deal(p_consumer, o_hints, p_want, false, v_times);
             o_hints := v_deal.o_hints;
             v_looked := v_looked + v_deal.o_looked;
-            exit when v_deal.o_looked = 0 or v_looked >= least(p_want, _pgqueue.limit_looks())
+            v_dealt := v_dealt + v_deal.o_dealt;
+            v_times := 4 * v_times;
+            exit when v_deal.o_looked = 0 or v_looked >= _pgqueue.limit_looks() or (v_dealt > 0 and v_looked >= p_want)
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;
         if v_looked > 0 then

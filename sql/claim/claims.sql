@@ -147,10 +147,19 @@ returns pgqueue.claimed
 language plpgsql
 as $$
 declare
-    v_locked boolean := _pgqueue.lock_consumer_soon(p_consumer.consumer_id);
+    v_locked boolean := _pgqueue.try_lock_consumer(p_consumer.consumer_id);
     v_stored pgqueue.consumer_cursors;
     v_fill   record;
+    v_beside pgqueue.claimed;
 begin
+    if not v_locked and p_where is null and not _pgqueue.claims_in_turn(p_consumer) then
+        v_beside := _pgqueue.claim_beside(p_consumer, p_max);
+        if v_beside.claim_id is not null then
+            perform _pgqueue.ack(p_ack) where p_ack is not null;
+            return v_beside;
+        end if;
+    end if;
+    v_locked := v_locked or _pgqueue.lock_consumer_soon(p_consumer.consumer_id);
     perform _pgqueue.ack(p_ack) where p_ack is not null;
     if not v_locked then  -- a claim in a transaction that stays open has it
         return null;

@@ -103,7 +103,7 @@ declare
     v_cursor pgqueue.consumer_cursors;
     v_hints  pgqueue.claim_hints;
 begin
-    if not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+    if not _pgqueue.has_more(p_consumer, p_cursor) or not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
         return;
     end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
@@ -122,6 +122,42 @@ begin
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
 exception when sqlstate 'PQ099' then
     null;  -- and the lock is let go: the transaction may take long
+end $$;
+
+-- Whether there may be something to cut or to deal ahead. (Else a claim would keep the lock for nothing.)
+create or replace function _pgqueue.has_more(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns boolean
+language plpgsql stable
+as $$
+declare
+    v_hints pgqueue.claim_hints := p_cursor.hints;
+    v_lane  pgqueue.lane_hint := case when _pgqueue.is_keyed(p_consumer.way)
+                                      then _pgqueue.lane_of(v_hints, _pgqueue.lane_line()) else v_hints.lanes[1] end;
+begin
+    return _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
+        or (_pgqueue.is_keyed(p_consumer.way) and v_hints.parks)
+        or exists (select from (select message_count from pgqueue.consumer_messages
+                                where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+                                  and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+                                order by place, first_seq limit 2 * _pgqueue.limit_cut()) f
+                   where _pgqueue.is_keyed(p_consumer.way) or f.message_count >= 2 * v_hints.size);
+end $$;
+
+-- Claims free bundles beside another claimer that has the consumer's lock, as they are, or cut off one. What is due or
+-- new comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the claim; its id is
+-- null when nothing is free, and then nothing is locked.
+create or replace function _pgqueue.claim_beside(p_consumer pgqueue.consumers, p_max int) returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_hints   pgqueue.claim_hints := (_pgqueue.cursor(p_consumer.consumer_id)).hints;
+    v_bundles pgqueue.consumer_messages[];
+begin
+    if not _pgqueue.is_keyed(p_consumer.way) then
+        return (_pgqueue.collect(p_consumer, v_hints, p_max, null, false)).o_claimed;
+    end if;
+    v_bundles := _pgqueue.lock_dealt(p_consumer, v_hints, p_max, false);
+    return case when v_bundles <> '{}' then _pgqueue.claim_bundles(p_consumer, v_bundles) end;
 end $$;
 
 -- Cuts the next free bundle that is large enough, in the size of the last cut. Returns the hints. Needs the consumer's

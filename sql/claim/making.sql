@@ -128,10 +128,11 @@ end $$;
 -- is cut, for the next claims, too. A bundle whose note has at_most may hold a message that kills its worker: such a
 -- bundle is a claim of its own, with at most that many messages; a claim that has messages already ends before it. What
 -- has expired is given up, a bounded number.
--- Returns the hints, and the claim; its id is null when nothing is free. Needs the consumer's lock.
+--   p_alone  the caller has the consumer's lock. False: what has expired stays
+-- Returns the hints, and the claim; its id is null when nothing is free.
 create or replace function _pgqueue.collect(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
-                                            p_reader uuid, out o_hints pgqueue.claim_hints,
-                                            out o_claimed pgqueue.claimed)
+                                            p_reader uuid, p_alone boolean default true,
+                                            out o_hints pgqueue.claim_hints, out o_claimed pgqueue.claimed)
 language plpgsql
 as $$
 declare
@@ -154,6 +155,7 @@ begin
             select * from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
               and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+              and (p_alone or note is null)
             order by place, first_seq for update skip locked;  -- lock: bundle
         loop
             fetch v_next into v_bundle;

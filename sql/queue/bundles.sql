@@ -59,6 +59,7 @@ create or replace function _pgqueue.freed(p_bundle pgqueue.consumer_messages) re
 language plpgsql immutable
 as $$
 begin
+    p_bundle.first_seq := coalesce(lower(p_bundle.seqs), p_bundle.first_seq);  -- (the first ones may be settled)
     p_bundle.last_delivered_at := coalesce(p_bundle.claimed_at, p_bundle.last_delivered_at);
     p_bundle.token := null;
     p_bundle.claimed_at := null;

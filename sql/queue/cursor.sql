@@ -226,6 +226,20 @@ begin
     return p_hints.lanes_from is not null;
 end $$;
 
+-- Whether the free bundles have enough messages for a claim.
+create or replace function _pgqueue.suffices(p_consumer_id int, p_hints pgqueue.claim_hints, p_want bigint)
+returns boolean
+language plpgsql stable
+as $$
+begin
+    return coalesce(sum(m.message_count), 0) >= p_want
+    from unnest(p_hints.lanes) l
+    cross join lateral (select message_count from pgqueue.consumer_messages
+                        where consumer_id = p_consumer_id and lane = l.lane
+                          and (place, first_seq) >= (l.place, l.first_seq) and token is null
+                        order by place, first_seq limit p_want) m;
+end $$;
+
 -- Whether the hints of a cursor were read from what is stored within the last minute.
 create or replace function _pgqueue.looked_lately(p_hints pgqueue.claim_hints) returns boolean
 language sql volatile

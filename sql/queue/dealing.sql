@@ -304,10 +304,11 @@ end $$;
 -- keys. Needs the consumer's lock.
 --   p_want     messages of a claim
 --   p_waiting  nothing of the line
--- Returns the hints, and at how many messages it looked.
+--   p_times    look at so many times as many messages of the line as usual: those before had to wait
+-- Returns the hints, at how many messages it looked, and how many bundles it dealt.
 create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
-                                         p_waiting boolean default false, out o_hints pgqueue.claim_hints,
-                                         out o_looked bigint)
+                                         p_waiting boolean default false, p_times int default 1,
+                                         out o_hints pgqueue.claim_hints, out o_looked bigint, out o_dealt bigint)
 language plpgsql
 as $$
 declare
@@ -324,6 +325,7 @@ declare
 begin
     o_hints := p_hints;
     o_looked := 0;
+    o_dealt := 0;
     if o_hints.whole then
         o_hints.whole := _pgqueue.is_whole(p_consumer.consumer_id, o_hints);
         if o_hints.whole then
@@ -348,7 +350,8 @@ begin
         v_room := _pgqueue.limit_looks();
     end if;
     if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.parks) then
-        v_line := _pgqueue.line_front(p_consumer, o_hints, v_room);
+        v_line := _pgqueue.line_front(p_consumer, o_hints, least(v_room * p_times, greatest(
+            v_room, _pgqueue.limit_looks())));
         if v_line.o_bundles <> '{}' then
             v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line.o_bundles));
         end if;
@@ -365,6 +368,7 @@ begin
         v_laid := _pgqueue.store_dealt(p_consumer, o_hints, v_keyed, v_size, null, null, v_now);
     end if;
     o_hints := v_laid.o_hints;
+    o_dealt := v_laid.o_dealt;
     if v_heads.keys is not null then
         -- of keys of which more waits, that is the first now
         o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none');

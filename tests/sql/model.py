@@ -1170,7 +1170,7 @@ class QueueMachine(RuleBasedStateMachine):
                 table.per_key_limit = max(c.limits.most, most)  # type: ignore[assignment]
         checker.check(self.conn, self.done(), consumers)
         for c, table in zip(self.in_order(), consumers, strict=True):
-            if c.limits and not any(part.next and part.with_ is not None for part in table.parts):
+            if c.limits and not any(part.next for part in table.parts):
                 c.limits.settle()
         check_views(self.conn, self.stream, self.consumers, self.clock)
 

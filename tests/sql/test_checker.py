@@ -16,7 +16,7 @@ KEYS: dict[int, int | None] = {1: 7, 2: 7, 3: 8, 4: None}
 
 
 def part(*seqs: int, state: str = "ready", claim: int | None = None, **more: Any) -> Part:
-    known = {"arrival": 1, "at_most": None, "next": False, "with_": None, **more}
+    known = {"arrival": 1, "at_most": None, "next": False, **more}
     return Part(frozenset(seqs), len(seqs), state, claim_id=claim, **known)
 
 
@@ -52,9 +52,6 @@ ALLOWED: dict[str, Callable[[], Consumer]] = {
     ),
     "one claim of unlike messages": lambda: consumer(
         claimed(1, 3), claimed(2, 4, at_most=4), claim(holds=4)
-    ),
-    "claimed at once": lambda: consumer(
-        part(1, next=True, with_=5), part(2, 3, 4, next=True, with_=5)
     ),
     "within a limit": lambda: consumer(
         claimed(1), claim(), part(2, 3, 4, state="waiting"), most=1, ordering="none"

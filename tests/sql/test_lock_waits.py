@@ -18,21 +18,22 @@ from tests.sql import test_lock_order as order
 from tests.sql.internals import lock_consumer, rows
 from tests.sql.queue import Conn, Session, call, claim_of, consumer, receive, send, value
 
-LOCKED_PLACES = {"keep_newest", "return_tokens", "close_pieces", "end_delays"}
+LOCKED_PLACES = {"keep_newest", "park", "cut_next", "end_delays"}
 """Functions that join rows by their places: they have the consumer's lock, without which nobody changes such rows."""
 
 AS_POSTGRES = {
     "_pgqueue.take_dedup_keys": "each send",
     "_pgqueue.take_dedup_key": "each send",
     "_pgqueue.ack": "each acknowledgement",
-    "_pgqueue.go_on": "an acknowledgement; the claim is the caller's own",
-    "_pgqueue.shrink_slot": "an acknowledgement of some; the claim is the caller's own",
-    "_pgqueue.promote_slot": "a settlement of a slot; its claim is the caller's own",
+    "_pgqueue.lock_bundles": "the claim is the caller's own; it has waited for the head before",
+    "_pgqueue.unfiltered": "nobody holds an unfiltered bundle without the consumer's lock",
+    "_pgqueue.line_front": "nobody holds a bundle of the line without the consumer's lock",
+    "_pgqueue.lock_line": "nobody holds a bundle of the line without the consumer's lock",
     "pgqueue.extend": "a worker's heartbeat; the claim is its own",
     "pgqueue.reader_extend": "a query's heartbeat; the claims are its own",
     "_pgqueue.save_partition": "the end of a worker's transaction; the partition is its own",
     "_pgqueue.publish_chunks": "many rows, for which only maintain() may be at work",
-    "_pgqueue.end_delays": "nobody holds a delayed run without the consumer's lock",
+    "_pgqueue.end_delays": "nobody holds a delayed bundle without the consumer's lock",
     "pgqueue.reader_claim": "the reader's row, whose lock the call has",
     "pgqueue.create_group": "the consumer is new",
     "pgqueue.create_consumer": "the consumer is new",
