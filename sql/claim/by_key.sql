@@ -57,7 +57,6 @@ declare
     v_deal    record;
     v_looked  bigint := 0;
     v_dealt   bigint := 0;
-    v_times   int := 1;
 begin
     o_hints := v_whole.o_hints;
     o_claimed := v_whole.o_claimed;
@@ -80,11 +79,12 @@ begin
     end if;
     if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true then
         loop
-            v_deal := _pgqueue.deal(p_consumer, o_hints, p_want, false, v_times);
+            v_deal := _pgqueue.deal(p_consumer, o_hints, p_want, false,
+                                    case when v_dealt = 0 then least(3 * v_looked, _pgqueue.limit_looks() - v_looked)
+                                         else 0 end);
             o_hints := v_deal.o_hints;
             v_looked := v_looked + v_deal.o_looked;
             v_dealt := v_dealt + v_deal.o_dealt;
-            v_times := 4 * v_times;
             exit when v_deal.o_looked = 0 or v_looked >= _pgqueue.limit_looks() or (v_dealt > 0 and v_looked >= p_want)
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;

@@ -304,10 +304,10 @@ end $$;
 -- keys. Needs the consumer's lock.
 --   p_want     messages of a claim
 --   p_waiting  nothing of the line
---   p_times    look at so many times as many messages of the line as usual: those before had to wait
+--   p_room     look at so many messages of the line, where that is more than usual: those before had to wait
 -- Returns the hints, at how many messages it looked, and how many bundles it dealt.
 create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
-                                         p_waiting boolean default false, p_times int default 1,
+                                         p_waiting boolean default false, p_room bigint default 0,
                                          out o_hints pgqueue.claim_hints, out o_looked bigint, out o_dealt bigint)
 language plpgsql
 as $$
@@ -350,8 +350,7 @@ begin
         v_room := _pgqueue.limit_looks();
     end if;
     if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.parks) then
-        v_line := _pgqueue.line_front(p_consumer, o_hints, least(v_room * p_times, greatest(
-            v_room, _pgqueue.limit_looks())));
+        v_line := _pgqueue.line_front(p_consumer, o_hints, greatest(v_room, p_room));
         if v_line.o_bundles <> '{}' then
             v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line.o_bundles));
         end if;

@@ -21,8 +21,8 @@ BUNDLES = """(select b.*, case when token is not null then 'claimed'
     when lane = 1000004 then 'unfiltered'
     when lane = 1000001 and (key is null or not_visible_until is not null) then 'delayed'
     when lane > 1000000 then 'waiting'
-    when exists (select from pgqueue.consumer_messages x where x.bundle_no = b.behind)
-    then 'waiting'
+    when exists (select from pgqueue.consumer_messages x where x.bundle_no = b.behind
+                 and x.bundle_no & 1048575 = b.behind & 1048575) then 'waiting'
     else 'ready' end as state,
     coalesce(r.claim_id, (coalesce(b.head, b.bundle_no) & 1048575) << 43 | b.token) as claim_id
 from pgqueue.consumer_messages b
@@ -30,12 +30,12 @@ left join (select reader, token, claim_id from pgqueue.reader_claims) r using (r
 """All bundles, with the state of their messages and the claim that holds them."""
 
 CLAIMS = """(select h.consumer_id, h.claim_id, true as live, h.claimed_at, h.lease_until,
-    h.owner, h.reader,
-    (select sum(m.message_count)::bigint from pgqueue.consumer_messages m
-     where m.token = h.token and coalesce(m.head, m.bundle_no) = h.bundle_no) as holds,
-    r.message_count, r.settled, r.seqs, r.acted
-from BUNDLES h left join pgqueue.reader_claims r on (r.reader, r.token) = (h.reader, h.token)
-where h.token is not null and h.head is null
+    h.owner, h.reader, h.holds, r.message_count, r.settled, r.seqs, r.acted
+from (select *, (sum(message_count) over (partition by coalesce(head, bundle_no), token))::bigint
+          as holds
+      from BUNDLES b where token is not null) h
+left join pgqueue.reader_claims r on (r.reader, r.token) = (h.reader, h.token)
+where h.head is null
 union all
 select r.consumer_id, r.claim_id, false, null, null, null, r.reader, 0, r.message_count, r.settled,
     r.seqs, r.acted

@@ -500,15 +500,24 @@ LATER = "(extract(epoch from now() + interval '1 day') * 1000000)::bigint"
 
 
 def add(
-    conn: psycopg.Connection, messages: str, consumer: int = 1, count: int = 0, arrival: str = "0"
+    conn: psycopg.Connection,
+    messages: str,
+    consumer: int = 1,
+    count: int = 0,
+    arrival: str = "0",
+    hinted: bool = False,
 ) -> None:
-    """Messages of a consumer, each in a bundle of its own: a query for their state."""
+    """Messages of a consumer, each in a bundle of its own: a query for their state.
+
+    hinted: the cursor's hints are true of them, too; else it has none afterwards.
+    """
     conn.execute(
         ADD.format(messages=messages, consumer=consumer, count=count, arrival=arrival).encode()
     )
-    conn.execute(
-        "update pgqueue.consumer_cursors set hints = null where consumer_id = %s", [consumer]
-    )
+    if not hinted:
+        conn.execute(
+            "update pgqueue.consumer_cursors set hints = null where consumer_id = %s", [consumer]
+        )
 
 
 def add_in_flight(conn: psycopg.Connection, n: int, keyed: bool) -> None:
@@ -613,6 +622,7 @@ def add_ended_claims(conn: psycopg.Connection, n: int) -> None:
     add(
         conn,
         f"select -i, 1000002, {LATER} + i, null, 2 * i + 1, null from generate_series(1, {n}) i",
+        hinted=True,
     )
     conn.execute("delete from pgqueue.consumer_messages where first_seq < 0")
 

@@ -111,10 +111,7 @@ def test_a_claim_that_takes_for_long_keeps_its_keys_when_an_older_lease_ends_mea
         "select count(pgqueue.send('s', 'x', 'k' || i % 7)) from generate_series(1, 10500) i"
     )
     send_key(conn, "old")
-    conn.execute(
-        "update pgqueue.claims set lease_until = clock_timestamp() - interval '1 s'"
-        " where claim_id = %s", [old]
-    )  # fmt: skip
+    core.end_lease(conn, old)
     claim(conn, 10_400)
     rows = call(conn, "receive", "s", "c", 1000)
     assert [row for row in rows if row.key != "old"] == []
@@ -150,14 +147,14 @@ def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int
     conn.execute("delete from pgqueue.messages where seq = 3")
     assert value(conn, "ack", rows[0].claim_id, [1]) == 1
     last = send_key(conn, "a")
-    other = call(conn, "claim", "s", "c", 10)  # what the first claim still has of a is gone
-    assert internals.held_by(conn, other[0].claim_id) == [last]
+    assert call(conn, "claim", "s", "c", 10) == []  # the first claim had others of its key
     assert value(conn, "nack", rows[0].claim_id, [2]) == 1
     assert value(conn, "ack", rows[0].claim_id) == 2
-    assert value(conn, "ack", other[0].claim_id) == 1
-    rows = call(conn, "claim", "s", "c", 10)
-    assert internals.held_by(conn, rows[0].claim_id) == [2]
-    assert value(conn, "ack", rows[0].claim_id) == 1
+    got: list[int] = []
+    while other := call(conn, "claim", "s", "c", 10):
+        got += internals.held_by(conn, other[0].claim_id)
+        value(conn, "ack", other[0].claim_id)
+    assert sorted(got) == [2, last]
     assert internals.claims(conn) == []
 
 
@@ -314,7 +311,6 @@ def test_a_lost_claim_is_claimed_back_without_reading_the_backlog(conn: Conn, st
 
     few = resume()
     internals.add_ready(conn, 1_000_001, 1_030_000)
-    conn.execute("update pgqueue.consumer_cursors set last_line_no = 10")
     assert resume() <= few * 1.6 + 30
 
 
@@ -343,7 +339,7 @@ def test_settling_a_part_reads_no_other_claims_whatever_the_statistics(
     send_keys(conn, *(f"k{i}" for i in range(20)))
     for _ in range(2):
         call(conn, "claim", "s", "c", 2)
-    conn.execute("analyze pgqueue.consumer_messages; analyze pgqueue.claims")
+    conn.execute("analyze pgqueue.consumer_messages")
 
     def costs() -> list[int]:
         (row,) = call(conn, "claim", "s", "c", 2)
@@ -476,8 +472,11 @@ def test_a_crash_that_gives_ids_back_gives_out_other_ones(conn: Conn, stream: in
     send_key(conn)
     before = one(conn, "select last_value from pgqueue.claim_numbers")
     old = claim_of(call(conn, "receive", "s", "c", 1))
-    internals.forget_claims(conn)
-    conn.execute("select setval('pgqueue.claim_numbers', %s, false)", [before])
+    # all is as it was before that claim
+    conn.execute("update pgqueue.consumer_messages set token = null, claimed_at = null,"
+                 " lease_until = null, visibility_timeout = null, owner = null")  # fmt: skip
+    conn.execute("update pgqueue.consumer_cursors set hints = null")
+    conn.execute("select setval('pgqueue.claim_numbers', %s, false)", [before + 2])
     new = claim_of(call(conn, "receive", "s", "c", 1))
     assert new != old
     assert value(conn, "ack", old) == 0
