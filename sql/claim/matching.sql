@@ -16,6 +16,7 @@ declare
     v_found   pgqueue.consumer_messages[];
     v_looked  int8multirange;
     v_match   int8multirange;
+    v_taken   pgqueue.consumer_messages[];
     v_parts   pgqueue.consumer_messages[] := '{}';
     v_expired int := 0;
     v_bundle  pgqueue.consumer_messages;
@@ -39,16 +40,23 @@ begin
                     where b.bundle_no is not null;
                 end if;
             end loop;
+            v_looked := v_looked - _pgqueue.seqs_of(v_parts);  -- these stand in the lane, too, cut off
             continue when v_looked = '{}';
             v_looked := _pgqueue.below(v_looked, _pgqueue.bound_of(
                 v_looked, least(p_look, _pgqueue.cardinality(v_looked))));
             p_look := p_look - _pgqueue.cardinality(v_looked);
-            v_match := _pgqueue.matching(
-                p_consumer.stream_id,
-                array(select g from unnest(v_found) b cross join lateral unnest(b.seqs * v_looked) g
-                      order by b.place, g),
-                null, p_where, p_max - _pgqueue.count_of(v_parts));
-            v_parts := v_parts || _pgqueue.take_matching(v_found, v_match, v_parts <> '{}');
+            while v_looked <> '{}' loop
+                v_match := _pgqueue.matching(
+                    p_consumer.stream_id,
+                    array(select g from unnest(v_found) b cross join lateral unnest(b.seqs * v_looked) g
+                          order by b.place, g),
+                    null, p_where, p_max - _pgqueue.count_of(v_parts));
+                v_taken := _pgqueue.take_matching(v_found, v_match, v_parts <> '{}');
+                v_parts := v_parts || v_taken;
+                exit when _pgqueue.count_of(v_taken) = _pgqueue.cardinality(v_match)
+                    or v_parts[cardinality(v_parts)].note ? 'at_most';
+                v_looked := v_looked - v_match;  -- other claimers have some of these
+            end loop;
             exit lanes when _pgqueue.count_of(v_parts) >= p_max or p_look <= 0
                 or v_parts[cardinality(v_parts)].note ? 'at_most';
         end loop;

@@ -36,7 +36,7 @@ SAFE = {
 VARIABLES = {
     "p_function": ("capture_triggers.sql", "capture_names() quotes it"),
     "p_query": ("views.sql", "a text of an installer's file"),
-    "p_runs": ("payloads.sql", "a text of make_payloads()"),
+    "p_ranges": ("payloads.sql", "a text of make_payloads()"),
     "v_calls[1]": ("payloads.sql", "formats with a number"),
     "v_calls[2]": ("payloads.sql", "formats with a number"),
     "v_call[1]": ("payloads.sql", "formats with a number"),
