@@ -112,7 +112,7 @@
 --
 -- The function has the lock already, or has let go of the later one, or does only one of the two:
 --   _pgqueue.ack: bundle before consumer.  Where the end of messages is to be noted, it locks the consumer first.
---   _pgqueue.claim: bundle before consumer.  claim_in_turn() runs after a block that let go of all.
+--   _pgqueue.claim: bundle before consumer.  It has a free bundle that is no match, for which nobody waits but in tries.
 --   _pgqueue.claim_in_turn: bundle before consumer.  claim_beside() locks nothing where it claims nothing; and what is
 --     acknowledged last is locked while the consumer's lock is there.
 --   _pgqueue.claim_where: bundle before consumer.  An exception block lets go of the bundles.

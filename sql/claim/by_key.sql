@@ -73,7 +73,7 @@ begin
             o_hints := (_pgqueue.deal(p_consumer, o_hints, p_want, true)).o_hints;
         end if;
         v_bundles := _pgqueue.lock_dealt(p_consumer, o_hints, p_want);
-        if v_bundles = '{}' and o_hints.size > p_want then
+        if v_bundles = '{}' and (o_hints.size <= p_want) is not true then
             o_hints := _pgqueue.undeal(p_consumer, o_hints);
         end if;
     end if;

@@ -41,7 +41,7 @@ begin
     set token = v_token, claimed_at = v_now, lease_until = v_now + p_consumer.visibility_timeout,
         visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name'),
         members = case when cardinality(v_numbers) > 1 and not v_alike then v_numbers[2:] end, reader = p_reader,
-        seqs = v_head.seqs, message_count = v_head.message_count
+        first_seq = least(first_seq, lower(v_head.seqs)), seqs = v_head.seqs, message_count = v_head.message_count
     where bundle_no & 1048575 = v_head.bundle_no & 1048575 and bundle_no = v_head.bundle_no;
     return (_pgqueue.claim_id(v_head.bundle_no, v_token), v_count, p_consumer.stream_id, v_all, v_head.priority,
             _pgqueue.one_more(v_head.deliver_count), v_head.note -> 'saved',

@@ -96,7 +96,7 @@ begin
 end $$;
 
 -- Takes messages out of free bundles, as bundles of their own, for a claim. Of one with at_most it takes no more than
--- that, and only for a claim that has nothing else (p_more: it has).
+-- that, and only for a claim that has nothing else (p_more: it has; null: no matter, Spark's readers know of none).
 -- Returns these bundles, which are locked.
 create or replace function _pgqueue.take_matching(p_bundles pgqueue.consumer_messages[], p_match int8multirange,
                                                   p_more boolean)
@@ -113,7 +113,7 @@ begin
     foreach v_seen in array p_bundles loop
         continue when not v_seen.seqs && p_match;
         v_bundle := _pgqueue.lock_free(v_seen);
-        v_at_most := (v_bundle.note ->> 'at_most')::bigint;
+        v_at_most := case when p_more is not null then (v_bundle.note ->> 'at_most')::bigint end;
         exit when v_at_most is not null and (p_more or v_parts <> '{}');
         v_part := v_bundle.seqs * p_match;
         continue when coalesce(v_part, '{}') = '{}';

@@ -45,7 +45,7 @@ declare
     v_new    record;
     v_taken  record;
     v_bundle pgqueue.consumer_messages;
-    v_until  timestamptz;
+    v_one    pgqueue.consumer_messages;
     v_part   record;
     v_count  bigint := 0;
 begin
@@ -69,22 +69,22 @@ begin
         raise exception using errcode = 'PQ099';
     end if;
     foreach v_bundle in array v_taken.o_bundles || v_new.o_bundles loop
-        if v_bundle.key is not null and p_consumer.ordering <> 'none' then
+        if v_bundle.key is not null then
             v_bundle.lane := _pgqueue.lane_waiting();
             v_bundle.place := -2;
         end if;
-        v_until := v_bundle.not_visible_until;
         -- with an order what comes between is stored by itself, too: bundles do not interleave
         for v_part in select * from _pgqueue.stretches(v_bundle.seqs, p_set) loop
-            v_bundle.not_visible_until := v_until;
+            v_one := v_bundle;
             if v_part.inside then
                 v_count := v_count + _pgqueue.cardinality(v_part.seqs);
-                v_bundle.not_visible_until := p_until;
+                v_one.not_visible_until := p_until;
             end if;
-            if v_bundle.lane is distinct from _pgqueue.lane_unfiltered() and v_bundle.key is null then
-                v_bundle := _pgqueue.placed(p_consumer, v_bundle);
+            if v_one.lane is distinct from _pgqueue.lane_unfiltered()
+               and (v_one.key is null or (v_part.inside and p_consumer.ordering = 'none')) then
+                v_one := _pgqueue.placed(p_consumer, v_one);
             end if;
-            v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_part.seqs);
+            v_hints := _pgqueue.store_placed(v_hints, v_one, v_part.seqs);
         end loop;
     end loop;
     if _pgqueue.is_keyed(p_consumer.way) then

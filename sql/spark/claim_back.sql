@@ -23,10 +23,10 @@ begin
         and _pgqueue.is_undealt(p_consumer.consumer_id, v_hints)
         and (p_consumer.ordering = 'stream' or not _pgqueue.has_later(p_consumer.consumer_id, p_claim));
     if p_consumer.ordering = 'none' then
-        v_bundles := _pgqueue.take_matching(_pgqueue.where_they_were(p_consumer, p_claim, v_seqs), v_seqs, false);
+        v_bundles := _pgqueue.take_matching(_pgqueue.where_they_were(p_consumer, p_claim, v_seqs), v_seqs, null);
     elsif v_line then
-        v_bundles := _pgqueue.take_matching(_pgqueue.where_they_were(p_consumer, p_claim, v_seqs), v_seqs, false);
-    elsif p_consumer.ordering = 'key' and v_hints.whole is not true then
+        v_bundles := _pgqueue.take_matching(_pgqueue.where_they_were(p_consumer, p_claim, v_seqs), v_seqs, null);
+    elsif v_hints.whole is not true then
         v_back := _pgqueue.deal_back(p_consumer, v_hints, p_claim, v_seqs);
         v_hints := v_back.o_hints;
         v_bundles := v_back.o_bundles;
