@@ -4,7 +4,7 @@
 --   limit_*       how much one call does at once. Any value of at least 1 is right, and the tests run with all of them
 --                 at 2 or 3, and at 1. These are the fast ones.
 --   max_*         the largest value of an argument
---   lane_*        where a bundle stands
+--   lane_*, place_*  where a bundle stands
 --   lock_class_*  the first number of advisory locks; the second is the id of a stream or consumer
 do $$
 declare
@@ -107,6 +107,7 @@ begin
         ('lane_delayed', 'int', '1000001'),
         ('lane_held', 'int', '1000002'),
         ('lane_waiting', 'int', '1000003'),
+        ('place_of_members', 'bigint', '1::bigint << 62'),  -- in lane_held, behind all leases: some 146,000 years
         ('lane_unfiltered', 'int', '1000004'),
 
         -- (1885826420 is the installer's)

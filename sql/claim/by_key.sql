@@ -137,7 +137,7 @@ language plpgsql
 as $$
 begin
     update pgqueue.consumer_messages
-    set lane = _pgqueue.lane_held(), place = coalesce(_pgqueue.place_at(lease_until), 9223372036854775807)
+    set lane = _pgqueue.lane_held(), place = coalesce(_pgqueue.place_at(lease_until), _pgqueue.place_of_members())
     where bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from unnest(p_bundles) b))
       and bundle_no = any (array(select b.bundle_no from unnest(p_bundles) b));
     p_hints.whole := true;

@@ -73,7 +73,7 @@ declare
 begin
     -- (the second pass need not look far ahead, because the first did; but the first did not if the last take was cut)
     if (v_cut and not p_short and not p_consumer.per_key_latest
-        and (p_want <= _pgqueue.limit_small() or _pgqueue.suffices(p_consumer.consumer_id, p_cursor.hints, p_want)))
+        and _pgqueue.suffices(p_consumer.consumer_id, p_cursor.hints, p_want))
        or not _pgqueue.has_new(p_consumer.stream_id, p_cursor, not p_short or v_cut) then
         return p_cursor;
     end if;

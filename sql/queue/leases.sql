@@ -105,7 +105,7 @@ begin
         v_keyed := _pgqueue.by_key(p_consumer, array[p_bundle]);
         for i in 2..coalesce(cardinality(v_keyed.keys), 0) loop
             v_part.lane := _pgqueue.lane_held();
-            v_part.place := 9223372036854775807;
+            v_part.place := _pgqueue.place_of_members();
             v_part.key := v_keyed.keys[i];
             v_part.keys := array[v_keyed.keys[i]];
             v_part.behind := null;
@@ -128,7 +128,7 @@ begin
     end if;
     update pgqueue.consumer_messages
     set lane = _pgqueue.lane_held(),
-        place = coalesce(_pgqueue.place_at(p_bundle.lease_until), 9223372036854775807),
+        place = coalesce(_pgqueue.place_at(p_bundle.lease_until), _pgqueue.place_of_members()),
         key = p_bundle.key, keys = case when v_by_key then array_remove(array[p_bundle.key], null) else keys end,
         shrunk = false, behind = null, seqs = p_bundle.seqs, message_count = p_bundle.message_count,
         members = case when v_members <> '{}' and p_bundle.head is null then coalesce(members, '{}') || v_members

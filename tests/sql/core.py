@@ -285,7 +285,7 @@ def shift_places(conn: psycopg.Connection, by: Any) -> None:
     conn.execute(
         "update pgqueue.consumer_messages"
         " set place = place - (extract(epoch from %s) * 1000000)::bigint"
-        " where lane in (1000001, 1000002) and place < 9223372036854775807",
+        " where lane in (1000001, 1000002) and place < 1::bigint << 62",
         [by],
     )
 
