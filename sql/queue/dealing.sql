@@ -215,6 +215,9 @@ begin
                              else 0 end::bigint as before
               from judged where what in ('own', 'pack')) j
     ), part as materialized (
+        select i, no, key, kind, what, before / size as bin, n, seqs
+        from taken where take = n and before / size = (before + n - 1) / size
+        union all
         select t.i, t.no, t.key, t.kind, t.what, b as bin,
                least(t.take, (b + 1) * t.size - t.before) - greatest(0, b * t.size - t.before) as n,
                int8multirange(variadic e.each[greatest(0, b * t.size - t.before) + 1
@@ -224,6 +227,7 @@ begin
                                          cross join lateral generate_series(lower(g), upper(g) - 1) s
                                          limit t.take) as each offset 0) e
         cross join lateral generate_series(t.before / t.size, (t.before + t.take - 1) / t.size) b
+        where t.take < t.n or t.before / t.size < (t.before + t.take - 1) / t.size
     ), bundle as materialized (
         select nextval('pgqueue.claim_numbers') as bundle_no, b.*
         from (select min(i) as i, min(no) as no, kind, what, bin, case when what = 'own' then i end as own,
