@@ -39,31 +39,19 @@ begin
         into v_claim.claim_id, v_claim.message_count, v_claim.stream_id, v_claim.seqs, v_claim.priority,
              v_claim.deliver_count, v_claim.saved, v_claim.bundles, v_number;
     elsif p_max >= v_hints.size and p_max < 2 * v_hints.size then
-        -- (By its number: the bundle may have a newer version than this statement sees. And nothing is locked that is not
-        -- claimed: who then waits for the consumer's lock would hold it.)
-        with first as materialized (
-            select case when p_consumer.ordering = 'stream'
-                then (select bundle_no from pgqueue.consumer_messages  -- the first one, or none: all others are behind it
-                      where ctid = (select ctid from pgqueue.consumer_messages
-                                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                                      and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
-                                    order by place, first_seq limit 1)
-                        and token is null and message_count <= p_max and note is null
-                        and (behind is null or _pgqueue.is_gone(behind))
-                      for update skip locked)  -- lock: bundle
-                else (select bundle_no from pgqueue.consumer_messages
-                      where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                        and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
-                        and message_count <= p_max and note is null and (behind is null or _pgqueue.is_gone(behind))
-                      order by place, first_seq limit 1
-                      for update skip locked) end as number  -- lock: bundle
-        )
+        -- (Of a stream the first one, or none: all others are behind it.)
         update pgqueue.consumer_messages m
         set token = _pgqueue.new_token(v_notes), claimed_at = clock_timestamp(),
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
             visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name')
-        from first
-        where m.bundle_no & 1048575 = first.number & 1048575 and m.bundle_no = first.number and m.token is null
+        where ctid = (select ctid from pgqueue.consumer_messages
+                      where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                        and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+                        and ((message_count <= p_max and note is null and (behind is null or _pgqueue.is_gone(behind)))
+                             or p_consumer.ordering = 'stream')
+                      order by place, first_seq limit 1
+                      for update skip locked)  -- lock: bundle
+          and message_count <= p_max and note is null and (behind is null or _pgqueue.is_gone(behind))
         returning _pgqueue.claim_id(m.bundle_no, m.token), m.message_count, p_consumer.stream_id, m.seqs, m.priority,
                   m.deliver_count + 1, null, case when m.deliver_count > 0 then array[m.bundle_no] end, m.bundle_no
         into v_claim.claim_id, v_claim.message_count, v_claim.stream_id, v_claim.seqs, v_claim.priority,
