@@ -138,7 +138,7 @@ begin
             perform _pgqueue.delete_bundle(v_bundle.bundle_no);
         else
             update pgqueue.consumer_messages
-            set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest), shrunk = cardinality(keys) > 1 is true,
+            set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest), shrunk = coalesce(keys <> '{}', false),
                 keys = case when v_rest = '{}' and keys is not null then '{}' else keys end,
                 first_seq = case when token is null then lower(v_rest) else first_seq end
             where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;

@@ -178,12 +178,12 @@ begin
         group by k
     ), asked as materialized (
         select k as key, u.tail, coalesce(u.bundles, 0) as bundles, h.tail as held, w.arrival_no, w.first_seq,
-               w.first_seq is not null as waits
+               w.first_seq is not null as waits, w.tid, w.lane
         from unnest(v_asked) k
         left join used u on u.key = k
         left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
                            where consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on v_parks
-        left join lateral (select arrival_no, first_seq from pgqueue.consumer_messages
+        left join lateral (select arrival_no, first_seq, ctid as tid, lane from pgqueue.consumer_messages
                            where consumer_id = v_id and key = k
                              and lane in (_pgqueue.lane_delayed(), _pgqueue.lane_waiting())
                            order by arrival_no, first_seq limit 1) w on v_parks
@@ -260,13 +260,17 @@ begin
     ), stays as (
         select o.i, o.no, o.key, o.what, c.seqs, c.message_count, c.first_seq, s.due, t.until,
                row_number() over (partition by o.key order by o.i, c.first_seq) = 1
-               and (a.waits is not true or (o.key = any (v_heads)
+               and (a.waits is not true or ((o.key = any (v_heads) or (v_none and a.lane = _pgqueue.lane_waiting()))
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
                coalesce(n.number, a.tail, a.held) as open
         from over o join source s using (no)
         cross join lateral _pgqueue.split_set(o.seqs) c
         left join anchor n using (key) left join asked a using (key)
         left join unnest(p_keys, p_until) t (key, until) using (key)
+    ), demoted as (  -- without an order, what came back stands before others of its key
+        update pgqueue.consumer_messages m set place = -2
+        from (select a.tid from stays w join asked a using (key) where w.first and a.lane = _pgqueue.lane_waiting()) d
+        where m.ctid = d.tid and m.place <> -2
     ), put as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
