@@ -85,7 +85,9 @@ begin
             o_hints := v_deal.o_hints;
             v_looked := v_looked + v_deal.o_looked;
             v_dealt := v_dealt + v_deal.o_dealt;
-            exit when v_deal.o_looked = 0 or v_looked >= _pgqueue.limit_looks() or (v_dealt > 0 and v_looked >= p_want)
+            -- (what has to wait comes again at the next deal: only the line gets shorter)
+            exit when v_deal.o_looked = 0 or v_looked >= _pgqueue.limit_looks()
+                or (v_looked >= p_want and (v_dealt > 0 or not v_deal.o_line))
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;
         if v_looked > 0 then

@@ -313,10 +313,12 @@ end $$;
 --   p_want     messages of a claim
 --   p_waiting  nothing of the line
 --   p_room     look at so many messages of the line, where that is more than usual: those before had to wait
--- Returns the hints, at how many messages it looked, and how many bundles it dealt.
+-- Returns the hints, at how many messages it looked, whether some of these stood in the line, and how many bundles it
+-- dealt.
 create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                          p_waiting boolean default false, p_room bigint default 0,
-                                         out o_hints pgqueue.claim_hints, out o_looked bigint, out o_dealt bigint)
+                                         out o_hints pgqueue.claim_hints, out o_looked bigint, out o_line boolean,
+                                         out o_dealt bigint)
 language plpgsql
 as $$
 declare
@@ -333,6 +335,7 @@ declare
 begin
     o_hints := p_hints;
     o_looked := 0;
+    o_line := false;
     o_dealt := 0;
     if o_hints.whole then
         o_hints.whole := _pgqueue.is_whole(p_consumer.consumer_id, o_hints);
@@ -360,6 +363,7 @@ begin
     if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.parks) then
         v_line := _pgqueue.line_front(p_consumer, o_hints, greatest(v_room, p_room));
         if v_line.o_bundles <> '{}' then
+            o_line := true;
             v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line.o_bundles));
         end if;
     end if;
