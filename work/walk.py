@@ -38,7 +38,7 @@ def check():
             pass
         assert r.lane != 1000002 or r.token is not None, f"held free {r}"
         if keyed and r.lane in (1000001, 1000003) and r.key is not None:
-            if r.lane == 1000001 or r.place >= 0: firsts[r.key] = firsts.get(r.key, 0) + 1
+            if r.lane == 1000001 or r.place != -2: firsts[r.key] = firsts.get(r.key, 0) + 1
             assert {khash(s) for s in ss} == {r.key}, f"key {r}"
         if keyed and r.lane == 0 and r.keys is not None and not r.shrunk:
             have = sorted(khash(s) for s in ss if khash(s) is not None)

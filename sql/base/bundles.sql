@@ -10,7 +10,7 @@
 --   lane_line() 1       arrival_no             by key: ready, keys mixed, not dealt
 --   lane_delayed()      a time                 due then: the end of a delay, or tokens of its key come back
 --   lane_held()         the end of its lease   claimed for longer than a second
---   lane_waiting()      0, bundle_no or -2     by key: may be dealt; waits until that bundle is gone; behind others
+--   lane_waiting()      see queue/waiting.sql  by key: behind a bundle that is not gone, or may be dealt
 --   lane_unfiltered()   see unfiltered_place() taken, and neither the filter nor per_key_latest has judged it
 --
 -- A claim is one update of the first free bundle of a lane, without any lock but the row's, and its acknowledgement one

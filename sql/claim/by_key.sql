@@ -68,7 +68,8 @@ begin
             o_hints := _pgqueue.undeal(p_consumer, o_hints);
         elsif o_hints.parks and exists (
             select from pgqueue.consumer_messages
-            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting() and place = 0) then
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
+              and place >= o_hints.free_from and place < -2) then
             -- of keys that are free, beside what is dealt: some of these may have waited for long, or failed
             o_hints := (_pgqueue.deal(p_consumer, o_hints, p_want, true)).o_hints;
         end if;

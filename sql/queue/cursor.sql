@@ -274,6 +274,9 @@ begin
                             where consumer_id = v_id and lane = _pgqueue.lane_unfiltered() order by place limit 1);
     v_hints.was_cut := coalesce(v_hints.was_cut, false) or v_hints.filter_from is not null;
     v_hints.parks := exists (select from pgqueue.consumer_messages where consumer_id = v_id and key is not null);
+    v_hints.waits_from := 0;
+    v_hints.free_from := _pgqueue.place_of_free();
+    v_hints := _pgqueue.raise_waits(v_id, v_hints);
     v_hints.whole := exists (select from pgqueue.consumer_messages
                              where consumer_id = v_id and lane = _pgqueue.lane_held() and keys is null and key is null);
     v_hints.quiet_until := null;

@@ -11,18 +11,26 @@
 --
 -- So the messages of a key are, in this order: in dealt bundles or delayed, waiting, in the line.
 
--- The keys that wait and may be dealt, about p_most of them: their first message waits for nothing that is still there.
+-- The keys that wait and may be dealt, about p_most of them, and that no message of them waits before which one: their
+-- first message waits for nothing that is still there.
 create or replace function _pgqueue.free_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
-returns bigint[]
+returns table (key bigint, arrival_no bigint, first_seq bigint)
 language plpgsql stable
 as $$
+#variable_conflict use_column
 declare
     v_ready boolean := _pgqueue.counts_ready(p_consumer);
 begin
-    return array(
+    return query
+        select m.key, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
+        where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_waiting()
+          and m.place >= p_hints.free_from and m.place < -2
+        order by m.place limit p_most;
+    return query
         with recursive blocker (number) as (
             (select place from pgqueue.consumer_messages
-             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting() and place >= 0
+             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
+               and place >= p_hints.waits_from
              order by place limit 1)
             union all
             select (select place from pgqueue.consumer_messages
@@ -31,27 +39,28 @@ begin
                     order by place limit 1)
             from blocker b where b.number is not null
         )
-        select f.key
-        from blocker b
-        cross join lateral (select key from pgqueue.consumer_messages
-                            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
-                              and place = b.number) f
+        select f.* from blocker b
+        cross join lateral (select m.key, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
+                            where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_waiting()
+                              and m.place = b.number) f
         where b.number is not null
-          and (b.number = 0 or _pgqueue.is_gone(b.number)
+          and (_pgqueue.is_gone(b.number)
                or (v_ready and (select token is not null from _pgqueue.bundles(array[b.number]))))
-        limit p_most)
+        limit p_most;
+    if p_consumer.ordering = 'none' and p_consumer.per_key_limit > 1 then
         -- a key may have more than one open bundle: the first one to be gone makes room
-        || case when p_consumer.ordering = 'none' and p_consumer.per_key_limit > 1 then array(
-               select u.key from _pgqueue.in_use(p_consumer.consumer_id, p_hints, null) u
-               where u.n < p_consumer.per_key_limit
-                 and exists (select from pgqueue.consumer_messages w
-                             where w.consumer_id = p_consumer.consumer_id and w.key = u.key
-                               and w.lane = _pgqueue.lane_waiting())) else '{}' end;
+        return query
+            select u.key, 0::bigint, 0::bigint from _pgqueue.in_use(p_consumer.consumer_id, p_hints, null) u
+            where u.n < p_consumer.per_key_limit
+              and exists (select from pgqueue.consumer_messages w
+                          where w.consumer_id = p_consumer.consumer_id and w.key = u.key
+                            and w.lane = _pgqueue.lane_waiting());
+    end if;
 end $$;
 
--- Takes the messages that waited first of some keys, and deletes them where they wait: of each key about p_most
--- messages that are alike. Returns them; nulls if there are none.
-create or replace function _pgqueue.take_heads(p_consumer_id int, p_keys bigint[], p_most bigint)
+-- Takes the messages that waited first of the keys that may be dealt, and deletes them where they wait: of each key about
+-- p_most messages that are alike. Returns them, a bundle for each key; nulls if there are none.
+create or replace function _pgqueue.take_heads(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
 returns pgqueue.keyed_messages
 language plpgsql
 as $$
@@ -61,11 +70,13 @@ declare
 begin
     with waiting as materialized (
         select k.key, m.*
-        from (select distinct k as key from unnest(p_keys) k) k
+        from (select distinct on (f.key) f.* from _pgqueue.free_keys(p_consumer, p_hints, _pgqueue.limit_deal()) f
+              order by f.key, f.arrival_no, f.first_seq) k
         cross join lateral (select ctid as tid, w as bundle, arrival_no, first_seq, priority, deliver_count, note,
                                    not_visible_until, message_count, seqs
                             from pgqueue.consumer_messages w
-                            where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_waiting()
+                            where consumer_id = p_consumer.consumer_id and key = k.key
+                              and lane = _pgqueue.lane_waiting() and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                             order by arrival_no, first_seq limit p_most) m
     ), judged as (
         select *, sum(message_count) over line - message_count as before,
@@ -157,7 +168,6 @@ declare
                         else _pgqueue.limit_chain() end;
     v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
     v_asked bigint[] := array(select distinct k from unnest(p_keyed.keys) k where k is not null);
-    v_heads bigint[] := array(select b.key from unnest(p_keyed.bundles) b where b.lane = _pgqueue.lane_waiting());
     v_parks boolean := p_hints.parks;
     v_front bigint := v_dealt.place - 1;  -- what failed before comes before what is dealt and free
     v_res   record;
@@ -178,15 +188,29 @@ begin
         group by k
     ), asked as materialized (
         select k as key, u.tail, coalesce(u.bundles, 0) as bundles, h.tail as held, w.arrival_no, w.first_seq,
-               w.first_seq is not null as waits, w.tid, w.lane
+               w.first_seq is not null as waits, w.tid, w.lane, e.key is not null as is_head
         from unnest(v_asked) k
         left join used u on u.key = k
+        left join (select key, arrival_no, first_seq from unnest(p_keyed.bundles)
+                   where lane = _pgqueue.lane_waiting()) e on e.key = k
         left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
                            where consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on v_parks
-        left join lateral (select arrival_no, first_seq, ctid as tid, lane from pgqueue.consumer_messages
-                           where consumer_id = v_id and key = k
-                             and lane in (_pgqueue.lane_delayed(), _pgqueue.lane_waiting())
-                           order by arrival_no, first_seq limit 1) w on v_parks
+        -- the first of the key that still waits or is delayed. With an order, it is behind what waited; where nothing
+        -- of the key did, it does not matter which one it is, and at the end are fewer dead rows
+        left join lateral (
+            (select arrival_no, first_seq, ctid as tid, lane from pgqueue.consumer_messages
+             where consumer_id = v_id and key = k and lane = _pgqueue.lane_delayed()
+             order by arrival_no, first_seq limit 1)
+            union all
+            (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
+             where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and (v_none or e.key is not null)
+               and (v_none or (arrival_no, first_seq) >= (e.arrival_no, e.first_seq))
+             order by arrival_no, first_seq limit 1)
+            union all
+            (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
+             where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and not v_none and e.key is null
+             order by arrival_no desc, first_seq desc limit 1)
+            order by arrival_no, first_seq limit 1) w on v_parks
     ), entry as (
         select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.bundles,
                a.waits and not s.is_head as waits,
@@ -260,7 +284,7 @@ begin
     ), stays as (
         select o.i, o.no, o.key, o.what, c.seqs, c.message_count, c.first_seq, s.due, t.until,
                row_number() over (partition by o.key order by o.i, c.first_seq) = 1
-               and (a.waits is not true or ((o.key = any (v_heads) or (v_none and a.lane = _pgqueue.lane_waiting()))
+               and (a.waits is not true or ((a.is_head or (v_none and a.lane = _pgqueue.lane_waiting()))
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
                coalesce(n.number, a.tail, a.held) as open
         from over o join source s using (no)
@@ -281,7 +305,8 @@ begin
                     then _pgqueue.lane_delayed() else _pgqueue.lane_waiting() end,
                case when w.what = 'due' and (w.first or w.key is null or v_none) then _pgqueue.place_at(w.due)
                     when w.first and w.open is null and w.until is not null then _pgqueue.place_at(w.until)
-                    when w.first then coalesce(w.open, 0) else -2 end,
+                    when w.first then coalesce(w.open, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
+                    else -2 end,
                w.first_seq, s.arrival_no, s.priority, s.deliver_count,
                case when w.what = 'due' and v_none then null else w.key end, w.due, s.last_delivered_at, s.note,
                w.message_count, w.seqs
@@ -289,8 +314,10 @@ begin
         order by w.i, w.first_seq
         returning lane, place, key
     )
-    select l.*, exists (select from put where key is not null) as waits,
-           (select min(place) from put where lane = _pgqueue.lane_delayed()) as due
+    select l.*, exists (select from put where key is not null) as parks,
+           (select min(place) from put where lane = _pgqueue.lane_delayed()) as due,
+           (select min(place) from put where lane = _pgqueue.lane_waiting() and place >= 0) as waits,
+           (select min(place) from put where lane = _pgqueue.lane_waiting()) as free
     into v_res
     from (select count(*) as n, min(bundle_no) as first, max(bundle_no) as last,
                  (array_agg(place order by place, first_seq))[1] as place,
@@ -298,14 +325,14 @@ begin
                  (array_agg(bundle_no order by bundle_no))[1 + count(*) / 2] as middle from laid) l;
     o_hints := p_hints;
     o_dealt := v_res.n;
-    o_waits := v_res.waits;
+    o_waits := v_res.parks;
     if o_dealt > 0 then
         o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_dealt(), v_res.place, v_res.first_seq);
         o_hints.more := v_res.middle;
         o_hints.size := least(p_size, 1 << 30);
     end if;
     o_hints.parks := o_hints.parks or o_waits;
-    o_hints.due_from := least(o_hints.due_from, _pgqueue.time_of(v_res.due));
+    o_hints := _pgqueue.waits_at(_pgqueue.waits_at(_pgqueue.due_at(o_hints, v_res.due), v_res.waits), v_res.free);
 end $$;
 
 -- Deals: first what waited for keys that are free now, then the front of the line. Nobody deals while a claim has all
@@ -345,8 +372,9 @@ begin
     end if;
     o_hints := _pgqueue.loosen(p_consumer, o_hints);
     if o_hints.parks then
+        o_hints := _pgqueue.raise_waits(p_consumer.consumer_id, o_hints);
         v_heads := _pgqueue.take_heads(
-            p_consumer.consumer_id, _pgqueue.free_keys(p_consumer, o_hints, _pgqueue.limit_deal()),
+            p_consumer, o_hints,
             case when p_consumer.fair then 4 * v_size
                  else v_size * case p_consumer.ordering when 'stream' then _pgqueue.limit_chain_of_stream()
                                                         when 'key' then _pgqueue.limit_chain() else 1 end end);
@@ -382,7 +410,8 @@ begin
     o_dealt := v_laid.o_dealt;
     if v_heads.keys is not null then
         -- of keys of which more waits, that is the first now
-        o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none');
+        o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none',
+                                 case when p_consumer.ordering <> 'none' then v_heads.bundles end);
     end if;
 end $$;
 

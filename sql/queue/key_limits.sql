@@ -110,10 +110,11 @@ begin
     end if;
     -- what waits for tokens is due, and so is all that waits for bundles
     update pgqueue.consumer_messages
-    set lane = _pgqueue.lane_waiting(), place = 0
+    set lane = _pgqueue.lane_waiting(), place = _pgqueue.place_of_free() + bundle_no
     where consumer_id = p_consumer.consumer_id
       and ((lane = _pgqueue.lane_delayed() and key is not null and not_visible_until is null)
            or (lane = _pgqueue.lane_waiting() and place > 0));
+    v_hints.free_from := _pgqueue.place_of_free();
     v_hints.quiet_until := null;
     v_cursor.hints := v_hints;
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);

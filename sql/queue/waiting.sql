@@ -1,8 +1,43 @@
 -- Waiting by key: messages that are behind others of their key, or over a limit of it, stand in lane_waiting(), a bundle
 -- for each key; so claims do not walk over them. Of each key that waits, one bundle is the first: its place is the number
--- of an open bundle with the key, or 0. It may be dealt when that bundle is gone (queue/dealing.sql). The places of all
--- others are -2. Where the first message of a key is delayed, or tokens of the key are spent, it stands in
--- lane_delayed(), and all others wait. park() alone restores that after any change.
+-- of an open bundle with the key, and it may be dealt when that bundle is gone (queue/dealing.sql). If there is none, its
+-- place is from place_of_free() on, the later the higher. The places of all others are -2. Where the first message of a
+-- key is delayed, or tokens of the key are spent, it stands in lane_delayed(), and all others wait. park() alone restores
+-- that after any change.
+--
+-- Both kinds of places rise, and the cursor's hints say where the first ones are: so what was dealt costs nothing where a
+-- long transaction elsewhere keeps its dead rows.
+
+-- Notes that the first message of a key stands at a place of lane_waiting(). Returns the hints.
+create or replace function _pgqueue.waits_at(p_hints pgqueue.claim_hints, p_place bigint) returns pgqueue.claim_hints
+language plpgsql immutable
+as $$
+begin
+    if p_place >= 0 then
+        p_hints.waits_from := least(p_hints.waits_from, p_place);
+    elsif p_place < -2 then
+        p_hints.free_from := least(p_hints.free_from, p_place);
+    end if;
+    return p_hints;
+end $$;
+
+-- Moves the hints where keys wait up to the first ones that do. Returns the hints. Needs the consumer's lock.
+create or replace function _pgqueue.raise_waits(p_consumer_id int, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints
+language plpgsql stable
+as $$
+begin
+    p_hints.waits_from := coalesce((
+        select place from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.waits_from
+        order by place limit 1), 9223372036854775807);
+    p_hints.free_from := coalesce((
+        select place from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.free_from
+          and place < -2
+        order by place limit 1), 9223372036854775807);
+    return p_hints;
+end $$;
 
 -- The last open bundle with each of some keys: dealt, or held for long. No row: the key is not in use.
 create or replace function _pgqueue.open_tails(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
@@ -28,37 +63,49 @@ $$;
 -- Says of each of some keys which bundle is the first that waits, and for what. Returns the hints. Needs the consumer's
 -- lock.
 --   p_had_first  false: none of the bundles that wait is known as the first
+--   p_after      of each key a bundle that waited before all others; null: not known
 create or replace function _pgqueue.park(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_keys bigint[],
-                                         p_had_first boolean default true)
+                                         p_had_first boolean default true,
+                                         p_after pgqueue.consumer_messages[] default null)
 returns pgqueue.claim_hints
 language plpgsql
 as $$
 declare
-    v_id int := p_consumer.consumer_id;
+    v_id    int := p_consumer.consumer_id;
+    v_place bigint;
 begin
     if coalesce(p_keys, '{}') = '{}' then
         return p_hints;
     end if;
+    for v_place in
     with open as materialized (
         select * from _pgqueue.open_tails(v_id, p_hints, p_keys)
     ), first as materialized (
         select k.key, f.tid, o.tid as old,
                exists (select from pgqueue.consumer_messages
                        where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_delayed()) as delayed
-        from unnest(p_keys) k (key)
+        from (select p_keys[i] as key, coalesce((p_after[i]).arrival_no, 0) as arrival_no,
+                     coalesce((p_after[i]).first_seq, 0) as first_seq
+              from generate_subscripts(p_keys, 1) i) k
         cross join lateral (select ctid as tid from pgqueue.consumer_messages
                             where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_waiting()
+                              and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                             order by arrival_no, first_seq limit 1) f
         left join lateral (select ctid as tid from pgqueue.consumer_messages
-                           where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_waiting() and place >= 0
+                           where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_waiting() and place <> -2
                            order by arrival_no, first_seq limit 1) o on p_had_first
     )
-    update pgqueue.consumer_messages m set place = n.place
-    from (select f.tid, case when f.delayed then -2 else coalesce(o.tail, 0) end as place
+    update pgqueue.consumer_messages m
+    set place = coalesce(n.place, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
+    from (select f.tid, case when f.delayed then -2 else o.tail end as place
           from first f left join open o using (key)
           union all
           select f.old, -2 from first f where f.old <> f.tid) n
-    where m.ctid = n.tid and m.place <> n.place;
+    where m.ctid = n.tid and m.place is distinct from n.place and (n.place is not null or m.place >= -2)
+    returning m.place
+    loop
+        p_hints := _pgqueue.waits_at(p_hints, v_place);
+    end loop;
     p_hints.parks := true;
     return p_hints;
 end $$;

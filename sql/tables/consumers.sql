@@ -107,6 +107,8 @@ begin
             more        bigint,       -- who claims a bundle from this number on cuts, or deals, ahead; null: nobody
             size        int,          -- messages of the bundles that were cut or dealt last
             parks       boolean,      -- by key: bundles may be waiting or delayed, or held with a key
+            waits_from  bigint,       -- in lane_waiting no key is behind a bundle before this place, ...
+            free_from   bigint,       -- ... and none that may be dealt stands before this one
             whole       boolean,      -- by key: a claim may hold all keys
             dealt_until timestamptz); -- another claimer was turned away: until then no claim takes all keys
     end if;

@@ -152,6 +152,9 @@ def check_hints(c: Consumer) -> None:
                 assert place >= (lane.place, lane.first_seq), f"before {lane}: {b}"
         if b.key is not None:
             assert cursor.parks, f"nobody looks for {b}"
+        if b.lane == WAITING and b.place != -2:
+            from_ = cursor.waits_from if b.place >= 0 else cursor.free_from
+            assert b.place >= from_, f"before {from_}: {b}"
         if c.by_key and b.lane == HELD and (b.key, b.keys) == (None, None):
             assert cursor.whole, f"has all keys, and nobody knows: {b}"
 
@@ -196,7 +199,7 @@ def check_firsts(c: Consumer) -> None:
     for b in c.tables.bundles:
         if b.key is not None and b.lane in (DELAYED, WAITING):
             waiting[b.key].append(b)
-            if b.lane == DELAYED or b.place >= 0:
+            if b.lane == DELAYED or b.place != -2:
                 firsts[b.key].append(b)
     for key, all_ in waiting.items():
         assert len(firsts[key]) == 1, f"key {key} has {len(firsts[key])} firsts of {len(all_)}"
