@@ -53,6 +53,7 @@ set local check_function_bodies = off;
 \ir queue/placing.sql
 \ir queue/key_sets.sql
 \ir queue/waiting.sql
+\ir queue/held.sql
 \ir queue/history.sql
 \ir queue/newest.sql
 \ir queue/filters.sql

@@ -75,7 +75,8 @@ begin
         o_cursor := _pgqueue.note_delivered(p_consumer, o_cursor, o_claimed.message_count);
     end if;
     if o_claimed.claim_id is not null and p_consumer.per_key_interval is not null then
-        perform _pgqueue.spend_tokens(p_consumer, array(select b from _pgqueue.claimed_bundles(o_claimed) b));
+        o_cursor.hints := _pgqueue.spend_tokens(p_consumer, o_cursor.hints,
+                                                array(select b from _pgqueue.claimed_bundles(o_claimed) b));
     end if;
 end $$;
 

@@ -156,6 +156,30 @@ begin
     return v_lane;
 end $$;
 
+-- Moves the place before which nothing stands in a lane up to the first bundle. Returns the hints. Needs the consumer's
+-- lock.
+create or replace function _pgqueue.raise_low(p_consumer_id int, p_hints pgqueue.claim_hints, p_lane int)
+returns pgqueue.claim_hints
+language plpgsql stable
+as $$
+declare
+    v_lane pgqueue.lane_hint;
+begin
+    for i in 1..cardinality(p_hints.lanes) loop
+        v_lane := p_hints.lanes[i];
+        if v_lane.lane = p_lane then
+            select place, first_seq into v_lane.low_place, v_lane.low_seq from pgqueue.consumer_messages
+            where consumer_id = p_consumer_id and lane = p_lane
+              and (place, first_seq) >= (v_lane.low_place, v_lane.low_seq)
+            order by place, first_seq limit 1;
+            p_hints.lanes[i] := v_lane;
+        end if;
+    end loop;
+    p_hints.lanes := array(select l::pgqueue.lane_hint from unnest(p_hints.lanes) l
+                           where l.low_place is not null order by l.lane);
+    return p_hints;
+end $$;
+
 -- Adds hints of lanes beyond those that are remembered, while there is room for them.
 create or replace function _pgqueue.add_lanes(p_consumer_id int, p_hints pgqueue.claim_hints)
 returns pgqueue.claim_hints
@@ -277,6 +301,7 @@ begin
     v_hints.waits_from := 0;
     v_hints.free_from := _pgqueue.place_of_free();
     v_hints := _pgqueue.raise_waits(v_id, v_hints);
+    v_hints.tokens_from := '-infinity';
     v_hints.whole := exists (select from pgqueue.consumer_messages
                              where consumer_id = v_id and lane = _pgqueue.lane_held() and keys is null and key is null);
     v_hints.quiet_until := null;

@@ -42,7 +42,7 @@ begin
         select f.* from blocker b
         cross join lateral (select m.key, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
                             where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_waiting()
-                              and m.place = b.number) f
+                              and m.place = b.number offset 0) f
         where b.number is not null
           and (_pgqueue.is_gone(b.number)
                or (v_ready and (select token is not null from _pgqueue.bundles(array[b.number]))))
@@ -191,20 +191,20 @@ begin
                w.first_seq is not null as waits, w.tid, w.lane, e.key is not null as is_head
         from unnest(v_asked) k
         left join used u on u.key = k
-        left join (select key, arrival_no, first_seq from unnest(p_keyed.bundles)
-                   where lane = _pgqueue.lane_waiting()) e on e.key = k
+        left join (select key, case when not v_none then arrival_no end as arrival_no, first_seq
+                   from unnest(p_keyed.bundles) where lane = _pgqueue.lane_waiting()) e on e.key = k
         left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
                            where consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on v_parks
         -- the first of the key that still waits or is delayed. With an order, it is behind what waited; where nothing
         -- of the key did, it does not matter which one it is, and at the end are fewer dead rows
         left join lateral (
             (select arrival_no, first_seq, ctid as tid, lane from pgqueue.consumer_messages
-             where consumer_id = v_id and key = k and lane = _pgqueue.lane_delayed()
-             order by arrival_no, first_seq limit 1)
+             where consumer_id = v_id and key = k and lane = _pgqueue.lane_delayed() and e.key is null
+             order by arrival_no desc, first_seq desc limit 1)
             union all
             (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
              where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and (v_none or e.key is not null)
-               and (v_none or (arrival_no, first_seq) >= (e.arrival_no, e.first_seq))
+               and (arrival_no, first_seq) >= (coalesce(e.arrival_no, 0), coalesce(e.first_seq, 0))
              order by arrival_no, first_seq limit 1)
             union all
             (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
@@ -370,7 +370,7 @@ begin
             return;
         end if;
     end if;
-    o_hints := _pgqueue.loosen(p_consumer, o_hints);
+    o_hints := _pgqueue.loosen(p_consumer, _pgqueue.let_pass(p_consumer, o_hints));
     if o_hints.parks then
         o_hints := _pgqueue.raise_waits(p_consumer.consumer_id, o_hints);
         v_heads := _pgqueue.take_heads(
@@ -380,8 +380,7 @@ begin
                                                         when 'key' then _pgqueue.limit_chain() else 1 end end);
         v_room := v_room - coalesce((select sum(n) from unnest(v_heads.counts) n), 0);
         if v_heads.keys is null then
-            o_hints.parks := exists (select from pgqueue.consumer_messages
-                                     where consumer_id = p_consumer.consumer_id and key is not null);
+            o_hints.parks := _pgqueue.may_park(p_consumer.consumer_id, o_hints);
         end if;
     end if;
     v_keyed := v_heads;

@@ -22,14 +22,15 @@ as $$
           from unnest(p_hints.lanes) l
           cross join lateral (select keys, token from pgqueue.consumer_messages
                               where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
-                                and (place, first_seq) >= (l.low_place, l.low_seq)) m
+                                and (place, first_seq) >= (l.low_place, l.low_seq) offset 0) m
           cross join lateral unnest(m.keys) k
           where l.lane = _pgqueue.lane_dealt() and (p_keys is null or k = any (p_keys))
           union all
           select k, m.message_count, false
           from unnest(p_keys) k
           cross join lateral (select message_count from pgqueue.consumer_messages
-                              where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_held()) m) o
+                              where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_held()
+                              offset 0) m) o
     group by o.key
 $$;
 

@@ -39,6 +39,24 @@ begin
     return p_hints;
 end $$;
 
+-- Whether bundles of a consumer may be waiting or delayed, or held with a key, after raise_waits() has moved the hints:
+-- true also where it would have to look at many that are not.
+create or replace function _pgqueue.may_park(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
+language sql stable
+as $$
+    select least(p_hints.waits_from, p_hints.free_from) < 9223372036854775807
+        or count(*) >= _pgqueue.limit_small() or coalesce(bool_or(f.key is not null), false)
+    from ((select key from pgqueue.consumer_messages
+           where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
+             and place >= _pgqueue.place_at(p_hints.due_from)
+           order by place limit _pgqueue.limit_small())
+          union all
+          (select key from pgqueue.consumer_messages
+           where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
+             and place >= _pgqueue.place_at(p_hints.held_from)
+           order by place limit _pgqueue.limit_small())) f
+$$;
+
 -- The last open bundle with each of some keys: dealt, or held for long. No row: the key is not in use.
 create or replace function _pgqueue.open_tails(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
 returns table (key bigint, tail bigint)
@@ -49,14 +67,15 @@ as $$
           from unnest(p_hints.lanes) l
           cross join lateral (select bundle_no, keys from pgqueue.consumer_messages
                               where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
-                                and (place, first_seq) >= (l.low_place, l.low_seq)) m
+                                and (place, first_seq) >= (l.low_place, l.low_seq) offset 0) m
           cross join lateral unnest(m.keys) k
           where l.lane = _pgqueue.lane_dealt() and k = any (p_keys)
           union all
           select k, m.bundle_no
           from unnest(p_keys) k
           cross join lateral (select bundle_no from pgqueue.consumer_messages
-                              where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_held()) m) o
+                              where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_held()
+                              offset 0) m) o
     group by o.key
 $$;
 
@@ -82,8 +101,10 @@ begin
         select * from _pgqueue.open_tails(v_id, p_hints, p_keys)
     ), first as materialized (
         select k.key, f.tid, o.tid as old,
-               exists (select from pgqueue.consumer_messages
-                       where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_delayed()) as delayed
+               (select true from pgqueue.consumer_messages
+                where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_delayed()
+                  and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
+                order by arrival_no desc, first_seq desc limit 1) as delayed
         from (select p_keys[i] as key, coalesce((p_after[i]).arrival_no, 0) as arrival_no,
                      coalesce((p_after[i]).first_seq, 0) as first_seq
               from generate_subscripts(p_keys, 1) i) k
@@ -93,6 +114,7 @@ begin
                             order by arrival_no, first_seq limit 1) f
         left join lateral (select ctid as tid from pgqueue.consumer_messages
                            where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_waiting() and place <> -2
+                             and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                            order by arrival_no, first_seq limit 1) o on p_had_first
     )
     update pgqueue.consumer_messages m

@@ -247,7 +247,7 @@ def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
     """The newest claim of the consumers of this name, without those of `add_in_flight`."""
     (row,) = rows(
         conn,
-        f"select (array_agg(claim_id order by claimed_at desc))[1] as claim_id from {CLAIMS} l"
+        f"select (array_agg(claim_id order by claimed_at desc nulls last))[1] as claim_id from {CLAIMS} l"
         " join pgqueue.consumers using (consumer_id) where name = %s and claim_id > 0",
         consumer,
     )

@@ -621,7 +621,8 @@ def add_ended_claims(conn: psycopg.Connection, n: int) -> None:
     """n claims of consumer 1 that ended, which an old snapshot still sees."""
     add(
         conn,
-        f"select -i, 1000002, {LATER} + i, null, 2 * i + 1, null from generate_series(1, {n}) i",
+        "select -i, 1000002, _pgqueue.place_at(now() - interval '1 min') + i, null, 2 * i + 1, null"
+        f" from generate_series(1, {n}) i",
         hinted=True,
     )
     conn.execute("delete from pgqueue.consumer_messages where first_seq < 0")
