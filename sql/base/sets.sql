@@ -10,7 +10,10 @@ create or replace function _pgqueue.cardinality(p_set int8multirange) returns bi
 language plpgsql immutable strict parallel safe
 as $$
 begin
-    return (select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r);
+    if p_set = int8multirange(range_merge(p_set)) then
+        return coalesce(upper(p_set) - lower(p_set), 0);
+    end if;
+    return (select sum(upper(r) - lower(r))::bigint from unnest(p_set) r);
 end $$;
 
 -- The number of deliveries after one more: the largest int stays.

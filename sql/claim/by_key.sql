@@ -133,6 +133,15 @@ begin
     o_hints := _pgqueue.hold_line(o_hints, v_bundles);
 end $$;
 
+-- Whether by key something stands in the line that the claim has not looked at.
+create or replace function _pgqueue.has_line(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints) returns boolean
+language plpgsql stable
+as $$
+begin
+    return p_consumer.ordering = 'key' and (p_hints.whole or p_hints.lanes_from <= _pgqueue.lane_line()) is not true
+       and (_pgqueue.lane_of(p_hints, _pgqueue.lane_line())).place is not null;
+end $$;
+
 -- Moves claimed bundles of the line into lane_held(). Returns the hints.
 create or replace function _pgqueue.hold_line(p_hints pgqueue.claim_hints, p_bundles pgqueue.consumer_messages[])
 returns pgqueue.claim_hints

@@ -61,14 +61,14 @@ begin
         o_cursor := _pgqueue.raise_hints(p_consumer, o_cursor);
         exit when o_claimed.claim_id is not null;
         if v_pass > 1 then
-            exit when not (o_cursor.hints).was_cut;
+            exit when not (o_cursor.hints).was_cut and not _pgqueue.has_line(p_consumer, o_cursor.hints);
             -- the claim has looked at enough messages that wait, or are for others: the next claim goes on
             exit when v_pass > 2
                 and (_pgqueue.is_keyed(p_consumer.way) or p_consumer.filtered
                      or o_cursor.next_publication - p_cursor.next_publication
                         >= _pgqueue.limit_take() * _pgqueue.limit_takes());
             -- stop if free messages are left that another claim is taking: a further take would bring later messages
-            exit when _pgqueue.has_free(o_cursor.hints);
+            exit when _pgqueue.has_free(o_cursor.hints) and not _pgqueue.has_line(p_consumer, o_cursor.hints);
         end if;
     end loop;
     if o_claimed.claim_id is not null and _pgqueue.is_throttled(p_consumer) then

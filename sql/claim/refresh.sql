@@ -25,8 +25,8 @@ begin
     end if;
     return case when not p_consumer.paused then least(
         _pgqueue.next_delayed(p_consumer.consumer_id, v_hints),
-        -- by key the first message of the line is not visible yet, or no claim has looked at it
-        (select coalesce(m.not_visible_until, clock_timestamp())
+        -- of a stream the first message of the line is not visible yet; or no claim has looked at what is in the line
+        (select coalesce(case p_consumer.ordering when 'stream' then m.not_visible_until end, clock_timestamp())
          from pgqueue.consumer_messages m
          where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_line()
            and (m.place, m.first_seq) >= (v_line.place, v_line.first_seq)

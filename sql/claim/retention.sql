@@ -181,8 +181,8 @@ begin
                coalesce((select range_agg(gaps) from consumer), '{}') as gaps,
                coalesce((select range_agg(o.seqs)
                          from (select m.seqs from around a cross join consumer
-                               cross join lateral _pgqueue.unfinished(consumer.consumer_id, a.hi) m
-                               where m.seqs && int8range(a.lo, a.hi)
+                               cross join lateral (select seqs from _pgqueue.unfinished(consumer.consumer_id, a.hi)
+                                                   where seqs && int8range(a.lo, a.hi) offset 0) m
                                union all
                                select d.seqs from consumer
                                join pgqueue.dead_messages d using (consumer_id)) o), '{}') as seqs

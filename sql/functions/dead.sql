@@ -90,7 +90,8 @@ begin
         order by min(lower(seqs))
     loop
         v_cursor.last_arrival := v_cursor.last_arrival + 1;
-        v_bundle := _pgqueue.taken_bundle(v_consumer, v_cursor.last_arrival, v_dead.priority, null, v_dead.note);
+        v_bundle := _pgqueue.taken_bundle(v_consumer, v_cursor.last_arrival, v_dead.priority, null, null, v_dead.seqs);
+        v_bundle.note := v_dead.note;
         v_bundle.deliver_count := v_dead.deliver_count;
         -- behind messages that are not judged yet, it is judged once more in its turn
         if not v_consumer.per_key_latest and (v_consumer.ordering = 'none' or v_hints.filter_from is null) then

@@ -129,11 +129,9 @@ begin
         where p.seqs && v_look.o_gone
         group by p.priority, p.expires_at
     loop
-        v_bundle := _pgqueue.taken_bundle(
-            p_consumer, p_cursor.last_arrival, v_part.priority, null,
-            case when v_part.expires_at is not null then _pgqueue.expiry(v_part.expires_at) end);
+        v_bundle := _pgqueue.taken_bundle(p_consumer, p_cursor.last_arrival, v_part.priority, null, v_part.expires_at,
+                                          v_part.seqs);
         v_bundle := _pgqueue.placed(p_consumer, v_bundle);
-        v_bundle.seqs := v_part.seqs;
         v_bundle.first_seq := lower(v_part.seqs);
         v_bundle.message_count := _pgqueue.cardinality(v_part.seqs);
         o_bundles := o_bundles || v_bundle;

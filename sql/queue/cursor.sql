@@ -46,11 +46,14 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors := (select c from pgqueue.consumer_cursors c
                                           where c.consumer_id = p_consumer_id order by c.version desc limit 1);
+    v_hints  pgqueue.claim_hints := v_cursor.hints;
 begin
     if v_cursor.consumer_id is null then
         raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
-    elsif (v_cursor.hints).lanes is null then
-        v_cursor.hints := _pgqueue.look_anew(v_cursor);
+    elsif v_hints.lanes is null then
+        v_hints := _pgqueue.look_anew(v_cursor);
+        v_hints.looked_at := '-infinity';  -- the next claim looks again, and stores what it finds
+        v_cursor.hints := v_hints;
     end if;
     return v_cursor;
 end $$;

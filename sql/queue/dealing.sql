@@ -105,45 +105,56 @@ begin
 end $$;
 
 -- Takes the first messages of the line, about p_room of them, and deletes them there. In a stream that is in order it
--- ends before a message that is not visible yet. Returns the hints, and the bundles.
-create or replace function _pgqueue.line_front(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                               p_room bigint, out o_hints pgqueue.claim_hints,
-                                               out o_bundles pgqueue.consumer_messages[])
+-- ends before a message that is not visible yet. Returns the bundles. Needs the consumer's lock.
+create or replace function _pgqueue.line_front(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_room bigint)
+returns pgqueue.consumer_messages[]
 language plpgsql
 as $$
 declare
-    v_line   pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_line());
-    v_bundle pgqueue.consumer_messages;
-    v_bound  bigint;
+    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_line());
+    v_stream  boolean := p_consumer.ordering = 'stream';
+    v_bundles pgqueue.consumer_messages[];
+    v_last    pgqueue.consumer_messages;
+    v_tid     tid;
+    v_room    bigint;
+    v_bound   bigint;
 begin
-    o_bundles := '{}';
-    o_hints := p_hints;
     if v_line.place is null then
-        return;
+        return '{}';
     end if;
-    for v_bundle in
-        select * from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
-          and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
-        order by place, first_seq for update  -- lock: bundle
-    loop
-        exit when p_room <= 0 or (p_consumer.ordering = 'stream' and o_bundles <> '{}'
-                                  and (v_bundle.not_visible_until is not null or v_bundle.note is not null
-                                       or v_bundle.deliver_count > 0));
-        if v_bundle.message_count > p_room then
-            v_bound := _pgqueue.bound_of(v_bundle.seqs, p_room);
-            update pgqueue.consumer_messages
-            set seqs = seqs * int8multirange(int8range(v_bound, null)), message_count = message_count - p_room,
-                first_seq = lower(seqs * int8multirange(int8range(v_bound, null)))
-            where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
-            v_bundle.seqs := _pgqueue.below(v_bundle.seqs, v_bound);
-            v_bundle.message_count := p_room;
-        else
-            perform _pgqueue.delete_bundle(v_bundle.bundle_no);
-        end if;
-        o_bundles := o_bundles || v_bundle;
-        p_room := p_room - v_bundle.message_count;
-    end loop;
+    with front as materialized (
+        select f.*
+        from (select m.tid, m.place, m.first_seq, m.message_count,
+                     sum(m.message_count) over line - m.message_count as before,
+                     v_stream and row_number() over line > 1 and bool_or(m.other) over line as later
+              from (select ctid as tid, place, first_seq, message_count,
+                           not_visible_until is not null or note is not null or deliver_count > 0 as other
+                    from pgqueue.consumer_messages
+                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
+                      and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
+                    order by place, first_seq limit p_room) m
+              window line as (order by m.place, m.first_seq)) f
+        where f.before < p_room and not f.later
+    ), gone as (
+        delete from pgqueue.consumer_messages m
+        where ctid = any (array(select tid from front where before + message_count <= p_room))
+        returning m as bundle, place, first_seq
+    )
+    select coalesce((select array_agg(bundle order by place, first_seq) from gone), '{}'),
+           (select tid from front where before + message_count > p_room), p_room - (select max(before) from front)
+    into v_bundles, v_tid, v_room;
+    if v_tid is not null then  -- the last one is cut
+        select * into v_last from pgqueue.consumer_messages where ctid = v_tid;
+        v_bound := _pgqueue.bound_of(v_last.seqs, v_room);
+        update pgqueue.consumer_messages
+        set seqs = seqs * int8multirange(int8range(v_bound, null)), message_count = message_count - v_room,
+            first_seq = lower(seqs * int8multirange(int8range(v_bound, null)))
+        where ctid = v_tid;
+        v_last.seqs := _pgqueue.below(v_last.seqs, v_bound);
+        v_last.message_count := v_room;
+        v_bundles := v_bundles || v_last;
+    end if;
+    return v_bundles;
 end $$;
 
 -- Stores messages by key as dealt bundles of at most p_size. Messages that are not visible yet are delayed, and what may
@@ -355,7 +366,7 @@ declare
     v_room  bigint := case p_consumer.ordering when 'stream' then v_size * _pgqueue.limit_chain_of_stream()
                                                else greatest(v_size, least(v_size * 128, _pgqueue.limit_deal())) end;
     v_heads pgqueue.keyed_messages;
-    v_line  record;
+    v_line  pgqueue.consumer_messages[];
     v_keyed pgqueue.keyed_messages;
     v_gate  record;
     v_laid  record;
@@ -389,9 +400,9 @@ begin
     end if;
     if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.parks) then
         v_line := _pgqueue.line_front(p_consumer, o_hints, greatest(v_room, p_room));
-        if v_line.o_bundles <> '{}' then
+        if v_line <> '{}' then
             o_line := true;
-            v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line.o_bundles));
+            v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line));
         end if;
     end if;
     if v_keyed.keys is null then

@@ -166,6 +166,7 @@ declare
     v_room    bigint := _pgqueue.limit_filter();
     v_bundles pgqueue.consumer_messages[];
     v_bundle  pgqueue.consumer_messages;
+    v_placed  pgqueue.consumer_messages[];
     v_passing int8multirange;
     v_newest  record;
     v_part    int8multirange;
@@ -191,18 +192,20 @@ begin
             v_passing := v_newest.o_newest;
         end if;
         v_hints := o_cursor.hints;
+        v_placed := '{}';
         foreach v_bundle in array v_bundles loop
             v_part := v_bundle.seqs * v_passing;
             o_cursor.forgotten := o_cursor.forgotten + v_bundle.message_count - _pgqueue.cardinality(v_part);
             v_bundle.not_visible_until := case when v_bundle.not_visible_until > clock_timestamp()
                                                then v_bundle.not_visible_until end;
             v_bundle := _pgqueue.placed(p_consumer, v_bundle);
-            v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_part);
+            v_bundle.seqs := v_part;
+            v_placed := v_placed || v_bundle;
             if v_bundle.not_visible_until is null then
                 o_messages := o_messages + _pgqueue.cardinality(v_part);
             end if;
         end loop;
-        o_cursor.hints := v_hints;
+        o_cursor.hints := _pgqueue.store_all_placed(v_hints, v_placed);
     end loop;
     v_hints := o_cursor.hints;
     v_hints.filter_from := v_place;

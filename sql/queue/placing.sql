@@ -31,29 +31,65 @@ begin
     return p_hints;
 end $$;
 
+-- Notes that such a bundle stands at a place. Returns the hints.
+create or replace function _pgqueue.placed_at(p_hints pgqueue.claim_hints, p_lane int, p_place bigint,
+                                              p_first_seq bigint) returns pgqueue.claim_hints
+language plpgsql
+as $$
+begin
+    if p_lane = _pgqueue.lane_delayed() then
+        return _pgqueue.due_at(p_hints, p_place);
+    elsif p_lane = _pgqueue.lane_unfiltered() then
+        p_hints.filter_from := least(p_hints.filter_from, p_place);
+        p_hints.was_cut := true;
+        return p_hints;
+    end if;
+    return case when p_lane < _pgqueue.lane_delayed() then _pgqueue.stands(p_hints, p_lane, p_place, p_first_seq)
+                else p_hints end;
+end $$;
+
 -- Stores messages of such a bundle. Returns the hints.
 create or replace function _pgqueue.store_placed(p_hints pgqueue.claim_hints, p_bundle pgqueue.consumer_messages,
                                                  p_seqs int8multirange) returns pgqueue.claim_hints
 language plpgsql
 as $$
 begin
-    if _pgqueue.store(p_bundle, p_seqs) = 0 then
-        return p_hints;
-    elsif p_bundle.lane = _pgqueue.lane_delayed() then
-        p_hints := _pgqueue.due_at(p_hints, p_bundle.place);
-    elsif p_bundle.lane = _pgqueue.lane_unfiltered() then
-        p_hints.filter_from := least(p_hints.filter_from, p_bundle.place);
-        p_hints.was_cut := true;
-    elsif p_bundle.lane < _pgqueue.lane_delayed() then
-        p_hints := _pgqueue.stands(p_hints, p_bundle.lane, p_bundle.place, lower(p_seqs));
-    end if;
+    return case when _pgqueue.store(p_bundle, p_seqs) = 0 then p_hints
+                else _pgqueue.placed_at(p_hints, p_bundle.lane, p_bundle.place, lower(p_seqs)) end;
+end $$;
+
+-- Stores such bundles. Returns the hints.
+create or replace function _pgqueue.store_all_placed(p_hints pgqueue.claim_hints,
+                                                     p_bundles pgqueue.consumer_messages[])
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_first record;
+begin
+    for v_first in
+        with put as (
+            insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
+                                                   deliver_count, not_visible_until, last_delivered_at, note,
+                                                   message_count, seqs)
+            select b.consumer_id, nextval('pgqueue.claim_numbers'), b.lane, b.place, c.first_seq, b.arrival_no,
+                   b.priority, b.deliver_count, b.not_visible_until, b.last_delivered_at, b.note, c.message_count, c.seqs
+            from unnest(p_bundles) with ordinality b cross join lateral _pgqueue.split_set(b.seqs) c
+            order by b.ordinality, c.first_seq
+            returning lane, place, first_seq
+        )
+        select distinct on (lane) * from put order by lane, place, first_seq
+    loop
+        p_hints := _pgqueue.placed_at(p_hints, v_first.lane, v_first.place, v_first.first_seq);
+    end loop;
     return p_hints;
 end $$;
 
--- A bundle of messages that are taken now, for store(): unfiltered, delayed, ready, or by key in the line.
---   p_due  not before then; null: at once
+-- A bundle of messages that are taken now, to be stored: unfiltered, delayed, ready, or by key in the line.
+--   p_due, p_expires_at  not before and after then; null: at once, and at any time
 create or replace function _pgqueue.taken_bundle(p_consumer pgqueue.consumers, p_arrival_no bigint, p_priority int,
-                                                 p_due timestamptz, p_note jsonb) returns pgqueue.consumer_messages
+                                                 p_due timestamptz, p_expires_at timestamptz, p_seqs int8multirange)
+returns pgqueue.consumer_messages
 language plpgsql
 as $$
 declare
@@ -64,8 +100,9 @@ begin
     v_bundle.arrival_no := p_arrival_no;
     v_bundle.priority := p_priority;
     v_bundle.deliver_count := 0;
-    v_bundle.not_visible_until := p_due;
-    v_bundle.note := p_note;
+    v_bundle.not_visible_until := case when p_due > clock_timestamp() then p_due end;
+    v_bundle.note := case when p_expires_at is not null then _pgqueue.expiry(p_expires_at) end;
+    v_bundle.seqs := p_seqs;
     if _pgqueue.judges(p_consumer) then
         v_bundle.lane := _pgqueue.lane_unfiltered();
         v_bundle.place := _pgqueue.unfiltered_place(v_keyed, p_priority, p_arrival_no);

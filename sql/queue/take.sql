@@ -97,10 +97,8 @@ begin
     if _pgqueue.is_for(v_first.consumers, p_consumer.consumer_id) then
         o_cursor.last_arrival := p_cursor.last_arrival + 1;
         o_cursor.taken := o_cursor.taken + v_new.o_message_count;
-        v_bundle := _pgqueue.taken_bundle(
-            p_consumer, o_cursor.last_arrival, v_first.priority,
-            case when v_first.deliver_at > clock_timestamp() then v_first.deliver_at end,
-            case when v_first.expires_at is not null then _pgqueue.expiry(v_first.expires_at) end);
+        v_bundle := _pgqueue.taken_bundle(p_consumer, o_cursor.last_arrival, v_first.priority, v_first.deliver_at,
+                                          v_first.expires_at, v_new.o_seqs);
         v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_new.o_seqs);
         if v_bundle.lane < _pgqueue.lane_delayed() and v_bundle.not_visible_until is null then
             o_messages := v_new.o_message_count;
@@ -230,8 +228,7 @@ declare
     v_taken      int8multirange;
     v_end        bigint;  -- ids up to this one were looked at
     v_hints      pgqueue.claim_hints := p_cursor.hints;
-    v_bundle     pgqueue.consumer_messages;
-    v_count      bigint;
+    v_bundles    pgqueue.consumer_messages[];
 begin
     if p_cursor.gaps <> '{}' then
         v_publishers := _pgqueue.publishers(p_consumer.stream_id);  -- before the look
@@ -242,20 +239,21 @@ begin
     v_look := _pgqueue.look(p_consumer, p_cursor, p_upto, p_limit);
     v_taken := coalesce(v_look.o_taken, '{}');
     v_hints.was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
-    for i in 1..coalesce(cardinality(v_look.o_seqs), 0) loop
-        v_count := _pgqueue.cardinality(v_look.o_seqs[i]);
-        continue when v_count = 0;
-        o_cursor.last_arrival := o_cursor.last_arrival
-            + (o_cursor.last_arrival = p_cursor.last_arrival or _pgqueue.is_keyed(p_consumer.way))::int;
-        v_bundle := _pgqueue.taken_bundle(
-            p_consumer, o_cursor.last_arrival, v_look.o_priorities[i], v_look.o_dues[i],
-            case when v_look.o_expiries[i] is not null then _pgqueue.expiry(v_look.o_expiries[i]) end);
-        v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_look.o_seqs[i]);
-        o_cursor.taken := o_cursor.taken + v_count;
-        if v_bundle.lane < _pgqueue.lane_delayed() and v_bundle.not_visible_until is null then
-            o_messages := o_messages + v_count;
-        end if;
-    end loop;
+    v_bundles := array(
+        select _pgqueue.taken_bundle(p_consumer,
+                                     p_cursor.last_arrival + case when _pgqueue.is_keyed(p_consumer.way) then i else 1 end,
+                                     priority, due, expires_at, seqs)
+        from (select *, row_number() over () as i
+              from unnest(v_look.o_priorities, v_look.o_dues, v_look.o_expiries, v_look.o_seqs)
+                   n (priority, due, expires_at, seqs) where seqs <> '{}') n);
+    if v_bundles <> '{}' then
+        v_hints := _pgqueue.store_all_placed(v_hints, v_bundles);
+        select max(b.arrival_no), o_cursor.taken + sum(_pgqueue.cardinality(b.seqs)),
+               coalesce(sum(_pgqueue.cardinality(b.seqs))
+                        filter (where b.lane < _pgqueue.lane_delayed() and b.not_visible_until is null), 0)
+        into o_cursor.last_arrival, o_cursor.taken, o_messages
+        from unnest(v_bundles) b;
+    end if;
 
     if v_look.o_gaps is not null then
         o_cursor := _pgqueue.shrink_gaps(o_cursor, v_look.o_gaps, v_taken, v_publishers,

@@ -53,13 +53,25 @@ language plpgsql stable
 as $$
 begin
     return array(
+        with recursive lane (lane) as (  -- those that there are, without a look at all bundles
+            (select lane from pgqueue.consumer_messages
+             where consumer_id = p_consumer.consumer_id and lane < _pgqueue.lane_delayed()
+             order by lane limit 1)
+            union all
+            select (select lane from pgqueue.consumer_messages
+                    where consumer_id = p_consumer.consumer_id and lane > l.lane and lane < _pgqueue.lane_delayed()
+                    order by lane limit 1)
+            from lane l where l.lane is not null
+        )
         select f.b
-        from (select m as b, m.lane, m.place, m.first_seq,
-                     bool_or(m.not_visible_until > clock_timestamp()) over (order by m.lane, m.place, m.first_seq) as later
-              from pgqueue.consumer_messages m
-              where m.consumer_id = p_consumer.consumer_id and m.lane < _pgqueue.lane_delayed()
-                and (p_consumer.ordering = 'none' or m.lane = _pgqueue.lane_line())
-                and m.token is null and p_claim.arrival_nos @> m.arrival_no) f
+        from (select m.b, m.lane, m.place, m.first_seq,
+                     bool_or((m.b).not_visible_until > clock_timestamp()) over (order by m.lane, m.place, m.first_seq)
+                     as later
+              from lane l cross join unnest(p_claim.arrival_nos) r
+              cross join lateral (select b, lane, place, first_seq from pgqueue.consumer_messages b
+                                  where consumer_id = p_consumer.consumer_id and lane = l.lane
+                                    and place >= lower(r) and place < upper(r) and token is null offset 0) m
+              where p_consumer.ordering = 'none' or m.lane = _pgqueue.lane_line()) f
         where (f.b).seqs && p_seqs and f.later is not true
         order by f.lane, f.place, f.first_seq);
 end $$;
