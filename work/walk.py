@@ -16,6 +16,7 @@ keyed = q("select _pgqueue.is_keyed(way) from pgqueue.consumers where consumer_i
 h = dict(q("select key, hashtextextended(key,0) from unnest(array['k0','k1','k2','k3','k4','k5']) key"))
 claims, log, keys, done, arr = {}, [], {}, set(), {}
 prev = []
+lines = {}
 LANES = (1000001, 1000002, 1000003, 1000004)
 def rows():
     return c.cursor(row_factory=psycopg.rows.namedtuple_row).execute("select *, (select array_agg(x order by x) from unnest(seqs) g, generate_series(lower(g), upper(g)-1) x) as ss from pgqueue.consumer_messages where consumer_id = %s order by bundle_no", (cid,)).fetchall()
@@ -57,7 +58,12 @@ def check():
     hints = c.execute("select (hints).lanes is null, (hints).lanes_from from pgqueue.consumer_cursors where consumer_id = %s order by version desc limit 1", (cid,)).fetchone()
     if real in ("key", "stream"):
         by = {}
-        for s in sorted(seen, key=lambda s: (arr[s], s)): by.setdefault(khash(s), []).append(s)
+        for s in sorted(seen, key=lambda s: (seen[s].arrival_no, s)): by.setdefault(khash(s), []).append(s)
+        for k, ss in by.items():
+            if k is not None:
+                old = [s for s in lines.get(k, []) if s in seen]
+                assert [s for s in ss if s in set(old)] == old, f"order of {k}: {ss}, was {old}"
+                lines[k] = ss
         for k, ss in by.items():
             if k is None: continue
             for i, s in enumerate(ss):

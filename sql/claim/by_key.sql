@@ -41,6 +41,22 @@ begin
     return v_bundles;
 end $$;
 
+-- Whether the first free bundle that is dealt has more messages than a claim wants. (If claims passed over it, others
+-- would come before it for ever.)
+create or replace function _pgqueue.is_too_large(p_consumer_id int, p_hints pgqueue.claim_hints, p_want bigint)
+returns boolean
+language plpgsql stable
+as $$
+declare
+    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+begin
+    return (select message_count > p_want from pgqueue.consumer_messages
+            where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+              and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null
+              and (behind is null or _pgqueue.is_gone(behind))
+            order by place, first_seq limit 1);
+end $$;
+
 -- Claims dealt bundles, and deals where these do not suffice, or have another size. Returns the hints, and the claim; its
 -- id is null when nothing may be claimed. The claim looks at a bounded number of messages. If all of these have to wait,
 -- the next claim looks at later ones. Needs the consumer's lock.
@@ -64,7 +80,7 @@ begin
         return;
     end if;
     if (_pgqueue.lane_of(o_hints, _pgqueue.lane_dealt())).place is not null then
-        if 2 * o_hints.size <= v_size then
+        if 2 * o_hints.size <= v_size or _pgqueue.is_too_large(p_consumer.consumer_id, o_hints, p_want) then
             o_hints := _pgqueue.undeal(p_consumer, o_hints);
         elsif o_hints.parks and exists (
             select from pgqueue.consumer_messages
@@ -74,9 +90,6 @@ begin
             o_hints := (_pgqueue.deal(p_consumer, o_hints, p_want, true)).o_hints;
         end if;
         v_bundles := _pgqueue.lock_dealt(p_consumer, o_hints, p_want);
-        if v_bundles = '{}' and (o_hints.size <= p_want) is not true then
-            o_hints := _pgqueue.undeal(p_consumer, o_hints);
-        end if;
     end if;
     if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true then
         loop

@@ -62,12 +62,12 @@ as $$
 declare
     v_unlike text := $q$
                   select c.priority, c.deliver_count + 1 as deliver_count, c.note, g
-                  from unnest(p_bundles) with ordinality n (number, i)
+                  from unnest(p_bundles) n (number)
                   cross join lateral (select * from pgqueue.consumer_messages m
                                       where m.bundle_no & 1048575 = n.number & 1048575 and m.bundle_no = n.number
                                       limit 1) c
                   cross join lateral unnest(c.seqs) g
-                  order by n.i, lower(g)$q$;
+                  order by case when c.lane < _pgqueue.lane_delayed() then c.lane end, c.arrival_no, lower(g)$q$;
     v_alike  text := $q$
                   select p_priority as priority, 1 as deliver_count, null::jsonb as note, g from unnest(p_seqs) g$q$;
 begin
@@ -107,7 +107,7 @@ end $$;
 -- never changes: a call in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped
 -- replaces it under a claim. More of them would cost each new session more than its claims save.
 --   p_seqs, p_seq, p_priority, p_deliver_count, p_saved  the messages of a claim, and what they have in common
---   p_bundles  of a claim whose messages are unlike: its bundles, in the order of delivery; null: they are alike
+--   p_bundles  of a claim whose messages are unlike: its bundles; null: they are alike
 do $do$
 declare
     v_calls text[] := array(

@@ -305,6 +305,9 @@ begin
     v_hints.free_from := _pgqueue.place_of_free();
     v_hints := _pgqueue.raise_waits(v_id, v_hints);
     v_hints.tokens_from := '-infinity';
+    v_hints.size := coalesce(v_hints.size, (
+        select message_count from pgqueue.consumer_messages
+        where consumer_id = v_id and lane = _pgqueue.lane_dealt() and token is null order by place limit 1));
     v_hints.whole := exists (select from pgqueue.consumer_messages
                              where consumer_id = v_id and lane = _pgqueue.lane_held() and keys is null and key is null);
     v_hints.quiet_until := null;

@@ -59,7 +59,7 @@ begin
 end $$;
 
 -- Takes the messages that waited first of the keys that may be dealt, and deletes them where they wait: of each key about
--- p_most messages that are alike. Returns them, a bundle for each key; nulls if there are none.
+-- p_most messages that are alike, and in order. Returns them, a bundle for each key; nulls if there are none.
 create or replace function _pgqueue.take_heads(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
 returns pgqueue.keyed_messages
 language plpgsql
@@ -80,9 +80,10 @@ begin
                             order by arrival_no, first_seq limit p_most) m
     ), judged as (
         select *, sum(message_count) over line - message_count as before,
-               count(*) over line > 1
-               and (priority, deliver_count, note, not_visible_until)
-                   is distinct from lag((priority, deliver_count, note, not_visible_until)) over line as other
+               count(*) over line > 1  -- (the messages of a bundle are in the order of their numbers)
+               and ((priority, deliver_count, note, not_visible_until)
+                    is distinct from lag((priority, deliver_count, note, not_visible_until)) over line
+                    or lag(upper(seqs)) over line > first_seq) as other
         from waiting
         window line as (partition by key order by arrival_no, first_seq)
     ), alike as (
@@ -102,6 +103,19 @@ begin
     from numbered;
     delete from pgqueue.consumer_messages where ctid = any (v_tids);
     return v_keyed;
+end $$;
+
+-- Whether nothing of a stream in order waits behind the messages that take_heads() took. Null: it took none.
+create or replace function _pgqueue.were_all(p_consumer_id int, p_heads pgqueue.keyed_messages) returns boolean
+language plpgsql stable
+as $$
+declare
+    v_head pgqueue.consumer_messages := p_heads.bundles[1];
+begin
+    return v_head.key is not null and not exists (
+        select from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and key = v_head.key and lane = _pgqueue.lane_waiting()
+          and (arrival_no, first_seq) >= (v_head.arrival_no, v_head.first_seq));
 end $$;
 
 -- Takes the first messages of the line, about p_room of them, and deletes them there. In a stream that is in order it
@@ -398,11 +412,15 @@ begin
     if p_consumer.fair then
         v_room := _pgqueue.limit_looks();
     end if;
-    if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.parks) then
+    if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.parks
+                                         or _pgqueue.were_all(p_consumer.consumer_id, v_heads)) then
         v_line := _pgqueue.line_front(p_consumer, o_hints, greatest(v_room, p_room));
         if v_line <> '{}' then
             o_line := true;
             v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line));
+            if v_heads.keys is not null then
+                v_keyed := _pgqueue.joined(p_consumer, v_keyed);
+            end if;
         end if;
     end if;
     if v_keyed.keys is null then

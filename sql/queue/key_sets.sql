@@ -64,6 +64,44 @@ begin
             null)::pgqueue.keyed_messages;
 end $$;
 
+-- Joins messages of a key that follow each other and are alike: what waited and what comes after it from the line, unless
+-- more waits between these.
+create or replace function _pgqueue.joined(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
+returns pgqueue.keyed_messages
+language plpgsql stable
+as $$
+begin
+    if cardinality(p_keyed.keys) = (select count(distinct k) from unnest(p_keyed.keys) k) then
+        return p_keyed;
+    end if;
+    with source as materialized (
+        select ordinality as no, row(priority, deliver_count, note, not_visible_until) as kind,
+               lane = _pgqueue.lane_waiting() as is_head
+        from unnest(p_keyed.bundles) with ordinality
+    ), entry as (
+        select e.*, lag(s.is_head) over line as behind_head,
+               s.kind is not distinct from lag(s.kind) over line and lag(upper(e.seqs)) over line <= lower(e.seqs)
+               as follows
+        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts) with ordinality e (no, key, seqs, n, i)
+        join source s using (no)
+        window line as (partition by e.key order by e.i)
+    ), part as (
+        select e.*, count(*) filter (where e.follows is not true or (e.behind_head and (
+                        select true from pgqueue.consumer_messages
+                        where consumer_id = p_consumer.consumer_id and key = e.key and lane = _pgqueue.lane_waiting()
+                        order by arrival_no desc, first_seq desc limit 1)))
+                    over (partition by key order by i) as stretch
+        from entry e
+    ), whole as (
+        select min(i) as i, min(no) as no, key, range_agg(seqs) as seqs, sum(n)::bigint as n
+        from part group by key, stretch
+    )
+    select array_agg(no order by i), array_agg(key order by i), array_agg(seqs order by i), array_agg(n order by i)
+    into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts
+    from whole;
+    return p_keyed;
+end $$;
+
 -- The keys of a bundle, as its column keys has them: with an order each of them once, else one for each message.
 create or replace function _pgqueue.keys_in(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
 returns bigint[]

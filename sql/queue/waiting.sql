@@ -195,9 +195,19 @@ declare
         select b from pgqueue.consumer_messages b
         where consumer_id = p_consumer.consumer_id and token is null and first_seq < upper(p_seqs) and seqs && p_seqs
         for update skip locked);  -- lock: bundle
+    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_gone  pgqueue.consumer_messages;
 begin
     o_hints := p_hints;
     o_bundles := _pgqueue.take_out(v_found, p_seqs);
+    for v_gone in
+        select b.* from unnest(o_bundles) b where b.behind is not null and _pgqueue.is_gone(b.bundle_no)
+        order by b.bundle_no desc
+    loop  -- what stood behind it stands behind the one before
+        update pgqueue.consumer_messages set behind = v_gone.behind
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+          and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq) and behind = v_gone.bundle_no;
+    end loop;
     if _pgqueue.is_keyed(p_consumer.way) and o_bundles <> '{}' then
         o_hints := _pgqueue.loosen(p_consumer, o_hints);
         o_hints := _pgqueue.park(p_consumer, o_hints, array(

@@ -98,7 +98,7 @@ declare
     v_looked bigint := 0;
     v_dealt  pgqueue.lane_hint;
 begin
-    o_hints := p_hints;
+    o_hints := _pgqueue.undeal(p_consumer, p_hints);
     while v_looked < _pgqueue.limit_looks() loop
         v_deal := _pgqueue.deal(p_consumer, o_hints, _pgqueue.limit_small());
         o_hints := v_deal.o_hints;
