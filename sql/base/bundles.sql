@@ -79,11 +79,12 @@ create or replace function _pgqueue.new_reader_claim_id() returns bigint
 language sql volatile
 as $$ select (nextval('pgqueue.claim_numbers') << 24) | ((_pgqueue.unguessable() & 8388607) << 1) $$;
 
--- A time as a place in a lane, in microseconds; and a place as a time.
+-- A time as a place in a lane, in microseconds.
 create or replace function _pgqueue.place_at(p_time timestamptz) returns bigint
 language sql immutable parallel safe
 as $$ select (extract(epoch from p_time) * 1000000)::bigint $$;
 
+-- A place as a time.
 create or replace function _pgqueue.time_of(p_place bigint) returns timestamptz
 language sql immutable parallel safe
 as $$ select timestamptz 'epoch' + p_place * interval '1 microsecond' $$;
@@ -123,6 +124,11 @@ as $$
                      where bundle_no & 1048575 = p_head & 1048575 and token = p_token limit 1) h
     cross join lateral _pgqueue.bundles(h.members) m where m.token = p_token
 $$;
+
+-- What a checkpoint reader's claim holds.
+create or replace function _pgqueue.held(p_claim pgqueue.reader_claims) returns setof pgqueue.consumer_messages
+language sql stable
+as $$ select * from _pgqueue.held(p_claim.head, p_claim.token) where message_count > 0 $$;
 
 -- How many messages bundles have.
 create or replace function _pgqueue.count_of(p_bundles pgqueue.consumer_messages[]) returns bigint

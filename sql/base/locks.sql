@@ -73,7 +73,7 @@
 --        settle_messages, recover; lease_partitions, leave_group, note_offset; reader_claim, reader_resume and
 --        reader_release. In tries: alter_consumer with a limit of keys or per_key_latest; seek, cancel, postpone and
 --        drop_consumer, for 10 s. claim_in_turn(), claim_ahead(), start_taking(), skip(), take_for_group(),
---        tend_newest() and forget_readers() try, and do without it.
+--        tend_newest(), tend_tokens() and forget_readers() try, and do without it.
 -- 22. bundle  A row of consumer_messages. Guards messages that are alike, and the claim that holds them: the head's row
 --        stands for all bundles of a claim. Claims take free bundles, and pass over those that others hold. ack and
 --        extend wait as Postgres does; nack, defer, dead_letter and ack of messages wait. Bundles that wait, are delayed

@@ -213,6 +213,24 @@ begin
     return p_cursor;
 end $$;
 
+-- Moves the hints where keys wait up to the first ones that do. Returns the hints. Needs the consumer's lock.
+create or replace function _pgqueue.raise_waits(p_consumer_id int, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints
+language plpgsql stable
+as $$
+begin
+    p_hints.waits_from := coalesce((
+        select place from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.waits_from
+        order by place limit 1), 9223372036854775807);
+    p_hints.free_from := coalesce((
+        select place from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.free_from
+          and place < -2
+        order by place limit 1), 9223372036854775807);
+    return p_hints;
+end $$;
+
 -- Whether something is free in the lanes that are remembered, or may be in others.
 create or replace function _pgqueue.has_free(p_hints pgqueue.claim_hints) returns boolean
 language plpgsql immutable

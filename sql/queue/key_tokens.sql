@@ -4,6 +4,34 @@
 -- key_tokens, so they last over restarts. They are spent with the consumer's lock, which every claim of such a consumer
 -- has.
 
+-- Forgets tokens that have come back of consumers that spend none any more, at most limit_forgotten() of each consumer.
+-- Locks: the consumers of which it forgets some; it passes over those that others hold.
+create or replace function _pgqueue.tend_tokens() returns void
+language plpgsql
+as $$
+declare
+    v_id int;
+begin
+    for v_id in
+        select c.consumer_id from pgqueue.consumers c
+        cross join lateral (select from pgqueue.key_tokens t
+                            where t.consumer_id = c.consumer_id and t.returns_at <= clock_timestamp() limit 1) t
+        order by c.consumer_id
+    loop
+        perform _pgqueue.forget_tokens(v_id, _pgqueue.limit_forgotten()) where _pgqueue.try_lock_consumer(v_id);
+    end loop;
+end $$;
+
+-- Forgets tokens of a consumer that have come back, at most p_most. Needs the consumer's lock.
+create or replace function _pgqueue.forget_tokens(p_consumer_id int, p_most int) returns void
+language sql
+as $$
+    delete from pgqueue.key_tokens
+    where ctid = any (array(select ctid from pgqueue.key_tokens
+                            where consumer_id = p_consumer_id and returns_at <= clock_timestamp()
+                            order by returns_at limit p_most))
+$$;
+
 -- Spends the tokens of the messages of a claim that was just made, and forgets some that have come back. Needs the
 -- consumer's lock.
 create or replace function _pgqueue.spend_tokens(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[])
@@ -18,8 +46,5 @@ begin
     from unnest(v_keyed.keys, v_keyed.counts) k (key, n)
     where k.key is not null
     group by k.key;
-    delete from pgqueue.key_tokens
-    where ctid = any (array(select ctid from pgqueue.key_tokens
-                            where consumer_id = p_consumer.consumer_id and returns_at <= clock_timestamp()
-                            order by returns_at limit _pgqueue.limit_due()));
+    perform _pgqueue.forget_tokens(p_consumer.consumer_id, _pgqueue.limit_due());
 end $$;

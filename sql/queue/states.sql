@@ -51,10 +51,16 @@ create or replace function _pgqueue.live_claims(p_consumer_id int) returns setof
 language sql stable
 as $$ select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and token is not null and head is null $$;
 
--- What a checkpoint reader's claim holds.
-create or replace function _pgqueue.held(p_claim pgqueue.reader_claims) returns setof pgqueue.consumer_messages
+-- The bundles that keep a key from being dealt, by their numbers: dealt with it, or claimed; and whether a claim has all
+-- keys.
+create or replace function _pgqueue.users_of(p_consumer_id int, p_key bigint)
+returns table (bundle_no bigint, all_keys boolean)
 language sql stable
-as $$ select * from _pgqueue.held(p_claim.head, p_claim.token) where message_count > 0 $$;
+as $$
+    select m.bundle_no, m.keys is null from pgqueue.consumer_messages m
+    where m.consumer_id = p_consumer_id
+      and (p_key = any (m.keys) or (m.lane = _pgqueue.lane_held() and m.keys is null and m.token is not null))
+$$;
 
 -- The publications that are new for a consumer: it has not taken them.
 create or replace function _pgqueue.new_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange

@@ -21,24 +21,6 @@ begin
     return p_hints;
 end $$;
 
--- Moves the hints where keys wait up to the first ones that do. Returns the hints. Needs the consumer's lock.
-create or replace function _pgqueue.raise_waits(p_consumer_id int, p_hints pgqueue.claim_hints)
-returns pgqueue.claim_hints
-language plpgsql stable
-as $$
-begin
-    p_hints.waits_from := coalesce((
-        select place from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.waits_from
-        order by place limit 1), 9223372036854775807);
-    p_hints.free_from := coalesce((
-        select place from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.free_from
-          and place < -2
-        order by place limit 1), 9223372036854775807);
-    return p_hints;
-end $$;
-
 -- The last open bundle with each of some keys: dealt, or held for long. No row: the key is not in use.
 create or replace function _pgqueue.open_tails(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
 returns table (key bigint, tail bigint)
