@@ -1,5 +1,6 @@
--- Bundles, and claims. A bundle is a row of consumer_messages: messages of a consumer that are alike. A claim is a bundle
--- with a token, or several with the same one: its head, which has the lease, and the members that the head lists.
+-- Bundles, and claims. A bundle is a row of consumer_messages: messages of a consumer that are alike. A claim is a
+-- bundle with a token, or several with the same one: its head, which has the lease, and the members that the head
+-- lists.
 --
 -- The lane of a bundle says its state. So one index, consumer_messages_lane, answers what is next, due, expired or
 -- waiting:
@@ -66,8 +67,8 @@ create or replace function _pgqueue.new_token(p_notes boolean default false) ret
 language sql volatile
 as $$ select (_pgqueue.unguessable() & 4398046511103) << 1 | case when p_notes then 0 else 1 end $$;
 
--- A new id for a lease of a group's partition. The time is in it, so an id that a crash gave back is not given out again
--- (synchronous_commit = off forgets the last numbers of a sequence).
+-- A new id for a lease of a group's partition. The time is in it, so an id that a crash gave back is not given out
+-- again (synchronous_commit = off forgets the last numbers of a sequence).
 create or replace function _pgqueue.new_lease_id() returns bigint
 language sql volatile
 as $$ select _pgqueue.claim_id(nextval('pgqueue.claim_numbers'), _pgqueue.new_token()) $$;

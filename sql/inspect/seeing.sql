@@ -86,7 +86,8 @@ begin
     end if;
 end $$;
 
--- Explains a message that a consumer has taken and not finished: see explain_message. (More than 60 lines: a case for each state.)
+-- Explains a message that a consumer has taken and not finished: see explain_message. (More than 60 lines: a case for
+-- each state.)
 create or replace function _pgqueue.explain_run(p_consumer pgqueue.consumers, p_run record, p_seq bigint,
                                                 out o_state text, out o_because text, out o_until timestamptz)
 language plpgsql stable
@@ -245,7 +246,8 @@ begin
 end $$;
 
 -- Explains why a message is where it is, for one consumer.
--- For people: it may read all that the consumer has taken, and its dead letters, so do not call it every second. Returns one row:
+-- For people: it may read all that the consumer has taken, and its dead letters, so do not call it every second.
+-- Returns one row:
 --   state    as in message_states: new, unfiltered, ready, delayed, waiting, claimed, dead; or
 --            unknown       no message has the number, or its transaction runs or was rolled back
 --            unpublished   written, and not visible

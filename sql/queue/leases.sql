@@ -17,9 +17,9 @@ begin
 end $$;
 
 -- Looks for leases that have ended, and releases their claims; and moves claims that are older than a second out of the
--- way of the others, into lane_held(). Once a minute it reads all hints from what is stored: so it finds leases that end
--- before those it knows of, because the clock was set back, or because a claim was committed long after its lease ended.
--- Returns the cursor, whose hints say when to look again. Needs the consumer's lock.
+-- way of the others, into lane_held(). Once a minute it reads all hints from what is stored: so it finds leases that
+-- end before those it knows of, because the clock was set back, or because a claim was committed long after its lease
+-- ended. Returns the cursor, whose hints say when to look again. Needs the consumer's lock.
 create or replace function _pgqueue.probe_leases(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors
 language plpgsql
@@ -45,8 +45,8 @@ begin
     return p_cursor;
 end $$;
 
--- Moves claims that are older than a second, or whose lease has ended, into lane_held(); those that somebody is settling
--- stay. Returns the hints. Needs the consumer's lock.
+-- Moves claims that are older than a second, or whose lease has ended, into lane_held(); those that somebody is
+-- settling stay. Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.set_aside(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                               p_now timestamptz) returns pgqueue.claim_hints
 language plpgsql
@@ -88,9 +88,9 @@ begin
     return p_hints;
 end $$;
 
--- Moves a claimed bundle into lane_held(), at the end of its lease. A member has none: it goes with its head, and stands
--- behind all. By key it gets the key, so that it is found by it. If it has several keys, the others become members of
--- their own. Needs the bundle's lock.
+-- Moves a claimed bundle into lane_held(), at the end of its lease. A member has none: it goes with its head, and
+-- stands behind all. By key it gets the key, so that it is found by it. If it has several keys, the others become
+-- members of their own. Needs the bundle's lock.
 create or replace function _pgqueue.hold(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages) returns void
 language plpgsql
 as $$
@@ -136,8 +136,8 @@ begin
     where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
 end $$;
 
--- Releases the expired claims of a consumer, a bounded number: those in lane_held(). Where a lease was extended, its place
--- is corrected. Needs the consumer's lock; locks those claims.
+-- Releases the expired claims of a consumer, a bounded number: those in lane_held(). Where a lease was extended, its
+-- place is corrected. Needs the consumer's lock; locks those claims.
 create or replace function _pgqueue.expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_now timestamptz)
 returns pgqueue.consumer_cursors

@@ -8,9 +8,9 @@
 -- the consumer pass them over. A query also passes over messages that it has lost, or has acted upon before: so to act
 -- twice does nothing twice.
 --
--- A query's micro-batch keeps the messages on which the query acted: reader_claims.acted has them, as they were, until the
--- batch is acknowledged. So a replay of the batch after a crash has the same rows, whatever became of these messages,
--- and they count as settled, not as lost.
+-- A query's micro-batch keeps the messages on which the query acted: reader_claims.acted has them, as they were, until
+-- the batch is acknowledged. So a replay of the batch after a crash has the same rows, whatever became of these
+-- messages, and they count as settled, not as lost.
 --
 -- An action happens once per batch of a sink and consumer, as a publication once per batch and stream. They are noted
 -- apart: writes with one txnAppId may publish to one stream, and settle messages of several consumers. An action is an
