@@ -257,6 +257,6 @@ create table if not exists pgqueue.dead_messages (
     details       jsonb,
     claim_id      bigint,
     died_at       timestamptz    not null default clock_timestamp(),
-    note          jsonb,          -- as it was in the run
+    note          jsonb,          -- as it was in the bundle
     owner         text            -- of the claim
 );

@@ -229,8 +229,8 @@ def test_single_claims_beside_an_old_snapshot_cost_nothing(
             value(conn, "ack", claim_of(rows))
         many = claim_cost(conn, "c", 1, 20)
         old.execute("commit")
-    # a claim passes over the slots of its own block that are done, as far as that had come
-    block = one(conn, "select _pgqueue.limit_slots()")
+    # a claim passes over the bundles of its own block that are done, as far as that had come
+    block = one(conn, "select _pgqueue.limit_cut()")
     assert_flat("dead rows", (few[0] + block, few[1]), many)
 
 
