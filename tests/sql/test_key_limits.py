@@ -24,7 +24,6 @@ from tests.sql.queue import (
     claim_of,
     consumer,
     now,
-    one,
     receive,
     seconds,
     send_all,
@@ -208,7 +207,9 @@ def test_a_claim_counts_against_the_limit_until_its_message_is_settled(conn: Con
     limited(conn, "none", per_key_limit=1)
     send_keys(conn, *"ab")
     rows = receive(conn, 2)
-    assert [(each.state, each.message_count) for each in internals.bundles(conn)] == [("claimed", 2)]
+    assert [(each.state, each.message_count) for each in internals.bundles(conn)] == [
+        ("claimed", 2)
+    ]
     send_keys(conn, *"ab")
     assert receive(conn, 2) == []
     value(conn, "ack", claim_of(rows), [rows[0].seq])

@@ -18,7 +18,6 @@ from tests.sql.queue import (
     claim_of,
     consumer,
     maintain,
-    one,
     receive,
     send,
     send_all,
