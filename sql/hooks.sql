@@ -239,7 +239,7 @@ begin
     -- end
 end $$;
 
--- A try to delete a consumer: its row and its runs are gone, and its lock is held.
+-- A try to delete a consumer: its row and its bundles are gone, and its lock is held.
 create or replace function _pgqueue.on_drop_consumer(p_consumer_id int) returns void
 language plpgsql
 as $$

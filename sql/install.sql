@@ -104,8 +104,8 @@ set local check_function_bodies = off;
 \ir functions/read.sql
 \ir functions/groups.sql
 \ir functions/group_workers.sql
-\ir spark/quarantine.sql
 \ir spark/reader.sql
+\ir spark/quarantine.sql
 \ir spark/checkpoint.sql
 \ir spark/admission.sql
 \ir spark/claim_back.sql

@@ -1,5 +1,6 @@
--- Bundles, and claims. A bundle is a row of consumer_messages: messages of a consumer that are alike. A claim is a bundle
--- with a token, or several with the same one: its head, which has the lease, and the members that the head lists.
+-- Bundles, and claims. A bundle is a row of consumer_messages: messages of a consumer that are alike. A claim is a
+-- bundle with a token, or several with the same one: its head, which has the lease, and the members that the head
+-- lists.
 --
 -- The lane of a bundle says its state. So one index, consumer_messages_lane, answers what is next, due, expired or
 -- waiting:
@@ -66,8 +67,8 @@ create or replace function _pgqueue.new_token(p_notes boolean default false) ret
 language sql volatile
 as $$ select (_pgqueue.unguessable() & 4398046511103) << 1 | case when p_notes then 0 else 1 end $$;
 
--- A new id for a lease of a group's partition. The time is in it, so an id that a crash gave back is not given out again
--- (synchronous_commit = off forgets the last numbers of a sequence).
+-- A new id for a lease of a group's partition. The time is in it, so an id that a crash gave back is not given out
+-- again (synchronous_commit = off forgets the last numbers of a sequence).
 create or replace function _pgqueue.new_lease_id() returns bigint
 language sql volatile
 as $$ select _pgqueue.claim_id(nextval('pgqueue.claim_numbers'), _pgqueue.new_token()) $$;
@@ -79,11 +80,12 @@ create or replace function _pgqueue.new_reader_claim_id() returns bigint
 language sql volatile
 as $$ select (nextval('pgqueue.claim_numbers') << 24) | ((_pgqueue.unguessable() & 8388607) << 1) $$;
 
--- A time as a place in a lane, in microseconds; and a place as a time.
+-- A time as a place in a lane, in microseconds.
 create or replace function _pgqueue.place_at(p_time timestamptz) returns bigint
 language sql immutable parallel safe
 as $$ select (extract(epoch from p_time) * 1000000)::bigint $$;
 
+-- A place as a time.
 create or replace function _pgqueue.time_of(p_place bigint) returns timestamptz
 language sql immutable parallel safe
 as $$ select timestamptz 'epoch' + p_place * interval '1 microsecond' $$;
@@ -123,6 +125,11 @@ as $$
                      where bundle_no & 1048575 = p_head & 1048575 and token = p_token limit 1) h
     cross join lateral _pgqueue.bundles(h.members) m where m.token = p_token
 $$;
+
+-- What a checkpoint reader's claim holds.
+create or replace function _pgqueue.held(p_claim pgqueue.reader_claims) returns setof pgqueue.consumer_messages
+language sql stable
+as $$ select * from _pgqueue.held(p_claim.head, p_claim.token) where message_count > 0 $$;
 
 -- How many messages bundles have.
 create or replace function _pgqueue.count_of(p_bundles pgqueue.consumer_messages[]) returns bigint

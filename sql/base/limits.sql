@@ -108,7 +108,7 @@ begin
         ('lane_held', 'int', '1000002'),
         ('lane_waiting', 'int', '1000003'),
         ('place_of_members', 'bigint', '1::bigint << 62'),  -- in lane_held, behind all leases: some 146,000 years
-        ('place_of_free', 'bigint', '-1::bigint << 61'),  -- in lane_waiting, of keys that wait for no bundle: from here on
+        ('place_of_free', 'bigint', '-1::bigint << 61'),  -- in lane_waiting, of keys that wait for no bundle
         ('lane_unfiltered', 'int', '1000004'),
 
         -- (1885826420 is the installer's)

@@ -73,13 +73,14 @@
 --        settle_messages, recover; lease_partitions, leave_group, note_offset; reader_claim, reader_resume and
 --        reader_release. In tries: alter_consumer with a limit of keys or per_key_latest; seek, cancel, postpone and
 --        drop_consumer, for 10 s. claim_in_turn(), claim_ahead(), start_taking(), skip(), take_for_group(),
---        tend_newest() and forget_readers() try, and do without it.
+--        tend_newest(), tend_tokens() and forget_readers() try, and do without it.
 -- 22. bundle  A row of consumer_messages. Guards messages that are alike, and the claim that holds them: the head's row
 --        stands for all bundles of a claim. Claims take free bundles, and pass over those that others hold. ack and
---        extend wait as Postgres does; nack, defer, dead_letter and ack of messages wait. Bundles that wait, are delayed
---        or stand in the line by key change only with the consumer's lock. Whatever changes all bundles of a consumer
---        waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer. So do cancel and
---        postpone, for claims of their messages. What releases expired claims passes over those that are being settled.
+--        extend wait as Postgres does; nack, defer, dead_letter and ack of messages wait. Bundles that wait, are
+--        delayed or stand in the line by key change only with the consumer's lock. Whatever changes all bundles of a
+--        consumer waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer. So do cancel
+--        and postpone, for claims of their messages. What releases expired claims passes over those that are being
+--        settled.
 -- 23. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
 --        end of the worker's transaction. lease_partitions and leave_group pass over it. note_offset, and a second
 --        commit_offset, wait as Postgres does.
@@ -112,7 +113,8 @@
 --
 -- The function has the lock already, or has let go of the later one, or does only one of the two:
 --   _pgqueue.ack: bundle before consumer.  Where the end of messages is to be noted, it locks the consumer first.
---   _pgqueue.claim: bundle before consumer.  It has a free bundle that is no match, for which nobody waits but in tries.
+--   _pgqueue.claim: bundle before consumer.  It has a free bundle that is no match, for which nobody waits but in
+--     tries.
 --   _pgqueue.claim_in_turn: bundle before consumer.  claim_beside() locks nothing where it claims nothing; and what is
 --     acknowledged last is locked while the consumer's lock is there.
 --   _pgqueue.claim_where: bundle before consumer.  An exception block lets go of the bundles.
@@ -137,7 +139,8 @@
 --
 -- Nobody who has the earlier place waits for the later one:
 --   pgqueue.note_offset: consumer before history.  It has the history already.
---   pgqueue.maintain: captured, decided before bundle.  It takes bundles with the consumer's lock alone: those that wait.
+--   pgqueue.maintain: captured, decided before bundle.  It takes bundles with the consumer's lock alone: those that
+--     wait.
 --
 -- settle_messages takes reader claims, the consumer and bundles of one consumer after the other, in the order of their
 -- ids, and so does recover: nobody else takes such locks of two consumers, but for maintain, which waits for none of

@@ -1,8 +1,8 @@
 -- What a consumer's settings ask of those who serve it: each question has its function. consumers.way answers what each
 -- claim asks first: 'simple' or 'careful', and after that 'keyed' if its messages go by key (tables/consumers.sql).
 
--- Whether claims have nothing to ask but what is ready, and acknowledgements nothing to do but to forget. Small claims
--- of such a consumer are cut ahead (queue/slots.sql). Null: there is no such consumer.
+-- Whether claims have nothing to ask but what is ready, and acknowledgements nothing to do but to forget. Null: there
+-- is no such consumer.
 create or replace function _pgqueue.is_simple(p_way text) returns boolean
 language sql immutable
 as $$ select p_way in ('simple', 'simple keyed') $$;

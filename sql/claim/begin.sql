@@ -1,5 +1,5 @@
--- The beginning of a claim, whichever call makes it. What a claim does before it claims with the consumer's lock (what is
--- owed, limits, leases that ended) is in fill() and refresh().
+-- The beginning of a claim, whichever call makes it. What a claim does before it claims with the consumer's lock (what
+-- is owed, limits, leases that ended) is in fill() and refresh().
 
 -- Locks what a checkpoint reader may change: itself, and its consumer. Returns the consumer. Errors: PQ002; as
 -- lock_consumer().

@@ -114,9 +114,9 @@ begin
 end $$;
 
 -- Claims the front of the line as it is, with all keys: a claimer that takes all there is, as Spark does, need not know
--- any key. Only while nothing is dealt, waits or is held; until the claim is over nobody deals. It ends before a message
--- that is not visible yet, and a bundle with at_most is a claim of its own. Returns the hints, and the claim; its id is
--- null when there is none. Needs the consumer's lock.
+-- any key. Only while nothing is dealt, waits or is held; until the claim is over nobody deals. It ends before a
+-- message that is not visible yet, and a bundle with at_most is a claim of its own. Returns the hints, and the claim;
+-- its id is null when there is none. Needs the consumer's lock.
 create or replace function _pgqueue.claim_line(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                                p_reader uuid, out o_hints pgqueue.claim_hints,
                                                out o_claimed pgqueue.claimed)
@@ -184,10 +184,12 @@ begin
                        where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
                          and place >= _pgqueue.place_at(p_hints.held_from))
        and (p_hints.parks is not true
-            or not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id and key is not null));
+            or not exists (select from pgqueue.consumer_messages
+                           where consumer_id = p_consumer_id and key is not null));
 end $$;
 
--- Locks the front of the line, at most p_want messages; see claim_line(). What has expired is given up, a bounded number.
+-- Locks the front of the line, at most p_want messages; see claim_line(). What has expired is given up, a bounded
+-- number.
 create or replace function _pgqueue.lock_line(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint)
 returns pgqueue.consumer_messages[]
 language plpgsql

@@ -1,13 +1,14 @@
--- Making a claim, from its beginning (begin_claim()) on. Without waiting (claim_free()); or in turn, with the consumer's
--- lock: tend() does the work that is due, and fill() gets the messages.
+-- Making a claim, from its beginning (begin_claim()) on. Without waiting (claim_free()); or in turn, with the
+-- consumer's lock: tend() does the work that is due, and fill() gets the messages.
 
--- Gets the messages of a claim under the consumer's lock, as far as the limits of the consumer leave room: what is free;
--- if that does not suffice, all else that can be had.
+-- Gets the messages of a claim under the consumer's lock, as far as the limits of the consumer leave room: what is
+-- free; if that does not suffice, all else that can be had.
 --   p_want    messages at most
 --   p_upto    no publication after this one; null: all
 --   p_reader  Spark's reader whose claim it is; null: a worker's
 --   p_where, p_look  only messages that pass this condition, see collect_matching(); null: any
--- Returns the cursor, which the caller stores, and the claim; its id is null when there is nothing.
+-- Returns the cursor, which the caller stores, and the claim; its id is null when there is nothing. (More than 60
+-- lines: the steps of a claim, in their order.)
 create or replace function _pgqueue.fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_want bigint,
                                          p_upto bigint default null, p_reader uuid default null,
                                          p_where jsonpath default null, p_look int default null,

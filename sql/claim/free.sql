@@ -1,10 +1,10 @@
 -- Claims without the consumer's lock: one update of the first free bundle, if it has the size that the claim wants and
 -- nothing is known to come before it. Nearly all claims of workers end here.
 
--- Claims the first free bundle of a consumer. By key a bundle that has not many fewer messages than the claim wants will
--- do. A claim of one of the last bundles of its size cuts, or deals, more.
--- Returns the claim; its id is null when there is none. Then message_count is 0 if the consumer has nothing to claim, and
--- null if a claim with the lock may find something. Locks: the bundle; maybe the consumer.
+-- Claims the first free bundle of a consumer. By key a bundle that has not many fewer messages than the claim wants
+-- will do. A claim of one of the last bundles of its size cuts, or deals, more.
+-- Returns the claim; its id is null when there is none. Then message_count is 0 if the consumer has nothing to claim,
+-- and null if a claim with the lock may find something. Locks: the bundle; maybe the consumer.
 create or replace function _pgqueue.claim_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_max int) returns pgqueue.claimed
 language plpgsql

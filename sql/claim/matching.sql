@@ -1,5 +1,5 @@
--- Claims with a condition: messages that pass it are claimed out of the free bundles of a consumer without an order, and
--- the others stay in their place.
+-- Claims with a condition: messages that pass it are claimed out of the free bundles of a consumer without an order,
+-- and the others stay in their place.
 
 -- Claims messages that pass a condition, in the order of the lanes. Bundles that other claimers are taking are passed
 -- over. Expired ones are given up, a bounded number.

@@ -41,8 +41,8 @@ begin
         case when p_got_nothing then _pgqueue.next_expiry(p_consumer.consumer_id, v_hints) end) end;
 end $$;
 
--- Does the work that is due for a consumer before anything is claimed: releases expired leases, and ends delays that are
--- over, both bounded. Returns the cursor. Needs the consumer's lock.
+-- Does the work that is due for a consumer before anything is claimed: releases expired leases, and ends delays that
+-- are over, both bounded. Returns the cursor. Needs the consumer's lock.
 --   p_short  the free messages did not suffice (second pass). False: leases are looked at only once a second
 create or replace function _pgqueue.tend(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                          p_short boolean)

@@ -3,7 +3,7 @@
 --
 -- A segment is due when it is closed and the rules of its stream say so. A publication is trimmed when all its
 -- messages are in segments that are due or empty, and nobody needs it:
---   * Every consumer has taken it, it is in no gap, and none of its messages is in a run or a dead letter. One
+--   * Every consumer has taken it, it is in no gap, and none of its messages is in a bundle or a dead letter. One
 --     statement reads all that, and so as of one moment. A message that is settled then stays so: a call that makes
 --     old publications new for a consumer (create_consumer, seek, replay) shares the history lock of the stream to the
 --     end of its transaction, and trimming goes on only while nobody has that lock.

@@ -106,8 +106,8 @@ begin
     return v_count;
 end $$;
 
--- Takes messages out of the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for who
--- settles them.
+-- Takes messages out of the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for
+-- who settles them.
 create or replace function _pgqueue.take_claimed(p_consumer_id int, p_set int8multirange)
 returns pgqueue.consumer_messages[]
 language plpgsql

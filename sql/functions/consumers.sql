@@ -166,8 +166,8 @@ end $$;
 
 -- Deletes a consumer, or a group, with all that it has not finished.
 -- Its claims end. Their owners, and the workers of a group, are told when they come back.
--- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of the consumer's messages stays open for 10 s. Locks: the
--- consumer's.
+-- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of the consumer's messages stays open for 10 s. Locks:
+-- the consumer's.
 create or replace function pgqueue.drop_consumer(p_stream text, p_name text) returns void
 language plpgsql
 as $$

@@ -310,9 +310,9 @@ begin
     select array_agg(lower(g)), array_agg(upper(g)) into o_lo, o_hi from unnest(p_set) g;
 end $$;
 
--- Takes new messages for a group, and deletes bundles that all partitions have passed. While another worker does so, this
--- one waits for it for a moment, because nobody wakes up workers that find nothing: a publication woke all of them at
--- once, and one of them took it.
+-- Takes new messages for a group, and deletes bundles that all partitions have passed. While another worker does so,
+-- this one waits for it for a moment, because nobody wakes up workers that find nothing: a publication woke all of them
+-- at once, and one of them took it.
 create or replace function _pgqueue.take_for_group(p_group pgqueue.consumers) returns void
 language plpgsql
 as $$

@@ -8,8 +8,8 @@
 -- Returns how many messages it forgot: those that it had taken and not finished (of a group: that not all partitions
 -- had passed), which come again only where they are after the position; and those that it skips.
 -- Errors: PQ001, PQ002, PQ003, PQ007; PQ005 for an offset of something else; 55P03 when a transaction that holds some
--- of the consumer's messages stays open for 10 s. Locks, to the end of the transaction: the history, shared; the consumer,
--- its claims and its messages.
+-- of the consumer's messages stays open for 10 s. Locks, to the end of the transaction: the history, shared; the
+-- consumer, its claims and its messages.
 create or replace function pgqueue.seek(p_stream text, p_consumer text, p_to text) returns bigint
 language plpgsql
 as $$

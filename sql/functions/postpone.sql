@@ -34,6 +34,7 @@ begin
 end $$;
 
 -- One try to postpone messages; see postpone. Errors: PQ099 when another session is claiming some of the messages.
+-- (More than 60 lines: bundles are judged and stored one by one.)
 create or replace function _pgqueue.postpone(p_consumer pgqueue.consumers, p_set int8multirange, p_until timestamptz)
 returns bigint
 language plpgsql

@@ -62,12 +62,10 @@ begin
         end if;
         o_until := null;
     end if;
-    select m.*, b.keys is null as all_keys into v_run
+    select m.*, u.all_keys into v_run
     from _pgqueue.unfinished(p_consumer.consumer_id) m
-    join pgqueue.consumer_messages b on b.consumer_id = p_consumer.consumer_id and b.bundle_no = m.bundle_no
-    where not m.seqs @> p_seq
-      and (p_key = any (b.keys) or (b.lane = _pgqueue.lane_held() and b.keys is null and m.state = 'claimed'))
-      and _pgqueue.has_key(p_consumer, m.seqs, p_key)
+    join _pgqueue.users_of(p_consumer.consumer_id, p_key) u using (bundle_no)
+    where not m.seqs @> p_seq and _pgqueue.has_key(p_consumer, m.seqs, p_key)
     order by m.state <> 'claimed', m.arrival_no, m.first_seq limit 1;
     if found then
         o_because := case when v_run.all_keys then 'a claim of all keys' else 'messages of its key' end
@@ -88,7 +86,8 @@ begin
     end if;
 end $$;
 
--- Explains a message that a consumer has taken and not finished: see explain_message. (More than 60 lines: a case for each state.)
+-- Explains a message that a consumer has taken and not finished: see explain_message. (More than 60 lines: a case for
+-- each state.)
 create or replace function _pgqueue.explain_run(p_consumer pgqueue.consumers, p_run record, p_seq bigint,
                                                 out o_state text, out o_because text, out o_until timestamptz)
 language plpgsql stable
@@ -247,7 +246,8 @@ begin
 end $$;
 
 -- Explains why a message is where it is, for one consumer.
--- For people: it may read all that the consumer has taken, and its dead letters, so do not call it every second. Returns one row:
+-- For people: it may read all that the consumer has taken, and its dead letters, so do not call it every second.
+-- Returns one row:
 --   state    as in message_states: new, unfiltered, ready, delayed, waiting, claimed, dead; or
 --            unknown       no message has the number, or its transaction runs or was rolled back
 --            unpublished   written, and not visible

@@ -31,20 +31,6 @@ as $$
     from _pgqueue.unfinished(p_consumer_id)
 $$;
 
--- The live claims of a consumer, with the first message of each, for views.
-create or replace function _pgqueue.shown_claims(p_consumer_id int)
-returns table (claim_id bigint, owner text, reader uuid, claimed_at timestamptz, lease_until timestamptz,
-               message_count bigint, remaining bigint, first_seq bigint)
-language sql stable rows 10
-as $$
-    select m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until,
-           coalesce((select r.message_count from pgqueue.reader_claims r
-                     where r.reader = m.reader and r.claim_id = m.claim_id), m.claim_count),
-           sum(m.message_count)::bigint, min(m.first_seq)
-    from _pgqueue.unfinished(p_consumer_id) m where m.state = 'claimed'
-    group by m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until, m.claim_count
-$$;
-
 -- The dead letters of a consumer, for views.
 create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof pgqueue.dead_messages
 language sql stable rows 10
@@ -56,8 +42,8 @@ create or replace function _pgqueue.seen_seqs(p_seqs int8multirange) returns set
 language sql immutable strict parallel safe rows 10
 as $$ select generate_series(lower(g), upper(g) - 1) from unnest(p_seqs) g $$;
 
--- How many messages a consumer has taken and not finished, by their state; the first of those that could be delivered now; and how
--- many dead letters it has.
+-- How many messages a consumer has taken and not finished, by their state; the first of those that could be delivered
+-- now; and how many dead letters it has.
 create or replace function _pgqueue.count_taken(p_consumer_id int, out in_hand bigint, out oldest bigint,
                                                out unfiltered bigint, out ready bigint, out delayed bigint,
                                                out waiting bigint, out claimed bigint, out dead bigint)

@@ -35,7 +35,8 @@ begin
         v_bundles := _pgqueue.lock_bundles(v_head.bundle_no, v_head.token);
         continue when v_bundles is null or v_head.reader is not null;
         v_part := _pgqueue.seqs_of(v_bundles) * p_set;
-        perform _pgqueue.finish(v_bundles, _pgqueue.claim_id(v_head.bundle_no, v_head.token), v_part, false, null, null);
+        perform _pgqueue.finish(v_bundles, _pgqueue.claim_id(v_head.bundle_no, v_head.token), v_part, false, null,
+                                null);
         v_done := v_done + v_part;
     end loop;
     -- the others are visible, or delayed, or not there

@@ -1,5 +1,84 @@
--- Storing, cutting and taking out bundles. TRANSITIONS
+-- Storing, cutting and taking out bundles; and the transitions of messages.
 --
+-- The table names every function that writes consumer_messages, or that calls a function of this file, or
+-- store_placed(), which does. tests/sql/test_transitions.py compares the table with the code, in both directions.
+--
+-- The words of the first two columns, for one consumer (base/bundles.sql has the lanes):
+--   new         the message is published, and the consumer has not taken its publication: there is no bundle
+--   unfiltered, ready, delayed, waiting, claimed: the state of its bundle
+--   line        by key: ready, and not dealt
+--   dealt       by key: in a dealt bundle that nobody has claimed; ready, or waiting behind another bundle
+--   unclaimed   unfiltered, ready, line, dealt, delayed or waiting
+--   done        acknowledged: there is no bundle; keep_history keeps a row of archived_messages
+--   dead        a row of dead_messages
+--   gone        skipped by retention, cancelled, replaced, refused by the filter, or forgotten with the consumer's
+--               position
+--
+--   from                to                                          function          file
+--   new                 unfiltered, ready, line, delayed            take_plain        queue/take.sql
+--   new                 unfiltered, ready, line, delayed            take_all          queue/take.sql
+--   new                 claimed                                     claim_new         claim/making.sql
+--   unfiltered          as its caller says                          unfiltered        queue/filters.sql
+--   unfiltered          ready, line, delayed, gone                  apply_filter      queue/filters.sql
+--   ready, dealt        claimed                                     claim_free        claim/free.sql
+--   ready, line, dealt  claimed                                     claim_bundles     claim/making.sql
+--   ready               ready, dead                                 collect           claim/making.sql
+--   ready               ready                                       cut_next          claim/free.sql
+--   ready               dead                                        collect_matching  claim/matching.sql
+--   ready, line         the same                                    take_matching     claim/matching.sql
+--   dealt               dead                                        lock_dealt        claim/by_key.sql
+--   line                line, dead                                  lock_line         claim/by_key.sql
+--   line                as its caller says                          line_front        queue/dealing.sql
+--   waiting             as its caller says                          take_heads        queue/dealing.sql
+--   line, waiting       dealt, waiting, delayed                     store_dealt       queue/dealing.sql
+--   dealt               line, waiting                               undeal            queue/waiting.sql
+--   dealt               waiting                                     park_followers    queue/waiting.sql
+--   dealt, claimed      the same                                    loosen            queue/waiting.sql
+--   waiting             waiting                                     park              queue/waiting.sql
+--   delayed, waiting    waiting                                     change_limits     queue/key_limits.sql
+--   delayed             ready, line, waiting                        end_delays        queue/leases.sql
+--   unclaimed           the same, due now                           retry             functions/settle.sql
+--   new, unclaimed      the same, later                             postpone          functions/postpone.sql
+--   unclaimed           as its caller says                          take_unclaimed    queue/waiting.sql
+--   unclaimed           unfiltered, ready, line, delayed            change_lanes      queue/key_limits.sql
+--   line                gone                                        delete_passed     functions/group_workers.sql
+--   claimed             claimed                                     hold              queue/leases.sql
+--   claimed             claimed                                     hold_line         claim/by_key.sql
+--   claimed             claimed                                     expire            queue/leases.sql
+--   claimed             claimed                                     extend            functions/settle.sql
+--   claimed             claimed                                     reader_extend     spark/source.sql
+--   claimed             claimed                                     reader_resume     spark/source.sql
+--   claimed             claimed                                     quarantine        spark/quarantine.sql
+--   claimed             done                                        ack               queue/settle.sql
+--   claimed             done, dead                                  finish            queue/settle.sql
+--   claimed             done, dead                                  settle_held       spark/actions.sql
+--   claimed             ready, line, dealt, waiting, delayed, dead  return            queue/return.sql
+--   claimed             ready, line, dealt, delayed, dead           return_bundle     queue/return.sql
+--   claimed             line, waiting, delayed, dead                return_by_key     queue/return.sql
+--   claimed             gone                                        replace_returned  queue/newest.sql
+--   claimed             gone                                        take_claimed      functions/cancel.sql
+--   dead                unfiltered, ready, line                     redrive           functions/dead.sql
+--   any                 gone, new                                   move              functions/positions.sql
+--   any                 gone                                        drop_consumer     functions/consumers.sql
+--   any                 gone                                        forget_bundles    queue/bundles.sql
+--   ready, line, dealt  dead                                        give_up_expired   queue/bundles.sql
+--   ready, line         the same                                    cut               queue/bundles.sql
+--   claimed             the same                                    tidy              queue/bundles.sql
+--   any                 as its caller says                          take_out          queue/bundles.sql
+--   any                 as its caller says                          store             queue/bundles.sql
+--   any                 as its caller says                          stored            queue/bundles.sql
+--   any                 as its caller says                          store_placed      queue/placing.sql
+--   any                 as its caller says                          replace           queue/bundles.sql
+--   any                 as its caller says                          delete_bundle     queue/bundles.sql
+--
+-- The rows "as its caller says": collect(), collect_matching(), collect_by_key(), claim_line(), claim_beside() and
+-- claim_back() lock free bundles, which claim_bundles() claims. line_front() and take_heads() are called by deal(),
+-- with store_dealt(): its row has the target. return() calls return_bundle() or return_by_key(). The callers of
+-- take_out() are in the table. take_away() calls take_unclaimed(), and the messages are then gone (skip(), cancel()) or
+-- dead (drop_oldest()). keep_newest() calls it, and they are gone. settle_free() calls it for a Spark sink, and the
+-- messages are then done or dead. postpone() calls it, and stores the messages again: unfiltered ones as such, others
+-- as delayed, waiting or in the line. retry() leaves unfiltered messages as they are.
+
 -- Stores bundles like p_bundle with other messages, of at most limit_ranges() ranges each. Without messages it stores
 -- nothing. Returns the number of messages.
 create or replace function _pgqueue.store(p_bundle pgqueue.consumer_messages, p_seqs int8multirange) returns bigint
@@ -88,8 +167,8 @@ begin
     where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
 end $$;
 
--- The parts of a set that bundles have, by the place of the bundle in the array. Many ranges are matched in their order:
--- to compare each bundle with the set would cost ranges times bundles.
+-- The parts of a set that bundles have, by the place of the bundle in the array. Many ranges are matched in their
+-- order: to compare each bundle with the set would cost ranges times bundles.
 create or replace function _pgqueue.parts_of(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
 returns table (no bigint, part int8multirange)
 language plpgsql stable

@@ -20,8 +20,8 @@ begin
             order by place limit 1);
 end $$;
 
--- When the first lease of a consumer ends or ended; null: it has no claims. Claims of the last second are few, and so are
--- looked at one by one.
+-- When the first lease of a consumer ends or ended; null: it has no claims. Claims of the last second are few, and so
+-- are looked at one by one.
 create or replace function _pgqueue.next_expiry(p_consumer_id int, p_hints pgqueue.claim_hints) returns timestamptz
 language plpgsql stable
 as $$
@@ -83,8 +83,8 @@ begin
     end if;
 end $$;
 
--- Notes that a bundle stands at a place of a lane now, free (p_free) or claimed. Returns the hints. Needs the consumer's
--- lock.
+-- Notes that a bundle stands at a place of a lane now, free (p_free) or claimed. Returns the hints. Needs the
+-- consumer's lock.
 create or replace function _pgqueue.stands(p_hints pgqueue.claim_hints, p_lane int, p_place bigint, p_first_seq bigint,
                                            p_free boolean default true)
 returns pgqueue.claim_hints
@@ -203,8 +203,8 @@ begin
     return p_hints;
 end $$;
 
--- Moves the places where claims look at the lanes up to the first bundles that are free, and says until when claims need
--- not look further. Returns the hints. Needs the consumer's lock: bundles become free only under it.
+-- Moves the places where claims look at the lanes up to the first bundles that are free, and says until when claims
+-- need not look further. Returns the hints. Needs the consumer's lock: bundles become free only under it.
 create or replace function _pgqueue.raise_hints(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors
 language plpgsql
@@ -238,6 +238,24 @@ begin
                    _pgqueue.next_delayed(p_consumer.consumer_id, v_hints)) end;
     p_cursor.hints := v_hints;
     return p_cursor;
+end $$;
+
+-- Moves the hints where keys wait up to the first ones that do. Returns the hints. Needs the consumer's lock.
+create or replace function _pgqueue.raise_waits(p_consumer_id int, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints
+language plpgsql stable
+as $$
+begin
+    p_hints.waits_from := coalesce((
+        select place from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.waits_from
+        order by place limit 1), 9223372036854775807);
+    p_hints.free_from := coalesce((
+        select place from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.free_from
+          and place < -2
+        order by place limit 1), 9223372036854775807);
+    return p_hints;
 end $$;
 
 -- Whether something is free in the lanes that are remembered, or may be in others.
@@ -274,8 +292,8 @@ as $$
     select clock_timestamp() >= p_hints.looked_at and clock_timestamp() < p_hints.looked_at + interval '1 minute'
 $$;
 
--- Reads all hints from what is stored. What a hint hides, for whatever reason, is found then. Reads dead rows that a long
--- transaction elsewhere keeps. Returns the hints.
+-- Reads all hints from what is stored. What a hint hides, for whatever reason, is found then. Reads dead rows that a
+-- long transaction elsewhere keeps. Returns the hints.
 create or replace function _pgqueue.look_anew(p_cursor pgqueue.consumer_cursors) returns pgqueue.claim_hints
 language plpgsql stable
 as $$

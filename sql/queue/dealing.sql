@@ -1,8 +1,8 @@
 -- Dealing: the order by key. A message is not delivered while an earlier message of its key is unsettled elsewhere.
 --
--- The messages that a consumer takes stand in its line, keys mixed. The dealer, which is a claim that has the consumer's
--- lock, deals: it makes bundles of the size of a claim of the messages that waited for keys that are free now, and of the
--- front of the line. Claims take dealt bundles, and settle them, without a lock of the consumer.
+-- The messages that a consumer takes stand in its line, keys mixed. The dealer, which is a claim that has the
+-- consumer's lock, deals: it makes bundles of the size of a claim of the messages that waited for keys that are free
+-- now, and of the front of the line. Claims take dealt bundles, and settle them, without a lock of the consumer.
 --
 --   * Keys with few messages are packed: a bundle has several keys, and no key is in two of them.
 --   * A key with enough messages for a bundle has bundles of its own, each behind the one before. A claim may have such
@@ -76,7 +76,8 @@ begin
                                    not_visible_until, message_count, seqs
                             from pgqueue.consumer_messages w
                             where consumer_id = p_consumer.consumer_id and key = k.key
-                              and lane = _pgqueue.lane_waiting() and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
+                              and lane = _pgqueue.lane_waiting()
+                              and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                             order by arrival_no, first_seq limit p_most) m
     ), judged as (
         select *, sum(message_count) over line - message_count as before,
@@ -171,8 +172,8 @@ begin
     return v_bundles;
 end $$;
 
--- Stores messages by key as dealt bundles of at most p_size. Messages that are not visible yet are delayed, and what may
--- not be dealt waits. Needs the consumer's lock.
+-- Stores messages by key as dealt bundles of at most p_size. Messages that are not visible yet are delayed, and what
+-- may not be dealt waits. Needs the consumer's lock.
 --   p_keyed    in their order; held: over a limit of their key
 --   p_keys, p_until  keys without tokens, and when the first of these come back
 --   p_now      messages that are visible at that time are visible
@@ -366,7 +367,7 @@ end $$;
 --   p_waiting  nothing of the line
 --   p_room     look at so many messages of the line, where that is more than usual: those before had to wait
 -- Returns the hints, at how many messages it looked, whether some of these stood in the line, and how many bundles it
--- dealt.
+-- dealt. (More than 60 lines: the steps of a deal, in their order.)
 create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                          p_waiting boolean default false, p_room bigint default 0,
                                          out o_hints pgqueue.claim_hints, out o_looked bigint, out o_line boolean,

@@ -63,7 +63,7 @@ begin
     -- messages that a Spark reader lost are for the next claimer, or for the reader itself when it is back
     v_failure.delay := coalesce(p_delay, case
         when p_how = 'uncounted' or (p_how = 'unnamed' and v_head.reader is not null) then '0'::interval end);
-    v_failure.chance := random();  -- the same for all messages, so that a run stays one run
+    v_failure.chance := random();  -- the same for all messages, so that a bundle stays one bundle
     v_failure.note := p_note;
     if v_failure.counted then
         -- by the second: messages that fail alike within one stay alike

@@ -2,10 +2,10 @@
 -- publisher does the same as ever.
 --
 -- A take of a filtered consumer makes bundles as any take does, but in lane_unfiltered(). When too few messages are
--- ready, a claim filters these bundles under the consumer's lock, limit_filter() messages at a time. A message that passes
--- becomes ready, or delayed, at its place in the line. The rest is forgotten, as are messages for other consumers. The
--- cursor's filter_from says that something is unfiltered. Until all of that is filtered, the consumer takes nothing
--- more.
+-- ready, a claim filters these bundles under the consumer's lock, limit_filter() messages at a time. A message that
+-- passes becomes ready, or delayed, at its place in the line. The rest is forgotten, as are messages for other
+-- consumers. The cursor's filter_from says that something is unfiltered. Until all of that is filtered, the consumer
+-- takes nothing more.
 
 -- A topic as a regular expression over a key with a dot after each of its words: * is a word, # is any number of words.
 -- Errors: PQ003.

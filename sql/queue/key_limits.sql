@@ -1,11 +1,11 @@
 -- The gate of a key: how many of its messages may go now. Consumers limit how many of a key may be in flight
--- (per_key_limit) or are delivered in a time (per_key_interval, per_key_burst), or serve keys in turns (fair). What goes
--- is dealt (queue/dealing.sql). The rest waits (queue/waiting.sql) until the first open bundle with the key is gone; if
--- only what is ready counts, until it is claimed; or until tokens of the key come back (queue/key_tokens.sql). A message
--- without a key has no limit, and holds no other message up.
+-- (per_key_limit) or are delivered in a time (per_key_interval, per_key_burst), or serve keys in turns (fair). What
+-- goes is dealt (queue/dealing.sql). The rest waits (queue/waiting.sql) until the first open bundle with the key is
+-- gone; if only what is ready counts, until it is claimed; or until tokens of the key come back (queue/key_tokens.sql).
+-- A message without a key has no limit, and holds no other message up.
 --
--- Keys take turns because bundles do. With fair, what is dealt and free holds about the share of four claims of a key, so
--- the rest of a key with very many messages waits.
+-- Keys take turns because bundles do. With fair, what is dealt and free holds about the share of four claims of a key,
+-- so the rest of a key with very many messages waits.
 
 -- Whether only messages that nobody has claimed count.
 create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) returns boolean
@@ -90,7 +90,8 @@ begin
     from split;
 end $$;
 
--- Lets the next dealers look at all keys that wait, because the limits of the consumer have changed. Locks: the consumer.
+-- Lets the next dealers look at all keys that wait, because the limits of the consumer have changed. Locks: the
+-- consumer.
 create or replace function _pgqueue.change_limits(p_consumer pgqueue.consumers) returns void
 language plpgsql
 as $$

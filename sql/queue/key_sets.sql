@@ -1,5 +1,5 @@
--- Messages by key: the dealer, and all that goes by key, splits bundles into the messages of each key. A key is known by
--- its hash: two keys with the same hash wait for each other.
+-- Messages by key: the dealer, and all that goes by key, splits bundles into the messages of each key. A key is known
+-- by its hash: two keys with the same hash wait for each other.
 
 -- The key that orders a message of a consumer, as an SQL expression over a message m.
 create or replace function _pgqueue.key_of(p_consumer pgqueue.consumers) returns text

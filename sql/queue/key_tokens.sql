@@ -4,6 +4,41 @@
 -- key_tokens, so they last over restarts. They are spent with the consumer's lock, which every claim of such a consumer
 -- has.
 
+-- Forgets tokens that have come back of consumers that spend none any more, at most limit_forgotten() of each consumer.
+-- Locks: the consumers of which it forgets some; it passes over those that others hold.
+create or replace function _pgqueue.tend_tokens() returns void
+language plpgsql
+as $$
+declare
+    v_id int;
+begin
+    for v_id in
+        select c.consumer_id from pgqueue.consumers c
+        cross join lateral (select from pgqueue.key_tokens t
+                            where t.consumer_id = c.consumer_id and t.returns_at <= clock_timestamp() limit 1) t
+        order by c.consumer_id
+    loop
+        perform _pgqueue.forget_tokens(v_id, '-infinity', clock_timestamp(), _pgqueue.limit_forgotten())
+        where _pgqueue.try_lock_consumer(v_id);
+    end loop;
+end $$;
+
+-- Forgets tokens of a consumer that came back between two times, at most p_most. Returns the time up to which it forgot
+-- all. Needs the consumer's lock.
+create or replace function _pgqueue.forget_tokens(p_consumer_id int, p_from timestamptz, p_upto timestamptz, p_most int)
+returns timestamptz
+language sql
+as $$
+    with back as (
+        delete from pgqueue.key_tokens
+        where ctid = any (array(select ctid from pgqueue.key_tokens
+                                where consumer_id = p_consumer_id and returns_at >= p_from and returns_at <= p_upto
+                                order by returns_at limit p_most))
+        returning returns_at
+    )
+    select case when count(*) < p_most then p_upto else max(returns_at) end from back
+$$;
+
 -- Spends the tokens of the messages of a claim that was just made, and forgets some that have come back. Returns the
 -- hints. Needs the consumer's lock.
 create or replace function _pgqueue.spend_tokens(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
@@ -14,22 +49,13 @@ as $$
 declare
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, p_bundles);
     v_now   timestamptz := clock_timestamp();
-    v_back  record;
 begin
     insert into pgqueue.key_tokens (consumer_id, key, spent, returns_at)
     select p_consumer.consumer_id, k.key, sum(k.n), v_now + p_consumer.per_key_interval
     from unnest(v_keyed.keys, v_keyed.counts) k (key, n)
     where k.key is not null
     group by k.key;
-    with back as (
-        delete from pgqueue.key_tokens
-        where ctid = any (array(select ctid from pgqueue.key_tokens
-                                where consumer_id = p_consumer.consumer_id and returns_at >= p_hints.tokens_from
-                                  and returns_at <= v_now
-                                order by returns_at limit _pgqueue.limit_due()))
-        returning returns_at
-    )
-    select max(returns_at) as last, count(*) as n into v_back from back;
-    p_hints.tokens_from := case when v_back.n < _pgqueue.limit_due() then v_now else v_back.last end;
+    p_hints.tokens_from := _pgqueue.forget_tokens(p_consumer.consumer_id, p_hints.tokens_from, v_now,
+                                                  _pgqueue.limit_due());
     return p_hints;
 end $$;

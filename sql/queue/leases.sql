@@ -17,9 +17,9 @@ begin
 end $$;
 
 -- Looks for leases that have ended, and releases their claims; and moves claims that are older than a second out of the
--- way of the others, into lane_held(). Once a minute it reads all hints from what is stored: so it finds leases that end
--- before those it knows of, because the clock was set back, or because a claim was committed long after its lease ended.
--- Returns the cursor, whose hints say when to look again. Needs the consumer's lock.
+-- way of the others, into lane_held(). Once a minute it reads all hints from what is stored: so it finds leases that
+-- end before those it knows of, because the clock was set back, or because a claim was committed long after its lease
+-- ended. Returns the cursor, whose hints say when to look again. Needs the consumer's lock.
 create or replace function _pgqueue.probe_leases(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors
 language plpgsql

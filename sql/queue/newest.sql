@@ -12,7 +12,7 @@
 -- rising numbers. (Senders could replace messages themselves. But an order of all senders of a key needs a lock from
 -- each send to its commit, and a message is stored once for all consumers, of which most want each message.)
 --
--- A replacing claim looks for the replaced messages in all runs that wait, as cancel does.
+-- A replacing claim looks for the replaced messages in all bundles that wait, as cancel does.
 
 -- The time that is noted with a newest message: by the hour, so that most changes leave the index of times alone.
 create or replace function _pgqueue.end_of_hour() returns timestamptz

@@ -1,7 +1,7 @@
 -- Where messages stand that are taken, or come back.
 
--- The lane and place of a bundle that nobody has claimed and that was judged: delayed until its not_visible_until, where
--- no order comes first; or ready, by key in the line.
+-- The lane and place of a bundle that nobody has claimed and that was judged: delayed until its not_visible_until,
+-- where no order comes first; or ready, by key in the line.
 create or replace function _pgqueue.placed(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
 returns pgqueue.consumer_messages
 language plpgsql

@@ -39,7 +39,8 @@ begin
     end if;
     v_hints := p_cursor.hints;
     v_failure := _pgqueue.failure(p_bundles, p_how, p_from, p_delay, p_note, (
-        select max(_pgqueue.one_more(b.deliver_count)) from unnest(p_bundles) b where p_set is null or b.seqs && p_set));
+        select max(_pgqueue.one_more(b.deliver_count)) from unnest(p_bundles) b
+        where p_set is null or b.seqs && p_set));
     if p_consumer.ordering <> 'none' and not _pgqueue.stays_dealt(p_consumer, p_bundles, p_set, v_failure) then
         v_back := _pgqueue.return_by_key(p_consumer, v_hints, p_bundles, coalesce(p_set, _pgqueue.seqs_of(p_bundles)),
                                          v_failure);
@@ -122,9 +123,9 @@ begin
     return _pgqueue.store_placed(p_hints, v_bundle, v_bundle.seqs);
 end $$;
 
--- Puts messages of a claim back to their order: of each key the first message that failed, and all that follow it in the
--- claim. Of dealt bundles they wait for the messages of their key that the claim still has; what the claim had from the
--- line goes back into the line.
+-- Puts messages of a claim back to their order: of each key the first message that failed, and all that follow it in
+-- the claim. Of dealt bundles they wait for the messages of their key that the claim still has; what the claim had from
+-- the line goes back into the line.
 --   p_set      the messages that failed
 --   p_failure  the consequences for them, see failure()
 -- Returns the hints, and the messages that left the claim. Needs the claim's lock and the consumer's.

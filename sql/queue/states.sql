@@ -1,6 +1,6 @@
 -- The states of a consumer's messages, for all that read them and change nothing: views, statistics, peeking,
--- explaining, scanning, backlogs, retention, pgmq. For these, this file alone knows how bundles and gaps make states. The
--- table at the top of queue/bundles.sql names the functions that change states.
+-- explaining, scanning, backlogs, retention, pgmq. For these, this file alone knows how bundles and gaps make states.
+-- The table at the top of queue/bundles.sql names the functions that change states.
 --
 -- A message that is published to a consumer is new, unfinished, dead or done: new_sets(), unfinished(), and a row of
 -- dead_messages. These functions become a part of the query that calls them.
@@ -27,7 +27,8 @@ as $$
            coalesce(m.claimed_at, m.last_delivered_at), m.note,
            coalesce(m.key, case when m.behind is not null then m.keys[1] end), m.bundle_no,
            case when m.reader is null then _pgqueue.claim_id(coalesce(m.head, m.bundle_no), m.token)
-                else (select r.claim_id from pgqueue.reader_claims r where r.reader = m.reader and r.token = m.token) end,
+                else (select r.claim_id from pgqueue.reader_claims r
+                      where r.reader = m.reader and r.token = m.token) end,
            m.owner, m.reader, m.claimed_at,
            case when m.head is null then m.lease_until
                 else (select h.lease_until from _pgqueue.bundles(array[m.head]) h where h.token = m.token) end,
@@ -49,12 +50,35 @@ $$;
 -- The claims of a consumer that hold messages: their heads.
 create or replace function _pgqueue.live_claims(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable
-as $$ select * from pgqueue.consumer_messages where consumer_id = p_consumer_id and token is not null and head is null $$;
+as $$
+    select * from pgqueue.consumer_messages
+    where consumer_id = p_consumer_id and token is not null and head is null
+$$;
 
--- What a checkpoint reader's claim holds.
-create or replace function _pgqueue.held(p_claim pgqueue.reader_claims) returns setof pgqueue.consumer_messages
+-- The live claims of a consumer, with the first message of each, for views.
+create or replace function _pgqueue.shown_claims(p_consumer_id int)
+returns table (claim_id bigint, owner text, reader uuid, claimed_at timestamptz, lease_until timestamptz,
+               message_count bigint, remaining bigint, first_seq bigint)
+language sql stable rows 10
+as $$
+    select m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until,
+           coalesce((select r.message_count from pgqueue.reader_claims r
+                     where r.reader = m.reader and r.claim_id = m.claim_id), m.claim_count),
+           sum(m.message_count)::bigint, min(m.first_seq)
+    from _pgqueue.unfinished(p_consumer_id) m where m.state = 'claimed'
+    group by m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until, m.claim_count
+$$;
+
+-- The bundles that keep a key from being dealt, by their numbers: dealt with it, or claimed; and whether a claim has
+-- all keys.
+create or replace function _pgqueue.users_of(p_consumer_id int, p_key bigint)
+returns table (bundle_no bigint, all_keys boolean)
 language sql stable
-as $$ select * from _pgqueue.held(p_claim.head, p_claim.token) where message_count > 0 $$;
+as $$
+    select m.bundle_no, m.keys is null from pgqueue.consumer_messages m
+    where m.consumer_id = p_consumer_id
+      and (p_key = any (m.keys) or (m.lane = _pgqueue.lane_held() and m.keys is null and m.token is not null))
+$$;
 
 -- The publications that are new for a consumer: it has not taken them.
 create or replace function _pgqueue.new_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange

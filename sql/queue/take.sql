@@ -1,5 +1,5 @@
--- Taking: publications that are new for a consumer become its bundles. New are the publications beyond the last one that
--- it took, and those that have appeared in its gaps (log/gaps.sql).
+-- Taking: publications that are new for a consumer become its bundles. New are the publications beyond the last one
+-- that it took, and those that have appeared in its gaps (log/gaps.sql).
 
 -- The next publications, if they are plain, as they nearly always are: at most p_limit, without a gap among their ids,
 -- with the same priority, time, expiry and consumers, and with messages that are one range. A single publication in one
@@ -60,7 +60,8 @@ begin
         return;
     end if;
     select * into o_first from pgqueue.publications
-    where stream_id = p_consumer.stream_id and publication_id = v_next and part = 0 and v_next <= coalesce(p_upto, v_next);
+    where stream_id = p_consumer.stream_id and publication_id = v_next and part = 0
+      and v_next <= coalesce(p_upto, v_next);
     if not found then
         return;
     end if;
@@ -74,8 +75,8 @@ begin
 end $$;
 
 -- Takes the next publications, if they are plain and no gap is before them, and stores their messages as one bundle, or
--- as several that are alike. Returns the cursor, and how many messages became ready. The cursor is null when nothing was
--- taken. Needs the consumer's lock.
+-- as several that are alike. Returns the cursor, and how many messages became ready. The cursor is null when nothing
+-- was taken. Needs the consumer's lock.
 create or replace function _pgqueue.take_plain(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors,
                                                out o_messages bigint)
@@ -109,12 +110,12 @@ end $$;
 
 -- Looks for new publications, in the gaps and beyond, from the cursor's next_publication on. Nearly always ids and seqs
 -- are contiguous. Then range_agg is left out: merging them one by one costs more than all the rest. The statement reads
--- which gaps to look into after its snapshot. Read before the snapshot, the list could lack a gap whose producer commits
--- just then. If that producer published once more and committed before the snapshot, its later publication, beyond, would
--- be taken, and its earlier one, in the gap, not yet. Returns the gaps that it looked into (null: none), the publication
--- ids that it took (null: none), how many parts of publications it found in gaps and how many beyond; and what they have
--- for this consumer: messages that are alike. By key these follow each other: what comes later in the stream comes later
--- here, too. (More than 60 lines: one statement, and so one snapshot.)
+-- which gaps to look into after its snapshot. Read before the snapshot, the list could lack a gap whose producer
+-- commits just then. If that producer published once more and committed before the snapshot, its later publication,
+-- beyond, would be taken, and its earlier one, in the gap, not yet. Returns the gaps that it looked into (null: none),
+-- the publication ids that it took (null: none), how many parts of publications it found in gaps and how many beyond;
+-- and what they have for this consumer: messages that are alike. By key these follow each other: what comes later in
+-- the stream comes later here, too. (More than 60 lines: one statement, and so one snapshot.)
 create or replace function _pgqueue.look(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint,
                                          p_limit int, out o_gaps pgqueue.consumer_gaps[], out o_taken int8multirange,
                                          out o_in_gaps int, out o_beyond int, out o_priorities int[],
@@ -192,8 +193,8 @@ begin
                         from alike cross join kept) a;
 end $$;
 
--- Stores new publications as bundles: at most p_limit from gaps, and at most p_limit beyond. If a consumer has unfiltered
--- bundles, the call filters some of these instead, and takes nothing.
+-- Stores new publications as bundles: at most p_limit from gaps, and at most p_limit beyond. If a consumer has
+-- unfiltered bundles, the call filters some of these instead, and takes nothing.
 --   p_upto  no publication after this one; null: all
 -- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
 create or replace function _pgqueue.take(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint,

@@ -1,12 +1,12 @@
--- Waiting by key: messages that are behind others of their key, or over a limit of it, stand in lane_waiting(), a bundle
--- for each key; so claims do not walk over them. Of each key that waits, one bundle is the first: its place is the number
--- of an open bundle with the key, and it may be dealt when that bundle is gone (queue/dealing.sql). If there is none, its
--- place is from place_of_free() on, the later the higher. The places of all others are -2. Where the first message of a
--- key is delayed, or tokens of the key are spent, it stands in lane_delayed(), and all others wait. park() alone restores
--- that after any change.
+-- Waiting by key: messages that are behind others of their key, or over a limit of it, stand in lane_waiting(), a
+-- bundle for each key; so claims do not walk over them. Of each key that waits, one bundle is the first: its place is
+-- the number of an open bundle with the key, and it may be dealt when that bundle is gone (queue/dealing.sql). If there
+-- is none, its place is from place_of_free() on, the later the higher. The places of all others are -2. Where the first
+-- message of a key is delayed, or tokens of the key are spent, it stands in lane_delayed(), and all others wait. park()
+-- alone restores that after any change.
 --
--- Both kinds of places rise, and the cursor's hints say where the first ones are: so what was dealt costs nothing where a
--- long transaction elsewhere keeps its dead rows.
+-- Both kinds of places rise, and the cursor's hints say where the first ones are: so what was dealt costs nothing where
+-- a long transaction elsewhere keeps its dead rows.
 
 -- Notes that the first message of a key stands at a place of lane_waiting(). Returns the hints.
 create or replace function _pgqueue.waits_at(p_hints pgqueue.claim_hints, p_place bigint) returns pgqueue.claim_hints
@@ -18,24 +18,6 @@ begin
     elsif p_place < -2 then
         p_hints.free_from := least(p_hints.free_from, p_place);
     end if;
-    return p_hints;
-end $$;
-
--- Moves the hints where keys wait up to the first ones that do. Returns the hints. Needs the consumer's lock.
-create or replace function _pgqueue.raise_waits(p_consumer_id int, p_hints pgqueue.claim_hints)
-returns pgqueue.claim_hints
-language plpgsql stable
-as $$
-begin
-    p_hints.waits_from := coalesce((
-        select place from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.waits_from
-        order by place limit 1), 9223372036854775807);
-    p_hints.free_from := coalesce((
-        select place from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.free_from
-          and place < -2
-        order by place limit 1), 9223372036854775807);
     return p_hints;
 end $$;
 
@@ -184,7 +166,8 @@ begin
 end $$;
 
 -- Takes messages that are in no claim out of a consumer's bundles, for a caller that settles them. Bundles that another
--- session is claiming are left. Needs the consumer's lock. Returns the hints, and the messages as bundles, as they were.
+-- session is claiming are left. Needs the consumer's lock. Returns the hints, and the messages as bundles, as they
+-- were.
 create or replace function _pgqueue.take_unclaimed(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_seqs int8multirange, out o_hints pgqueue.claim_hints,
                                                    out o_bundles pgqueue.consumer_messages[])

@@ -8,9 +8,9 @@
 -- the consumer pass them over. A query also passes over messages that it has lost, or has acted upon before: so to act
 -- twice does nothing twice.
 --
--- A query's micro-batch keeps the messages on which the query acted: reader_claims.acted has them, as they were, until the
--- batch is acknowledged. So a replay of the batch after a crash has the same rows, whatever became of these messages,
--- and they count as settled, not as lost.
+-- A query's micro-batch keeps the messages on which the query acted: reader_claims.acted has them, as they were, until
+-- the batch is acknowledged. So a replay of the batch after a crash has the same rows, whatever became of these
+-- messages, and they count as settled, not as lost.
 --
 -- An action happens once per batch of a sink and consumer, as a publication once per batch and stream. They are noted
 -- apart: writes with one txnAppId may publish to one stream, and settle messages of several consumers. An action is an
@@ -28,7 +28,7 @@
 -- Returns whether actions were done, which is false for a batch that was done before; how many messages were changed by
 -- this call; and how many were passed over: done, dead or not published; held by others; for a nack, held by nobody; or
 -- of a consumer for which this batch was done before. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007, PQ010.
--- Locks: the batch; then, consumer by consumer in the order of their ids: claims, the consumer, runs.
+-- Locks: the batch; then, consumer by consumer in the order of their ids: claims, the consumer, bundles.
 create or replace function pgqueue.settle_messages(p_sink text, p_batch bigint, p_actions jsonb,
                                                    p_query_id text default null, p_replayed boolean default true)
 returns table (done boolean, changed bigint, passed_over bigint)
@@ -291,8 +291,8 @@ begin
 end $$;
 
 -- Acknowledges or gives up messages that no claim holds, or a claim whose lease ended. New messages are taken first.
--- Needs the consumer's lock. Returns the cursor, and how many messages these were. Locks: expired claims and runs. It
--- waits for none of them.
+-- Needs the consumer's lock. Returns the cursor, and how many messages these were. Locks: expired claims and bundles.
+-- It waits for none of them.
 create or replace function _pgqueue.settle_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                 p_actions pgqueue.action[],
                                                 p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,

@@ -10,7 +10,7 @@ language plpgsql
 as $$
 declare
     v_hints   pgqueue.claim_hints := p_cursor.hints;
-    v_seqs    int8multirange := p_claim.seqs - _pgqueue.acted_seqs(p_claim);  -- what its query returned is for others, too
+    v_seqs    int8multirange := p_claim.seqs - _pgqueue.acted_seqs(p_claim);  -- (what its query returned is for others)
     v_line    boolean;
     v_bundles pgqueue.consumer_messages[];
     v_claimed pgqueue.claimed;
@@ -45,8 +45,8 @@ begin
     return p_cursor;
 end $$;
 
--- The free bundles that have messages of a lost claim, where they stood before: in the lanes, or in the line, there up to
--- the first message that is not visible yet.
+-- The free bundles that have messages of a lost claim, where they stood before: in the lanes, or in the line, there up
+-- to the first message that is not visible yet.
 create or replace function _pgqueue.where_they_were(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
                                                     p_seqs int8multirange) returns pgqueue.consumer_messages[]
 language plpgsql stable
@@ -85,8 +85,8 @@ as $$
                      and p_claim.arrival_nos @> m.arrival_no and m.not_visible_until > clock_timestamp())
 $$;
 
--- Deals, as much as one claim looks at, while messages stand in the line where those of a lost claim had their places, and
--- locks the free dealt bundles that have no other messages. Returns the hints, and these bundles.
+-- Deals, as much as one claim looks at, while messages stand in the line where those of a lost claim had their places,
+-- and locks the free dealt bundles that have no other messages. Returns the hints, and these bundles.
 create or replace function _pgqueue.deal_back(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                               p_claim pgqueue.reader_claims, p_seqs int8multirange,
                                               out o_hints pgqueue.claim_hints,

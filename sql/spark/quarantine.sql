@@ -17,7 +17,8 @@
 -- Halves the micro-batch of a checkpoint reader, if it is time: the messages that the reader holds, and has not had
 -- back where it lost some. Needs the reader's lock and the consumer's. Locks its claims.
 --   p_reader  its row before this start, which is by another process than the last one
--- Returns the cursor, how many messages went back, and how many are dead letters now.
+-- Returns the cursor, how many messages went back, and how many are dead letters now. (More than 60 lines: the steps
+-- for each claim of the batch, in their order.)
 create or replace function _pgqueue.quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                                p_reader pgqueue.readers,
                                                p_start_claim bigint, p_end_claim bigint, p_quarantine_after bigint,

@@ -45,7 +45,8 @@ begin
     elsif p_claim > p_reader.last_claim
           -- a number that was given out again has other random bits
           or (p_claim > p_reader.acked_claim
-              and not exists (select from pgqueue.reader_claims where reader = p_reader.reader and claim_id = p_claim)) then
+              and not exists (select from pgqueue.reader_claims
+                              where reader = p_reader.reader and claim_id = p_claim)) then
         raise exception 'the checkpoint is ahead of the database: claim % is not known, the last one is %', p_claim,
                         p_reader.last_claim
             using errcode = 'PQ005',
@@ -55,7 +56,8 @@ begin
     end if;
 end $$;
 
--- Forgets a checkpoint reader, and puts back the messages that it holds. Needs the locks of the reader and the consumer.
+-- Forgets a checkpoint reader, and puts back the messages that it holds. Needs the locks of the reader and the
+-- consumer.
 --   p_how, p_note  as in return()
 -- Returns the cursor; the caller stores it. Locks its claims.
 create or replace function _pgqueue.forget_reader(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
@@ -78,9 +80,9 @@ begin
     return _pgqueue.raise_hints(p_consumer, p_cursor);
 end $$;
 
--- Ends the claims of a checkpoint reader up to one, and acknowledges the messages that they still have. Needs the lock of
--- the reader. Returns whether there were any claims, how many messages they had, and how many they had lost before. Locks
--- these claims.
+-- Ends the claims of a checkpoint reader up to one, and acknowledges the messages that they still have. Needs the lock
+-- of the reader. Returns whether there were any claims, how many messages they had, and how many they had lost before.
+-- Locks these claims.
 create or replace function _pgqueue.acknowledge_upto(p_reader uuid, p_claim bigint, out o_any boolean,
                                                      out o_acked bigint, out o_lost bigint)
 language plpgsql

@@ -90,9 +90,9 @@ begin
         -- where claims look in a lane: no free bundle stands before a place (null: none is free), and none at all
         -- before another one
         create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint, low_place bigint, low_seq bigint);
-        -- Where claims of a consumer look, so that they pass over dead rows and over what is claimed. Hints may be lost:
-        -- a hint that is too early costs time. One that is too late hides bundles: so all hints are read from what is
-        -- stored once a minute, see look_anew().
+        -- Where claims of a consumer look, so that they pass over dead rows and over what is claimed. Hints may be
+        -- lost: a hint that is too early costs time. One that is too late hides bundles: so all hints are read from
+        -- what is stored once a minute, see look_anew().
         create type pgqueue.claim_hints as (
             lanes       pgqueue.lane_hint[],  -- of ready bundles, in the order in which they are served, ...
             lanes_from  int,          -- ... and no bundle is in other lanes below this one; null: in no other lane
@@ -115,8 +115,8 @@ begin
     end if;
 end $$;
 
--- A consumer's cursor: its position, and hints. It is never updated: a new version is inserted and the version before is
--- deleted. The newest version is read first, so that dead versions behind a long transaction elsewhere cost nothing.
+-- A consumer's cursor: its position, and hints. It is never updated: a new version is inserted and the version before
+-- is deleted. The newest version is read first, so that dead versions behind a long transaction elsewhere cost nothing.
 -- on drop_consumer
 create table if not exists pgqueue.consumer_cursors (
     consumer_id      int                  not null,
@@ -124,8 +124,8 @@ create table if not exists pgqueue.consumer_cursors (
     -- What was taken. Every publication id below next_publication was taken, is dead, or is in one of the gaps.
     next_publication bigint               not null,
     gaps             bigint[]             not null default '{}',         -- the consumer's rows of consumer_gaps
-    -- How many messages it took, in all; and how many of these left without being settled: filtered out, or forgotten by
-    -- seek. From these two the number of settled messages follows, without counting (inspect/views.sql).
+    -- How many messages it took, in all; and how many of these left without being settled: filtered out, or forgotten
+    -- by seek. From these two the number of settled messages follows, without counting (inspect/views.sql).
     taken            bigint               not null default 0,
     forgotten        bigint               not null default 0,
     last_arrival     bigint               not null default 0,            -- the last arrival_no that was given out
@@ -186,8 +186,8 @@ create table if not exists pgqueue.consumer_messages (
     reader             uuid                      -- Spark's reader, whose claim it is
 ) with (fillfactor = 50);
 
--- Messages of bundles by key: of which key each set is (null: of no key), and of which bundle; and whether the limits of
--- the key hold it back.
+-- Messages of bundles by key: of which key each set is (null: of no key), and of which bundle; and whether the limits
+-- of the key hold it back.
 do $$
 begin
     if to_regtype('pgqueue.keyed_messages') is null then
@@ -240,8 +240,9 @@ create table if not exists pgqueue.late_entries (
 -- The numbers of bundles, of which the ids of claims are made; and those of the claims of checkpoint readers.
 create sequence if not exists pgqueue.claim_numbers;
 
--- The secret from which the tokens of claims and the numbers of table writes are made (base/bundles.sql: keep_secret()):
--- the last value of a sequence, because a claim reads no table for it. Only the owner of the schema can read it.
+-- The secret from which the tokens of claims and the numbers of table writes are made (base/bundles.sql:
+-- keep_secret()): the last value of a sequence, because a claim reads no table for it. Only the owner of the schema can
+-- read it.
 create sequence if not exists pgqueue.claim_secret;
 
 -- on drop_consumer
@@ -257,6 +258,6 @@ create table if not exists pgqueue.dead_messages (
     details       jsonb,
     claim_id      bigint,
     died_at       timestamptz    not null default clock_timestamp(),
-    note          jsonb,          -- as it was in the run
+    note          jsonb,          -- as it was in the bundle
     owner         text            -- of the claim
 );

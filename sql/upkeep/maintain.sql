@@ -5,13 +5,13 @@
 -- It deletes staged chunks of batches that were published without them; staged chunks and reservations older than
 -- p_staged_age, with their messages; rows for tables that are staged for as long; all but the last ten batches of each
 -- sink; notes of batch writes without a txnAppId, whose names are used once; dedup keys whose window passed; history
--- that its consumer keeps no longer; entries of keys for per_key_capacity that are done; and notes of newest messages,
--- for per_key_latest, that are older than p_staged_age. It deletes no published message, only messages that a
--- reservation still has. It makes the triggers of new partitions of captured tables, for statements that write straight
--- to them. It notes which publication ids were given out, and up to which all are visible or dead. It drops the tables
--- of dropped streams. And it trims streams with a retention (claim/retention.sql).
--- One call does a bounded part of all that, which takes a moment: while it answers that something is unfinished, call
--- it again. maintain_all() does so, and so do the client and the command line.
+-- that its consumer keeps no longer; entries of keys for per_key_capacity that are done; spent tokens of keys, for
+-- per_key_interval, that came back; and notes of newest messages, for per_key_latest, that are older than p_staged_age.
+-- It deletes no published message, only messages that a reservation still has. It makes the triggers of new partitions
+-- of captured tables, for statements that write straight to them. It notes which publication ids were given out, and up
+-- to which all are visible or dead. It drops the tables of dropped streams. And it trims streams with a retention
+-- (claim/retention.sql). One call does a bounded part of all that, which takes a moment: while it answers that
+-- something is unfinished, call it again. maintain_all() does so, and so do the client and the command line.
 --   p_staged_age  longer than any batch may take from its first write to its commit
 --   p_reader_age  longer than any Spark query stays away from its checkpoint: readers that were not used for so long
 --                 are forgotten, and what they hold goes to others; so are sinks of dropped streams
@@ -80,8 +80,9 @@ begin
             perform _pgqueue.chore('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, v_done);
         end if;
     end loop;
-    -- the last chore, because it keeps locks of consumers
+    -- the last chores, because they keep locks of consumers
     perform _pgqueue.chore('select 0 from _pgqueue.tend_newest(($2 ->> 0)::interval)', null, v_ages);
+    perform _pgqueue.chore('select 0 from _pgqueue.tend_tokens()');
     -- sometimes also when there is more to do: so that it need not be done for the others to have their turn
     perform nextval('pgqueue.maintain_turns') where v_unfinished = 0 or random() < 0.1;
     v_unfinished := v_unfinished + v_turn.o_later;

@@ -171,8 +171,7 @@ class Queue:
 
     def tables(self) -> list[str]:
         return [
-            f"pgqueue.{name}"
-            for name in ("claims", "slots", "consumer_messages", "consumer_cursors", "publications")
+            f"pgqueue.{name}" for name in ("consumer_messages", "consumer_cursors", "publications")
         ]
 
 

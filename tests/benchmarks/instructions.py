@@ -28,7 +28,7 @@ from tests.benchmarks.compare.sides import Delivery, Ours, Side
 from tests.benchmarks.harness import run
 
 CALLS = 1024
-"""Calls that are counted, of several blocks of slots."""
+"""Calls that are counted, of several blocks of bundles that are cut at once."""
 
 WARM_UP = 530
 """Calls before: plans are made, and blocks have their usual size."""

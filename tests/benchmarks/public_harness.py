@@ -45,7 +45,7 @@ MANIFEST: dict[str, Any] = {
     "system": SYSTEM,
     "display_name": "spark-pgqueue (Python)",
     "db_name": "spark_pgqueue_bench",
-    "event_tables": ["pgqueue.publications", "pgqueue.consumer_messages", "pgqueue.claims"],
+    "event_tables": ["pgqueue.publications", "pgqueue.consumer_messages"],
     "event_indexes": [],
     "extensions": [],
 }

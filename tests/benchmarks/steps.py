@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -24,14 +23,15 @@ CALLS = 2_000
 RECEIVE = "select claim_id from pgqueue.receive('s', 'c', 1)"
 ACK = "select pgqueue.ack(%s)"
 
-Case = tuple[str, str, bool]
+Case = tuple[str, str, int]
 CASES: list[Case] = [
-    ("none, a new message", "none", False),
-    ("none, a ready message", "none", True),
-    ("key, a slot", "key", True),
-    ("key, a new message, dealt alone", "key", False),
+    ("none, a new message", "none", 1),
+    ("none, a ready message", "none", 0),
+    ("key, a dealt message", "key", 0),
+    ("key, one of two new messages, which are dealt", "key", 2),
 ]
-"""What is measured: its name, the consumer's ordering, and whether messages are sent before."""
+"""What is measured: its name, the consumer's ordering, and how many messages are sent before each
+receive; 0: all are sent before."""
 
 
 def main() -> None:
@@ -46,20 +46,24 @@ def main() -> None:
             measure(conn, *case)
 
 
-def measure(conn: psycopg.Connection, name: str, ordering: str, is_sent_before: bool) -> None:
+def measure(conn: psycopg.Connection, name: str, ordering: str, fresh: int) -> None:
     """Measure one case, and print it."""
     conn.execute("select pgqueue.drop_stream(stream) from pgqueue.stream_stats")
     conn.execute("select pgqueue.create_stream('s')")
     conn.execute("select pgqueue.create_consumer('s', 'c', p_ordering => %s)", [ordering])
-    if is_sent_before:
+    if fresh == 0:
         for number in range(2 * CALLS):
             send(conn, number)
 
     def one(number: int) -> None:
-        if not is_sent_before:
-            send(conn, number)
+        for i in range(fresh):
+            send(conn, fresh * number + i)
         (claim,) = conn.execute(RECEIVE).fetchall()
         conn.execute(ACK, claim)
+        if fresh > 1:  # the others are not counted
+            conn.execute("set track_functions = 'none'")
+            clear(conn)
+            conn.execute("set track_functions = 'all'")
 
     for number in range(CALLS // 10):
         one(number)
@@ -79,7 +83,7 @@ def measure(conn: psycopg.Connection, name: str, ordering: str, is_sent_before: 
     print(f"\n{name}\n  {'function':34}{'calls':>7}{'self us':>9}{'total us':>9}")
     for function, calls, own, total in found:
         print(f"  {function:34}{calls / CALLS:7.2f}{own / CALLS:9.1f}{total / CALLS:9.1f}")
-    costs = [cost(conn, one_sent(conn, is_sent_before)) for _ in range(20)]
+    costs = [cost(conn, fresh) for _ in range(20)]
     for what, at in (("receive", 0), ("ack", 1)):
         blocks, records, size = (median(each[at][i] for each in costs) for i in range(3))
         print(f"  {what}: {blocks:.0f} blocks, {records:.0f} WAL records of {size:.0f} bytes")
@@ -90,17 +94,22 @@ def send(conn: psycopg.Connection, number: int) -> None:
     conn.execute("select pgqueue.send('s', 'a message', p_key => %s)", [f"key {number % 1000}"])
 
 
-def one_sent(conn: psycopg.Connection, is_sent_before: bool) -> Callable[[], None]:
-    """What has to be done before a receive finds a message."""
-    return (lambda: None) if is_sent_before else (lambda: send(conn, 0))
+def clear(conn: psycopg.Connection) -> None:
+    """Receive and acknowledge all that is left."""
+    while claims := conn.execute(RECEIVE).fetchall():
+        conn.execute(ACK, claims[0])
 
 
-def cost(conn: psycopg.Connection, prepare: Callable[[], None]) -> list[list[int]]:
+def cost(conn: psycopg.Connection, fresh: int) -> list[list[int]]:
     """Blocks, WAL records and their bytes: of a receive, and of its acknowledgement."""
-    prepare()
+    for number in range(fresh):
+        send(conn, number)
     received = explained(conn, RECEIVE)
     (claim,) = conn.execute("select claim_id from pgqueue.open_claims").fetchall()
-    return [received, explained(conn, f"select pgqueue.ack({claim[0]})")]
+    found = [received, explained(conn, f"select pgqueue.ack({claim[0]})")]
+    if fresh > 1:
+        clear(conn)
+    return found
 
 
 def explained(conn: psycopg.Connection, query: str) -> list[int]:

@@ -26,7 +26,8 @@ def test_a_query_goes_on_after_errors_that_pass(queue: Queue):
         " end if; return new; end $$"
     )
     queue.sql(
-        "create trigger fail after insert on pgqueue.claims for each row execute function fail()"
+        "create trigger fail after insert on pgqueue.reader_claims"
+        " for each row execute function fail()"
     )
     short = make_conninfo(queue.url, options="-c idle_session_timeout=300")
     frame = queue.load("s", "c", url=short).select("data")

@@ -478,7 +478,7 @@ class QueueMachine(RuleBasedStateMachine):
     def check_arrivals(c: Consumer, expected: list[Message], seqs: list[int]) -> None:
         """With limits and without order, what did not come back comes in order of arrival.
 
-        What is taken together has one arrival. It is dealt in pieces of one priority and expiry.
+        What is taken together has one arrival. It is dealt in bundles of one priority and expiry.
         """
         per_kind: dict[Any, list[int]] = defaultdict(list)
         for m in expected:

@@ -13,6 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import schema
+from tests.measure import functions as measured
 from tests.sql import clock
 from tests.sql.queue import Conn, claim_of, consumer, one, receive, send, value
 
@@ -245,25 +246,45 @@ def test_no_role_but_consumers_claims(conn: Conn, writer: Conn) -> None:
 
 
 def test_what_claims_begins_and_records_in_one_place() -> None:
-    """Who records a claim has begun it, and nobody else checks what a beginning does."""
-    assert callers("insert into pgqueue.claims") == {"_pgqueue.record_claim", "_pgqueue.promote"}
+    """Who makes a claim has begun it, and nobody else checks what a beginning does."""
+    makers = {"_pgqueue.claim_free", "_pgqueue.claim_bundles", "_pgqueue.claim_new"}
+    assert callers("_pgqueue.new_token(") == makers | {
+        "_pgqueue.new_lease_id",  # of a group's partition
+        "pgmq._hold",  # of a part of a claim
+    }
     begun = callers("_pgqueue.begin_claim(")
     assert begun == {
         "_pgqueue.claim", "pgqueue.receive_where", "pgqueue.reader_claim",
         "pgqueue.plan_partitions", "pgmq._begin",
     }  # fmt: skip
-    assert callers("_pgqueue.new_claim(") == begun - {"pgqueue.plan_partitions", "pgmq._begin"} | {
-        "pgmq._claim"  # for those that call _begin()
-    }
+    begun_by_pgmq = callers("pgmq._begin(") - {"pgmq._begin"}
+    assert beginnings(makers, begun | begun_by_pgmq) == {
+        "_pgqueue.claim", "pgqueue.receive_where", "pgqueue.reader_claim",
+        "pgmq.read", "pgmq._read_grouped",
+        "pgqueue.reader_resume",  # a claim that was begun before, and was lost
+    }  # fmt: skip
     assert callers("_pgqueue.fill(") == {
         "_pgqueue.claim_in_turn", "pgqueue.reader_claim", "_pgqueue.fill_within",
     }  # fmt: skip
-    for only in ("check_claim", "claims_in_turn"):
-        assert callers(f"_pgqueue.{only}(") <= {
-            "_pgqueue.begin_claim",
-            "_pgqueue.claim",
-            "_pgqueue.is_calm",
-        }
+    assert callers("_pgqueue.check_claim(") == {"_pgqueue.begin_claim"}
+    # who can do without the consumer's lock asks whether it may
+    assert callers("_pgqueue.claims_in_turn(") == {
+        "_pgqueue.claim", "_pgqueue.claim_in_turn", "_pgqueue.claim_where",
+    }  # fmt: skip
+
+
+def beginnings(makers: set[str], begun: set[str]) -> set[str]:
+    """From those who make a claim up to the first who begins it, or whom no function calls."""
+    by, found, seen = measured.callers(measured.read().values()), set(), set(makers)
+    todo = list(makers)
+    while todo:
+        name = todo.pop()
+        above = set() if name in begun else by[name]
+        if not above:
+            found.add(name)
+        todo += above - seen
+        seen |= above
+    return found
 
 
 def callers(code: str) -> set[str]:

@@ -80,7 +80,7 @@ def test_a_reader_that_beats_is_told_from_one_whose_lease_merely_has_time_left(
     send_all(conn, ["x"])
     reader.ask()
     conn.execute(
-        "update pgqueue.claims set visibility_timeout = '1 hour',"
+        "update pgqueue.consumer_messages set visibility_timeout = '1 hour',"
         " lease_until = clock_timestamp() + interval '39 min'"
     )
     assert tuple(call(conn, "reader_release", reader.id, reader.consumer_id, 0)[0]) == (0, 1)

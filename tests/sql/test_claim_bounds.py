@@ -181,10 +181,10 @@ def test_a_key_that_waits_beside_an_old_snapshot_and_an_old_claim_costs_nothing(
     checker.check(conn)
 
 
-def test_slots_that_are_done_beside_an_old_snapshot_cost_nothing(
+def test_bundles_that_are_done_beside_an_old_snapshot_cost_nothing(
     conn: Conn, session: Session, stream: int
 ) -> None:
-    """Each claim is of a slot, whose rows the snapshot sees."""
+    """Each claim is of a dealt bundle, whose rows the snapshot sees."""
     conn.execute(f"set application_name = '{'x' * 60}'".encode())  # which makes the rows longer
     consumer(conn, ordering="key")
     send_keys(conn, *map(str, range(3200)))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("allowed_afterwards")
 
 BITS = range(1, 43)
 """Bits of an id that nobody knows: so the right one is found after 2^41 tries on average. The last
-bit says whether the claim is a slot."""
+bit says whether the end of its messages is to be noted."""
 
 IDS = 64
 

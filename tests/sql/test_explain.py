@@ -203,8 +203,8 @@ def test_waiting_says_behind_what(conn: Conn) -> None:
     claims = [claim_of(receive(conn, 1)), claim_of(receive(conn, 1))]
     row = explain(conn, 2)
     assert row.state == "waiting"
-    assert "behind messages of its key are in piece" in row.because
-    assert f"in claim {claims[0]} of 1 message" in row.because
+    assert row.because.startswith("behind messages of its key, held by spark-pgqueue since ")
+    assert row.because.endswith(f", in claim {claims[0]} of 1 message")
     assert row.until == explain(conn, 1).until
     value(conn, "nack", claims[0], None, seconds(60), "busy")
     receive(conn, 1)

@@ -47,8 +47,8 @@ def test_a_file_calls_only_what_stands_before_it() -> None:
 
 
 def test_who_only_looks_asks_states_and_none_of_the_tables_of_claims() -> None:
-    """How runs, slots and claims make states is said once, in `queue/states.sql`."""
-    stored = re.compile(rf"\bpgqueue\.(?:{'|'.join((*core.STORED, 'claims'))})\b")
+    """How bundles and gaps make states is said once, in `queue/states.sql`."""
+    stored = re.compile(rf"\bpgqueue\.(?:{'|'.join((*core.STORED, 'reader_claims'))})\b")
     looking = r"(?:inspect|publish|upkeep)/.*|functions/positions\.sql"
     folder = schema.sql_directory()
     files = {*schema.sql_files(), *schema.sql_files(schema.PGMQ)}

@@ -308,7 +308,7 @@ PREPARED = {
     " create trigger evil before insert on pgqueue.streams execute function pgqueue.evil()",
     "function": "create function _pgqueue.check_name(text, text) returns void language sql"
     " as 'select'",
-    "type": "create type pgqueue.line_place as (lane int, line_no bigint, first_seq bigint)",
+    "type": "create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint)",
     "view": "create view pgqueue.stream_stats as select 1 as mine",
 }
 
@@ -387,7 +387,7 @@ def test_uninstalling_leaves_nothing_of_the_schema(conn: Conn, url: str) -> None
         ("create view public.mine as select pgqueue.schema_version()", "mine"),
         ("create table public.mine (s int references pgqueue.streams)", "mine"),
         ("create table public.mine (s int default pgqueue.schema_version())", "mine"),
-        ("create table public.mine (s pgqueue.line_place)", "mine"),
+        ("create table public.mine (s pgqueue.lane_hint)", "mine"),
         ("create function public.mine(pgqueue.streams) returns int language sql as ''", "mine"),
     ],
 )

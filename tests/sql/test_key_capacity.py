@@ -655,7 +655,7 @@ def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
             future.result(20)
         assert sum(future.result(20) for future in working) > 0
     assert 4 <= max(most.values()) <= 5 + producers - 1
-    conn.execute("update pgqueue.claims set lease_until = clock_timestamp()")
+    clock.end_leases(conn)
     clock.pass_time(conn, seconds(100))
     acked(conn, "s", "c")
     assert [room(conn, k) for k in "abc"] == [5, 5, 5]

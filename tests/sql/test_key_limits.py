@@ -24,7 +24,6 @@ from tests.sql.queue import (
     claim_of,
     consumer,
     now,
-    one,
     receive,
     seconds,
     send_all,
@@ -203,12 +202,14 @@ def test_without_order_all_workers_work_on_the_only_key(conn: Conn) -> None:
     assert all(held)
 
 
-def test_a_claimed_slot_counts_against_the_limit_until_its_message_is_settled(conn: Conn) -> None:
-    """Claims of messages that were never delivered are slots, also where keys have limits."""
+def test_a_claim_counts_against_the_limit_until_its_message_is_settled(conn: Conn) -> None:
+    """Messages of several keys are one bundle, also where keys have limits."""
     limited(conn, "none", per_key_limit=1)
     send_keys(conn, *"ab")
     rows = receive(conn, 2)
-    assert one(conn, "select count(*) from pgqueue.slots where token is not null") == 1
+    assert [(each.state, each.message_count) for each in internals.bundles(conn)] == [
+        ("claimed", 2)
+    ]
     send_keys(conn, *"ab")
     assert receive(conn, 2) == []
     value(conn, "ack", claim_of(rows), [rows[0].seq])
@@ -217,12 +218,12 @@ def test_a_claimed_slot_counts_against_the_limit_until_its_message_is_settled(co
     assert keys_of(receive(conn, 2)) == ["b"]
 
 
-def test_a_claimed_slot_takes_no_turn_from_its_key(conn: Conn) -> None:
+def test_what_is_claimed_takes_no_turn_from_its_key(conn: Conn) -> None:
     limited(conn, "none", fair=True)
     for _ in range(3):
         send_keys(conn, *"abcd")
         assert keys_of([receive(conn, 1)[0] for _ in range(4)]) == list("abcd")
-    assert one(conn, "select count(*) from pgqueue.slots where token is not null") == 12
+    assert len(internals.claims(conn)) == 12
 
 
 @pytest.mark.parametrize("ordering", BY_KEY)
@@ -271,7 +272,7 @@ def test_workers_that_race_keep_the_limit_and_the_rate(
             window = starts[i : i + 4]
             span = window[-1][0] - min(before for _, before in window)
             assert span > 0.2, "more than the burst within the interval"
-    assert one(conn, "select count(*) from pgqueue.claims") == 0
+    assert internals.claims(conn) == []
 
 
 def test_limits_of_a_consumer_without_order_need_it_paused_and_without_claims(conn: Conn) -> None:
@@ -290,11 +291,10 @@ def test_limits_of_a_consumer_without_order_need_it_paused_and_without_claims(co
     value(conn, "alter_consumer", "s", "c", '{"per_key_limit": 2}')
     value(conn, "alter_consumer", "s", "c", change)
     value(conn, "resume", "s", "c")
-    claims = [receive(conn, 10), receive(conn, 10)]  # the other one: what failed before
-    held = [row for rows in claims for row in rows]
+    held = receive(conn, 10)  # with what failed before
     assert sorted(map(str, keys_of(held))) == ["None", "a", "b"]
-    for rows in claims:
-        value(conn, "ack", claim_of(rows))
+    assert receive(conn, 10) == []
+    value(conn, "ack", claim_of(held))
     value(conn, "pause", "s", "c")
     value(conn, "alter_consumer", "s", "c", '{"per_key_limit": null}')
     value(conn, "resume", "s", "c")
@@ -465,7 +465,8 @@ def test_what_waits_for_a_limit_says_so(conn: Conn, ordering: str) -> None:
         assert row.until - now(conn) > seconds(3500)
     value(conn, "alter_consumer", "s", "c", '{"per_key_interval": null}')
     (row,) = call(conn, "explain_message", "s", "c", second)
-    assert "messages of its key are in piece" in row.because
+    assert row.because.startswith("behind messages of its key, held by spark-pgqueue since ")
+    assert row.because.endswith(f", in claim {claim} of 1 message")
     assert stats(conn).waiting == 2
     value(conn, "ack", claim)
 
@@ -522,10 +523,11 @@ def test_a_rate_that_is_lifted_while_a_claim_waits_holds_nothing_up(
     assert done == seqs
     clock.pass_time(conn, seconds(1))
     assert receive(conn, 1) == []
+    value(conn, "maintain")
     assert internals.count(conn, "key_tokens") == 0
 
 
-def test_a_piece_that_is_broken_up_when_tokens_come_back_is_delivered_whole(conn: Conn) -> None:
+def test_a_bundle_that_is_dealt_again_when_tokens_come_back_is_delivered_whole(conn: Conn) -> None:
     """Its messages came at different times: one is stored before the token that it waits for."""
     limited(conn, "key", per_key_interval=seconds(60), per_key_burst=2)
     claims = []
@@ -535,14 +537,14 @@ def test_a_piece_that_is_broken_up_when_tokens_come_back_is_delivered_whole(conn
     for claim in claims:
         value(conn, "ack", claim)
     rows = receive(conn, 2)
-    assert keys_of(rows) == ["a", "b"], "c and d are dealt as the next piece"
+    assert keys_of(rows) == ["a", "b"], "c and d are dealt as the next bundle"
     value(conn, "ack", claim_of(rows))
     clock.pass_time(conn, seconds(61))
     assert keys_of(drained(conn, 1)) == ["c", "d"]
 
 
 def test_what_goes_back_is_not_passed_when_the_first_of_its_tokens_comes_back(conn: Conn) -> None:
-    """It was in a piece with a message that came earlier, and so stands before its first token."""
+    """It was in a bundle with a message that came earlier, and so stands before its first token."""
     limited(conn, "key", per_key_interval=seconds(60), per_key_burst=2)
     send_keys(conn, "c", "c", "c")
     claims = [claim_of(receive(conn, 1))]
@@ -571,6 +573,7 @@ def test_a_token_says_when_a_claim_makes_sense_again(conn: Conn) -> None:
     clock.pass_time(conn, seconds(3600))
     assert drained(conn) == []
     assert value(conn, "next_due", "s", "c") is None
+    value(conn, "maintain")
     assert internals.count(conn, "key_tokens") == 0
 
 

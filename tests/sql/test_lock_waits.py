@@ -267,9 +267,8 @@ WAITERS = {
     "reader": "reader_ack reader_claim reader_fork reader_resume",
     "table bindings": "alter_stream bind drop_stream unbind",
     "rows archives": "drop_archive drop_stream set_archive",
-    "rows claims": "cancel dead_letter defer drop_consumer drop_stream nack reader_ack reader_claim "
+    "rows consumer_messages": "cancel dead_letter defer drop_consumer drop_stream nack reader_claim "
     "reader_resume seek",
-    "rows consumer_messages": "cancel dead_letter defer drop_consumer drop_stream nack seek",
     "rows consumers": "alter_consumer drop_consumer drop_schedule drop_stream pause resume",
     "rows dead_messages": "drop_consumer drop_stream",
     "rows group_partitions": "drop_stream note_offset",

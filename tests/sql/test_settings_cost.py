@@ -29,8 +29,8 @@ where schemaname = 'pgqueue' and n > 0
 """
 
 # Internal functions have an underscore here.
-# A claim of what is ready, its payloads, and the acknowledgement: a slot is asked for, changed,
-# read, and deleted.
+# A claim of what is ready, its payloads, and the acknowledgement: a bundle is asked for, changed,
+# and deleted.
 READY = {
     "none": {
         "receive": 1,
@@ -39,13 +39,13 @@ READY = {
         "_payloads_1": 1,
         "ack": 1,
         "_ack": 1,
-        "_claim_slot": 1,
+        "_claim_free": 1,
         "consumers scans": 1,
         "consumer_cursors scans": 1,
         "publications scans": 1,
         "messages_1 scans": 1,
-        "slots scans": 2,
-        "slots writes": 2,
+        "consumer_messages scans": 2,
+        "consumer_messages writes": 2,
     },
     "key": {
         "receive": 1,
@@ -54,22 +54,23 @@ READY = {
         "_payloads_1": 1,
         "ack": 1,
         "_ack": 1,
-        "_claim_slot": 1,
+        "_claim_free": 1,
         "consumers scans": 1,
         "consumer_cursors scans": 1,
         "messages_1 scans": 1,
-        "slots scans": 3,
-        "slots writes": 2,
+        "consumer_messages scans": 2,
+        "consumer_messages writes": 2,
     },
 }
-# A claim of the only message, which was just published: taken and claimed at once, as a slot.
+# A claim of the only message, which was just published: taken and claimed at once.
 NEW = {
-    "receive": 1, "_claim": 1, "_is_due": 1, "_payload": 1, "_payload_1": 1, "ack": 1, "_ack": 1,
-    "_claim_unlocked": 1, "_claim_quickly": 1, "_claim_new_slot": 1,
-    "_next_alike": 1, "_start_taking": 1, "_try_lock_consumer": 1,
-    "_store_claimed_slot": 1, "consumers scans": 1, "messages_1 scans": 1,
-    "publications scans": 2, "consumer_messages scans": 1,
-    "consumer_cursors scans": 2, "consumer_cursors writes": 2, "slots scans": 1, "slots writes": 2,
+    "receive": 1, "_claim": 1, "_claim_free": 1, "_is_idle": 1, "_has_new": 1, "_claim_in_turn": 1,
+    "_try_lock_consumer": 1, "_cursor": 1, "_fill": 1, "_tend": 1, "_end_delays": 1, "_is_due": 2,
+    "_next_delayed": 2, "_place_at": 2, "_claim_new": 1, "_has_free": 2, "_next_new": 1,
+    "_next_plain": 1, "_stands": 1, "_save_cursor": 1, "_payload": 1, "_payload_1": 1, "ack": 1,
+    "_ack": 1, "consumers scans": 1, "messages_1 scans": 1, "publications scans": 4,
+    "consumer_cursors scans": 3, "consumer_cursors writes": 2, "consumer_messages scans": 3,
+    "consumer_messages writes": 2,
 }  # fmt: skip
 
 ALL: dict[str, dict[str, Any]] = {

@@ -79,7 +79,7 @@ def test_who_settles_a_claim_beside_another_session_has_what_that_one_leaves(
         for how in ("ack", "nack", "defer", "dead_letter"):
             sent = send_all(conn, ["x"] * 4, p_keys=["k"] * 4)
             claim = claim_of(receive(conn))
-            assert value(conn, "dead_letter", claim, sent[:1]) == 1  # it is no slot from now on
+            assert value(conn, "dead_letter", claim, sent[:1]) == 1  # by its owner, in part
             with conn.transaction():
                 assert value(conn, "ack", claim, sent[1:2]) == 1
                 second = pool.submit(value, other, how, claim)

@@ -212,7 +212,7 @@ def test_a_dropped_stream_leaves_nothing_and_touches_no_other(conn: Conn, stream
     call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 1)
     send_all(conn, ["x"] * 4)
     for _ in range(2):
-        receive(conn, 1)  # the second claims a slot
+        receive(conn, 1)  # the second claims what the first one has cut
     stage(conn, new, 2)
     publish(conn, new, [stage(conn, new, 1)], 1)
     dead_publication(conn)  # leaves a gap in what is taken next

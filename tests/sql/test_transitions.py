@@ -1,4 +1,4 @@
-"""The table of transitions in `queue/runs.sql` names the functions that write runs, no others."""
+"""The table of transitions in `queue/bundles.sql` names who writes bundles, and no others."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from spark_pgqueue.postgres import schema
 from tests.measure import functions as measured
 from tests.sql import core
 
-TABLE = "queue/runs.sql"
+TABLE = "queue/bundles.sql"
+HELPERS = (TABLE, "queue/placing.sql")
+"""Functions of these files write bundles for others, which the table names, too."""
+
 WRITES = re.compile(
     rf"(?:insert into|update|delete from|merge into) pgqueue\.(?:{'|'.join(core.STORED)})\b"
 )
-UNNAMED = {
-    *("claim_of_slots", "claim_slot", "lay_slots", "store_claimed_slot"),
-    *("go_on", "shrink_slot", "extend"),
-}
-"""The table has no row for these: the usual way of a message through a slot, and its lease."""
-
 STATES = {
-    *("new", "unfiltered", "ready", "line", "piece", "delayed", "waiting", "claimed"),
-    *("done", "dead", "gone", "any", "unclaimed", "the same", "slot"),
+    *("new", "unfiltered", "ready", "line", "dealt", "delayed", "waiting", "claimed"),
+    *("done", "dead", "gone", "any", "unclaimed", "the same"),
 }
-"""What the table may say of a message; `line` and `piece` are ready runs of ordered consumers."""
+"""What the table may say of a message; `line` and `dealt` are of consumers that go by key."""
 
 ELSEWHERE = "as its caller says"
 DUE = "the same, "  # due now, or later
@@ -37,20 +34,23 @@ def rows() -> list[tuple[str, str, str, str]]:
 
 def functions() -> dict[tuple[str, str], str]:
     """The text of each function, by its name and its file. Overloads are one."""
-    found = measured.read().values()
-    return {(each.bare, each.file): each.text for each in found if "pgmq" not in each.file}
+    found: dict[tuple[str, str], str] = {}
+    for each in measured.read().values():
+        if "pgmq" not in each.file:
+            name = (each.bare, each.file)
+            found[name] = found.get(name, "") + each.text
+    return found
 
 
-def test_the_table_of_transitions_names_every_function_that_writes_runs_and_its_file() -> None:
+def test_the_table_of_transitions_names_every_function_that_writes_bundles_and_its_file() -> None:
     table = rows()
-    helpers = {function for _, _, function, file in table if file == TABLE}
+    helpers = {function for _, _, function, file in table if file in HELPERS}
     calls = re.compile(rf"_pgqueue\.(?:{'|'.join(sorted(helpers))})\(")
     writers = {
         name for name, body in functions().items() if WRITES.search(body) or calls.search(body)
     }
     named = [(function, file) for _, _, function, file in table]
-    assert sorted(named) == sorted(key for key in writers if key[0] not in UNNAMED)
-    assert {function for function, _ in writers} >= UNNAMED, "one of these is gone"
+    assert sorted(named) == sorted(writers)
 
 
 def test_the_table_of_transitions_says_states_that_there_are() -> None:

@@ -502,7 +502,7 @@ def test_json_is_exact_and_does_not_command_the_terminal_either(run, queue):
 def test_a_claim_is_kept_and_settled_by_number(run, queue):
     queue.send_batch("s", ["1", "2", "3", "4"])
     result = CliRunner().invoke(cli.app, ["receive", "s", "c", "--max", "4", "--no-ack"])
-    claim = queue._value("select claim_id from pgqueue.claims")
+    claim = queue._value("select claim_id from pgqueue.open_claims")
     assert f"pgqueue ack {claim}" in result.stderr
     assert run("ack", claim, "--seq", 1, "--seq", 2) == "2 messages acknowledged\n"
     nacked = run("nack", claim, "--seq", 3, "--delay", "1h", "--reason", "why not")

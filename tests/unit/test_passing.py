@@ -96,10 +96,14 @@ def test_other_errors_are_not_tried_again(server):
 def test_a_worker_goes_on_after_each_error_that_passes(url, conn, sqlstates, kind):
     """The error comes from the server, for the first handling of a message alone."""
     table, when, only = {
-        "worker": ("pgqueue.claims", "after insert", ""),
+        "worker": (
+            "pgqueue.consumer_messages",
+            "after insert or update of token",
+            "when (new.token is not null)",
+        ),
         "group": ("pgqueue.group_partitions", "before insert", "when (new.line_no > 0)"),
         "handler": ("handled", "before insert", ""),
-    }[kind]  # of a group, its commit
+    }[kind]  # of a worker, its claim; of a group, its commit
     conn.execute("create sequence tries")
     conn.execute("create table handled (seq bigint)")
     with spark_pgqueue.connect(url) as queue:
