@@ -57,9 +57,9 @@ begin
             order by place, first_seq limit 1);
 end $$;
 
--- Claims dealt bundles, and deals where these do not suffice, or have another size. Returns the hints, and the claim; its
--- id is null when nothing may be claimed. The claim looks at a bounded number of messages. If all of these have to wait,
--- the next claim looks at later ones. Needs the consumer's lock.
+-- Claims dealt bundles, and deals where these do not suffice, or have another size. Returns the hints, and the claim;
+-- its id is null when nothing may be claimed. The claim looks at a bounded number of messages. If all of these have to
+-- wait, the next claim looks at later ones. Needs the consumer's lock.
 create or replace function _pgqueue.collect_by_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_want bigint, p_reader uuid, out o_hints pgqueue.claim_hints,
                                                    out o_claimed pgqueue.claimed)

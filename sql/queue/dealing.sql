@@ -58,8 +58,8 @@ begin
     end if;
 end $$;
 
--- Takes the messages that waited first of the keys that may be dealt, and deletes them where they wait: of each key about
--- p_most messages that are alike, and in order. Returns them, a bundle for each key; nulls if there are none.
+-- Takes the messages that waited first of the keys that may be dealt, and deletes them where they wait: of each key
+-- about p_most messages that are alike, and in order. Returns them, a bundle for each key; nulls if there are none.
 create or replace function _pgqueue.take_heads(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
 returns pgqueue.keyed_messages
 language plpgsql
@@ -310,7 +310,7 @@ begin
     ), stays as (
         select o.i, o.no, o.key, o.what, c.seqs, c.message_count, c.first_seq, s.due, t.until,
                row_number() over (partition by o.key order by o.i, c.first_seq) = 1
-               and (a.waits is not true or ((a.is_head or (v_none and a.lane = _pgqueue.lane_waiting()))
+               and (a.waits is not true or ((a.is_head or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
                coalesce(n.number, a.tail, a.held) as open
         from over o join source s using (no)
@@ -318,8 +318,8 @@ begin
         left join anchor n using (key) left join asked a using (key)
         left join unnest(p_keys, p_until) t (key, until) using (key)
     ), demoted as (  -- without an order, what came back stands before others of its key
-        update pgqueue.consumer_messages m set place = -2
-        from (select a.tid from stays w join asked a using (key) where w.first and a.lane = _pgqueue.lane_waiting()) d
+        update pgqueue.consumer_messages m set lane = _pgqueue.lane_waiting(), place = -2
+        from (select a.tid from stays w join asked a using (key) where w.first and a.tid is not null) d
         where m.ctid = d.tid and m.place <> -2
     ), put as (
         insert into pgqueue.consumer_messages (
@@ -419,7 +419,9 @@ begin
         if v_line <> '{}' then
             o_line := true;
             v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line));
-            if v_heads.keys is not null then
+            if v_heads.keys is not null and p_consumer.ordering = 'none' then
+                v_keyed := _pgqueue.by_arrival(v_keyed);  -- what came back is in the line, before what waits
+            elsif v_heads.keys is not null then
                 v_keyed := _pgqueue.joined(p_consumer, v_keyed);
             end if;
         end if;

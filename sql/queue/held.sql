@@ -1,7 +1,7 @@
 -- Claims that are held for longer than others: they are moved out of the way of these, into lane_held().
 
--- Moves claims that are older than a second, or whose lease has ended, into lane_held(); those that somebody is settling
--- stay. Returns the hints. Needs the consumer's lock.
+-- Moves claims that are older than a second, or whose lease has ended, into lane_held(); those that somebody is
+-- settling stay. Returns the hints. Needs the consumer's lock.
 --   p_below  by key: also claims of bundles below this number
 create or replace function _pgqueue.set_aside(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                               p_now timestamptz, p_below bigint default null)
@@ -46,9 +46,9 @@ begin
     return p_hints;
 end $$;
 
--- Moves a claimed bundle into lane_held(), at the end of its lease. A member has none: it goes with its head, and stands
--- behind all. By key it gets the key, so that it is found by it. If it has several keys, the others become members of
--- their own. Needs the bundle's lock.
+-- Moves a claimed bundle into lane_held(), at the end of its lease. A member has none: it goes with its head, and
+-- stands behind all. By key it gets the key, so that it is found by it. If it has several keys, the others become
+-- members of their own. Needs the bundle's lock.
 create or replace function _pgqueue.hold(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages) returns void
 language plpgsql
 as $$

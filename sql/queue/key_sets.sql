@@ -64,8 +64,21 @@ begin
             null)::pgqueue.keyed_messages;
 end $$;
 
--- Joins messages of a key that follow each other and are alike: what waited and what comes after it from the line, unless
--- more waits between these.
+-- Puts messages by key in the order of their arrival.
+create or replace function _pgqueue.by_arrival(p_keyed pgqueue.keyed_messages) returns pgqueue.keyed_messages
+language plpgsql stable
+as $$
+begin
+    select array_agg(e.no order by b.arrival_no, lower(e.seqs)), array_agg(e.key order by b.arrival_no, lower(e.seqs)),
+           array_agg(e.seqs order by b.arrival_no, lower(e.seqs)), array_agg(e.n order by b.arrival_no, lower(e.seqs))
+    into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts
+    from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts) e (no, key, seqs, n)
+    join unnest(p_keyed.bundles) with ordinality b on b.ordinality = e.no;
+    return p_keyed;
+end $$;
+
+-- Joins messages of a key that follow each other and are alike: what waited and what comes after it from the line,
+-- unless more waits between these.
 create or replace function _pgqueue.joined(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
 returns pgqueue.keyed_messages
 language plpgsql stable

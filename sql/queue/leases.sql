@@ -45,8 +45,8 @@ begin
     return p_cursor;
 end $$;
 
--- Releases the expired claims of a consumer, a bounded number: those in lane_held(). Where a lease was extended, its place
--- is corrected. Needs the consumer's lock; locks those claims.
+-- Releases the expired claims of a consumer, a bounded number: those in lane_held(). Where a lease was extended, its
+-- place is corrected. Needs the consumer's lock; locks those claims.
 create or replace function _pgqueue.expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_now timestamptz)
 returns pgqueue.consumer_cursors

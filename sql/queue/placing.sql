@@ -73,7 +73,8 @@ begin
                                                    deliver_count, not_visible_until, last_delivered_at, note,
                                                    message_count, seqs)
             select b.consumer_id, nextval('pgqueue.claim_numbers'), b.lane, b.place, c.first_seq, b.arrival_no,
-                   b.priority, b.deliver_count, b.not_visible_until, b.last_delivered_at, b.note, c.message_count, c.seqs
+                   b.priority, b.deliver_count, b.not_visible_until, b.last_delivered_at, b.note, c.message_count,
+                   c.seqs
             from unnest(p_bundles) with ordinality b cross join lateral _pgqueue.split_set(b.seqs) c
             order by b.ordinality, c.first_seq
             returning lane, place, first_seq

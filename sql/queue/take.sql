@@ -241,9 +241,9 @@ begin
     v_taken := coalesce(v_look.o_taken, '{}');
     v_hints.was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
     v_bundles := array(
-        select _pgqueue.taken_bundle(p_consumer,
-                                     p_cursor.last_arrival + case when _pgqueue.is_keyed(p_consumer.way) then i else 1 end,
-                                     priority, due, expires_at, seqs)
+        select _pgqueue.taken_bundle(
+            p_consumer, p_cursor.last_arrival + case when _pgqueue.is_keyed(p_consumer.way) then i else 1 end,
+            priority, due, expires_at, seqs)
         from (select *, row_number() over () as i
               from unnest(v_look.o_priorities, v_look.o_dues, v_look.o_expiries, v_look.o_seqs)
                    n (priority, due, expires_at, seqs) where seqs <> '{}') n);
