@@ -239,7 +239,8 @@ begin
             order by arrival_no, first_seq limit 1) w on v_parks
     ), entry as (
         select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.bundles,
-               a.waits and not s.is_head as waits,
+               a.waits and not s.is_head
+               and not (v_none and (s.arrival_no, lower(e.seqs)) < (a.arrival_no, a.first_seq)) as waits,
                e.held is true
                or (e.key is not null and row_number() over (partition by e.key order by e.i) > 1) as behind
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.held) with ordinality
@@ -361,6 +362,29 @@ begin
     o_hints := _pgqueue.waits_at(_pgqueue.waits_at(_pgqueue.due_at(o_hints, v_res.due), v_res.waits), v_res.free);
 end $$;
 
+-- Stores messages by key as dealt bundles of at most p_size, as far as the limits of the consumer allow. Returns the
+-- hints, and how many bundles were dealt. Needs the consumer's lock.
+create or replace function _pgqueue.lay(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                        p_keyed pgqueue.keyed_messages, p_size bigint,
+                                        out o_hints pgqueue.claim_hints, out o_dealt bigint)
+language plpgsql
+as $$
+declare
+    v_now  timestamptz := clock_timestamp();
+    v_gate record;
+    v_laid record;
+begin
+    if _pgqueue.limits_keys(p_consumer) then
+        v_gate := _pgqueue.gate(p_consumer, p_hints, p_keyed, p_size, v_now);
+        v_laid := _pgqueue.store_dealt(p_consumer, p_hints, v_gate.p_keyed, p_size, v_gate.o_keys, v_gate.o_until,
+                                       v_now);
+    else
+        v_laid := _pgqueue.store_dealt(p_consumer, p_hints, p_keyed, p_size, null, null, v_now);
+    end if;
+    o_hints := v_laid.o_hints;
+    o_dealt := v_laid.o_dealt;
+end $$;
+
 -- Deals: first what waited for keys that are free now, then the front of the line. Nobody deals while a claim has all
 -- keys. Needs the consumer's lock.
 --   p_want     messages of a claim
@@ -375,7 +399,6 @@ create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_hints p
 language plpgsql
 as $$
 declare
-    v_now   timestamptz := clock_timestamp();
     v_size  bigint := case p_consumer.ordering when 'stream' then p_want
                                                else least(p_want, _pgqueue.limit_small()) end;
     v_room  bigint := case p_consumer.ordering when 'stream' then v_size * _pgqueue.limit_chain_of_stream()
@@ -383,7 +406,6 @@ declare
     v_heads pgqueue.keyed_messages;
     v_line  pgqueue.consumer_messages[];
     v_keyed pgqueue.keyed_messages;
-    v_gate  record;
     v_laid  record;
 begin
     o_hints := p_hints;
@@ -430,13 +452,7 @@ begin
         return;
     end if;
     o_looked := (select sum(n) from unnest(v_keyed.counts) n);
-    if _pgqueue.limits_keys(p_consumer) then
-        v_gate := _pgqueue.gate(p_consumer, o_hints, v_keyed, v_size, v_now);
-        v_keyed := v_gate.p_keyed;
-        v_laid := _pgqueue.store_dealt(p_consumer, o_hints, v_keyed, v_size, v_gate.o_keys, v_gate.o_until, v_now);
-    else
-        v_laid := _pgqueue.store_dealt(p_consumer, o_hints, v_keyed, v_size, null, null, v_now);
-    end if;
+    v_laid := _pgqueue.lay(p_consumer, o_hints, v_keyed, v_size);
     o_hints := v_laid.o_hints;
     o_dealt := v_laid.o_dealt;
     if v_heads.keys is not null then

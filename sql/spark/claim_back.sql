@@ -85,8 +85,9 @@ as $$
                      and p_claim.arrival_nos @> m.arrival_no and m.not_visible_until > clock_timestamp())
 $$;
 
--- Deals, as much as one claim looks at, while messages stand in the line where those of a lost claim had their places,
--- and locks the free dealt bundles that have no other messages. Returns the hints, and these bundles.
+-- Deals, as much as one claim looks at, while messages stand in the line where those of a lost claim had their places.
+-- Then of each key that is free what the lost claim had is dealt by itself, if nothing comes before it. Returns the
+-- hints, and these bundles, which are locked.
 create or replace function _pgqueue.deal_back(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                               p_claim pgqueue.reader_claims, p_seqs int8multirange,
                                               out o_hints pgqueue.claim_hints,
@@ -96,9 +97,12 @@ as $$
 declare
     v_deal   record;
     v_looked bigint := 0;
+    v_heads  pgqueue.keyed_messages;
+    v_mine   pgqueue.keyed_messages;
+    v_others pgqueue.keyed_messages;
     v_dealt  pgqueue.lane_hint;
 begin
-    o_hints := _pgqueue.undeal(p_consumer, p_hints);
+    o_hints := p_hints;
     while v_looked < _pgqueue.limit_looks() loop
         v_deal := _pgqueue.deal(p_consumer, o_hints, _pgqueue.limit_small());
         o_hints := v_deal.o_hints;
@@ -108,6 +112,22 @@ begin
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
               and place < upper(p_claim.arrival_nos));
     end loop;
+    o_hints := _pgqueue.undeal(p_consumer, o_hints);
+    o_hints := _pgqueue.raise_waits(p_consumer.consumer_id, o_hints);
+    v_heads := _pgqueue.take_heads(p_consumer, o_hints, _pgqueue.cardinality(p_seqs));
+    if v_heads.keys is null then
+        return;
+    end if;
+    v_mine := _pgqueue.beginnings(v_heads, p_seqs, true);
+    v_others := _pgqueue.beginnings(v_heads, p_seqs, false);
+    if v_mine.keys is not null then
+        o_hints := (_pgqueue.lay(p_consumer, o_hints, v_mine, _pgqueue.cardinality(p_seqs))).o_hints;
+    end if;
+    if v_others.keys is not null then
+        o_hints := (_pgqueue.lay(p_consumer, o_hints, v_others, _pgqueue.limit_small())).o_hints;
+    end if;
+    o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none');
+    o_hints.size := p_hints.size;
     v_dealt := _pgqueue.lane_of(o_hints, _pgqueue.lane_dealt());
     o_bundles := array(
         select b from pgqueue.consumer_messages b
@@ -115,4 +135,26 @@ begin
           and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and seqs <@ p_seqs
           and (behind is null or _pgqueue.is_gone(behind))
         order by place, first_seq for update skip locked);  -- lock: bundle
+end $$;
+
+-- Of messages by key those of keys whose first ones are in a set, cut where they leave it; or those of the other keys.
+create or replace function _pgqueue.beginnings(p_keyed pgqueue.keyed_messages, p_seqs int8multirange, p_mine boolean)
+returns pgqueue.keyed_messages
+language plpgsql stable
+as $$
+begin
+    with entry as (
+        select e.*, e.seqs * p_seqs as part, e.seqs - p_seqs as rest,
+               e.seqs && p_seqs and (upper(e.seqs * p_seqs) <= lower(e.seqs - p_seqs)) is not false as mine
+        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs) with ordinality e (no, key, seqs, i)
+    ), cut as (
+        select i, 1 as j, no, key, case when p_mine then part else seqs end as seqs from entry where mine = p_mine
+        union all
+        select i, 2, no, key, rest from entry where mine and p_mine and rest <> '{}'
+    )
+    select array_agg(no order by i, j), array_agg(key order by i, j), array_agg(seqs order by i, j),
+           array_agg(_pgqueue.cardinality(seqs) order by i, j)
+    into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts
+    from cut;
+    return p_keyed;
 end $$;

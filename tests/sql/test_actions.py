@@ -235,7 +235,10 @@ def test_a_nack_returns_all_that_follows_with_one_order_for_all(conn: Conn) -> N
     assert settle(conn, *rows, p_query_id="q") == (True, 2, 0)
     assert reader.plan(end) == sent
     reader.move(end)
-    assert reader.plan(reader.ask()) == [sent[1], sent[3]]
+    end = reader.ask()
+    assert reader.plan(end) == sent[1:2]
+    reader.move(end)
+    assert reader.plan(reader.ask()) == sent[3:]
 
 
 def test_many_actions_with_reasons_of_their_own(conn: Conn) -> None:
