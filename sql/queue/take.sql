@@ -1,52 +1,10 @@
 -- Taking: publications that are new for a consumer become its bundles. New are the publications beyond the last one
 -- that it took, and those that have appeared in its gaps (log/gaps.sql).
 
--- The next publications, if they are plain, as they nearly always are: at most p_limit, without a gap among their ids,
--- with the same priority, time, expiry and consumers, and with messages that are one range. A single publication in one
--- part is plain whatever its messages are.
---   p_first  the first part of the next publication
--- Returns the last publication, how many there are, and their messages; nulls when the publications are not plain.
-create or replace function _pgqueue.next_plain(p_first pgqueue.publications, p_upto bigint, p_limit int,
-                                               out o_last bigint, out o_count bigint, out o_message_count bigint,
-                                               out o_seqs int8multirange)
-language plpgsql
-as $$
-declare
-    v_all record;
-begin
-    -- is there another publication, or another part of this one?
-    perform from pgqueue.publications
-    where stream_id = p_first.stream_id and (publication_id, part) > (p_first.publication_id, 0)
-      and publication_id < p_first.publication_id + p_limit and publication_id <= coalesce(p_upto, 9223372036854775807)
-    order by publication_id, part limit 1;
-    if not found then
-        o_last := p_first.publication_id;
-        o_count := 1;
-        o_message_count := p_first.message_count;
-        o_seqs := p_first.seqs;
-        return;
-    end if;
-    select count(*) as count, max(publication_id) as last, sum(message_count)::bigint as message_count,
-           min(lower(seqs)) as lo, max(upper(seqs)) as hi,
-           bool_and(part = 0 and priority = p_first.priority and deliver_at is not distinct from p_first.deliver_at
-                    and consumers is not distinct from p_first.consumers
-                    and expires_at is not distinct from p_first.expires_at) as alike
-    into v_all
-    from pgqueue.publications
-    where stream_id = p_first.stream_id and publication_id >= p_first.publication_id
-      and publication_id < p_first.publication_id + p_limit
-      and publication_id <= coalesce(p_upto, 9223372036854775807);
-    if v_all.alike and v_all.last - p_first.publication_id + 1 = v_all.count
-       and v_all.hi - v_all.lo = v_all.message_count then
-        o_last := v_all.last;
-        o_count := v_all.count;
-        o_message_count := v_all.message_count;
-        o_seqs := int8multirange(int8range(v_all.lo, v_all.hi));
-    end if;
-end $$;
-
--- The next publications, if no gap is before them, and they are plain (next_plain()). Returns the first one, and nulls
--- when there is none or they are not plain.
+-- The next publications, if no gap is before them and they are plain, as they nearly always are: at most p_limit, without
+-- a gap among their ids, with the same priority, time, expiry and consumers, and with messages that are one range. A
+-- single publication in one part is plain whatever its messages are. Returns the first one; the last one, how many there
+-- are, and their messages; nulls when there is none or they are not plain.
 create or replace function _pgqueue.next_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_upto bigint, p_limit int, out o_first pgqueue.publications,
                                              out o_last bigint, out o_count bigint, out o_message_count bigint,
@@ -54,23 +12,50 @@ create or replace function _pgqueue.next_new(p_consumer pgqueue.consumers, p_cur
 language plpgsql
 as $$
 declare
-    v_next bigint := p_cursor.next_publication;
+    v_next  bigint := p_cursor.next_publication;
+    v_upto  bigint := coalesce(p_upto, 9223372036854775807);
+    v_other bigint;
+    v_all   record;
 begin
     if p_cursor.gaps <> '{}' then
         return;
     end if;
     select * into o_first from pgqueue.publications
-    where stream_id = p_consumer.stream_id and publication_id = v_next and part = 0
-      and v_next <= coalesce(p_upto, v_next);
+    where stream_id = p_consumer.stream_id and publication_id = v_next and part = 0 and v_next <= v_upto;
     if not found then
         return;
     end if;
-    select n.* into o_last, o_count, o_message_count, o_seqs from _pgqueue.next_plain(o_first, p_upto, p_limit) n;
-    -- publications that are visible further on have a gap before them, unless the limit cut them off
-    if o_count < p_limit and o_last < coalesce(p_upto, 9223372036854775807) and exists (
-        select from pgqueue.publications where stream_id = p_consumer.stream_id and publication_id >= v_next + p_limit
-                                           and publication_id <= coalesce(p_upto, 9223372036854775807)) then
-        o_last := null;
+    -- another publication, or another part of this one
+    v_other := (select publication_id from pgqueue.publications
+                where stream_id = p_consumer.stream_id and (publication_id, part) > (v_next, 0)
+                  and publication_id <= v_upto
+                order by publication_id, part limit 1);
+    if v_other is null then
+        o_last := v_next;
+        o_count := 1;
+        o_message_count := o_first.message_count;
+        o_seqs := o_first.seqs;
+    elsif v_other < v_next + p_limit then
+        select count(*) as count, max(publication_id) as last, sum(message_count)::bigint as message_count,
+               min(lower(seqs)) as lo, max(upper(seqs)) as hi,
+               bool_and(part = 0 and priority = o_first.priority and deliver_at is not distinct from o_first.deliver_at
+                        and consumers is not distinct from o_first.consumers
+                        and expires_at is not distinct from o_first.expires_at) as alike
+        into v_all
+        from pgqueue.publications
+        where stream_id = p_consumer.stream_id and publication_id >= v_next
+          and publication_id < v_next + p_limit and publication_id <= v_upto;
+        -- publications that are visible further on have a gap before them, unless the limit cut them off
+        if v_all.alike and v_all.last - v_next + 1 = v_all.count and v_all.hi - v_all.lo = v_all.message_count
+           and (v_all.count = p_limit or v_all.last = v_upto or not exists (
+                    select from pgqueue.publications
+                    where stream_id = p_consumer.stream_id and publication_id >= v_next + p_limit
+                      and publication_id <= v_upto)) then
+            o_last := v_all.last;
+            o_count := v_all.count;
+            o_message_count := v_all.message_count;
+            o_seqs := int8multirange(int8range(v_all.lo, v_all.hi));
+        end if;
     end if;
 end $$;
 
