@@ -70,7 +70,7 @@ WRONG = {
     "parks": "false",
     "waits_from": BEYOND,
     "free_from": "0",
-    "whole": "not (hints).whole",
+    "whole": "true",
     "dealt_until": LATER,
 }  # fmt: skip
 
@@ -352,6 +352,16 @@ def one_waited_for_one_that_is_gone(conn: Conn) -> None:
     value(conn, "ack", claim)
 
 
+def one_is_held_and_its_lease_ended(conn: Conn) -> None:
+    consumer(conn, visibility_timeout=seconds(60))
+    send(conn)
+    receive(conn)
+    clock.pass_time(conn, seconds(2))
+    assert receive(conn) == []
+    clock.pass_time(conn, seconds(100))
+    internals.set_hint(conn, "looked_at", "clock_timestamp()")
+
+
 def one_came_back(conn: Conn) -> None:
     consumer(conn, ordering="key")
     (seq,) = send_keys(conn, "k")
@@ -372,6 +382,8 @@ def one_is_in_a_lane_of_many(conn: Conn) -> None:
     ("hint", "one_message"),
     [
         ("due_from", one_waits_for_tokens),
+        ("held_from", one_is_held_and_its_lease_ended),
+        ("parks", one_waited_for_one_that_is_gone),
         ("waits_from", one_waited_for_one_that_is_gone),
         ("free_from", one_came_back),
         ("lanes_from", one_is_in_a_lane_of_many),
