@@ -1,4 +1,4 @@
-"""By key: what is dealt for small claims, what waits, and what comes back, in the order of each key.
+"""By key: what is dealt for small claims, what waits and what comes back, in each key's order.
 
 With ordering=stream all messages are of one key. The attack at the end is on all orderings.
 """
@@ -422,16 +422,15 @@ def test_what_goes_back_comes_before_the_rest_of_its_key(
     assert_in_order(found, dict.fromkeys(sent[:6], "a") | {sent[6]: "b"})
 
 
-def test_what_failed_comes_before_most_of_what_was_dealt_of_a_frequent_key(
-    conn: Conn, keyed: int
-) -> None:
+def test_what_failed_comes_before_most_of_a_frequent_key(conn: Conn, keyed: int) -> None:
+    """It is dealt with what comes next of the other key, and claimed before that."""
     sent = send_keys(conn, *"bbbbb", *"a" * 2000)
     rows = receive(conn, 5)
     assert seqs_of(rows) == sent[:5]
     assert value(conn, "nack", claim_of(rows), sent[4:5], seconds(0)) == 1
     assert value(conn, "ack", claim_of(rows)) == 4
     dealt = one(conn, "select _pgqueue.limit_chain()")
-    assert sent[4] in [seq for _ in range(dealt) for seq in settled(conn, receive(conn, 5))]
+    assert sent[4] in [seq for _ in range(2 * dealt) for seq in settled(conn, receive(conn, 5))]
 
 
 def test_what_waits_of_a_key_in_many_ranges_is_bundles_of_few(conn: Conn, keyed: int) -> None:
@@ -747,7 +746,7 @@ def operate(url: str, number: int, count: int) -> None:
      pytest.param(4, (2,), "stream", False, marks=pytest.mark.longer),
      pytest.param(4, (1, 2, 5, 100), "stream", False, marks=pytest.mark.longer)],
 )  # fmt: skip
-def test_whoever_is_killed_or_moves_what_there_is_each_comes_once_in_the_order_of_its_key(
+def test_workers_that_are_killed_lose_double_and_disorder_nothing(
     url: str, conn: Conn, keys: int, sizes: tuple[int, ...], ordering: str, small: bool
 ) -> None:
     """Workers acknowledge late, in part, twice or never; a judge outside looks at their notes."""

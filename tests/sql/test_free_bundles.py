@@ -379,7 +379,7 @@ DONE: dict[str, tuple[Callable[[Conn, list[int]], object], slice, slice]] = {
         slice(1, 2), slice(2, None),
     ),
 }  # fmt: skip
-"""What the next claim of one gets then, and what comes when nothing limits the consumer any more."""
+"""What the next claim of one gets then, and what comes when nothing holds the consumer up."""
 
 
 @pytest.mark.parametrize("what", DONE)
