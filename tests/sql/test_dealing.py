@@ -63,8 +63,9 @@ def sent(conn: Conn, keyed: int) -> list[int]:
 
 
 def free(conn: Conn) -> int:
-    """How many bundles claims may have."""
-    return sum(b.state == "ready" for b in internals.bundles(conn))
+    """How many dealt bundles claims may have."""
+    dealt = one(conn, "select _pgqueue.lane_dealt()")
+    return sum((b.lane, b.state) == (dealt, "ready") for b in internals.bundles(conn))
 
 
 def settled(conn: Conn, rows: list[Any]) -> list[int]:
@@ -266,6 +267,29 @@ def test_a_bundle_that_a_rollback_left_is_not_too_large_for_a_claim(
     assert sorted(row.seq for rows in got for row in rows) == sent
 
 
+def test_a_claim_of_all_there_is_has_no_key_of_another_one(conn: Conn, keyed: int) -> None:
+    sent = send_keys(conn, *"aab")
+    rows = receive(conn, 1)
+    assert seqs_of(rows) == sent[:1]
+    more = send_keys(conn, *"a" * 300, "c")
+    assert sorted(acked(conn, "s", "c", 1000)) == [sent[2], more[-1]]
+    settled(conn, rows)
+    assert acked(conn, "s", "c", 1000) == [sent[1], *more[:-1]]
+
+
+def test_a_claim_of_all_there_is_keeps_all_keys_to_its_end(conn: Conn, keyed: int) -> None:
+    """As Spark has it: it knows no key."""
+    sent = send_keys(conn, *(f"k{i}" for i in range(300)))
+    rows = receive(conn, 1000)
+    assert seqs_of(rows) == sent
+    later = send_keys(conn, "k0", "other")
+    assert receive(conn, 1) == []
+    assert value(conn, "ack", claim_of(rows), sent[:-1]) == 299
+    assert receive(conn, 1000) == []
+    assert value(conn, "nack", claim_of(rows)) == 1
+    assert sorted(acked(conn, "s", "c", 1)) == [sent[-1], *later]
+
+
 @pytest.mark.small_limits
 def test_a_key_that_left_a_claim_is_free_also_when_the_rest_comes_back_for_smaller_claims(
     conn: Conn, keyed: int
@@ -450,6 +474,17 @@ def test_a_slow_worker_of_a_frequent_key_stops_no_other_key(conn: Conn, keyed: i
     sent = send_keys(conn, *"a" * 500, "b")
     assert seqs_of(receive(conn, 1)) == sent[:1]
     assert sent[-1:] in [seqs_of(receive(conn, 1)) for _ in range(5)]
+
+
+def test_what_came_to_wait_one_by_one_comes_in_order(conn: Conn, keyed: int) -> None:
+    send_keys(conn, "a")
+    rows = receive(conn, 1)
+    later: list[int] = []
+    for _ in range(3 * one(conn, "select _pgqueue.limit_chain()")):
+        later += send_keys(conn, "a")
+        assert receive(conn, 1) == []
+    settled(conn, rows)
+    assert acked(conn, "s", "c", 1) == later
 
 
 @pytest.mark.parametrize("later", ["p_deliver_at", "p_expires_at"])
