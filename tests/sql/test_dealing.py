@@ -446,6 +446,22 @@ def test_what_goes_back_comes_before_the_rest_of_its_key(
     assert_in_order(found, dict.fromkeys(sent[:6], "a") | {sent[6]: "b"})
 
 
+def test_a_poll_in_an_open_transaction_keeps_nothing_from_waiting(
+    conn: Conn, session: Session
+) -> None:
+    """It locked what was dealt next, which then came before what went back."""
+    consumer(conn, ordering="stream")
+    sent = send_keys(conn, *"aaaaaa")
+    rows = receive(conn, 2)
+    polling = session()
+    polling.execute("begin")
+    assert receive(polling, 2) == []
+    assert value(conn, "nack", claim_of(rows), sent[1:2], seconds(0)) == 1
+    polling.execute("commit")
+    assert value(conn, "ack", claim_of(rows)) == 1
+    assert acked(conn, "s", "c", 2) == sent[1:]
+
+
 def test_what_failed_comes_before_most_of_a_frequent_key(conn: Conn, keyed: int) -> None:
     """It is dealt with what comes next of the other key, and claimed before that."""
     sent = send_keys(conn, *"bbbbb", *"a" * 2000)
