@@ -74,7 +74,8 @@ def check_bundle(c: Consumer, b: Any) -> None:
     assert seqs or b.members, f"empty: {b}"
     assert not seqs or b.first_seq <= min(seqs), f"first_seq of {b}"
     assert b.token is not None or b.first_seq == min(seqs), f"first_seq of {b}"
-    few = b.token is not None or b.lane == DEALT or len(b.seqs) <= c.tables.max_ranges
+    dealt = c.by_key and b.lane == DEALT
+    few = b.token is not None or dealt or len(b.seqs) <= c.tables.max_ranges
     assert few, f"{len(b.seqs)} ranges: {b}"
     assert b.arrival_no <= c.tables.cursor.last_arrival, f"an arrival not given out yet: {b}"
 
