@@ -17,9 +17,9 @@ h = dict(q("select key, hashtextextended(key,0) from unnest(array['k0','k1','k2'
 claims, log, keys, done, arr = {}, [], {}, set(), {}
 prev = []
 lines = {}
-LANES = (1000001, 1000002, 1000003, 1000004)
+LANES = (1000001, 1000002, 1000003, 1000004, 1000005)
 def rows():
-    return c.cursor(row_factory=psycopg.rows.namedtuple_row).execute("select *, (select array_agg(x order by x) from unnest(seqs) g, generate_series(lower(g), upper(g)-1) x) as ss from pgqueue.consumer_messages where consumer_id = %s order by bundle_no", (cid,)).fetchall()
+    return c.cursor(row_factory=psycopg.rows.namedtuple_row).execute("select *, (select array_agg(x order by x) from unnest(seqs) g, generate_series(lower(g), upper(g)-1) x) as ss from pgqueue.consumer_messages where lane <> 1000005 and consumer_id = %s order by bundle_no", (cid,)).fetchall()
 def khash(s):
     if real == 'stream': return 0
     return None if keys[s] is None else h[keys[s]]

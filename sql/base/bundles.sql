@@ -13,6 +13,7 @@
 --   lane_held()         the end of its lease   claimed for longer than a second
 --   lane_waiting()      see queue/waiting.sql  by key: behind a bundle that is not gone, or may be dealt
 --   lane_unfiltered()   see unfiltered_place() taken, and neither the filter nor per_key_latest has judged it
+--   lane_freed()        bundle_no              by key: has no messages; a claim in lane_held() has let go of its key
 --
 -- A claim is one update of the first free bundle of a lane, without any lock but the row's, and its acknowledgement one
 -- delete. A bundle is free when it has no token and, by key, when the bundle behind which it stands is gone. Only a
@@ -173,6 +174,32 @@ begin
     return case when v_head.token is not null then v_head || v_members end;
 end $$;
 
+-- Locks a consumer, and the head of a claim of it. In tries: who has locked the claim may keep it, and claimers wait
+-- for the consumer's lock.
+create or replace function _pgqueue.lock_consumer_and(p_claim_id bigint, p_consumer_id int) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.lock_consumer(p_consumer_id);
+    perform from pgqueue.consumer_messages
+    where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+    for update skip locked;  -- lock: bundle
+    if not found and exists (
+        select from pgqueue.consumer_messages
+        where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)) then
+        raise exception using errcode = 'PQ099';
+    end if;
+exception when sqlstate 'PQ099' then
+    perform _pgqueue.await('claim ' || p_claim_id,
+        'select count(*) from (select from pgqueue.consumers c '
+        'cross join lateral _pgqueue.lock_consumer(c.consumer_id) '
+        'cross join lateral (select from pgqueue.consumer_messages '
+        'where bundle_no & 1048575 = _pgqueue.number_in($1) and token = _pgqueue.token_in($1) '
+        'for update) b '  -- lock: bundle
+        'where c.consumer_id = ($2 -> 0)::int) l',
+        p_claim_id, jsonb_build_array(p_consumer_id), p_try => interval '50 ms');
+end $$;
+
 -- Locks a live claim of a worker; with p_and_consumer its consumer before, for a caller that returns messages. Returns
 -- its bundles, the head first; null, with a warning, when the claim is not live, or is a checkpoint reader's.
 create or replace function _pgqueue.lock_claim(p_claim_id bigint, p_and_consumer boolean)
@@ -186,7 +213,7 @@ begin
     if p_and_consumer then
         select consumer_id into v_id from pgqueue.consumer_messages
         where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id);
-        perform _pgqueue.lock_consumer(v_id) where v_id is not null;
+        perform _pgqueue.lock_consumer_and(p_claim_id, v_id) where v_id is not null;
     end if;
     if v_id is not null or not p_and_consumer then
         v_bundles := _pgqueue.lock_bundles(_pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id));

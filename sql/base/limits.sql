@@ -109,7 +109,9 @@ begin
         ('lane_waiting', 'int', '1000003'),
         ('place_of_members', 'bigint', '1::bigint << 62'),  -- in lane_held, behind all leases: some 146,000 years
         ('place_of_free', 'bigint', '-1::bigint << 61'),  -- in lane_waiting, of keys that wait for no bundle
+        ('place_of_held', 'bigint', '1::bigint << 61'),  -- ... of keys that wait for bundles in lane_held: from here on
         ('lane_unfiltered', 'int', '1000004'),
+        ('lane_freed', 'int', '1000005'),
 
         -- (1885826420 is the installer's)
         ('lock_class_consumer', 'int', '1885826421'),  -- the locks of consumers

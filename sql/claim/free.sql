@@ -47,8 +47,13 @@ begin
         where ctid = (select ctid from pgqueue.consumer_messages
                       where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
                         and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
-                        and ((message_count <= p_max and note is null and (behind is null or _pgqueue.is_gone(behind)))
-                             or p_consumer.ordering = 'stream')
+                        and message_count <= p_max and note is null
+                        and (p_consumer.ordering <> 'stream' or bundle_no = (
+                            select bundle_no from pgqueue.consumer_messages
+                            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                              and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+                            order by place, first_seq limit 1))
+                        and (behind is null or _pgqueue.is_gone(behind))
                       order by place, first_seq limit 1
                       for update skip locked)  -- lock: bundle
           and message_count <= p_max and note is null and (behind is null or _pgqueue.is_gone(behind))
@@ -58,25 +63,35 @@ begin
              v_claim.deliver_count, v_claim.saved, v_claim.bundles, v_number;
     end if;
     if v_number is null then
-        v_claim.message_count := case when p_consumer.ordering = 'stream' and _pgqueue.is_in_order(p_consumer, v_hints)
-                                      then 0 end;
+        v_claim.message_count := case when v_keyed and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
     elsif v_number >= v_hints.more then
         perform _pgqueue.claim_ahead(p_consumer, p_cursor);
     end if;
     return v_claim;
 end $$;
 
--- Whether a claim of a stream in order is open: then nothing else can be had.
-create or replace function _pgqueue.is_in_order(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+-- Whether nothing can be had by key until a claim is over: a claim of a stream in order is open; or all that is dealt
+-- is behind other bundles, nothing is new or in the line, and no key that waits may be dealt.
+create or replace function _pgqueue.is_blocked(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns boolean
 language plpgsql
 as $$
 declare
-    v_dealt pgqueue.lane_hint := p_hints.lanes[1];
+    v_hints pgqueue.claim_hints := p_cursor.hints;
+    v_dealt pgqueue.lane_hint := v_hints.lanes[1];
 begin
-    return exists (select from pgqueue.consumer_messages
-                   where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                     and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq) and token is not null limit 1);
+    if p_consumer.ordering = 'stream' then
+        return exists (select from pgqueue.consumer_messages
+                       where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                         and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq) and token is not null limit 1);
+    end if;
+    return v_dealt.lane = _pgqueue.lane_dealt() and cardinality(v_hints.lanes) = 1 and v_hints.lanes_from is null
+        and not v_hints.was_cut and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
+        and not exists (select from pgqueue.consumer_messages
+                        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                          and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null
+                          and (behind is null or _pgqueue.is_gone(behind)))
+        and (v_hints.parks is not true or not _pgqueue.has_free_key(p_consumer, v_hints));
 end $$;
 
 -- Cuts or deals more bundles while some are left, so that no claimer waits for that; if nobody has the consumer's lock,

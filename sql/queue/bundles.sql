@@ -190,6 +190,18 @@ begin
     end if;
 end $$;
 
+-- Notes for the next dealer that bundles in lane_held() have let go of their keys: who deletes one needs no lock of the
+-- consumer, and the dealer does not look at all that is held.
+create or replace function _pgqueue.note_freed(p_bundles pgqueue.consumer_messages[]) returns void
+language sql
+as $$
+    insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
+                                           deliver_count, key, message_count, seqs)
+    select f.consumer_id, f.number, _pgqueue.lane_freed(), f.number, 0, 0, 0, 0, f.key, 0, '{}'
+    from (select consumer_id, key, nextval('pgqueue.claim_numbers') as number from unnest(p_bundles)
+          where lane = _pgqueue.lane_held() and key is not null) f
+$$;
+
 -- Takes messages out of bundles that the caller has locked. A head stays, even without messages, while it has members
 -- (tidy()).
 --   p_set  null: all
@@ -208,17 +220,22 @@ begin
         delete from pgqueue.consumer_messages
         where bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from unnest(p_bundles) b))
           and bundle_no = any (array(select b.bundle_no from unnest(p_bundles) b));
+        perform _pgqueue.note_freed(p_bundles);
         return p_bundles;
     end if;
     for v_one in select * from _pgqueue.parts_of(p_bundles, p_set) loop
         v_bundle := p_bundles[v_one.no];
         v_rest := v_bundle.seqs - v_one.part;
+        if v_rest = '{}' and v_bundle.lane = _pgqueue.lane_held() then
+            perform _pgqueue.note_freed(array[v_bundle]);
+        end if;
         if v_rest = '{}' and v_bundle.members is null then
             perform _pgqueue.delete_bundle(v_bundle.bundle_no);
         else
             update pgqueue.consumer_messages
             set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest), shrunk = coalesce(keys <> '{}', false),
                 keys = case when v_rest = '{}' and keys is not null then '{}' else keys end,
+                key = case when v_rest <> '{}' then key end,
                 first_seq = case when token is null then lower(v_rest) else first_seq end
             where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
         end if;

@@ -322,6 +322,10 @@ begin
     v_hints.waits_from := 0;
     v_hints.free_from := _pgqueue.place_of_free();
     v_hints := _pgqueue.raise_waits(v_id, v_hints);
+    v_hints.freed_from := coalesce((
+        select place from pgqueue.consumer_messages
+        where consumer_id = v_id and lane = _pgqueue.lane_freed() order by place limit 1),
+        pg_sequence_last_value('pgqueue.claim_numbers'), 0);
     v_hints.tokens_from := '-infinity';
     v_hints.size := coalesce(v_hints.size, (
         select message_count from pgqueue.consumer_messages

@@ -30,22 +30,24 @@ begin
         with recursive blocker (number) as (
             (select place from pgqueue.consumer_messages
              where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
-               and place >= p_hints.waits_from
+               and place >= p_hints.waits_from and place < _pgqueue.place_of_held()
              order by place limit 1)
             union all
             select (select place from pgqueue.consumer_messages
                     where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
-                      and place > b.number
+                      and place > b.number and place < _pgqueue.place_of_held()
                     order by place limit 1)
             from blocker b where b.number is not null
+        ), gone as materialized (
+            select b.number from blocker b
+            where b.number is not null
+              and (_pgqueue.is_gone(b.number)
+                   or (v_ready and (select token is not null from _pgqueue.bundles(array[b.number]))))
         )
-        select f.* from blocker b
+        select f.* from gone b
         cross join lateral (select m.key, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
                             where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_waiting()
                               and m.place = b.number offset 0) f
-        where b.number is not null
-          and (_pgqueue.is_gone(b.number)
-               or (v_ready and (select token is not null from _pgqueue.bundles(array[b.number]))))
         limit p_most;
     if p_consumer.ordering = 'none' and p_consumer.per_key_limit > 1 then
         -- a key may have more than one open bundle: the first one to be gone makes room
@@ -56,6 +58,16 @@ begin
                           where w.consumer_id = p_consumer.consumer_id and w.key = u.key
                             and w.lane = _pgqueue.lane_waiting());
     end if;
+end $$;
+
+-- Whether a key that waits may be dealt.
+create or replace function _pgqueue.has_free_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns boolean
+language plpgsql stable
+as $$
+begin
+    return _pgqueue.has_freed(p_consumer.consumer_id, p_hints)
+        or exists (select from _pgqueue.free_keys(p_consumer, p_hints, 1));
 end $$;
 
 -- Takes the messages that waited first of the keys that may be dealt, and deletes them where they wait: of each key
@@ -313,7 +325,7 @@ begin
                row_number() over (partition by o.key order by o.i, c.first_seq) = 1
                and (a.waits is not true or ((a.is_head or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
-               coalesce(n.number, a.tail, a.held) as open
+               coalesce(n.number, a.tail, _pgqueue.place_of_held() + a.held) as open
         from over o join source s using (no)
         cross join lateral _pgqueue.split_set(o.seqs) c
         left join anchor n using (key) left join asked a using (key)
@@ -420,6 +432,7 @@ begin
     end if;
     o_hints := _pgqueue.loosen(p_consumer, _pgqueue.let_pass(p_consumer, o_hints));
     if o_hints.parks then
+        o_hints := _pgqueue.take_freed(p_consumer, o_hints);
         o_hints := _pgqueue.raise_waits(p_consumer.consumer_id, o_hints);
         v_heads := _pgqueue.take_heads(
             p_consumer, o_hints,

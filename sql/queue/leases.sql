@@ -10,7 +10,8 @@ declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
 begin
     return v_hints.looked_at is not null and _pgqueue.looked_lately(v_hints) and not v_hints.was_cut
-        and not _pgqueue.has_free(v_hints) and v_hints.parks is not true
+        and not _pgqueue.has_free(v_hints)
+        and (v_hints.parks is not true or not _pgqueue.has_free_key(p_consumer, v_hints))
         and not _pgqueue.is_due(p_consumer.consumer_id, v_hints)
         and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
         and (_pgqueue.next_expiry(p_consumer.consumer_id, v_hints) <= clock_timestamp()) is not true;

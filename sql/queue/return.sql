@@ -53,6 +53,9 @@ begin
     foreach v_bundle in array case when p_set is null then p_bundles else _pgqueue.take_out(p_bundles, p_set) end loop
         v_hints := _pgqueue.return_bundle(p_consumer, v_hints, v_bundle, v_failure, p_set is null);
     end loop;
+    if p_consumer.ordering <> 'none' and p_bundles[1].lane = _pgqueue.lane_held() then
+        v_hints := _pgqueue.park(p_consumer, v_hints, p_bundles[1].keys);  -- it is dealt now
+    end if;
     p_cursor.hints := v_hints;
     return p_cursor;
 end $$;
@@ -93,7 +96,7 @@ begin
     v_count := _pgqueue.counted_deliveries(v_bundle.deliver_count, v_bundle.note);
     v_at_most := (v_bundle.note ->> 'at_most')::bigint;
     if v_bundle.message_count = 0 or _pgqueue.is_hopeless(p_consumer, v_count, p_failure) then
-        perform _pgqueue.delete_bundle(v_bundle.bundle_no) where p_whole;
+        perform _pgqueue.take_out(array[p_bundle], null) where p_whole;
         perform _pgqueue.dead_letter(v_bundle, v_bundle.seqs, 'max deliveries', null,
                                      _pgqueue.claim_id(coalesce(p_bundle.head, p_bundle.bundle_no), p_bundle.token),
                                      p_bundle.owner) where v_bundle.message_count > 0;
@@ -109,12 +112,13 @@ begin
         v_bundle := _pgqueue.placed(p_consumer, v_bundle);
     end if;
     if p_whole and (v_at_most < v_bundle.message_count) is not true
+       and (select count(*) from unnest(v_bundle.seqs)) <= _pgqueue.limit_ranges()
        and (p_consumer.ordering <> 'none' or not _pgqueue.is_keyed(p_consumer.way)) then
         perform _pgqueue.replace(v_bundle);
         return case when v_bundle.lane = _pgqueue.lane_delayed() then _pgqueue.due_at(p_hints, v_bundle.place)
                     else _pgqueue.stands(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq) end;
     end if;
-    perform _pgqueue.delete_bundle(v_bundle.bundle_no) where p_whole;
+    perform _pgqueue.take_out(array[p_bundle], null) where p_whole;
     while v_at_most < _pgqueue.cardinality(v_bundle.seqs) loop
         p_hints := _pgqueue.store_placed(p_hints, v_bundle, _pgqueue.below(
             v_bundle.seqs, _pgqueue.bound_of(v_bundle.seqs, v_at_most)));

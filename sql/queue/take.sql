@@ -1,10 +1,10 @@
 -- Taking: publications that are new for a consumer become its bundles. New are the publications beyond the last one
 -- that it took, and those that have appeared in its gaps (log/gaps.sql).
 
--- The next publications, if no gap is before them and they are plain, as they nearly always are: at most p_limit, without
--- a gap among their ids, with the same priority, time, expiry and consumers, and with messages that are one range. A
--- single publication in one part is plain whatever its messages are. Returns the first one; the last one, how many there
--- are, and their messages; nulls when there is none or they are not plain.
+-- The next publications, if no gap is before them and they are plain, as they nearly always are: at most p_limit,
+-- without a gap among their ids, with the same priority, time, expiry and consumers, and with messages that are one
+-- range. A single publication in one part is plain whatever its messages are. Returns the first one; the last one, how
+-- many there are, and their messages; nulls when there is none or they are not plain.
 create or replace function _pgqueue.next_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_upto bigint, p_limit int, out o_first pgqueue.publications,
                                              out o_last bigint, out o_count bigint, out o_message_count bigint,

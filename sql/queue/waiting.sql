@@ -1,9 +1,10 @@
 -- Waiting by key: messages that are behind others of their key, or over a limit of it, stand in lane_waiting(), a
 -- bundle for each key; so claims do not walk over them. Of each key that waits, one bundle is the first: its place is
--- the number of an open bundle with the key, and it may be dealt when that bundle is gone (queue/dealing.sql). If there
--- is none, its place is from place_of_free() on, the later the higher. The places of all others are -2. Where the first
--- message of a key is delayed, or tokens of the key are spent, it stands in lane_delayed(), and all others wait. park()
--- alone restores that after any change.
+-- the number of an open bundle with the key, and it may be dealt when that bundle is gone (queue/dealing.sql). To the
+-- number of one in lane_held() place_of_held() is added: who deletes that one notes it in lane_freed(), so the dealers
+-- need not look at all that is held. If no bundle with the key is open, its place is from place_of_free() on, the later
+-- the higher. The places of all others are -2. Where the first message of a key is delayed, or tokens of the key are
+-- spent, it stands in lane_delayed(), and all others wait. park() alone restores that after any change.
 --
 -- Both kinds of places rise, and the cursor's hints say where the first ones are: so what was dealt costs nothing where
 -- a long transaction elsewhere keeps its dead rows.
@@ -21,12 +22,21 @@ begin
     return p_hints;
 end $$;
 
+-- Whether a claim in lane_held() has let go of a key, and no dealer has looked at it.
+create or replace function _pgqueue.has_freed(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
+language sql stable
+as $$
+    select exists (select from pgqueue.consumer_messages
+                   where consumer_id = p_consumer_id and lane = _pgqueue.lane_freed() and place >= p_hints.freed_from)
+$$;
+
 -- Whether bundles of a consumer may be waiting or delayed, or held with a key, after raise_waits() has moved the hints:
 -- true also where it would have to look at many that are not.
 create or replace function _pgqueue.may_park(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
 language sql stable
 as $$
     select least(p_hints.waits_from, p_hints.free_from) < 9223372036854775807
+        or _pgqueue.has_freed(p_consumer_id, p_hints)
         or count(*) >= _pgqueue.limit_small() or coalesce(bool_or(f.key is not null), false)
     from ((select key from pgqueue.consumer_messages
            where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
@@ -40,12 +50,14 @@ as $$
 $$;
 
 -- The last open bundle with each of some keys: dealt, or held for long. No row: the key is not in use.
+--   place  where the first message of the key waits for that bundle
 create or replace function _pgqueue.open_tails(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
-returns table (key bigint, tail bigint)
+returns table (key bigint, place bigint)
 language sql stable
 as $$
-    select o.key, max(o.bundle_no)
-    from (select k as key, m.bundle_no
+    select o.key, coalesce(max(o.bundle_no) filter (where not o.held),
+                           max(o.bundle_no) + _pgqueue.place_of_held())
+    from (select k as key, m.bundle_no, false as held
           from unnest(p_hints.lanes) l
           cross join lateral (select bundle_no, keys from pgqueue.consumer_messages
                               where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
@@ -53,7 +65,7 @@ as $$
           cross join lateral unnest(m.keys) k
           where l.lane = _pgqueue.lane_dealt() and k = any (p_keys)
           union all
-          select k, m.bundle_no
+          select k, m.bundle_no, true
           from unnest(p_keys) k
           cross join lateral (select bundle_no from pgqueue.consumer_messages
                               where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_held()
@@ -65,9 +77,11 @@ $$;
 -- lock.
 --   p_had_first  false: none of the bundles that wait is known as the first
 --   p_after      of each key a bundle that waited before all others; null: not known
+--   p_open       false: they wait for no bundle, whatever is open
 create or replace function _pgqueue.park(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_keys bigint[],
                                          p_had_first boolean default true,
-                                         p_after pgqueue.consumer_messages[] default null)
+                                         p_after pgqueue.consumer_messages[] default null,
+                                         p_open boolean default true)
 returns pgqueue.claim_hints
 language plpgsql
 as $$
@@ -80,7 +94,7 @@ begin
     end if;
     for v_place in
     with open as materialized (
-        select * from _pgqueue.open_tails(v_id, p_hints, p_keys)
+        select * from _pgqueue.open_tails(v_id, p_hints, p_keys) where p_open
     ), first as materialized (
         select k.key, f.tid, o.tid as old,
                (select true from pgqueue.consumer_messages
@@ -101,7 +115,7 @@ begin
     )
     update pgqueue.consumer_messages m
     set place = coalesce(n.place, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
-    from (select f.tid, case when f.delayed then -2 else o.tail end as place
+    from (select f.tid, case when f.delayed then -2 else o.place end as place
           from first f left join open o using (key)
           union all
           select f.old, -2 from first f where f.old <> f.tid) n
@@ -112,6 +126,28 @@ begin
     end loop;
     p_hints.parks := true;
     return p_hints;
+end $$;
+
+-- Lets the next dealer look at the keys that claims in lane_held() have let go of, a bounded number. Returns the hints.
+-- Needs the consumer's lock.
+create or replace function _pgqueue.take_freed(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_keys bigint[];
+begin
+    with gone as (
+        delete from pgqueue.consumer_messages
+        where ctid = any (array(select ctid from pgqueue.consumer_messages
+                                where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_freed()
+                                  and place >= p_hints.freed_from
+                                order by place limit _pgqueue.limit_deal()))
+        returning key
+    )
+    select array_agg(distinct key) into v_keys from gone;
+    -- without an order a key may have more than one open bundle: the first one to be gone makes room
+    return _pgqueue.park(p_consumer, p_hints, v_keys, p_open => p_consumer.ordering <> 'none');
 end $$;
 
 -- Lets the dealt bundles of some keys that nobody has claimed wait: what is before them goes back, or is held for long.
@@ -162,7 +198,7 @@ begin
         v_gone := v_gone || array(select distinct k from unnest(v_bundle.keys) k
                                   where p_consumer.ordering = 'none' or k <> all (v_keys));
     end loop;
-    return _pgqueue.park(p_consumer, p_hints, v_gone);
+    return _pgqueue.park_followers(p_consumer, p_hints, v_gone);
 end $$;
 
 -- Takes messages that are in no claim out of a consumer's bundles, for a caller that settles them. Bundles that another

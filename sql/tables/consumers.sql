@@ -109,6 +109,7 @@ begin
             parks       boolean,      -- by key: bundles may be waiting or delayed, or held with a key
             waits_from  bigint,       -- in lane_waiting no key is behind a bundle before this place, ...
             free_from   bigint,       -- ... and none that may be dealt stands before this one
+            freed_from  bigint,       -- the place of the first bundle in lane_freed, when all hints were read
             tokens_from timestamptz,  -- no spent token of a key came back before
             whole       boolean,      -- by key: a claim may hold all keys
             dealt_until timestamptz); -- another claimer was turned away: until then no claim takes all keys

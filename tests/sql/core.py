@@ -26,8 +26,9 @@ BUNDLES = """(select b.*, case when token is not null then 'claimed'
     else 'ready' end as state,
     coalesce(r.claim_id, (coalesce(b.head, b.bundle_no) & 1048575) << 43 | b.token) as claim_id
 from pgqueue.consumer_messages b
-left join (select reader, token, claim_id from pgqueue.reader_claims) r using (reader, token))"""
-"""All bundles, with the state of their messages and the claim that holds them."""
+left join (select reader, token, claim_id from pgqueue.reader_claims) r using (reader, token)
+where b.lane <> 1000005)"""
+"""All bundles of messages, with the state of these and the claim that holds them."""
 
 CLAIMS = """(select h.consumer_id, h.claim_id, true as live, h.claimed_at, h.lease_until,
     h.owner, h.reader, h.holds, r.message_count, r.settled, r.seqs, r.acted

@@ -75,7 +75,7 @@ def check_bundle(c: Consumer, b: Any) -> None:
     assert not seqs or b.first_seq <= min(seqs), f"first_seq of {b}"
     assert b.token is not None or b.first_seq == min(seqs), f"first_seq of {b}"
     dealt = c.by_key and b.lane == DEALT
-    few = b.token is not None or dealt or len(b.seqs) <= c.tables.max_ranges
+    few = b.token is not None or dealt or b.lane == WAITING or len(b.seqs) <= c.tables.max_ranges
     assert few, f"{len(b.seqs)} ranges: {b}"
     assert b.arrival_no <= c.tables.cursor.last_arrival, f"an arrival not given out yet: {b}"
 
