@@ -1,5 +1,5 @@
--- From version 2 (0.2.0), or 1 and 2.sql. Runs, slots, pieces and the rows of claims become bundles (base/bundles.sql).
--- The ids of claims stay, and so do their leases and the offsets of Spark's readers.
+-- From version 2 (0.1.1). Runs, slots, pieces and the rows of claims become bundles (base/bundles.sql). The ids of
+-- claims stay, and so do their leases and the offsets of Spark's readers.
 --
 -- First what changes its shape is set aside in the other schema, with its indexes, whose names are free then.
 do $$
@@ -51,8 +51,9 @@ begin
     select *, v_last + ((row_number() over (partition by bits order by claim_id) - 1) << 20) + bits as head from claim;
     v_last := greatest(v_last, (select max(head) from _pgqueue.old_claims));
 
-    -- All that consumers hold, in parts that are alike, and where each stands: claimed by key; held, not by key or with
-    -- all keys; dealt; keyed, if it waits or is delayed by its key; or free, anywhere else.
+    -- All that consumers hold, in parts that are alike, and where each stands: held, by a claim; dealt; keyed, if it
+    -- waits or is delayed by its key; or free, anywhere else. What is to be held by key, or to wait by key although it
+    -- was dealt, is split by key before.
     create table _pgqueue.old_parts as
     with stored as (
         select consumer_id, state, claim_id, priority, deliver_count, arrival_no, not_visible_until, last_delivered_at,
@@ -78,19 +79,23 @@ begin
         where rest is not null
     ), judged as materialized (
         select row_number() over () as run_no, c.stream_id, c.ordering, c.way like '% keyed' as keyed, s.*,
-               case when o.claim_id is not null and c.way like '% keyed' and p.consumer_id is null then 'claimed'
-                    when o.claim_id is not null then 'held'
-                    when s.piece is null then case when s.key is null then 'free' else 'keyed' end
-                    -- larger than its note allows: its keys wait, and are dealt again
-                    when (s.note ->> 'at_most')::bigint < (select sum(upper(g) - lower(g)) from unnest(s.seqs) g)
-                    then case c.ordering when 'none' then 'free' when 'key' then 'too large' else 'keyed' end
-                    else 'dealt' end as stands
+               o.claim_id is not null as claimed, c.ordering = 'stream' or p.consumer_id is not null as whole,
+               case when o.claim_id is null and s.key is not null then 'keyed'
+                    when o.claim_id is null and (s.piece is null or c.ordering = 'stream') then 'free'
+                    when o.claim_id is null and l.is_large then case c.ordering when 'none' then 'free' else 'split' end
+                    when o.claim_id is null then 'dealt'
+                    when c.way not like '% keyed' or c.ordering = 'stream' or p.consumer_id is not null
+                         or (c.ordering = 'none' and c.per_key_limit is null) then 'held'
+                    else 'split' end as stands
         from stored s
         join pgqueue.consumers c using (consumer_id)
         left join _pgqueue.old_claims o on s.state = 'claimed' and o.claim_id = s.claim_id and o.live
         left join _pgqueue.pieces p  -- with all keys
-            on s.state = 'claimed' and c.ordering <> 'none' and p.consumer_id = s.consumer_id and p.piece = s.piece
+            on s.state = 'claimed' and c.ordering = 'key' and p.consumer_id = s.consumer_id and p.piece = s.piece
                and p.keys is null
+        cross join lateral (  -- larger than its note allows: its keys wait, to be dealt again
+            select s.note ? 'at_most' and (s.note ->> 'at_most')::bigint < sum(upper(g) - lower(g)) as is_large
+            from unnest(s.seqs) g) l
         where s.seqs <> '{}'
     ), beside as (
         select run_no, seqs, dense_rank() over (
@@ -112,17 +117,17 @@ begin
               from beside join crossed using (line) cross join lateral unnest(seqs) g) r
         group by run_no, island
     )
-    select row_number() over () as part_no, stands, consumer_id, stream_id, ordering, keyed, state, claim_id, priority,
-           deliver_count - (stands in ('claimed', 'held'))::int as deliver_count, arrival_no, not_visible_until,
-           last_delivered_at, note, case when stands = 'keyed' and ordering = 'stream' then 0 else key end as key,
-           place, first_seq, coalesce(cut.seqs, judged.seqs) as seqs
+    select row_number() over () as part_no, stands, consumer_id, stream_id, ordering, keyed, whole, state,
+           case when claimed then claim_id end as claim_id, priority, deliver_count - claimed::int as deliver_count,
+           arrival_no, not_visible_until, last_delivered_at, note, key, place, first_seq,
+           coalesce(cut.seqs, judged.seqs) as seqs
     from judged left join cut using (run_no);
 
-    -- The keys of what is dealt: with an order each of them once, else one for each message.
+    -- By key: the keys of what is dealt, with an order each of them once, else one for each message; and the parts of
+    -- each key of what is to be split. Messages without a key, or that are gone, stay together.
     create table _pgqueue.old_keys (part_no bigint, keys bigint[]);
     for v_stream_id in
-        select distinct stream_id from _pgqueue.old_parts
-        where ordering <> 'stream' and stands in ('claimed', 'dealt', 'too large')
+        select distinct stream_id from _pgqueue.old_parts where stands in ('dealt', 'split')
     loop
         execute format($q$
             create table _pgqueue.old_messages as
@@ -131,50 +136,52 @@ begin
             cross join lateral unnest(p.seqs) g
             cross join lateral (select seq, hashtextextended(key, 0) as key from pgqueue.messages_%1$s
                                 where seq >= lower(g) and seq < upper(g) and key is not null) m
-            where p.stream_id = %1$s and p.ordering <> 'stream' and p.stands in ('claimed', 'dealt', 'too large')
+            where p.stream_id = %1$s and p.stands in ('dealt', 'split')
             $q$, v_stream_id);
         insert into _pgqueue.old_keys
         select part_no, case ordering when 'none' then array_agg(key) else array_agg(distinct key) end
-        from _pgqueue.old_messages where stands <> 'too large' group by part_no, ordering;
+        from _pgqueue.old_messages where stands = 'dealt' group by part_no, ordering;
         insert into _pgqueue.old_parts (
-            stands, consumer_id, stream_id, ordering, keyed, state, priority, deliver_count, arrival_no,
-            last_delivered_at, note, key, seqs)
-        select 'keyed', consumer_id, stream_id, p.ordering, keyed, 'waiting', priority, deliver_count, arrival_no,
-               last_delivered_at, note, k.key, k.seqs
+            stands, consumer_id, stream_id, ordering, keyed, whole, state, claim_id, priority, deliver_count,
+            arrival_no, last_delivered_at, note, key, seqs)
+        select case when claim_id is not null then 'held' else 'keyed' end, consumer_id, stream_id, ordering, keyed,
+               whole, 'waiting', claim_id, priority, deliver_count, arrival_no, last_delivered_at, note, k.key, k.seqs
         from (select part_no, key, range_agg(int8range(seq, seq + 1)) as seqs from _pgqueue.old_messages
-              where stands = 'too large' group by part_no, key) k
+              where stands = 'split' group by part_no, key) k
         join _pgqueue.old_parts p using (part_no);
         update _pgqueue.old_parts p
-        set stands = 'free',
-            seqs = seqs - coalesce((select range_agg(int8range(seq, seq + 1)) from _pgqueue.old_messages m
-                                    where m.part_no = p.part_no), '{}')
-        where p.stream_id = v_stream_id and stands = 'too large';
+        set stands = case when claim_id is not null then 'held' else 'free' end, seqs = p.seqs - coalesce(k.seqs, '{}')
+        from (select part_no, k.seqs
+              from _pgqueue.old_parts
+              left join (select part_no, range_agg(int8range(seq, seq + 1)) as seqs from _pgqueue.old_messages
+                         where stands = 'split' group by part_no) k using (part_no)
+              where stream_id = v_stream_id and stands = 'split') k
+        where p.part_no = k.part_no;
         drop table _pgqueue.old_messages;
     end loop;
 
-    -- Claims: the head first, which has the lease. A member has another number, also in its last 20 bits.
+    -- Claims, as they are a second after they were made: the head first, which has the lease. A member has another
+    -- number, also in its last 20 bits.
     insert into pgqueue.consumer_messages (
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, last_delivered_at, note,
-        keys, message_count, seqs, token, claimed_at, lease_until, visibility_timeout, owner, members, head, reader)
+        key, keys, message_count, seqs, token, claimed_at, lease_until, visibility_timeout, owner, members, head,
+        reader)
     with bundle as (
         select p.*, o.head, o.token, o.reader, o.claimed_at, o.lease_until, o.visibility_timeout, o.owner,
                row_number() over (partition by p.claim_id order by p.arrival_no, lower(p.seqs)) as i,
-               v_last + 2 * row_number() over (order by p.part_no) as member,
-               case p.ordering when 'stream' then '{0}' else coalesce(k.keys, '{}') end as keys
+               v_last + 2 * row_number() over () as member
         from _pgqueue.old_parts p
         join _pgqueue.old_claims o on o.claim_id = p.claim_id
-        left join _pgqueue.old_keys k using (part_no)
-        where p.stands in ('claimed', 'held')
+        where p.stands = 'held' and p.seqs <> '{}'
     ), numbered as (
         select *, case when i = 1 then head
                        else member + ((member & 1048575) = (head & 1048575))::int end as bundle_no
         from bundle
     )
-    select consumer_id, bundle_no, case stands when 'claimed' then 0 else 1000002 end,
-           case when stands = 'claimed' then bundle_no
-                when i = 1 then (extract(epoch from lease_until) * 1000000)::bigint else 1::bigint << 62 end,
-           lower(seqs), arrival_no, priority, deliver_count, last_delivered_at, note,
-           case stands when 'claimed' then keys end, n.message_count, seqs, token,
+    select consumer_id, bundle_no, 1000002,
+           case when i = 1 then (extract(epoch from lease_until) * 1000000)::bigint else 1::bigint << 62 end,
+           lower(seqs), arrival_no, priority, deliver_count, last_delivered_at, note, key,
+           case when keyed and not whole then array_remove(array[key], null) end, n.message_count, seqs, token,
            case when reader is null then claimed_at else coalesce(last_delivered_at, claimed_at) end,
            case when i = 1 then lease_until end, visibility_timeout, owner,
            case when i = 1 then m.members end, case when i > 1 then head end, reader
@@ -192,18 +199,18 @@ begin
     select consumer_id, d.bundle_no, 0, d.bundle_no, lower(seqs), arrival_no, priority, deliver_count,
            last_delivered_at, note, keys, n.message_count, seqs
     from (select nextval('pgqueue.claim_numbers') as bundle_no, d.*
-          from (select p.*, case p.ordering when 'stream' then '{0}' else coalesce(k.keys, '{}') end as keys
+          from (select p.*, coalesce(k.keys, '{}') as keys
                 from _pgqueue.old_parts p left join _pgqueue.old_keys k using (part_no)
                 where p.stands = 'dealt' order by p.consumer_id, p.place, p.first_seq) d) d
     cross join lateral (select sum(upper(g) - lower(g)) as message_count from unnest(seqs) g) n;
 
-    -- All else stands where it would have been taken. By key it waits for the last bundle that is dealt with its key.
+    -- All else stands where it would have been taken. By key it waits for the last open bundle with its key.
     insert into pgqueue.consumer_messages (
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key, not_visible_until,
         last_delivered_at, note, message_count, seqs)
     with tail as materialized (
         select consumer_id, k as key, max(bundle_no) as bundle_no
-        from pgqueue.consumer_messages cross join lateral unnest(keys) k where lane = 0 group by consumer_id, k
+        from pgqueue.consumer_messages cross join lateral unnest(keys) k group by consumer_id, k
     ), bundle as (  -- of at most 64 ranges
         select stands, consumer_id, ordering, keyed, state, priority, deliver_count, arrival_no, not_visible_until,
                last_delivered_at, note, key, c.message_count, c.seqs, t.bundle_no as tail,

@@ -424,14 +424,14 @@ def test_queries_go_on_from_their_checkpoints_after_an_upgrade(
         # What was returned is in the batch for ever, as it was, and is for others, too.
         returned = {row.seq for row in rows(conn, RETURNED, plan, reader)} | {plan[9]}
         asked = (reader, 0, end.claim_id)
-        before = call(conn, "reader_plan", *asked), value(conn, "reader_lost", *asked)
+        before = planned(conn, reader, 0, end), value(conn, "reader_lost", *asked)
         readers = rows(conn, "select * from pgqueue.readers")
 
         schema.install(conn)
 
         checker.check(conn)
         assert rows(conn, "select * from pgqueue.readers") == readers
-        now = call(conn, "reader_plan", *asked), value(conn, "reader_lost", *asked)
+        now = planned(conn, reader, 0, end), value(conn, "reader_lost", *asked)
         assert now == before
         (row,) = call(
             conn, "reader_resume", reader, ledger.consumer, 0, end.claim_id, uuid.uuid4()
