@@ -125,7 +125,7 @@ begin
 
     -- By key: the keys of what is dealt, with an order each of them once, else one for each message; and the parts of
     -- each key of what is to be split. Messages without a key, or that are gone, stay together.
-    create table _pgqueue.old_keys (part_no bigint, keys bigint[]);
+    create table _pgqueue.old_keys as select 0::bigint as part_no, '{}'::bigint[] as keys limit 0;
     for v_stream_id in
         select distinct stream_id from _pgqueue.old_parts where stands in ('dealt', 'split')
     loop
@@ -141,11 +141,10 @@ begin
         insert into _pgqueue.old_keys
         select part_no, case ordering when 'none' then array_agg(key) else array_agg(distinct key) end
         from _pgqueue.old_messages where stands = 'dealt' group by part_no, ordering;
-        insert into _pgqueue.old_parts (
-            stands, consumer_id, stream_id, ordering, keyed, whole, state, claim_id, priority, deliver_count,
-            arrival_no, last_delivered_at, note, key, seqs)
-        select case when claim_id is not null then 'held' else 'keyed' end, consumer_id, stream_id, ordering, keyed,
-               whole, 'waiting', claim_id, priority, deliver_count, arrival_no, last_delivered_at, note, k.key, k.seqs
+        insert into _pgqueue.old_parts
+        select null, case when claim_id is not null then 'held' else 'keyed' end, consumer_id, stream_id, ordering,
+               keyed, whole, 'waiting', claim_id, priority, deliver_count, arrival_no, null, last_delivered_at, note,
+               k.key, place, first_seq, k.seqs
         from (select part_no, key, range_agg(int8range(seq, seq + 1)) as seqs from _pgqueue.old_messages
               where stands = 'split' group by part_no, key) k
         join _pgqueue.old_parts p using (part_no);

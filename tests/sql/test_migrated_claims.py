@@ -121,7 +121,9 @@ class Ledger:
 
     def send(self, conn: Conn, rng: random.Random) -> None:
         """A batch, or a message alone."""
-        keys = [rng.choice([None, *"abcdefgh", "hot", "hot"]) for _ in range(rng.choice([1, 9, 70]))]
+        keys = [
+            rng.choice([None, *"abcdefgh", "hot", "hot"]) for _ in range(rng.choice([1, 9, 70]))
+        ]
         if len(keys) > 1 and (self.kind.plain or rng.random() < 0.7):
             self.send_batch(conn, keys)
             return
@@ -376,11 +378,12 @@ def test_what_failed_together_comes_in_smaller_claims_after_an_upgrade(
         keys = ["a", "b", "a", "c", None, "b", "a", "d"]
         ledger.send_batch(conn, keys)
         for _ in range(2):
-            assert len(found := ledger.claim(conn, 8)) == 8
+            assert len(ledger.claim(conn, 8)) == 8
             assert value(conn, "nack", ledger.held.popitem()[0]) == 8
         schema.install(conn)
         checker.check(conn)
-        assert 0 < len(found := ledger.claim(conn, 8)) <= 4
+        found = ledger.claim(conn, 8)
+        assert 0 < len(found) <= 4
         assert value(conn, "ack", ledger.held.popitem()[0]) == len(found)
         ledger.done += found
         ledger.drain(conn, random.Random(0))
@@ -400,7 +403,9 @@ def test_queries_go_on_from_their_checkpoints_after_an_upgrade(
         def send() -> None:  # publications that are taken together, of which many runs cross
             for n in range(24):
                 key, priority = "abc"[n % 3], n // 2 % 2
-                ledger.note([value(conn, "send", "s", "x", key, p_priority=priority)], [key], priority)
+                ledger.note(
+                    [value(conn, "send", "s", "x", key, p_priority=priority)], [key], priority
+                )
 
         def ask(start: Any, size: int | None = None) -> Any:
             at = (start.claim_id, start.messages) if start else (0, 0)
@@ -433,9 +438,7 @@ def test_queries_go_on_from_their_checkpoints_after_an_upgrade(
         assert rows(conn, "select * from pgqueue.readers") == readers
         now = planned(conn, reader, 0, end), value(conn, "reader_lost", *asked)
         assert now == before
-        (row,) = call(
-            conn, "reader_resume", reader, ledger.consumer, 0, end.claim_id, uuid.uuid4()
-        )
+        (row,) = call(conn, "reader_resume", reader, ledger.consumer, 0, end.claim_id, uuid.uuid4())
         checker.check(conn)
         again = planned(conn, reader, 0, end)
         assert row.planned == len(again)
@@ -464,6 +467,31 @@ def test_queries_go_on_from_their_checkpoints_after_an_upgrade(
         assert len(once) == len(set(once)), "delivered twice"
         assert {*once, plan[1]} == ledger.sent.keys(), "lost"
         checker.check(conn)
+
+
+@pytest.mark.parametrize("acked", [0, 1, 2])
+def test_a_key_is_held_while_its_claim_has_a_message_of_it(acked: int, empty_url: str) -> None:
+    """Also if the claim was in many ranges, which an acknowledgement has cut."""
+    with connection.connect(empty_url) as conn:
+        install(conn, 2)
+        limits.shrink(conn, 1)
+        ledger = make(conn, "s", Kind("key"))
+        ledger.send_batch(conn, [*"aabababa", "a"])
+        limits.shrink(conn, 10)
+        seqs = ledger.claim(conn, 5)
+        (claim,) = ledger.held
+        limits.shrink(conn, 1)
+        assert value(conn, "ack", claim, [seqs[1], seqs[3]]) == 2  # of which each range is a run
+        left = [seqs[0], seqs[2], seqs[4]]
+        ledger.held[claim] = list(left)
+        schema.install(conn)
+        checker.check(conn)
+        assert value(conn, "ack", claim, [left.pop(acked)]) == 1
+        checker.check(conn)
+        keys = ledger.keys_of(left)
+        assert not keys & ledger.keys_of(ledger.claim(conn, 9))
+        assert value(conn, "ack", claim) == 2
+        assert "a" in ledger.keys_of(ledger.claim(conn, 9)) or "a" not in keys
 
 
 def planned(conn: Conn, reader: uuid.UUID, start: int, end: Any) -> list[int]:
