@@ -299,6 +299,7 @@ def test_what_was_claimed_waits_or_is_ready_is_so_after_an_upgrade(
         schema.install(conn)
 
         checker.check(conn)
+        assert call(conn, "numbers_behind") == []
         assert same_states(before, owed_of_all(conn), notes)
         assert held(conn) == notes
         assert [rows(conn, query) for query in KEPT] == kept
@@ -491,6 +492,22 @@ def test_a_key_is_held_while_its_claim_has_a_message_of_it(empty_url: str) -> No
         assert not keys & ledger.keys_of(ledger.claim(conn, 9))
         assert value(conn, "ack", claim) == 2
         assert "a" in ledger.keys_of(ledger.claim(conn, 9)) or "a" not in keys
+
+
+def test_what_comes_next_of_a_key_has_few_ranges_after_an_upgrade(empty_url: str) -> None:
+    """However many a slot had."""
+    with connection.connect(empty_url) as conn:
+        install(conn, 2)
+        ledger = make(conn, "s", Kind("key"))
+        ledger.send_batch(conn, [*"ab" * 200])
+        assert len(ledger.claim(conn, 5)) == 5
+        schema.install(conn)
+        checker.check(conn)
+        for claim in list(ledger.held):
+            ledger.done += ledger.held.pop(claim)
+            assert value(conn, "ack", claim) == 5
+        ledger.drain(conn, random.Random(0))
+        checker.check(conn)
 
 
 def planned(conn: Conn, reader: uuid.UUID, start: int, end: Any) -> list[int]:
