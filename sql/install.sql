@@ -25,6 +25,7 @@ set local check_function_bodies = off;
 \ir tables/capture.sql
 \ir upgrade.sql
 \ir migrations/2.sql
+\ir migrations/3.sql
 \ir tables/indexes.sql
 \ir base/limits.sql
 \ir base/sets.sql

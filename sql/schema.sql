@@ -1,7 +1,7 @@
 -- The schemas, and what has to be true before anything is created in them.
 
 -- The version of this schema: only here and in CHANGELOG.md.
-set local pgqueue.version = 2;
+set local pgqueue.version = 3;
 
 do $$
 begin

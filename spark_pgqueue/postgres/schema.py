@@ -94,11 +94,23 @@ def _parts(name: str, transaction: bool) -> Iterator[tuple[Path, str]]:
         command = line.split()
         if command[:1] == ["\\ir"]:
             yield main, "\n".join(own) + "\n"
-            yield main.parent / command[1], (main.parent / command[1]).read_text()
+            yield from _with_others(main.parent / command[1])
             own = []
         elif not line.startswith("\\") and (transaction or not line.startswith(_FRAME)):
             own.append(line)
     yield main, "\n".join(own) + "\n"
+
+
+def _with_others(file: Path) -> Iterator[tuple[Path, str]]:
+    r"""The parts of a file that is run, in order: a migration may run files of tables once more."""
+    before, *others = re.split(r"^\\ir\s+(\S+)\s*$", file.read_text(), flags=re.MULTILINE)
+    yield file, before
+    for name, after in zip(others[::2], others[1::2], strict=True):
+        folder = file.parent
+        while name.startswith("../"):  # a folder in a zip knows no ".."
+            folder, name = folder.parent, name.removeprefix("../")
+        yield from _with_others(folder / name)
+        yield file, after
 
 
 def _messages(name: str) -> Iterator[tuple[Path, str]]:

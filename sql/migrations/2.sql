@@ -4,8 +4,7 @@ declare
     v_name      text;
     v_stream_id int;
 begin
-    if not exists (select from pgqueue.installed where version = 1)
-       or exists (select from pgqueue.installed where version = 2) then
+    if (select max(version) from pgqueue.installed) >= 2 is not false then
         return;
     end if;
     -- the sequences of streams: a copy without their values gives negative numbers, see log/numbers.sql

@@ -322,7 +322,7 @@ begin
         from taken t where t.take < t.n
     ), stays as (
         select o.i, o.no, o.key, o.what, c.seqs, c.message_count, c.first_seq, s.due, t.until,
-               row_number() over (partition by o.key order by o.i, c.first_seq) = 1
+               row_number() over (partition by o.key order by s.arrival_no, c.first_seq) = 1
                and (a.waits is not true or ((a.is_head or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
                coalesce(n.number, a.tail, _pgqueue.place_of_held() + a.held) as open

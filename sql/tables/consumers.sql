@@ -60,14 +60,7 @@ create table if not exists pgqueue.consumer_filters (
 -- fifth of the cost of a small claim.)
 do $$
 begin
-    if to_regtype('pgqueue.claimed') is null then
-        create type pgqueue.claimed as (
-            claim_id bigint,      -- null: there is no claim, ...
-            message_count bigint, -- ... and then 0: there is nothing to claim
-            stream_id int,
-            -- of a claim whose messages are alike; else null
-            seqs int8multirange, priority int, deliver_count int, saved jsonb,
-            bundles bigint[]);    -- of another claim: its bundles, in the order of delivery
+    if to_regtype('pgqueue.received') is null then
         create type pgqueue.received as (
             claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
             deliver_count int, inserted_at timestamptz, saved jsonb);
@@ -87,6 +80,15 @@ begin
         -- what rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry
         create type pgqueue.action as (
             action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
+    end if;
+    if to_regtype('pgqueue.claimed') is null then
+        create type pgqueue.claimed as (
+            claim_id bigint,      -- null: there is no claim, ...
+            message_count bigint, -- ... and then 0: there is nothing to claim
+            stream_id int,
+            -- of a claim whose messages are alike; else null
+            seqs int8multirange, priority int, deliver_count int, saved jsonb,
+            bundles bigint[]);    -- of another claim: its bundles, in the order of delivery
         -- where claims look in a lane: no free bundle stands before a place (null: none is free), and none at all
         -- before another one
         create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint, low_place bigint, low_seq bigint);

@@ -23,6 +23,9 @@ TIMES_OF_HINTS = (
     "dealt_until",
 )
 
+# Up to version 2 of the schema, which tests upgrade from, these had times, and no place was one.
+HAD_TIMES = {"consumer_cursors"}
+
 # What was stored once and is compared with no clock.
 TIMES = """
 select c.relname, array_agg(quote_ident(a.attname))
@@ -41,14 +44,17 @@ def pass_time(conn: psycopg.Connection, by: timedelta) -> None:
     """
     with conn.transaction():
         moves = ""  # all in one go: this is called very often
-        for table, columns in conn.execute(TIMES).fetchall():
+        times = dict(conn.execute(TIMES).fetchall())
+        for table, columns in times.items():
             moved = ", ".join(f"{each} = {each} - interval '{by}'" for each in columns)
             moves += f"update pgqueue.{table} set {moved};"
-        moves += HINTS.format(
-            ", ".join(f"hints.{c} = (hints).{c} - interval '{by}'" for c in TIMES_OF_HINTS)
-        )
+        if not HAD_TIMES & times.keys():
+            moves += HINTS.format(
+                ", ".join(f"hints.{c} = (hints).{c} - interval '{by}'" for c in TIMES_OF_HINTS)
+            )
         conn.execute(moves.encode())
-        core.shift_places(conn, by)
+        if not HAD_TIMES & times.keys():
+            core.shift_places(conn, by)
         core.expire_earlier(conn, by)
 
 

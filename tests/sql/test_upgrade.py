@@ -52,11 +52,10 @@ MIGRATION = f"""
 -- From version {THIS}: words that explain themselves.
 do $$
 begin
-    if not exists (select from pgqueue.installed where version = {THIS})
-       or exists (select from pgqueue.installed where version = {THIS + 1}) then
+    if (select max(version) from pgqueue.installed) >= {THIS + 1} is not false then
         return;
     end if;
-    alter table pgqueue.consumer_cursors rename column dealt_until to dealt_up_to;
+    alter table pgqueue.consumer_cursors rename column delivered_at to delivered_when;
     alter table pgqueue.streams add column colour text;
     update pgqueue.streams set colour = 'blue ' || name;
     alter table pgqueue.streams
@@ -78,7 +77,7 @@ def make_next_version(folder: Path) -> None:
         (folder / name).write_text(text.replace(old, new))
 
     for file in folder.rglob("*.sql"):
-        file.write_text(re.sub(r"\bdealt_until\b", "dealt_up_to", file.read_text()))
+        file.write_text(re.sub(r"\bdelivered_at\b", "delivered_when", file.read_text()))
     migration = f"migrations/{THIS + 1}.sql"
     change("schema.sql", f"pgqueue.version = {THIS};", f"pgqueue.version = {THIS + 1};")
     last = f"\\ir migrations/{THIS}.sql\n"
