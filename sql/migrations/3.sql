@@ -208,7 +208,9 @@ begin
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key, not_visible_until,
         last_delivered_at, note, message_count, seqs)
     with tail as materialized (
-        select consumer_id, k as key, max(bundle_no) as bundle_no
+        -- where it waits for that bundle, see queue/waiting.sql
+        select consumer_id, k as key, coalesce(max(bundle_no) filter (where lane = 0),
+                                               max(bundle_no) + (1::bigint << 61)) as bundle_no
         from pgqueue.consumer_messages cross join lateral unnest(keys) k group by consumer_id, k
     ), bundle as (  -- of at most 64 ranges
         select stands, consumer_id, ordering, keyed, state, priority, deliver_count, arrival_no, not_visible_until,
