@@ -62,6 +62,7 @@ set local check_function_bodies = off;
 \ir queue/failures.sql
 \ir queue/key_tokens.sql
 \ir queue/key_limits.sql
+\ir queue/free_keys.sql
 \ir queue/dealing.sql
 \ir queue/return.sql
 \ir queue/settle.sql

@@ -35,3 +35,8 @@ language sql immutable
 as $$
     select p_consumer.keep_history is not null or p_consumer.notify_done or p_consumer.per_key_capacity is not null
 $$;
+
+-- Whether only messages that nobody has claimed count for the limits of keys.
+create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) returns boolean
+language sql immutable
+as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $$;

@@ -11,7 +11,7 @@ begin
     end if;
     drop type pgqueue.keyed_messages, pgqueue.waiting_place, pgqueue.claimed, pgqueue.served;
     foreach v_table in array '{consumer_messages,consumer_cursors,claims,slots,pieces}'::text[] loop
-        execute format('alter table pgqueue.%I set schema _pgqueue', v_table);
+        execute format('alter table pgqueue.%I set schema _pgqueue', v_table);  -- lock: table
     end loop;
     drop table pgqueue.freed_keys;
     alter table pgqueue.key_tokens drop column arrival_no, drop column first_seq;

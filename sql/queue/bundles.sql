@@ -28,8 +28,8 @@
 --   ready, line         the same                                    take_matching     claim/matching.sql
 --   dealt               dead                                        lock_dealt        claim/by_key.sql
 --   line                line, dead                                  lock_line         claim/by_key.sql
---   line                as its caller says                          line_front        queue/dealing.sql
---   waiting             as its caller says                          take_heads        queue/dealing.sql
+--   line                as its caller says                          line_front        queue/free_keys.sql
+--   waiting             as its caller says                          take_heads        queue/free_keys.sql
 --   line, waiting       dealt, waiting, delayed                     store_dealt       queue/dealing.sql
 --   dealt               line, waiting                               undeal            queue/waiting.sql
 --   dealt               waiting                                     park_followers    queue/waiting.sql
@@ -42,7 +42,7 @@
 --   unclaimed           as its caller says                          take_unclaimed    queue/waiting.sql
 --   unclaimed           unfiltered, ready, line, delayed            change_lanes      queue/key_limits.sql
 --   line                gone                                        delete_passed     functions/group_workers.sql
---   claimed             claimed                                     hold              queue/leases.sql
+--   claimed             claimed                                     hold              queue/held.sql
 --   claimed             claimed                                     hold_line         claim/by_key.sql
 --   claimed             claimed                                     expire            queue/leases.sql
 --   claimed             claimed                                     extend            functions/settle.sql
@@ -64,10 +64,13 @@
 --   ready, line, dealt  dead                                        give_up_expired   queue/bundles.sql
 --   ready, line         the same                                    cut               queue/bundles.sql
 --   claimed             the same                                    tidy              queue/bundles.sql
+--   claimed             the same                                    note_freed        queue/bundles.sql
+--   waiting             waiting                                     take_freed        queue/waiting.sql
 --   any                 as its caller says                          take_out          queue/bundles.sql
 --   any                 as its caller says                          store             queue/bundles.sql
 --   any                 as its caller says                          stored            queue/bundles.sql
 --   any                 as its caller says                          store_placed      queue/placing.sql
+--   any                 as its caller says                          store_all_placed  queue/placing.sql
 --   any                 as its caller says                          replace           queue/bundles.sql
 --   any                 as its caller says                          delete_bundle     queue/bundles.sql
 --

@@ -68,15 +68,16 @@ as $$
 declare
     v_before pgqueue.claim_hints := p_stored.hints;
     v_hints  pgqueue.claim_hints := p_cursor.hints;
+    v_same   pgqueue.consumer_cursors := p_cursor;
 begin
     if not p_busy and v_hints.looked_at is not distinct from v_before.looked_at then
         v_hints.probe_at := v_before.probe_at;
         v_hints.held_from := v_before.held_from;
         v_hints.gaps_probe := v_before.gaps_probe;
         v_hints.quiet_until := v_before.quiet_until;
-        p_cursor.hints := v_hints;
+        v_same.hints := v_hints;
     end if;
-    if p_cursor is distinct from p_stored then
+    if v_same is distinct from p_stored then
         delete from pgqueue.consumer_cursors where consumer_id = p_stored.consumer_id and version = p_stored.version;
         p_cursor.version := p_stored.version + 1;
         insert into pgqueue.consumer_cursors select p_cursor.*;
@@ -213,16 +214,20 @@ declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_lane  pgqueue.lane_hint;
     v_empty boolean := false;
+    v_noted boolean;
+    v_first boolean := false;  -- the first free bundle has a note: only a claim with the lock takes it
 begin
     for i in 1..cardinality(v_hints.lanes) loop
         v_lane := v_hints.lanes[i];
         continue when v_lane.place is null;
-        select place, first_seq into v_lane.place, v_lane.first_seq from pgqueue.consumer_messages
+        select place, first_seq, note is not null into v_lane.place, v_lane.first_seq, v_noted
+        from pgqueue.consumer_messages
         where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
           and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
         order by place, first_seq limit 1;
         v_hints.lanes[i] := v_lane;  -- (nulls when none was found)
         v_empty := v_empty or v_lane.place is null;
+        v_first := v_first or (i = 1 and v_noted);
     end loop;
     if v_empty and v_hints.lanes_from is not null then
         v_hints.lanes := array(select l::pgqueue.lane_hint from unnest(v_hints.lanes) l
@@ -231,7 +236,7 @@ begin
     end if;
     v_lane := v_hints.lanes[1];
     v_hints.quiet_until := case
-        when v_lane.place is null
+        when v_lane.place is null or v_first
              or (v_lane.lane = _pgqueue.lane_line() and _pgqueue.is_keyed(p_consumer.way)) then null
         else least(v_hints.probe_at,
                    case when p_cursor.gaps <> '{}' and not v_hints.was_cut then v_hints.gaps_probe end,

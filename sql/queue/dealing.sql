@@ -11,179 +11,6 @@
 --
 -- So the messages of a key are, in this order: in dealt bundles or delayed, waiting, in the line.
 
--- The keys that wait and may be dealt, about p_most of them, and that no message of them waits before which one: their
--- first message waits for nothing that is still there.
-create or replace function _pgqueue.free_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
-returns table (key bigint, arrival_no bigint, first_seq bigint)
-language plpgsql stable
-as $$
-#variable_conflict use_column
-declare
-    v_ready boolean := _pgqueue.counts_ready(p_consumer);
-begin
-    return query
-        select m.key, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
-        where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_waiting()
-          and m.place >= p_hints.free_from and m.place < -2
-        order by m.place limit p_most;
-    return query
-        with recursive blocker (number) as (
-            (select place from pgqueue.consumer_messages
-             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
-               and place >= p_hints.waits_from and place < _pgqueue.place_of_held()
-             order by place limit 1)
-            union all
-            select (select place from pgqueue.consumer_messages
-                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
-                      and place > b.number and place < _pgqueue.place_of_held()
-                    order by place limit 1)
-            from blocker b where b.number is not null
-        ), gone as materialized (
-            select b.number from blocker b
-            where b.number is not null
-              and (_pgqueue.is_gone(b.number)
-                   or (v_ready and (select token is not null from _pgqueue.bundles(array[b.number]))))
-        )
-        select f.* from gone b
-        cross join lateral (select m.key, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
-                            where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_waiting()
-                              and m.place = b.number offset 0) f
-        limit p_most;
-    if p_consumer.ordering = 'none' and p_consumer.per_key_limit > 1 then
-        -- a key may have more than one open bundle: the first one to be gone makes room
-        return query
-            select u.key, 0::bigint, 0::bigint from _pgqueue.in_use(p_consumer.consumer_id, p_hints, null) u
-            where u.n < p_consumer.per_key_limit
-              and exists (select from pgqueue.consumer_messages w
-                          where w.consumer_id = p_consumer.consumer_id and w.key = u.key
-                            and w.lane = _pgqueue.lane_waiting());
-    end if;
-end $$;
-
--- Whether a key that waits may be dealt.
-create or replace function _pgqueue.has_free_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
-returns boolean
-language plpgsql stable
-as $$
-begin
-    return _pgqueue.has_freed(p_consumer.consumer_id, p_hints)
-        or exists (select from _pgqueue.free_keys(p_consumer, p_hints, 1));
-end $$;
-
--- Takes the messages that waited first of the keys that may be dealt, and deletes them where they wait: of each key
--- about p_most messages that are alike, and in order. Returns them, a bundle for each key; nulls if there are none.
-create or replace function _pgqueue.take_heads(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
-returns pgqueue.keyed_messages
-language plpgsql
-as $$
-declare
-    v_keyed pgqueue.keyed_messages;
-    v_tids  tid[];
-begin
-    with waiting as materialized (
-        select k.key, m.*
-        from (select distinct on (f.key) f.* from _pgqueue.free_keys(p_consumer, p_hints, _pgqueue.limit_deal()) f
-              order by f.key, f.arrival_no, f.first_seq) k
-        cross join lateral (select ctid as tid, w as bundle, arrival_no, first_seq, priority, deliver_count, note,
-                                   not_visible_until, message_count, seqs
-                            from pgqueue.consumer_messages w
-                            where consumer_id = p_consumer.consumer_id and key = k.key
-                              and lane = _pgqueue.lane_waiting()
-                              and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
-                            order by arrival_no, first_seq limit p_most) m
-    ), judged as (
-        select *, sum(message_count) over line - message_count as before,
-               count(*) over line > 1  -- (the messages of a bundle are in the order of their numbers)
-               and ((priority, deliver_count, note, not_visible_until)
-                    is distinct from lag((priority, deliver_count, note, not_visible_until)) over line
-                    or lag(upper(seqs)) over line > first_seq) as other
-        from waiting
-        window line as (partition by key order by arrival_no, first_seq)
-    ), alike as (
-        select *, bool_or(other) over (partition by key order by arrival_no, first_seq) as later from judged
-    ), head as (
-        select key, array_agg(tid) as tids, min(arrival_no) as arrival_no, min(first_seq) as first_seq,
-               sum(message_count)::bigint as n, range_agg(seqs) as seqs,
-               (array_agg(bundle order by arrival_no, first_seq))[1] as bundle
-        from alike where before < p_most and not later
-        group by key
-    ), numbered as (
-        select *, row_number() over (order by arrival_no, first_seq) as i from head
-    )
-    select array_agg(bundle order by i), array_agg(i order by i), array_agg(key order by i), array_agg(seqs order by i),
-           array_agg(n order by i), (select array_agg(t) from head cross join unnest(tids) t)
-    into v_keyed.bundles, v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts, v_tids
-    from numbered;
-    delete from pgqueue.consumer_messages where ctid = any (v_tids);
-    return v_keyed;
-end $$;
-
--- Whether nothing of a stream in order waits behind the messages that take_heads() took. Null: it took none.
-create or replace function _pgqueue.were_all(p_consumer_id int, p_heads pgqueue.keyed_messages) returns boolean
-language plpgsql stable
-as $$
-declare
-    v_head pgqueue.consumer_messages := p_heads.bundles[1];
-begin
-    return v_head.key is not null and not exists (
-        select from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and key = v_head.key and lane = _pgqueue.lane_waiting()
-          and (arrival_no, first_seq) >= (v_head.arrival_no, v_head.first_seq));
-end $$;
-
--- Takes the first messages of the line, about p_room of them, and deletes them there. In a stream that is in order it
--- ends before a message that is not visible yet. Returns the bundles. Needs the consumer's lock.
-create or replace function _pgqueue.line_front(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_room bigint)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
-declare
-    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_line());
-    v_stream  boolean := p_consumer.ordering = 'stream';
-    v_bundles pgqueue.consumer_messages[];
-    v_last    pgqueue.consumer_messages;
-    v_tid     tid;
-    v_room    bigint;
-    v_bound   bigint;
-begin
-    if v_line.place is null then
-        return '{}';
-    end if;
-    with front as materialized (
-        select f.*
-        from (select m.tid, m.place, m.first_seq, m.message_count,
-                     sum(m.message_count) over line - m.message_count as before,
-                     v_stream and row_number() over line > 1 and bool_or(m.other) over line as later
-              from (select ctid as tid, place, first_seq, message_count,
-                           not_visible_until is not null or note is not null or deliver_count > 0 as other
-                    from pgqueue.consumer_messages
-                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
-                      and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
-                    order by place, first_seq limit p_room) m
-              window line as (order by m.place, m.first_seq)) f
-        where f.before < p_room and not f.later
-    ), gone as (
-        delete from pgqueue.consumer_messages m
-        where ctid = any (array(select tid from front where before + message_count <= p_room))
-        returning m as bundle, place, first_seq
-    )
-    select coalesce((select array_agg(bundle order by place, first_seq) from gone), '{}'),
-           (select tid from front where before + message_count > p_room), p_room - (select max(before) from front)
-    into v_bundles, v_tid, v_room;
-    if v_tid is not null then  -- the last one is cut
-        select * into v_last from pgqueue.consumer_messages where ctid = v_tid;
-        v_bound := _pgqueue.bound_of(v_last.seqs, v_room);
-        update pgqueue.consumer_messages
-        set seqs = seqs * int8multirange(int8range(v_bound, null)), message_count = message_count - v_room,
-            first_seq = lower(seqs * int8multirange(int8range(v_bound, null)))
-        where ctid = v_tid;
-        v_last.seqs := _pgqueue.below(v_last.seqs, v_bound);
-        v_last.message_count := v_room;
-        v_bundles := v_bundles || v_last;
-    end if;
-    return v_bundles;
-end $$;
-
 -- Stores messages by key as dealt bundles of at most p_size. Messages that are not visible yet are delayed, and what
 -- may not be dealt waits. Needs the consumer's lock.
 --   p_keyed    in their order; held: over a limit of their key
@@ -232,23 +59,25 @@ begin
         left join (select key, case when not v_none then arrival_no end as arrival_no, first_seq
                    from unnest(p_keyed.bundles) where lane = _pgqueue.lane_waiting()) e on e.key = k
         left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
-                           where consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on v_parks
+                           where v_parks and consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on true
         -- the first of the key that still waits or is delayed. With an order, it is behind what waited; where nothing
         -- of the key did, it does not matter which one it is, and at the end are fewer dead rows
         left join lateral (
             (select arrival_no, first_seq, ctid as tid, lane from pgqueue.consumer_messages
-             where consumer_id = v_id and key = k and lane = _pgqueue.lane_delayed() and e.key is null
+             where v_parks and consumer_id = v_id and key = k and lane = _pgqueue.lane_delayed() and e.key is null
              order by arrival_no desc, first_seq desc limit 1)
             union all
             (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
-             where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and (v_none or e.key is not null)
+             where v_parks and consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting()
+               and (v_none or e.key is not null)
                and (arrival_no, first_seq) >= (coalesce(e.arrival_no, 0), coalesce(e.first_seq, 0))
              order by arrival_no, first_seq limit 1)
             union all
             (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
-             where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and not v_none and e.key is null
+             where v_parks and consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting()
+               and not v_none and e.key is null
              order by arrival_no desc, first_seq desc limit 1)
-            order by arrival_no, first_seq limit 1) w on v_parks
+            order by arrival_no, first_seq limit 1) w on true
     ), entry as (
         select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.bundles,
                a.waits and not s.is_head
@@ -331,9 +160,9 @@ begin
         left join anchor n using (key) left join asked a using (key)
         left join unnest(p_keys, p_until) t (key, until) using (key)
     ), demoted as (  -- without an order, what came back stands before others of its key
-        update pgqueue.consumer_messages m set lane = _pgqueue.lane_waiting(), place = -2
-        from (select a.tid from stays w join asked a using (key) where w.first and a.tid is not null) d
-        where m.ctid = d.tid and m.place <> -2
+        update pgqueue.consumer_messages set lane = _pgqueue.lane_waiting(), place = -2
+        where ctid = any (array(select a.tid from stays w join asked a using (key) where w.first and a.tid is not null))
+          and place <> -2
     ), put as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,

@@ -7,11 +7,6 @@
 -- Keys take turns because bundles do. With fair, what is dealt and free holds about the share of four claims of a key,
 -- so the rest of a key with very many messages waits.
 
--- Whether only messages that nobody has claimed count.
-create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) returns boolean
-language sql immutable
-as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $$;
-
 -- Without an order: how many messages of some keys are dealt or held, and how many of these nobody has claimed.
 create or replace function _pgqueue.in_use(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
 returns table (key bigint, n bigint, ready bigint)

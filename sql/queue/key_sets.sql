@@ -88,11 +88,12 @@ begin
         return p_keyed;
     end if;
     with source as materialized (
-        select ordinality as no, row(priority, deliver_count, note, not_visible_until) as kind,
-               lane = _pgqueue.lane_waiting() as is_head
+        select ordinality as no, row(priority, deliver_count, note, not_visible_until) as kind, arrival_no,
+               first_seq, lane = _pgqueue.lane_waiting() as is_head
         from unnest(p_keyed.bundles) with ordinality
     ), entry as (
-        select e.*, lag(s.is_head) over line as behind_head,
+        select e.*, lag(s.is_head) over line as behind_head, lag(s.arrival_no) over line as arrival_no,
+               lag(s.first_seq) over line as first_seq,
                s.kind is not distinct from lag(s.kind) over line and lag(upper(e.seqs)) over line <= lower(e.seqs)
                as follows
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts) with ordinality e (no, key, seqs, n, i)
@@ -102,7 +103,7 @@ begin
         select e.*, count(*) filter (where e.follows is not true or (e.behind_head and (
                         select true from pgqueue.consumer_messages
                         where consumer_id = p_consumer.consumer_id and key = e.key and lane = _pgqueue.lane_waiting()
-                        order by arrival_no desc, first_seq desc limit 1)))
+                          and (arrival_no, first_seq) >= (e.arrival_no, e.first_seq) limit 1)))
                     over (partition by key order by i) as stretch
         from entry e
     ), whole as (

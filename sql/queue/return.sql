@@ -71,6 +71,7 @@ declare
     v_count  int := _pgqueue.counted_deliveries(_pgqueue.one_more(v_bundle.deliver_count), v_note);
 begin
     return p_set is null and cardinality(p_bundles) = 1 and v_bundle.keys is not null
+       and (select count(*) from unnest(v_bundle.seqs)) <= _pgqueue.limit_ranges()
        and p_consumer.per_key_interval is null
        and not _pgqueue.is_hopeless(p_consumer, v_count, p_failure)
        and _pgqueue.delayed_until(p_consumer, v_count, p_failure) is null

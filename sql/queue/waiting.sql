@@ -37,16 +37,14 @@ language sql stable
 as $$
     select least(p_hints.waits_from, p_hints.free_from) < 9223372036854775807
         or _pgqueue.has_freed(p_consumer_id, p_hints)
-        or count(*) >= _pgqueue.limit_small() or coalesce(bool_or(f.key is not null), false)
-    from ((select key from pgqueue.consumer_messages
-           where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
-             and place >= _pgqueue.place_at(p_hints.due_from)
-           order by place limit _pgqueue.limit_small())
-          union all
-          (select key from pgqueue.consumer_messages
-           where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
-             and place >= _pgqueue.place_at(p_hints.held_from)
-           order by place limit _pgqueue.limit_small())) f
+        or exists (select from unnest(array[_pgqueue.lane_delayed(), _pgqueue.lane_held()],
+                                      array[_pgqueue.place_at(p_hints.due_from), _pgqueue.place_at(p_hints.held_from)])
+                               l (lane, place)
+                   cross join lateral (select m.key, row_number() over () as n
+                                       from (select key from pgqueue.consumer_messages
+                                             where consumer_id = p_consumer_id and lane = l.lane and place >= l.place
+                                             order by place limit _pgqueue.limit_small()) m) f
+                   where f.key is not null or f.n >= _pgqueue.limit_small())
 $$;
 
 -- The last open bundle with each of some keys: dealt, or held for long. No row: the key is not in use.
@@ -73,6 +71,44 @@ as $$
     group by o.key
 $$;
 
+-- Of some keys the bundles that wait whose places are to change: the first one, and one that was the first. The place
+-- of the first one is null where it may be dealt and has no such place yet. Arguments: as park().
+create or replace function _pgqueue.firsts(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[],
+                                           p_had_first boolean, p_after pgqueue.consumer_messages[], p_open boolean)
+returns table (bundle tid, new_place bigint)
+language plpgsql stable
+as $$
+begin
+    return query
+        with open as materialized (
+            select * from _pgqueue.open_tails(p_consumer_id, p_hints, p_keys) where p_open
+        ), first as materialized (
+            select k.key, f.tid, f.place, o.tid as old,
+                   (select true from pgqueue.consumer_messages
+                    where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_delayed()
+                      and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
+                    order by arrival_no desc, first_seq desc limit 1) as delayed
+            from (select p_keys[i] as key, coalesce((p_after[i]).arrival_no, 0) as arrival_no,
+                         coalesce((p_after[i]).first_seq, 0) as first_seq
+                  from generate_subscripts(p_keys, 1) i) k
+            cross join lateral (select ctid as tid, m.place from pgqueue.consumer_messages m
+                                where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_waiting()
+                                  and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
+                                order by arrival_no, first_seq limit 1) f
+            left join lateral (select ctid as tid from pgqueue.consumer_messages m
+                               where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_waiting()
+                                 and m.place <> -2 and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
+                               order by arrival_no, first_seq limit 1) o on p_had_first
+        ), judged as (
+            select f.tid, f.place as was, case when f.delayed then -2 else o.place end as place, f.old
+            from first f left join open o using (key)
+        )
+        select j.tid, j.place from judged j
+        where j.was is distinct from j.place and (j.place is not null or j.was >= -2)
+        union all
+        select j.old, -2::bigint from judged j where j.old <> j.tid;
+end $$;
+
 -- Says of each of some keys which bundle is the first that waits, and for what. Returns the hints. Needs the consumer's
 -- lock.
 --   p_had_first  false: none of the bundles that wait is known as the first
@@ -86,41 +122,17 @@ returns pgqueue.claim_hints
 language plpgsql
 as $$
 declare
-    v_id    int := p_consumer.consumer_id;
     v_place bigint;
 begin
     if coalesce(p_keys, '{}') = '{}' then
         return p_hints;
     end if;
     for v_place in
-    with open as materialized (
-        select * from _pgqueue.open_tails(v_id, p_hints, p_keys) where p_open
-    ), first as materialized (
-        select k.key, f.tid, o.tid as old,
-               (select true from pgqueue.consumer_messages
-                where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_delayed()
-                  and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
-                order by arrival_no desc, first_seq desc limit 1) as delayed
-        from (select p_keys[i] as key, coalesce((p_after[i]).arrival_no, 0) as arrival_no,
-                     coalesce((p_after[i]).first_seq, 0) as first_seq
-              from generate_subscripts(p_keys, 1) i) k
-        cross join lateral (select ctid as tid from pgqueue.consumer_messages
-                            where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_waiting()
-                              and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
-                            order by arrival_no, first_seq limit 1) f
-        left join lateral (select ctid as tid from pgqueue.consumer_messages
-                           where consumer_id = v_id and key = k.key and lane = _pgqueue.lane_waiting() and place <> -2
-                             and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
-                           order by arrival_no, first_seq limit 1) o on p_had_first
-    )
-    update pgqueue.consumer_messages m
-    set place = coalesce(n.place, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
-    from (select f.tid, case when f.delayed then -2 else o.place end as place
-          from first f left join open o using (key)
-          union all
-          select f.old, -2 from first f where f.old <> f.tid) n
-    where m.ctid = n.tid and m.place is distinct from n.place and (n.place is not null or m.place >= -2)
-    returning m.place
+        update pgqueue.consumer_messages m
+        set place = coalesce(f.new_place, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
+        from _pgqueue.firsts(p_consumer.consumer_id, p_hints, p_keys, p_had_first, p_after, p_open) f
+        where m.ctid = f.bundle
+        returning m.place
     loop
         p_hints := _pgqueue.waits_at(p_hints, v_place);
     end loop;

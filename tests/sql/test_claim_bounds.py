@@ -44,10 +44,11 @@ def test_keys_that_become_free_together_cost_each_the_same(conn: Conn, stream: i
     """Thousands of keys that were set aside: one claim of all is no more than so many times one."""
     consumer(conn, ordering="key")
     internals.publish_together(conn, stream, 3000, "'k' || i")
+    first = [call(conn, "claim", "s", "c", 250)[0].claim_id for _ in range(12)]
     internals.publish_together(conn, stream, 3000, "'k' || i")
-    (first,) = call(conn, "claim", "s", "c", 3000)
-    assert claim(conn, 10_000) == 0  # all of the others wait behind it
-    value(conn, "ack", first.claim_id)
+    assert claim(conn, 10_000) == 0  # all of the others wait behind these
+    for claim_id in first:
+        value(conn, "ack", claim_id)
     few = cost(conn, "select * from pgqueue.claim('s', 'c', 100)")
     many = cost(conn, "select * from pgqueue.claim('s', 'c', 2000)")
     assert many <= few * 20 * 2
@@ -65,7 +66,7 @@ def test_a_claim_behind_a_hot_key_is_bounded_and_the_next_ones_find_what_is_ther
     while not (rows := call(conn, "receive", "s", "c", 1)):
         asked += 1
         waiting = sum(r.message_count for r in internals.bundles(conn) if r.state == "waiting")
-        assert 0 < waiting <= asked * 20_500, "one claim looked at too much"
+        assert 0 < waiting <= asked * 30_500, "one claim looked at too much"
         assert asked < 10
     assert asked >= 1
     assert seqs_of(rows) == [free]
@@ -93,7 +94,7 @@ def test_availablenow_is_told_to_ask_again_where_a_claim_was_bounded(
     conn: Conn, stream: int
 ) -> None:
     id_ = consumer(conn, ordering="key")
-    internals.publish_together(conn, stream, 25_000, "'hot'")
+    internals.publish_together(conn, stream, 35_000, "'hot'")
     assert claim(conn, 1) == 1
     (row,) = call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 10)
     assert row.claimed == 0

@@ -70,6 +70,8 @@ WRONG = {
     "parks": "false",
     "waits_from": BEYOND,
     "free_from": "0",
+    "freed_from": BEYOND,
+    "tokens_from": LATER,
     "whole": "true",
     "dealt_until": LATER,
 }  # fmt: skip
