@@ -48,8 +48,8 @@ begin
             case when not v_alike then v_numbers end)::pgqueue.claimed;
 end $$;
 
--- The keys of messages that are new, if a claim may have them at once: none of them is in use, and nothing waits. Null:
--- it may not.
+-- The keys of messages that are new, if a claim may have them at once where nothing waits: none of them is in use.
+-- Null: it may not.
 create or replace function _pgqueue.keys_of_new(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_seqs int8multirange, p_count bigint) returns bigint[]
 language plpgsql
@@ -58,7 +58,7 @@ declare
     v_bundle pgqueue.consumer_messages;
     v_keys   bigint[];
 begin
-    if p_hints.parks or p_hints.whole or _pgqueue.limits_keys(p_consumer) or p_count > _pgqueue.limit_small() then
+    if p_count > _pgqueue.limit_small() then
         return null;
     end if;
     v_bundle.seqs := p_seqs;
@@ -88,7 +88,8 @@ declare
     v_no    bigint;
 begin
     o_cursor := p_cursor;
-    if _pgqueue.has_free(v_hints) or _pgqueue.judges(p_consumer) then
+    if _pgqueue.has_free(v_hints) or _pgqueue.judges(p_consumer)
+       or (v_keyed and (v_hints.parks or v_hints.whole or _pgqueue.limits_keys(p_consumer))) then
         return;
     end if;
     v_new := _pgqueue.next_new(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());
