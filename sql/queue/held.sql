@@ -28,6 +28,11 @@ begin
               and token is not null
             for update skip locked  -- lock: bundle
         loop
+            -- who is settling the claim has its head, and comes to its members then
+            continue when v_bundle.head is not null and not exists (
+                select from pgqueue.consumer_messages
+                where bundle_no & 1048575 = v_bundle.head & 1048575 and bundle_no = v_bundle.head
+                for update skip locked);  -- lock: bundle
             v_keys := v_keys || v_bundle.keys;
             perform _pgqueue.hold(p_consumer, v_bundle);
             p_hints.held_from := least(p_hints.held_from, v_bundle.lease_until);

@@ -70,7 +70,7 @@ begin
             )
             select v_count + coalesce(sum(message_count), 0), array_agg(bundle) into v_count, v_gone from gone;
         end if;
-        if v_head.lane = _pgqueue.lane_held() then
+        if v_head.lane = _pgqueue.lane_held() or v_gone is not null then
             perform _pgqueue.note_freed(v_head || v_gone);
         end if;
         if v_count is not null then
