@@ -90,9 +90,9 @@ begin
         and not v_hints.was_cut and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
         and not exists (select from pgqueue.consumer_messages
                         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                          and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq)
-                          and (shrunk or (token is null and (behind is null or _pgqueue.is_gone(behind)))))
-        and (v_hints.parks is not true or not _pgqueue.has_free_key(p_consumer, v_hints));
+                          and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq)
+                          and token is null and (behind is null or _pgqueue.is_gone(behind)))
+        and not _pgqueue.has_free_key(p_consumer, v_hints);
 end $$;
 
 -- Cuts or deals more bundles while some are left, so that no claimer waits for that; if nobody has the consumer's lock,

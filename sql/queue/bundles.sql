@@ -234,6 +234,10 @@ begin
         end if;
         if v_rest = '{}' and v_bundle.members is null then
             perform _pgqueue.delete_bundle(v_bundle.bundle_no);
+        elsif v_bundle.token is null and v_bundle.key is null and v_bundle.keys is null
+              and (select count(*) from unnest(v_rest)) > _pgqueue.limit_ranges() then
+            perform _pgqueue.delete_bundle(v_bundle.bundle_no);
+            perform _pgqueue.store(v_bundle, v_rest);
         else
             update pgqueue.consumer_messages
             set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest), shrunk = coalesce(keys <> '{}', false),

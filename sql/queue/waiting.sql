@@ -75,9 +75,10 @@ $$;
 -- of the first one is null where it may be dealt and has no such place yet. Arguments: as park().
 create or replace function _pgqueue.firsts(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[],
                                            p_had_first boolean, p_after pgqueue.consumer_messages[], p_open boolean)
-returns table (bundle tid, new_place bigint)
+returns table (tid tid, new_place bigint)
 language plpgsql stable
 as $$
+#variable_conflict use_column
 begin
     return query
         with open as materialized (
@@ -131,7 +132,7 @@ begin
         update pgqueue.consumer_messages m
         set place = coalesce(f.new_place, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
         from _pgqueue.firsts(p_consumer.consumer_id, p_hints, p_keys, p_had_first, p_after, p_open) f
-        where m.ctid = f.bundle
+        where m.ctid = f.tid
         returning m.place
     loop
         p_hints := _pgqueue.waits_at(p_hints, v_place);
