@@ -46,6 +46,8 @@ RUNS = (
     Run("claims", {"WORKERS": 2}),
     Run("claims", {"WORKERS": 3, "CALLS": 1}),
     Run("claims", {"WORKERS": 2, "CALLS": 1, "CRASHES": 1}),
+    Run("order", {"MESSAGES": 2, "WORKERS": 2}),
+    Run("order", {"MESSAGES": 3, "WORKERS": 2}),
     Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 2}, is_long=True),
     Run("gaps", {"PRODUCERS": 3, "CONSUMERS": 1}, is_long=True),
     Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 1, "READERS": 1}, is_long=True),
@@ -84,6 +86,16 @@ FAULTS = {
         Run("claims", {"WORKERS": 2, "CALLS": 1, "FAULT": 3}),
     "nack locks the bundle before the consumer":
         Run("claims", {"WORKERS": 2, "CALLS": 1, "FAULT": 4}),
+    **{
+        fault: Run("order", {"MESSAGES": 2, "WORKERS": 2, "FAULT": number})
+        for number, fault in enumerate((
+            "what is behind a bundle that goes back stays dealt",
+            "a dealer does not see bundles that are claimed",
+            "a bundle is gone when its acknowledgement has begun",
+            "messages wait for nothing while one of their key is delayed",
+            "a claim that is held for long gets another number",
+        ), 1)
+    },
 }  # fmt: skip
 
 
