@@ -113,8 +113,7 @@ inline park_followers() {
     do
     :: k < MESSAGES ->
         if
-        :: FAULT != 1 && LANE(k) == dealt && TOKEN(k) == 0 && BEHIND(k) != 0
-           && (locked[k] == NOBODY || locked[k] == w) ->
+        :: (locked[k] == NOBODY || locked[k] == w) && LANE(k) == dealt && !TOKEN(k) && BEHIND(k) != 0 && FAULT != 1 ->
             change(k); MINE(k).lane = waiting; MINE(k).place = NOT_FIRST; MINE(k).behind = 0; MINE(k).number = 0
         :: else
         fi;
