@@ -83,7 +83,7 @@ begin
             ['reader', 'the checkpoint of that query, by the number that Spark''s offsets have; null: a worker''s '
                        'claim'],
             ['expired', 'whether its lease has ended: the next claimer that needs its messages gets them'],
-            ['messages', 'messages that it had at first; of a small claim those that are left'],
+            ['messages', 'of a Spark query''s claim messages that it had at first; of another one those that are left'],
             ['remaining', 'messages of it that are not settled'],
             ['first_seq', 'the lowest number of its messages']]),
         ('consumer_health', 'One row per consumer: its condition in one word, and why.', array[

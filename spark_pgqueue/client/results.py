@@ -264,7 +264,8 @@ class OpenClaim:
         claimed_at: when the claim was made.
         lease_until: until when no other worker may take it over.
         expired: whether that time is over.
-        messages: how many messages the claim had at first.
+        messages: how many messages a Spark query's claim had at first; of another claim, those that
+            are left.
         remaining: how many messages are not settled.
         first_seq: the first number of these.
     """

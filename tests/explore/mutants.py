@@ -43,42 +43,31 @@ MUTANTS = [
     ),
     Mutant(
         "ack: it does not lock its claim",
-        "_pgqueue.lock_claim",
+        "_pgqueue.lock_bundles",
         "for update skip locked",
         "",
         Case(("ack_one", "receive"), ordering="stream", beside="expiry", limited=True),
     ),
     Mutant(
-        "expire: a claim that is being settled is released too",
-        "_pgqueue.expire",
+        "set_aside: a claim that is being settled is moved too",
+        "_pgqueue.set_aside",
         "for update skip locked",
         "",
         Case(("ack_one", "receive"), ordering="stream", beside="expiry", limited=True),
     ),
     Mutant(
-        "expire: whether a lease has ended is judged before the claim is locked",
-        "_pgqueue.expire",
-        """    for v_claim in
-        select * from pgqueue.claims
-        where consumer_id = p_consumer.consumer_id and live and lease_until >= p_cursor.leases_from
-          and lease_until <= p_now
-        order by lease_until limit _pgqueue.limit_expired()
-""",
-        """    perform set_config('explore.ended', array(
-        select claim_id from pgqueue.claims
-        where consumer_id = p_consumer.consumer_id and live and lease_until <= p_now)::text, true);
-    for v_claim in
-        select * from pgqueue.claims
-        where live and claim_id = any (current_setting('explore.ended')::bigint[])
-""",
-        Case(("extend", "receive"), ordering="stream", beside="expiry", limited=True),
+        "claims: an open one is claimed again",
+        "_pgqueue.collect",
+        "and token is null",
+        "",
+        Case(("receive+receive", "receive_all")),
     ),
     Mutant(
-        "claims: an open one is put back, too",
-        "_pgqueue.flush",
-        "and token is null\n                for update skip locked",
-        "for update skip locked",
-        Case(("receive", "receive_all")),
+        "keys: nobody asks whether the bundle before is gone",
+        "_pgqueue.lock_dealt",
+        "(behind is null or _pgqueue.is_gone(behind))",
+        "true",
+        Case(("receive", "receive"), ordering="stream"),
     ),
     Mutant(
         "gaps: nobody is known to publish",
@@ -90,8 +79,8 @@ MUTANTS = [
     Mutant(
         "keys: a return of messages does not lock the consumer",
         "_pgqueue.lock_claim",
-        "if p_and_consumer then",
-        "if false then",
+        "perform _pgqueue.lock_consumer(v_id) where v_id is not null",
+        "null",
         Case(("nack", "receive"), ordering="stream", limited=True),
     ),
 ]

@@ -46,8 +46,8 @@ RUNS = (
     Run("claims", {"WORKERS": 2}),
     Run("claims", {"WORKERS": 3, "CALLS": 1}),
     Run("claims", {"WORKERS": 2, "CALLS": 1, "CRASHES": 1}),
-    Run("claims", {"WORKERS": 2, "ONE_FORM": 1}),
-    Run("claims", {"WORKERS": 3, "CALLS": 1, "ONE_FORM": 1}),
+    Run("order", {"MESSAGES": 2, "WORKERS": 2}),
+    Run("order", {"MESSAGES": 3, "WORKERS": 2}),
     Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 2}, is_long=True),
     Run("gaps", {"PRODUCERS": 3, "CONSUMERS": 1}, is_long=True),
     Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 1, "READERS": 1}, is_long=True),
@@ -78,22 +78,22 @@ FAULTS = {
                      "FAULT": 6}),
     "a reader asks for publishers before the last id":
         Run("gaps", {"PRODUCERS": 2, "CONSUMERS": 0, "READERS": 1, "FAULT": 7}),
-    "the id of a claim is the number of its slot":
+    "the id of a claim is the number of its bundle":
         Run("claims", {"WORKERS": 2, "CALLS": 1, "CRASHES": 1, "FAULT": 1}),
-    "an acknowledgement is one statement":
+    "an acknowledgement does not judge the token again":
         Run("claims", {"WORKERS": 2, "CALLS": 1, "FAULT": 2}),
-    "a slot gets another token when it is promoted":
+    "a claim that is held for long gets another token":
         Run("claims", {"WORKERS": 2, "CALLS": 1, "FAULT": 3}),
-    "nack locks the slot before the consumer":
+    "nack locks the bundle before the consumer":
         Run("claims", {"WORKERS": 2, "CALLS": 1, "FAULT": 4}),
     **{
-        f"{fault}, in one form":
-            Run("claims", {"WORKERS": 2, "CALLS": 1, "CRASHES": 1, "FAULT": number, "ONE_FORM": 1})
+        fault: Run("order", {"MESSAGES": 2, "WORKERS": 2, "FAULT": number})
         for number, fault in enumerate((
-            "the id of a claim is the number of its row",
-            "an acknowledgement does not judge again",
-            "a claim that is held for long gets another token",
-            "what comes back locks the row first",
+            "what is behind a bundle that goes back stays dealt",
+            "a dealer does not see bundles that are claimed",
+            "a bundle is gone when its acknowledgement has begun",
+            "messages wait for nothing while one of their key is delayed",
+            "a claim that is held for long gets another number",
         ), 1)
     },
 }  # fmt: skip

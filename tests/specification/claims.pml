@@ -7,10 +7,10 @@
  *   - only the claim that holds the message settles it, and that claim can, as long as nobody has taken it over;
  *   - no two calls wait for each other, and the message is never lost: a last claimer gets it, unless it is done.
  *
- * How a claim is found, made, and locked is of the core, in a file that is included here: claims_core.pml, or with
- * ONE_FORM that of a core whose claims have one form.
+ * How a claim is found, made, and locked is of the core, in a file that is included here. order.pml has what is behind
+ * others of its key.
  *
- * FAULT plants a fault that Spin must find. 1: the id of a claim is the number of what it was cut into.
+ * FAULT plants a fault that Spin must find. 1: the id of a claim is the number of its bundle.
  */
 
 #ifndef WORKERS
@@ -31,15 +31,14 @@ mtype = { ready, done };      /* a core may have other places for a message that
 
 typedef Message {
     mtype place = ready;
-    byte  row;                /* the number of what it was cut into */
+    byte  row;                /* the number of its bundle */
     byte  token;              /* 0: nobody has claimed it */
     byte  told = NOBODY       /* the worker that got the token */
 }
 
 Message now_, flushed;        /* committed; and what a crash leaves of it */
 Message own[WORKERS + 1];     /* what an open transaction has made of it: seen by others when it is committed */
-byte message_lock = NOBODY;   /* who has locked what it is stored in */
-byte claim_lock = NOBODY;     /* and its claim, where that is stored beside */
+byte message_lock = NOBODY;   /* who has locked its bundle */
 byte consumer_lock = NOBODY;
 byte tokens, cuts;            /* given out */
 byte epoch;
@@ -63,7 +62,6 @@ inline copy(from, to) {
 
 inline unlock() {
     IF(message_lock == w, message_lock = NOBODY);
-    IF(claim_lock == w, claim_lock = NOBODY);
     IF(consumer_lock == w, consumer_lock = NOBODY)
 }
 
@@ -76,15 +74,11 @@ inline check_claim() {
     assert(holder == NOBODY || ended)
 }
 
-#ifdef ONE_FORM
-#include "claims_one_form.pml"
-#else
 #include "claims_core.pml"
-#endif
 
 proctype Worker(byte w) {
     byte mine, token, row, calls;
-    bool gets, found, saw_first, saw_then;
+    bool gets, found, saw_it;
     do
     :: calls == CALLS -> break
     :: else ->
@@ -125,7 +119,7 @@ proctype Worker(byte w) {
         fi;
 lost:   atomic {
             IF(epoch == mine, unlock());
-            token = 0; row = 0; found = false; saw_first = false; saw_then = false; gets = false; mine = 0;
+            token = 0; row = 0; found = false; saw_it = false; gets = false; mine = 0;
             own[w].place = ready; own[w].row = 0; own[w].token = 0;
             own[w].told = NOBODY
         }
@@ -150,7 +144,7 @@ proctype Server() {
     :: atomic {
         copy(flushed, now_);
         cuts = now_.row;  /* a sequence */
-        message_lock = NOBODY; claim_lock = NOBODY; consumer_lock = NOBODY; holder = NOBODY; ended = true; epoch++
+        message_lock = NOBODY; consumer_lock = NOBODY; holder = NOBODY; ended = true; epoch++
        }
     :: skip
     fi;

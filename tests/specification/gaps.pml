@@ -178,7 +178,7 @@ proctype Consumer(byte c) {
         /* is more visible further on? */
         STEP(if :: now_.visible & ~BELOW(MINE.next + LIMIT) -> taken = 0; end = 0; goto look :: else -> goto commit fi);
 look:
-        /* _pgqueue.take_runs: the publishers before the look, where there are gaps; then the last id; then the look */
+        /* _pgqueue.take_all: the publishers before the look, where there are gaps; then the last id; then the look */
         atomic { snapshot = 0; end = 0; if :: MINE.ids[0] || MINE.ids[1] -> skip :: else -> goto looks fi }
         STEP(before = holders & (MINE.who[0] | MINE.who[1]));      /* the others are in no gap */
 looks:  STEP(IF(now_.issued + 1 >= MINE.next + UNSEEN, issued = now_.issued));

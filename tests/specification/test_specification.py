@@ -33,7 +33,7 @@ def test_a_planted_fault_is_found(fault: str, tmp_path: Path):
     assert check(FAULTS[fault], tmp_path).error is not None
 
 
-@pytest.mark.parametrize("model", ["claims", "gaps"])
+@pytest.mark.parametrize("model", ["claims", "gaps", "order"])
 def test_each_step_is_a_function_of_the_sql(model: str):
     """Of the models, and of the core that there is."""
     sql = "\n".join(file.read_text() for file in SQL.rglob("*.sql"))

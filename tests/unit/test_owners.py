@@ -293,7 +293,7 @@ def test_who_owns_the_database_and_may_not_grant_a_group_leaves_that_to_an_admin
         "alter function _pgqueue.roles() owner to",
         "alter view pgqueue.stream_stats owner to",
         "alter table pgqueue.streams owner to",
-        "alter type pgqueue.line_place owner to",
+        "alter type pgqueue.claim_hints owner to",
     ],
 )
 def test_an_object_of_another_role_in_the_schema_is_noticed(

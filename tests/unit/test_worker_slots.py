@@ -223,7 +223,7 @@ def test_the_claim_of_a_slot_that_died_is_given_back(queue, url, where, way, mon
     handler = handle_async if way == "tasks" else lambda message: got.append(message.seq)
     Consumer(url, "s", "d").run(handler, wait=timedelta(seconds=3))
     with connection.connect(url) as conn:
-        assert conn.execute("select count(*) from pgqueue.claims").fetchone() == (0,)
+        assert conn.execute("select count(*) from pgqueue.open_claims").fetchone() == (0,)
     assert set(got) == {1, 2}
 
 
