@@ -73,6 +73,7 @@ declare
     v_deal    record;
     v_looked  bigint := 0;
     v_dealt   bigint := 0;
+    v_least   bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- so many make an end
 begin
     o_hints := v_whole.o_hints;
     o_claimed := v_whole.o_claimed;
@@ -94,14 +95,14 @@ begin
     if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true then
         loop
             v_deal := _pgqueue.deal(p_consumer, o_hints, p_want, false,
-                                    case when v_dealt = 0 then least(3 * v_looked, _pgqueue.limit_looks() - v_looked)
-                                         else 0 end);
+                                    case when v_dealt < v_least
+                                         then least(3 * v_looked, _pgqueue.limit_looks() - v_looked) else 0 end);
             o_hints := v_deal.o_hints;
             v_looked := v_looked + v_deal.o_looked;
             v_dealt := v_dealt + v_deal.o_dealt;
             -- (what has to wait comes again at the next deal: only the line gets shorter)
             exit when v_deal.o_looked = 0 or v_looked >= _pgqueue.limit_looks()
-                or (v_looked >= p_want and (v_dealt > 0 or not v_deal.o_line))
+                or (v_looked >= p_want and (v_dealt >= v_least or not v_deal.o_line))
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;
         if v_looked > 0 then

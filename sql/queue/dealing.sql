@@ -16,7 +16,7 @@
 --   p_keyed    in their order; held: over a limit of their key
 --   p_keys, p_until  keys without tokens, and when the first of these come back
 --   p_now      messages that are visible at that time are visible
--- Returns the hints; how many bundles were dealt; and whether something waits.
+-- Returns the hints; how many messages were dealt; and whether something waits.
 -- (More than 60 lines: one statement judges and stores, so that everything is counted once.)
 create or replace function _pgqueue.store_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_keyed pgqueue.keyed_messages, p_size bigint, p_keys bigint[],
@@ -140,7 +140,7 @@ begin
                s.last_delivered_at, s.note, b.keys, b.n, b.seqs
         from bundle b join source s using (no) left join asked a on b.own is not null and a.key = b.keys[1]
         order by b.bundle_no
-        returning bundle_no, place, first_seq
+        returning bundle_no, place, first_seq, message_count
     ), anchor as materialized (
         select k as key, max(bundle_no) as number from bundle cross join lateral unnest(keys) k group by k
     ), over as (
@@ -187,12 +187,12 @@ begin
            (select min(place) from put where lane = _pgqueue.lane_waiting() and place >= 0) as waits,
            (select min(place) from put where lane = _pgqueue.lane_waiting()) as free
     into v_res
-    from (select count(*) as n, min(bundle_no) as first, max(bundle_no) as last,
+    from (select count(*) as n, sum(message_count)::bigint as messages, min(bundle_no) as first, max(bundle_no) as last,
                  (array_agg(place order by place, first_seq))[1] as place,
                  (array_agg(first_seq order by place, first_seq))[1] as first_seq,
                  (array_agg(bundle_no order by bundle_no))[1 + count(*) / 2] as middle from laid) l;
     o_hints := p_hints;
-    o_dealt := v_res.n;
+    o_dealt := coalesce(v_res.messages, 0);
     o_waits := v_res.parks;
     if o_dealt > 0 then
         o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_dealt(), v_res.place, v_res.first_seq);
@@ -204,7 +204,7 @@ begin
 end $$;
 
 -- Stores messages by key as dealt bundles of at most p_size, as far as the limits of the consumer allow. Returns the
--- hints, and how many bundles were dealt. Needs the consumer's lock.
+-- hints, and how many messages were dealt. Needs the consumer's lock.
 create or replace function _pgqueue.lay(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                         p_keyed pgqueue.keyed_messages, p_size bigint,
                                         out o_hints pgqueue.claim_hints, out o_dealt bigint)
@@ -231,8 +231,8 @@ end $$;
 --   p_want     messages of a claim
 --   p_waiting  nothing of the line
 --   p_room     look at so many messages of the line, where that is more than usual: those before had to wait
--- Returns the hints, at how many messages it looked, whether some of these stood in the line, and how many bundles it
--- dealt. (More than 60 lines: the steps of a deal, in their order.)
+-- Returns the hints, at how many messages it looked, whether some of these stood in the line, and how many messages
+-- it dealt. (More than 60 lines: the steps of a deal, in their order.)
 create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                          p_waiting boolean default false, p_room bigint default 0,
                                          out o_hints pgqueue.claim_hints, out o_looked bigint, out o_line boolean,
@@ -268,7 +268,8 @@ begin
             case when p_consumer.fair then 4 * v_size
                  else v_size * case p_consumer.ordering when 'stream' then _pgqueue.limit_chain_of_stream()
                                                         when 'key' then _pgqueue.limit_chain() else 1 end end);
-        v_room := v_room - coalesce((select sum(n) from unnest(v_heads.counts) n), 0);
+        -- (of a key that has more, so much goes at once)
+        v_room := v_room - coalesce((select sum(least(n, v_size)) from unnest(v_heads.counts) n), 0);
         if v_heads.keys is null then
             o_hints.parks := _pgqueue.may_park(p_consumer.consumer_id, o_hints);
         end if;

@@ -79,6 +79,22 @@ def test_no_more_of_a_key_are_in_flight_than_its_limit_allows(
     assert stats(conn).backlog == 0
 
 
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_key_behind_many_messages_of_another_is_reached_soon(
+    conn: Conn, stream: int, ordering: str
+) -> None:
+    """keys.md says after how many claims of ten."""
+    limited(conn, ordering, per_key_limit=1)
+    internals.publish_together(conn, stream, 100_000, "'a'")
+    (b,) = send_keys(conn, "b")
+    for claims in range(1, 13):
+        rows = receive(conn, 10)
+        if b in seqs_of(rows):
+            break
+        value(conn, "ack", claim_of(rows))
+    assert b in seqs_of(rows), f"not after {claims} claims"
+
+
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", BY_KEY)
 def test_what_is_settled_in_part_frees_as_much(conn: Conn, ordering: str) -> None:
