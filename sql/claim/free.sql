@@ -15,6 +15,7 @@ declare
     v_lane   pgqueue.lane_hint := v_hints.lanes[1];
     v_keyed  boolean := _pgqueue.is_keyed(p_consumer.way);
     v_notes  boolean := not _pgqueue.is_simple(p_consumer.way) and _pgqueue.notes_ends(p_consumer);
+    v_first  bigint;  -- of a stream the first free bundle
     v_number bigint;
     v_claim  pgqueue.claimed;
 begin
@@ -40,7 +41,12 @@ begin
         into v_claim.claim_id, v_claim.message_count, v_claim.stream_id, v_claim.seqs, v_claim.priority,
              v_claim.deliver_count, v_claim.saved, v_claim.bundles, v_number;
     elsif p_max >= v_hints.size and p_max < 2 * v_hints.size then
-        -- (Of a stream the first one, or none: all others are behind it.)
+        if p_consumer.ordering = 'stream' then  -- the first one, or none: all others are behind it
+            v_first := (select bundle_no from pgqueue.consumer_messages
+                        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                          and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+                        order by place, first_seq limit 1);
+        end if;
         update pgqueue.consumer_messages m
         set token = _pgqueue.new_token(v_notes), claimed_at = clock_timestamp(),
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
@@ -48,16 +54,10 @@ begin
         where ctid = (select ctid from pgqueue.consumer_messages
                       where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
                         and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
-                        and message_count <= p_max and note is null
-                        and (p_consumer.ordering <> 'stream' or bundle_no = (
-                            select bundle_no from pgqueue.consumer_messages
-                            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                              and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
-                            order by place, first_seq limit 1))
+                        and message_count <= p_max and note is null and (v_first is null or bundle_no = v_first)
                         and (behind is null or _pgqueue.is_gone(behind))
                       order by place, first_seq limit 1
                       for update skip locked)  -- lock: bundle
-          and message_count <= p_max and note is null and (behind is null or _pgqueue.is_gone(behind))
         returning _pgqueue.claim_id(m.bundle_no, m.token), m.message_count, p_consumer.stream_id, m.seqs, m.priority,
                   m.deliver_count + 1, null, case when m.deliver_count > 0 then array[m.bundle_no] end, m.bundle_no
         into v_claim.claim_id, v_claim.message_count, v_claim.stream_id, v_claim.seqs, v_claim.priority,

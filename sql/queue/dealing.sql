@@ -51,33 +51,33 @@ begin
         where m.consumer_id = v_id and m.lane = _pgqueue.lane_dealt()
           and (m.place, m.first_seq) >= (v_dealt.low_place, v_dealt.low_seq)
         group by k
-    ), asked as materialized (
-        select k as key, u.tail, coalesce(u.bundles, 0) as bundles, h.tail as held, w.arrival_no, w.first_seq,
-               w.first_seq is not null as waits, w.tid, w.lane, e.key is not null as is_head
-        from unnest(v_asked) k
-        left join used u on u.key = k
+    ), aside as materialized (  -- what is held, waits or is delayed of each key; nothing is asked where nothing can be
+        select k as key, h.tail as held, w.*, e.key is not null as is_head
+        from unnest(case when v_parks then v_asked end) k
         left join (select key, case when not v_none then arrival_no end as arrival_no, first_seq
                    from unnest(p_keyed.bundles) where lane = _pgqueue.lane_waiting()) e on e.key = k
         left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
-                           where v_parks and consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on true
+                           where consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on true
         -- the first of the key that still waits or is delayed. With an order, it is behind what waited; where nothing
         -- of the key did, it does not matter which one it is, and at the end are fewer dead rows
         left join lateral (
             (select arrival_no, first_seq, ctid as tid, lane from pgqueue.consumer_messages
-             where v_parks and consumer_id = v_id and key = k and lane = _pgqueue.lane_delayed() and e.key is null
+             where consumer_id = v_id and key = k and lane = _pgqueue.lane_delayed() and e.key is null
              order by arrival_no desc, first_seq desc limit 1)
             union all
             (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
-             where v_parks and consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting()
-               and (v_none or e.key is not null)
+             where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and (v_none or e.key is not null)
                and (arrival_no, first_seq) >= (coalesce(e.arrival_no, 0), coalesce(e.first_seq, 0))
              order by arrival_no, first_seq limit 1)
             union all
             (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
-             where v_parks and consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting()
-               and not v_none and e.key is null
+             where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and not v_none and e.key is null
              order by arrival_no desc, first_seq desc limit 1)
             order by arrival_no, first_seq limit 1) w on true
+    ), asked as materialized (
+        select k as key, u.tail, coalesce(u.bundles, 0) as bundles, a.held, a.arrival_no, a.first_seq,
+               a.first_seq is not null as waits, a.tid, a.lane, a.is_head
+        from unnest(v_asked) k left join used u on u.key = k left join aside a on a.key = k
     ), entry as (
         select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.bundles,
                a.waits and not s.is_head

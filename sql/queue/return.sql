@@ -146,6 +146,7 @@ declare
     v_some  pgqueue.consumer_messages[] := array(
         select b from unnest(p_bundles) b where v_head.keys is null or b.seqs && p_set);
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_some);
+    v_keys  bigint[];
     v_back  record;
 begin
     with entry as materialized (
@@ -212,10 +213,10 @@ begin
     o_gone := coalesce(v_back.gone, '{}');
     perform _pgqueue.take_out(p_bundles, o_gone);
     for v_no in 1..cardinality(v_some) loop  -- the keys that are left in what the claim holds
+        v_keys := array(select distinct k.key from unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs) k (no, key, seqs)
+                        where k.no = v_no and k.key is not null and not k.seqs <@ o_gone);
         update pgqueue.consumer_messages
-        set shrunk = false, keys = array(select distinct k.key from unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs)
-                                             k (no, key, seqs)
-                                         where k.no = v_no and k.key is not null and not k.seqs <@ o_gone)
+        set shrunk = false, keys = v_keys, key = case when v_keys <> '{}' then key end
         where bundle_no & 1048575 = v_some[v_no].bundle_no & 1048575 and bundle_no = v_some[v_no].bundle_no
           and keys is not null;
     end loop;

@@ -116,6 +116,8 @@ def check_place(c: Consumer, b: Any) -> None:
         assert b.place <= b.bundle_no or b.lane == LINE, f"the place of {b}"
     elif b.lane < DELAYED:
         assert (b.lane, b.place) == (-b.priority, b.arrival_no), f"the place of {b}"
+    if c.by_key and b.lane == HELD and b.key is not None:
+        assert b.keys == [b.key], f"has another key: {b}"
     if not c.by_key:
         assert b.lane != WAITING, f"waiting for nothing: {b}"
         assert (b.key, b.behind, b.keys) == (None, None, None), f"a key: {b}"
