@@ -33,13 +33,13 @@ begin
     end if;
     -- the settings for vacuum that somebody gave to the tables before
     for v_options in
-        select format('alter table pgqueue.%I set (%s)', c.relname, string_agg(o, ', '))
+        select format('alter table pgqueue.%I set (%s)', c.relname, string_agg(o, ', '))  -- lock: table
         from pg_class c cross join lateral unnest(c.reloptions) o
         where c.relnamespace = '_pgqueue'::regnamespace and c.relname in ('consumer_messages', 'consumer_cursors')
           and o like '%vacuum%'
         group by c.relname
     loop
-        execute v_options;  -- lock: table
+        execute v_options;
     end loop;
     -- All claims: the live ones, and those that a reader lost. The number of a claim's head has the 20 bits that are in
     -- its id, and is above all numbers that were given out. Ids of readers' claims are not made of tokens.
