@@ -40,6 +40,7 @@ def check():
         assert r.lane != 1000002 or r.token is not None, f"held free {r}"
         if keyed and r.lane in (1000001, 1000003) and r.key is not None:
             if r.lane == 1000001 or r.place != -2: firsts[r.key] = firsts.get(r.key, 0) + 1
+            if r.lane == 1000003 and r.place >= 1 << 61: assert (ids.get(r.place - (1 << 61)) and ids[r.place - (1 << 61)].key == r.key) or q("select 1 from pgqueue.consumer_messages where consumer_id=%s and lane=1000005 and key=%s", cid, r.key), f"nobody looks at {r}"
             assert {khash(s) for s in ss} == {r.key}, f"key {r}"
         if keyed and r.lane == 0 and r.keys is not None and not r.shrunk:
             have = sorted(khash(s) for s in ss if khash(s) is not None)

@@ -50,6 +50,8 @@ select k.consumer_id, k.next_publication, k.gaps, k.last_arrival, k.taken, k.for
        (k.hints).lanes is not null as hinted, (k.hints).lanes_from, (k.hints).filter_from,
        (k.hints).was_cut, (k.hints).parks, (k.hints).whole, (k.hints).waits_from,
        (k.hints).free_from,
+       array(select key from pgqueue.consumer_messages f where f.consumer_id = k.consumer_id
+             and f.lane = 1000005) as freed,
        greatest((k.hints).due_from, '2000-01-01') as due_from,
        greatest((k.hints).quiet_until, '2000-01-01') as quiet_until,
        g.gap_nos, g.ids as gap_ids, g.total, g.kept, clock_timestamp() as now

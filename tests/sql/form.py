@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.sql.checker import Consumer
 
 DEALT, LINE, DELAYED, HELD, WAITING, UNFILTERED = 0, 1, 1000001, 1000002, 1000003, 1000004
+PLACE_OF_HELD = 1 << 61
 
 
 @dataclass
@@ -210,6 +211,10 @@ def check_firsts(c: Consumer) -> None:
         assert min((b.arrival_no, b.first_seq) for b in all_) == (
             first.arrival_no, first.first_seq,
         ), f"not the first of its key: {first}"  # fmt: skip
+        if first.lane == WAITING and first.place >= PLACE_OF_HELD:
+            held = c.tables.by_number.get(first.place - PLACE_OF_HELD)
+            known = held is not None and (held.lane, held.key) == (HELD, key)
+            assert known or key in c.tables.cursor.freed, f"nobody will look at {first}"
         line: dict[int, int] = {}
         for b in sorted(all_, key=lambda b: (b.arrival_no, b.first_seq)):
             if c.ordering != "none":
