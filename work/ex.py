@@ -3,11 +3,11 @@ src=open('/work/wt/one/sql/queue/dealing.sql').read()
 a=src.index("create or replace function _pgqueue.store_dealt"); b=src.index("end $$;",a)+8
 f=src[a:b]
 i=f.index("    with source as materialized"); j=f.index("    into v_res\n")
-k=f.index("    from (select count(*) as n, min(bundle_no)")
+k=f.index("    from (select count(*) as n, sum(message_count)")
 stmt=f[i:j]+f[j+len("    into v_res\n"):f.index(";",k)]
 f2=f.replace("    v_res   record;\n","    v_res   record;\n    v_line text;\n",1)
 f2=f2.replace(f[i:f.index(";",k)+1],"    for v_line in explain (analyze, costs off, timing on)\n"+stmt+"\n    loop raise notice '%', v_line; end loop;\n",1)
-f2=f2[:f2.index("    o_hints := p_hints;\n    o_dealt := v_res.n;")]+"    raise exception 'done';\nend $$;\n"
+f2=f2[:f2.index("    o_hints := p_hints;\n    o_dealt := coalesce(v_res.messages, 0);")]+"    raise exception 'done';\nend $$;\n"
 c=psycopg.connect("user=postgres host=/tmp/srv/data/data port=5432 dbname=one",autocommit=True,prepare_threshold=0)
 def q(s,*a):
     cur=c.execute(s,a); return cur.fetchall() if cur.description else []

@@ -26,20 +26,20 @@ do $$
 declare
     v_last      bigint;  -- the last number of a bundle
     v_stream_id int;
-    v_options   text;
+    v_option    record;
 begin
     if to_regclass('_pgqueue.consumer_messages') is null then
         return;
     end if;
     -- the settings for vacuum that somebody gave to the tables before
-    for v_options in
-        select format('alter table pgqueue.%I set (%s)', c.relname, string_agg(o, ', '))  -- lock: table
+    for v_option in
+        select c.relname, split_part(o, '=', 1) as name, split_part(o, '=', 2) as value
         from pg_class c cross join lateral unnest(c.reloptions) o
         where c.relnamespace = '_pgqueue'::regnamespace and c.relname in ('consumer_messages', 'consumer_cursors')
           and o like '%vacuum%'
-        group by c.relname
     loop
-        execute v_options;
+        -- lock: table
+        execute format('alter table pgqueue.%I set (%I = %L)', v_option.relname, v_option.name, v_option.value);
     end loop;
     -- All claims: the live ones, and those that a reader lost. The number of a claim's head has the 20 bits that are in
     -- its id, and is above all numbers that were given out. Ids of readers' claims are not made of tokens.

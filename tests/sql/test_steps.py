@@ -68,4 +68,4 @@ def test_a_receive_calls_the_functions_of_its_steps(
             return
         while rows := call(conn, "receive", "s", "c", 1):
             value(conn, "ack", claim_of(rows))
-    assert found == expected
+    assert found == expected, (found - expected, expected - found)
