@@ -154,7 +154,7 @@ begin
         ('consumer_available',
          'Counts the messages that a consumer could claim now, for queries that wait for a number of messages.'),
         ('explain_message', 'Explains why a message is where it is, for one consumer.'),
-        ('key_stats', 'Shows the keys that a consumer is busy with, first those of which it has most in hand.'),
+        ('key_stats', 'Shows the keys that a consumer is busy with, first those of which it holds most.'),
         ('peek', 'Shows the messages that a consumer gets next, with what they hold, and changes nothing.'),
         ('peek_at', 'Shows published messages of a stream by their numbers, whichever consumers get them.'),
         ('consumer_position',

@@ -18,8 +18,8 @@
 -- A claim is one update of the first free bundle of a lane, without any lock but the row's, and its acknowledgement one
 -- delete. A bundle is free when it has no token and, by key, when the bundle behind which it stands is gone. Only a
 -- delete makes a bundle invisible: so at READ COMMITTED nobody sees a free bundle and an earlier message of its key
--- elsewhere. Whoever returns, delays or splits a bundle either lets it keep its number, or sends what stands behind it
--- to lane_waiting() in the same transaction.
+-- elsewhere. A call that returns, delays or splits a bundle either lets it keep its number, or sends what stands behind
+-- it to lane_waiting() in the same transaction.
 --
 -- The id of a worker's claim has 20 bits of the number of its head, and the token of 43 bits. The token is odd, unless
 -- its acknowledgement has something to note (notes_ends()).

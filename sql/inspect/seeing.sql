@@ -300,7 +300,7 @@ begin
     end if;
 end $$;
 
--- Shows the keys that a consumer is busy with, first those of which it has most in hand.
+-- Shows the keys that a consumer is busy with, first those of which it holds most.
 -- Of a hot key, the other messages wait. Messages in the line, and new ones, are of no key yet, because nobody has
 -- looked at their keys; except for a consumer with per_key_capacity. It reads 100,000 bundles, as many entries of
 -- per_key_capacity, and 10,000 messages in claims at most, so do not call it every second.

@@ -15,7 +15,7 @@ as $$
     order by h.bundle_no
 $$;
 
--- Removes messages from a queue, whoever has them. Returns which of them it had. Locks: their claims; for messages that
+-- Removes messages from a queue, claimed or not. Returns which of them it had. Locks: their claims; for messages that
 -- nobody has read, the consumer.
 create or replace function pgmq._settle(p_consumer pgqueue.consumers, p_set int8multirange) returns int8multirange
 language plpgsql

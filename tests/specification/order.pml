@@ -24,7 +24,7 @@
 #define FAULT 0
 #endif
 
-/* Lanes; dealer: a deal has taken it out of its lane, and stores it anew in the same transaction. */
+/* Lanes; dealer: a deal has taken it out of its lane, and stores it again in the same transaction. */
 mtype = { line, dealt, held, waiting, delayed, done, dealer };
 #define NOBODY 255
 #define NOT_FIRST 255         /* place in lane_waiting: another one of the key is the first; or ... */

@@ -138,7 +138,7 @@ def test_a_prepared_acknowledgement_holds_what_comes_after_it(
     acking.execute("prepare transaction 'p'")
     assert seqs_of(receive(conn, 1)) == sent[2:]
     assert receive(conn, 1) == []
-    assert receive(conn, 5) == [], "which deals anew"
+    assert receive(conn, 5) == [], "which deals again"
     conn.execute(f"{end} prepared 'p'".encode())
     checker.check(conn)
     assert seqs_of(receive(conn, 1)) == (sent[1:2] if end == "commit" else [])

@@ -87,7 +87,7 @@ def locks(conn: Conn, act: Callable[[], object]) -> int:
 def look_rarely(conn: Conn) -> str:
     """What claims look for each second or so is due a minute later.
 
-    So a test counts the same on a machine that stands still between two claims. Returns the
+    So a test counts the same on a machine that pauses between two claims. Returns the
     statement that makes it due in time again.
     """
     usual = one(conn, "select pg_get_functiondef('_pgqueue.need_not_look'::regproc)")
