@@ -20,8 +20,8 @@ end $$;
 -- The new tables; of a database of this version they are there.
 \ir ../tables/consumers.sql
 
--- Then what was set aside is stored in the new form. Functions are gone, so their expressions are here: names of old_...
--- are tables for these statements.
+-- Then what was set aside is stored in the new form. Functions are gone, so their expressions are here: names of
+-- old_... are tables for these statements.
 do $$
 declare
     v_last      bigint;  -- the last number of a bundle
