@@ -6,10 +6,10 @@
 -- So when it reaches the capacity, and only then, the send looks which of these few messages the consumer still owes
 -- (judge_keys()), and deletes the entries of the others. An acknowledgement deletes the entries of its messages, so
 -- that there are few to look for; but nothing relies on that. Which messages a consumer owes is known from its
--- bundles and from the publications that it has not taken, and from nothing else. So a key has room again however a message leaves
--- (dead, expired, cancelled, skipped), and a new way to leave need not know of this. (Counters that sends raise and
--- settlements lower would be a rule in each of these ways, and wrong for ever after one that forgot it. They would
--- also make claims and acknowledgements of other consumers ask.)
+-- bundles and from the publications that it has not taken, and from nothing else. So a key has room again however a
+-- message leaves (dead, expired, cancelled, skipped), and a new way to leave need not know of this. (Counters that
+-- sends raise and settlements lower would be a rule in each of these ways, and wrong for ever after one that forgot
+-- it. They would also make claims and acknowledgements of other consumers ask.)
 --
 -- Bundles have no index by message, so to look for one may be to look at all bundles of the consumer. Most messages are
 -- found sooner: one that was not taken by its publication, one that waits for its key by the key, and one that was
