@@ -68,7 +68,7 @@ class Message:
     priority: int
     not_before: int | None
     state: str = "new"  # new, queued, claimed, dead, acked
-    position: int = 0
+    position: tuple[int, int] = (0, 0)  # the claim that took it, and the order within that
     deliver_count: int = 0
     spark: int = 0  # of these, to Spark, which do not count
     dead_hours: int = 0
@@ -78,8 +78,8 @@ class Message:
     expires: int | None = None  # from this hour on nobody gets it
 
     @property
-    def place(self) -> tuple[int, int]:
-        return self.position, self.seq
+    def place(self) -> tuple[int, int, int]:
+        return *self.position, self.seq
 
     @property
     def counted(self) -> int:
@@ -342,7 +342,7 @@ class QueueMachine(RuleBasedStateMachine):
         for m in c.messages.values():
             if m.state == "new" and (taken is None or m.seq in taken):
                 m.state = "queued"
-                m.position = c.takes if taken is None else taken[m.seq]
+                m.position = c.takes, 0 if taken is None else taken[m.seq]
 
     def judge(self, c: Consumer) -> None:
         """What was judged comes into the line, and replaces older messages there."""
@@ -351,9 +351,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert c.newest is not None
         for m in c.messages.values():
             if m.state == "new" and m.seq not in table.untaken | table.of("unfiltered"):
-                m.state, m.position = "queued", c.takes
-                if self.is_bounded(c):
-                    m.position = arrived.get(m.seq, 0)
+                m.state = "queued"
+                m.position = c.takes, arrived.get(m.seq, 0) if self.is_bounded(c) else 0
                 if m.key is not None:
                     c.newest[m.key] = max(m.seq, c.newest.get(m.key, 0))
         for m in c.messages.values():
@@ -682,7 +681,7 @@ class QueueMachine(RuleBasedStateMachine):
         for m in c.messages.values():
             if m.state == "new" and m.seq in taken and c.newest is None:
                 m.state = "queued"
-                m.position = taken[m.seq] if self.is_bounded(c) else c.takes
+                m.position = c.takes, taken[m.seq] if self.is_bounded(c) else 0
         for m in chosen:
             m.not_before = self.clock + hours
 
@@ -848,7 +847,7 @@ class QueueMachine(RuleBasedStateMachine):
             new = Message(seq, old.key, old.priority, None, "acked")
             if function == "redrive":
                 new.state = "queued" if c.newest is None else "new"
-                new.position = int(arrived[seq]) if self.is_bounded(c) else c.takes
+                new.position = c.takes, arrived[seq] if self.is_bounded(c) else 0
             c.messages[seq] = new
 
     @rule(data=st.data(), mode=MODES)

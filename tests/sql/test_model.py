@@ -56,7 +56,7 @@ def test_a_fault_is_found(url: str, fault: Fault) -> None:
     began = time.monotonic()
     with pytest.raises((AssertionError, Flaky)) as found:
         explore(url, fault.ordering, fault.what, fault.ordering == "key", 200)
-    print(f"{fault.name}: {time.monotonic() - began:.0f} s, {str(found.value).splitlines()[0]}")
+    print(f"{fault.name}: {time.monotonic() - began:.0f} s, {found.value!r:.120}")
 
 
 def explore(url: str, ordering: str, what: str, bounded: bool, examples: int) -> None:
