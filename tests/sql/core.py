@@ -250,11 +250,12 @@ def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
     """The newest claim of the consumers of this name, without those of `add_in_flight`."""
     (row,) = rows(
         conn,
-        f"select (array_agg(claim_id order by claimed_at desc nulls last))[1] as claim_id from {CLAIMS} l"
-        " join pgqueue.consumers using (consumer_id) where name = %s and claim_id > 0",
+        f"select max(array[extract(epoch from claimed_at), claim_id]) as newest from {BUNDLES} b"
+        " join pgqueue.consumers using (consumer_id)"
+        " where name = %s and token is not null and head is null and claim_id > 0",
         consumer,
     )
-    return row.claim_id
+    return row.newest and int(row.newest[1])
 
 
 # What time and other sessions do to it
