@@ -5,7 +5,8 @@ sides={d:psycopg.connect(U+d,autocommit=True,prepare_threshold=0) for d in ("old
 def q(c,s,*a):
     cur=c.execute(s,a); return cur.fetchall() if cur.description else []
 N=int(sys.argv[1]) if len(sys.argv)>1 else 6000
-cases=[("none",1,0),("key",10,5000),("key",100,5000),("key",10,10),("stream",1,1)]
+cases=[("none",1,0),("key",10,5000),("key",1,5000),("key",10,10),("key",1,10),("stream",1,1)]
+if len(sys.argv)>2: cases=[x for x in cases if sys.argv[2] in str(x)]
 for o,size,keys in cases:
     res={d:[] for d in sides}; lat={d:[] for d in sides}
     for rnd in range(3):

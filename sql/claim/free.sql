@@ -13,18 +13,14 @@ as $$
 declare
     v_hints  pgqueue.claim_hints := p_cursor.hints;
     v_lane   pgqueue.lane_hint := v_hints.lanes[1];
-    v_keyed  boolean := _pgqueue.is_keyed(p_consumer.way);
-    v_notes  boolean := not _pgqueue.is_simple(p_consumer.way) and _pgqueue.notes_ends(p_consumer);
-    v_first  bigint;  -- of a stream the first free bundle
-    v_number bigint;
     v_claim  pgqueue.claimed;
 begin
     if _pgqueue.need_not_look(v_hints.quiet_until) is not true then
         v_claim.message_count := case when _pgqueue.is_idle(p_consumer, p_cursor) then 0 end;
         return v_claim;
-    elsif not v_keyed then
+    elsif not _pgqueue.is_keyed(p_consumer.way) then
         update pgqueue.consumer_messages
-        set token = _pgqueue.new_token(v_notes), claimed_at = clock_timestamp(),
+        set token = _pgqueue.new_token(_pgqueue.notes_ends(p_consumer)), claimed_at = clock_timestamp(),
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
             visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name')
         where ctid = (select ctid from pgqueue.consumer_messages
@@ -37,36 +33,38 @@ begin
                           where stream_id = p_consumer.stream_id and publication_id >= p_cursor.next_publication
                             and priority > 0 and priority > -v_lane.lane)
         returning _pgqueue.claim_id(bundle_no, token), message_count, p_consumer.stream_id, seqs, priority,
-                  deliver_count + 1, null, case when deliver_count > 0 then array[bundle_no] end, bundle_no
-        into v_claim.claim_id, v_claim.message_count, v_claim.stream_id, v_claim.seqs, v_claim.priority,
-             v_claim.deliver_count, v_claim.saved, v_claim.bundles, v_number;
+                  deliver_count + 1, null, case when deliver_count > 0 then array[bundle_no] end
+        into v_claim;
     elsif p_max >= v_hints.size and p_max < 2 * v_hints.size then
-        if p_consumer.ordering = 'stream' then  -- the first one, or none: all others are behind it
-            v_first := (select bundle_no from pgqueue.consumer_messages
-                        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                          and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
-                        order by place, first_seq limit 1);
-        end if;
         update pgqueue.consumer_messages m
-        set token = _pgqueue.new_token(v_notes), claimed_at = clock_timestamp(),
+        set token = _pgqueue.new_token(_pgqueue.notes_ends(p_consumer)), claimed_at = clock_timestamp(),
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
             visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name')
-        where ctid = (select ctid from pgqueue.consumer_messages
+        where ctid = (select ctid from pgqueue.consumer_messages c
                       where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
                         and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
-                        and message_count <= p_max and note is null and (v_first is null or bundle_no = v_first)
-                        and (behind is null or _pgqueue.is_gone(behind))
+                        and message_count <= p_max and note is null
+                        and (behind is null or (select true from pgqueue.consumer_messages b
+                                                where bundle_no & 1048575 = c.behind & 1048575
+                                                  and bundle_no = c.behind limit 1) is null)
+                        and (p_consumer.ordering <> 'stream'  -- of a stream the first one, or none: all others are behind it
+                             or bundle_no = (select bundle_no from pgqueue.consumer_messages
+                                             where consumer_id = p_consumer.consumer_id
+                                               and lane = _pgqueue.lane_dealt()
+                                               and (place, first_seq) >= (v_lane.place, v_lane.first_seq)
+                                               and token is null
+                                             order by place, first_seq limit 1))
                       order by place, first_seq limit 1
                       for update skip locked)  -- lock: bundle
         returning _pgqueue.claim_id(m.bundle_no, m.token), m.message_count, p_consumer.stream_id, m.seqs, m.priority,
-                  m.deliver_count + 1, null, case when m.deliver_count > 0 then array[m.bundle_no] end, m.bundle_no
-        into v_claim.claim_id, v_claim.message_count, v_claim.stream_id, v_claim.seqs, v_claim.priority,
-             v_claim.deliver_count, v_claim.saved, v_claim.bundles, v_number;
+                  m.deliver_count + 1, null, case when m.deliver_count > 0 then array[m.bundle_no] end
+        into v_claim;
     end if;
-    if v_number is null then
-        v_claim.message_count := case when v_keyed and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
-    elsif v_number >= v_hints.more then
+    if (_pgqueue.number_in(v_claim.claim_id) - v_hints.more & 1048575) < 524288 then  -- a later number
         perform _pgqueue.claim_ahead(p_consumer, p_cursor);
+    elsif v_claim.claim_id is null then
+        v_claim.message_count := case when _pgqueue.is_keyed(p_consumer.way)
+                                           and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
     end if;
     return v_claim;
 end $$;

@@ -32,7 +32,6 @@ declare
                         when p_consumer.ordering = 'stream' then _pgqueue.limit_chain_of_stream()
                         else _pgqueue.limit_chain() end;
     v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
-    v_asked bigint[] := array(select distinct k from unnest(p_keyed.keys) k where k is not null);
     v_parks boolean := p_hints.parks;
     v_front bigint := v_dealt.place - 1;  -- what failed before comes before what is dealt and free
     v_res   record;
@@ -53,7 +52,7 @@ begin
         group by k
     ), aside as materialized (  -- what is held, waits or is delayed of each key; nothing is asked where nothing can be
         select k as key, h.tail as held, w.*, e.key is not null as is_head
-        from unnest(case when v_parks then v_asked end) k
+        from (select distinct k from unnest(case when v_parks then p_keyed.keys end) k where k is not null) k
         left join (select key, case when not v_none then arrival_no end as arrival_no, first_seq
                    from unnest(p_keyed.bundles) where lane = _pgqueue.lane_waiting()) e on e.key = k
         left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
@@ -75,42 +74,43 @@ begin
              order by arrival_no desc, first_seq desc limit 1)
             order by arrival_no, first_seq limit 1) w on true
     ), asked as materialized (
-        select k as key, u.tail, coalesce(u.bundles, 0) as bundles, a.held, a.arrival_no, a.first_seq,
+        select k.key, k.i, u.tail, coalesce(u.bundles, 0) as bundles, a.held, a.arrival_no, a.first_seq,
                a.first_seq is not null as waits, a.tid, a.lane, a.is_head
-        from unnest(v_asked) k left join used u on u.key = k left join aside a on a.key = k
+        from (select key, min(i) as i from unnest(p_keyed.keys) with ordinality k (key, i)
+              where key is not null group by key) k
+        left join used u on u.key = k.key left join aside a on a.key = k.key
     ), entry as (
-        select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.bundles,
+        select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.held,
+               a.bundles,
                a.waits and not s.is_head
                and not (v_none and (s.arrival_no, lower(e.seqs)) < (a.arrival_no, a.first_seq)) as waits,
-               e.held is true
-               or (e.key is not null and row_number() over (partition by e.key order by e.i) > 1) as behind
+               e.held is true or e.i > a.i as behind
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.held) with ordinality
              e (no, key, seqs, n, held, i)
         join source s using (no) left join asked a using (key)
     ), judged as materialized (
         select e.*,
                case when due is not null and (key is null or v_none) then 'due'
-                    when waits or behind then 'wait'
+                    when waits or behind is true then 'wait'
                     when due is not null then case when tail is null then 'due' else 'wait' end
                     when v_none or key is null then 'pack'
                     when n >= size and bundles < v_chain and (held is null or tail is null) then 'own'
                     when tail is null then 'pack' else 'wait' end as what
-        from (select e.*, a.held from entry e left join asked a using (key)) e
+        from entry e
     ), taken as materialized (
-        select j.*, case when what = 'own' then least(n / size, v_chain - bundles) * size
-                         when key is null or v_none then n
-                         else least(n, size - before % size) end as take
-        from (select *, case when what = 'pack'
-                             then sum(case when key is null or v_none then n else least(n, size) end)
-                                      over (partition by kind, what order by i)
-                                  - case when key is null or v_none then n else least(n, size) end
-                             else 0 end::bigint as before
-              from judged where what in ('own', 'pack')) j
+        select i, no, key, seqs, n, kind, size, own, case when own is null then before else 0 end as before,
+               case when own is not null then least(n / size, v_chain - bundles) * size
+                    when key is null or v_none then n
+                    else least(n, size - before % size) end as take
+        from (select *, sum(most) over (partition by kind, own is null order by i) - most as before
+              from (select *, case when what = 'own' then i end as own,  -- a bundle of its own, or packed
+                           (case when key is null or v_none then n else least(n, size) end)::int as most
+                    from judged where what in ('own', 'pack')) j) j
     ), part as materialized (
-        select i, no, key, kind, what, before / size as bin, n, seqs
+        select i, no, key, kind, own, before / size as bin, n, seqs
         from taken where take = n and before / size = (before + n - 1) / size
         union all
-        select t.i, t.no, t.key, t.kind, t.what, b as bin,
+        select t.i, t.no, t.key, t.kind, t.own, b as bin,
                least(t.take, (b + 1) * t.size - t.before) - greatest(0, b * t.size - t.before) as n,
                int8multirange(variadic e.each[greatest(0, b * t.size - t.before) + 1
                                               :least(t.take, (b + 1) * t.size - t.before)]) as seqs
@@ -122,11 +122,10 @@ begin
         where t.take < t.n or t.before / t.size < (t.before + t.take - 1) / t.size
     ), bundle as materialized (
         select nextval('pgqueue.claim_numbers') as bundle_no, b.*
-        from (select min(i) as i, min(no) as no, kind, what, bin, case when what = 'own' then i end as own,
-                     sum(n) filter (where c = 1) as n, range_agg(seqs) filter (where c = 1) as seqs,
-                     array_remove(array_agg(key), null) as keys
+        from (select min(i) as i, min(no) as no, bin, own, sum(n::int) filter (where c = 1) as n,
+                     range_agg(seqs) filter (where c = 1) as seqs, array_remove(array_agg(key), null) as keys
               from part cross join lateral generate_series(1, case when v_none then n else 1 end) c
-              group by kind, what, bin, case when what = 'own' then i end
+              group by kind, own, bin
               order by min(i), bin) b
     ), laid as (
         insert into pgqueue.consumer_messages (

@@ -51,27 +51,24 @@ create or replace function _pgqueue.ack(p_claim_id bigint, p_result jsonb defaul
 language plpgsql
 as $$
 declare
-    v_count   bigint;
-    v_members bigint[];
-    v_head    pgqueue.consumer_messages;
-    v_gone    pgqueue.consumer_messages[];
+    v_count bigint;
+    v_gone  pgqueue.consumer_messages[];
 begin
     if p_claim_id & 1 = 1 then  -- nothing is noted of its end
-        delete from pgqueue.consumer_messages  -- lock: bundle
+        delete from pgqueue.consumer_messages m  -- lock: bundle
         where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
-        returning message_count, members, consumer_id, lane, key
-        into v_count, v_members, v_head.consumer_id, v_head.lane, v_head.key;
-        if v_members is not null then
+        returning message_count, case when members is not null or lane = _pgqueue.lane_held() then array[m] end
+        into v_count, v_gone;
+        if v_gone is not null then
             with gone as (
                 delete from pgqueue.consumer_messages m
-                where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_members) n))
-                  and bundle_no = any (v_members) and token = _pgqueue.token_in(p_claim_id)
+                where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_gone[1].members) n))
+                  and bundle_no = any (v_gone[1].members) and token = _pgqueue.token_in(p_claim_id)
                 returning message_count, m as bundle
             )
-            select v_count + coalesce(sum(message_count), 0), array_agg(bundle) into v_count, v_gone from gone;
-        end if;
-        if v_head.lane = _pgqueue.lane_held() or v_gone is not null then
-            perform _pgqueue.note_freed(v_head || v_gone);
+            select v_count + coalesce(sum(message_count), 0), v_gone || array_agg(bundle) into v_count, v_gone
+            from gone;
+            perform _pgqueue.note_freed(v_gone);
         end if;
         if v_count is not null then
             return v_count;
