@@ -115,6 +115,17 @@ as $$
                         where bundle_no & 1048575 = n & 1048575 and bundle_no = n limit 1) m
 $$;
 
+-- The dealt bundles of a consumer, free or claimed a moment ago. (It becomes a part of the query that calls it.)
+--   p_lane  what the hints say of lane_dealt(); null: there are none
+create or replace function _pgqueue.dealt(p_consumer_id int, p_lane pgqueue.lane_hint)
+returns setof pgqueue.consumer_messages
+language sql stable
+as $$
+    select * from pgqueue.consumer_messages
+    where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+      and (place, first_seq) >= ((p_lane).low_place, (p_lane).low_seq)
+$$;
+
 -- The bundles of a claim, the head first; none when it is not live.
 create or replace function _pgqueue.held(p_head bigint, p_token bigint) returns setof pgqueue.consumer_messages
 language sql stable

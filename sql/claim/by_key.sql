@@ -177,10 +177,7 @@ as $$
 declare
     v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
 begin
-    return (v_dealt.lane is null
-            or not exists (select from pgqueue.consumer_messages
-                           where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
-                             and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq)))
+    return not exists (select from _pgqueue.dealt(p_consumer_id, v_dealt))
        and not exists (select from pgqueue.consumer_messages
                        where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
                          and place >= _pgqueue.place_at(p_hints.held_from))

@@ -80,9 +80,7 @@ declare
     v_dealt pgqueue.lane_hint := v_hints.lanes[1];
 begin
     if p_consumer.ordering = 'stream' then
-        return exists (select from pgqueue.consumer_messages
-                       where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                         and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq) and token is not null limit 1);
+        return exists (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) where token is not null);
     end if;
     return v_dealt.lane = _pgqueue.lane_dealt() and cardinality(v_hints.lanes) = 1 and v_hints.lanes_from is null
         and not v_hints.was_cut and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)

@@ -46,9 +46,7 @@ begin
         from unnest(p_keyed.bundles) with ordinality
     ), used as materialized (
         select k as key, max(m.bundle_no) as tail, count(*) as bundles
-        from pgqueue.consumer_messages m cross join lateral unnest(m.keys) k
-        where m.consumer_id = v_id and m.lane = _pgqueue.lane_dealt()
-          and (m.place, m.first_seq) >= (v_dealt.low_place, v_dealt.low_seq)
+        from _pgqueue.dealt(v_id, v_dealt) m cross join lateral unnest(m.keys) k
         group by k
     ), aside as materialized (  -- what is held, waits or is delayed of each key; nothing is asked where nothing can be
         select k as key, h.tail as held, w.*, e.key is not null as is_head
@@ -241,8 +239,7 @@ as $$
 declare
     v_size  bigint := case p_consumer.ordering when 'stream' then p_want
                                                else least(p_want, _pgqueue.limit_small()) end;
-    v_room  bigint := case p_consumer.ordering when 'stream' then v_size * _pgqueue.limit_chain_of_stream()
-                                               else greatest(v_size, least(v_size * 128, _pgqueue.limit_deal())) end;
+    v_room  bigint := greatest(v_size, least(v_size * 128, _pgqueue.limit_deal()));
     v_heads pgqueue.keyed_messages;
     v_line  pgqueue.consumer_messages[];
     v_keyed pgqueue.keyed_messages;
@@ -259,6 +256,11 @@ begin
         end if;
     end if;
     o_hints := _pgqueue.loosen(p_consumer, _pgqueue.let_pass(p_consumer, o_hints));
+    if p_consumer.ordering = 'stream' then
+        v_room := v_size * greatest(0, _pgqueue.limit_chain_of_stream() - (
+            select count(*) from _pgqueue.dealt(p_consumer.consumer_id,
+                                                _pgqueue.lane_of(o_hints, _pgqueue.lane_dealt()))));
+    end if;
     if o_hints.parks then
         o_hints := _pgqueue.take_freed(p_consumer, o_hints);
         o_hints := _pgqueue.raise_waits(p_consumer.consumer_id, o_hints);

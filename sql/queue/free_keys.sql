@@ -54,13 +54,10 @@ create or replace function _pgqueue.has_free_key(p_consumer pgqueue.consumers, p
 returns boolean
 language plpgsql stable
 as $$
-declare
-    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
 begin
     return _pgqueue.has_freed(p_consumer.consumer_id, p_hints)
-        or exists (select from pgqueue.consumer_messages
-                   where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                     and (place, first_seq) >= (v_dealt.low_place, v_dealt.low_seq) and shrunk)
+        or exists (select from _pgqueue.dealt(p_consumer.consumer_id, _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt()))
+                   where shrunk)
         or exists (select from _pgqueue.free_keys(p_consumer, p_hints, 1));
 end $$;
 

@@ -14,12 +14,9 @@ language sql stable
 as $$
     select o.key, sum(o.n)::bigint, coalesce(sum(o.n) filter (where o.free), 0)::bigint
     from (select k as key, 1 as n, m.token is null as free
-          from unnest(p_hints.lanes) l
-          cross join lateral (select keys, token from pgqueue.consumer_messages
-                              where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
-                                and (place, first_seq) >= (l.low_place, l.low_seq) offset 0) m
+          from _pgqueue.dealt(p_consumer_id, _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt())) m
           cross join lateral unnest(m.keys) k
-          where l.lane = _pgqueue.lane_dealt() and (p_keys is null or k = any (p_keys))
+          where p_keys is null or k = any (p_keys)
           union all
           select k, m.message_count, false
           from unnest(p_keys) k

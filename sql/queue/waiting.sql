@@ -56,12 +56,9 @@ as $$
     select o.key, coalesce(max(o.bundle_no) filter (where not o.held),
                            max(o.bundle_no) + _pgqueue.place_of_held())
     from (select k as key, m.bundle_no, false as held
-          from unnest(p_hints.lanes) l
-          cross join lateral (select bundle_no, keys from pgqueue.consumer_messages
-                              where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
-                                and (place, first_seq) >= (l.low_place, l.low_seq) offset 0) m
+          from _pgqueue.dealt(p_consumer_id, _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt())) m
           cross join lateral unnest(m.keys) k
-          where l.lane = _pgqueue.lane_dealt() and k = any (p_keys)
+          where k = any (p_keys)
           union all
           select k, m.bundle_no, true
           from unnest(p_keys) k
