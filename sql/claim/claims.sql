@@ -153,8 +153,9 @@ declare
     v_stored pgqueue.consumer_cursors;
     v_fill   record;
     v_beside pgqueue.claimed;
+    v_free   boolean := not v_locked and p_where is null and not _pgqueue.claims_in_turn(p_consumer);
 begin
-    if not v_locked and p_where is null and not _pgqueue.claims_in_turn(p_consumer) then
+    if v_free then
         v_beside := _pgqueue.claim_beside(p_consumer, p_max);
         if v_beside.claim_id is not null then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
@@ -167,6 +168,12 @@ begin
         return null;
     end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    if v_free then  -- who had the lock may have left something free, or nothing: several claimers saw the same message
+        v_beside := _pgqueue.claim_free(p_consumer, v_stored, p_max);
+        if v_beside.message_count is not null then
+            return v_beside;
+        end if;
+    end if;
     v_fill := _pgqueue.fill(p_consumer, v_stored, p_max, p_where => p_where, p_look => p_look);
     perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, (v_fill.o_claimed).claim_id is not null);
     return v_fill.o_claimed;

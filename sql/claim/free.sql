@@ -153,7 +153,9 @@ declare
     v_hints   pgqueue.claim_hints := (_pgqueue.cursor(p_consumer.consumer_id)).hints;
     v_bundles pgqueue.consumer_messages[];
 begin
-    if not _pgqueue.is_keyed(p_consumer.way) then
+    if not _pgqueue.has_free(v_hints) then
+        return null;
+    elsif not _pgqueue.is_keyed(p_consumer.way) then
         return (_pgqueue.collect(p_consumer, v_hints, p_max, null, false)).o_claimed;
     end if;
     v_bundles := _pgqueue.lock_dealt(p_consumer, v_hints, p_max, false);
