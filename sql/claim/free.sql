@@ -47,7 +47,8 @@ begin
                         and (behind is null or (select true from pgqueue.consumer_messages b
                                                 where bundle_no & 1048575 = c.behind & 1048575
                                                   and bundle_no = c.behind limit 1) is null)
-                        and (p_consumer.ordering <> 'stream'  -- of a stream the first one, or none: all others are behind it
+                        -- of a stream the first one, or none: all others are behind it
+                        and (p_consumer.ordering <> 'stream'
                              or bundle_no = (select bundle_no from pgqueue.consumer_messages
                                              where consumer_id = p_consumer.consumer_id
                                                and lane = _pgqueue.lane_dealt()

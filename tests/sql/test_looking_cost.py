@@ -13,7 +13,7 @@ import pytest
 
 from tests.sql import internals, queue
 from tests.sql.cost import cost
-from tests.sql.queue import Conn, receive, rows, send_all, value
+from tests.sql.queue import Conn, one, receive, rows, send_all, value
 
 RUNS = 20_000
 
@@ -157,12 +157,13 @@ def test_the_statistics_of_all_consumers_cost_what_each_has(conn: Conn, stream: 
     assert many <= few * 1.3, f"{few} blocks for each consumer, and {many} beside as many others"
 
 
-def test_who_asks_for_some_states_reads_none_of_the_others(conn: Conn, other: int) -> None:
-    """What is ready costs nothing, where only claimed, delayed or waiting messages count."""
+def test_who_asks_for_some_states_reads_little_of_the_others(conn: Conn, other: int) -> None:
+    """A lane has what is ready and what was claimed a moment ago: it is read, twice at most."""
     asked = [CALLS["scan_claimed"], "key_stats('s', 'c')", "open_claims where consumer = 'c'"]
     queries = [f"select * from pgqueue.{each}" for each in asked]
     few = [blocks(conn, query) for query in queries]
     internals.add_ready(conn, 1001, 1000 + RUNS)
     conn.execute("analyze")
     many = [blocks(conn, query) for query in queries]
-    assert all(b <= a * 1.6 + 60 for a, b in zip(few, many, strict=True)), (few, many)
+    lanes = one(conn, "select pg_relation_size('pgqueue.consumer_messages') / 8192")
+    assert all(b <= a * 1.6 + 60 + 2 * lanes for a, b in zip(few, many, strict=True)), (few, many)
