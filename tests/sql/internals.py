@@ -488,8 +488,8 @@ ADD = """
 insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no,
     priority, deliver_count, key, not_visible_until, message_count, seqs, token, claimed_at,
     lease_until, visibility_timeout, keys)
-select {consumer}, nextval('pgqueue.claim_numbers'), lane, place, seq, {arrival}, 0, {count}, key::bigint,
-    case when lane = 1000001 then clock_timestamp() + interval '1 day' end, 1,
+select {consumer}, nextval('pgqueue.claim_numbers'), lane, place, seq, {arrival}, 0, {count},
+    key::bigint, case when lane = 1000001 then clock_timestamp() + interval '1 day' end, 1,
     int8multirange(int8range(seq, seq, '[]')), token::bigint, now.now, now.now + day.day, day.day,
     keys::bigint[]
 from ({messages}) m (seq, lane, place, key, token, keys)

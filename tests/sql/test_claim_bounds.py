@@ -162,7 +162,7 @@ def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int
 def test_a_key_that_waits_beside_an_old_snapshot_and_an_old_claim_costs_nothing(
     conn: Conn, session: Session, stream: int
 ) -> None:
-    """Each claim is dealt, and leaves rows of what is dealt and what waits that the snapshot sees."""
+    """Each claim is dealt, and leaves rows of dealt and waiting bundles that the snapshot sees."""
     consumer(conn, ordering="key")
     send_key(conn, "held meanwhile")
     internals.publish_together(conn, stream, 3000, "'hot'")

@@ -87,7 +87,7 @@ def test_a_key_behind_many_messages_of_another_is_reached_soon(
     limited(conn, ordering, per_key_limit=1)
     internals.publish_together(conn, stream, 100_000, "'a'")
     (b,) = send_keys(conn, "b")
-    for claims in range(1, 13):
+    for _ in range(1, 13):
         rows = receive(conn, 10)
         if b in seqs_of(rows):
             break
