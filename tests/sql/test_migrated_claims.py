@@ -413,7 +413,7 @@ def test_queries_go_on_from_their_checkpoints_after_an_upgrade(
             return call(conn, "reader_claim", reader, ledger.consumer, *at, size)[0]
 
         send()
-        reader, worker = uuid.uuid4(), []
+        reader, worker, taken = uuid.uuid4(), list[Any](), list[int]()
         end = ask(None, 1000 if ordering != "none" else 18)
         send()
         call(conn, "reader_resume", reader, ledger.consumer, 0, end.claim_id, uuid.uuid4())
@@ -423,10 +423,10 @@ def test_queries_go_on_from_their_checkpoints_after_an_upgrade(
         act(conn, "nack", plan[9], 2, True)
         if lost:
             conn.execute("update pgqueue.claims set lease_until = now() where reader is not null")
-            taken = call(conn, "receive", "s", "c", 3)
-            value(conn, "ack", claim_of(taken))
+            first = call(conn, "receive", "s", "c", 3)
+            value(conn, "ack", claim_of(first))
             worker = call(conn, "receive", "s", "c", 2)
-            taken = seqs_of(taken) + seqs_of(worker)
+            taken = seqs_of(first) + seqs_of(worker)
         # What was returned is in the batch for ever, as it was, and is for others, too.
         returned = {row.seq for row in rows(conn, RETURNED, plan, reader)} | {plan[9]}
         asked = (reader, 0, end.claim_id)
