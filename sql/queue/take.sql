@@ -156,12 +156,14 @@ begin
         where mine and (select count(*) = 1 or not v_keyed from grouped where mine)
           and not exists (select from grouped where mine and hi - lo <> message_count)
         union all
-        select priority, due, expires_at, range_agg(seqs), min(i)
+        select priority, due, expires_at, range_agg(g), min(i)
         from (select *, case when v_keyed then i - row_number() over (partition by priority, due, expires_at order by i)
                         end as island
-              from (select priority, case when deliver_at > v_now then deliver_at end as due, expires_at, seqs,
-                           row_number() over (order by publication_id, part) as i
-                    from new where _pgqueue.is_for(consumers, p_consumer.consumer_id)) m) n
+              from (select priority, case when deliver_at > v_now then deliver_at end as due, expires_at, g,
+                           -- (the parts of a publication may lie between each other: rows of a sink with priorities)
+                           row_number() over (order by publication_id, lower(g)) as i
+                    from new cross join lateral unnest(seqs) g
+                    where _pgqueue.is_for(consumers, p_consumer.consumer_id)) m) n
         where exists (select from grouped where mine and hi - lo <> message_count)
            or (select count(*) > 1 and v_keyed from grouped where mine)
         group by priority, due, expires_at, island
