@@ -166,4 +166,5 @@ def test_who_asks_for_some_states_reads_little_of_the_others(conn: Conn, other: 
     conn.execute("analyze")
     many = [blocks(conn, query) for query in queries]
     lanes = one(conn, "select pg_relation_size('pgqueue.consumer_messages') / 8192")
-    assert all(b <= a * 1.6 + 60 + 2 * lanes for a, b in zip(few, many, strict=True)), (few, many)
+    most = [a * 1.6 + 60 + 3 * lanes for a in few]  # and the index
+    assert all(b <= c for b, c in zip(many, most, strict=True)), (few, many, lanes)
