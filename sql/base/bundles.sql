@@ -81,15 +81,15 @@ create or replace function _pgqueue.new_reader_claim_id() returns bigint
 language sql volatile
 as $$ select (nextval('pgqueue.claim_numbers') << 24) | ((_pgqueue.unguessable() & 8388607) << 1) $$;
 
--- A time as a place in a lane, in microseconds.
+-- A time as a place in a lane, in microseconds. (In UTC: what depends on no setting becomes a part of the caller.)
 create or replace function _pgqueue.place_at(p_time timestamptz) returns bigint
 language sql immutable parallel safe
-as $$ select (extract(epoch from p_time) * 1000000)::bigint $$;
+as $$ select (extract(epoch from p_time at time zone 'UTC') * 1000000)::bigint $$;
 
 -- A place as a time.
 create or replace function _pgqueue.time_of(p_place bigint) returns timestamptz
 language sql immutable parallel safe
-as $$ select timestamptz 'epoch' + p_place * interval '1 microsecond' $$;
+as $$ select (timestamp 'epoch' + p_place * interval '1 microsecond') at time zone 'UTC' $$;
 
 -- The place of an unfiltered bundle: they are judged in the order in which they will be served.
 create or replace function _pgqueue.unfiltered_place(p_keyed boolean, p_priority int, p_arrival_no bigint)

@@ -24,7 +24,7 @@ begin
         v_line := _pgqueue.lane_of(v_hints, _pgqueue.lane_line());
     end if;
     return case when not p_consumer.paused then least(
-        _pgqueue.next_delayed(p_consumer.consumer_id, v_hints),
+        _pgqueue.next_end(p_consumer.consumer_id, v_hints, p_got_nothing),
         -- of a stream the first message of the line is not visible yet; or no claim has looked at what is in the line
         (select coalesce(case p_consumer.ordering when 'stream' then m.not_visible_until end, clock_timestamp())
          from pgqueue.consumer_messages m
@@ -37,8 +37,7 @@ begin
                        or (_pgqueue.is_keyed(p_consumer.way) and p_consumer.ordering <> 'stream')))
                  or v_hints.filter_from is not null)
              then clock_timestamp() end,
-        case when p_consumer.scheduled then _pgqueue.on_due(p_consumer.stream_id) end,
-        case when p_got_nothing then _pgqueue.next_expiry(p_consumer.consumer_id, v_hints) end) end;
+        case when p_consumer.scheduled then _pgqueue.on_due(p_consumer.stream_id) end) end;
 end $$;
 
 -- Does the work that is due for a consumer before anything is claimed: releases expired leases, and ends delays that

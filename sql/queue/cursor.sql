@@ -1,42 +1,28 @@
 -- A consumer's cursor (tables/consumers.sql has its fields): reading it, storing it, and its hints where claims look.
 
--- Whether a delay is over, and no claim has ended it yet.
-create or replace function _pgqueue.is_due(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
-language plpgsql volatile
-as $$
-begin
-    return p_hints.due_from <= clock_timestamp()
-       and (_pgqueue.next_delayed(p_consumer_id, p_hints) <= clock_timestamp()) is true;
-end $$;
-
 -- When the next delay of a consumer ends; null: nothing of it is delayed.
-create or replace function _pgqueue.next_delayed(p_consumer_id int, p_hints pgqueue.claim_hints) returns timestamptz
-language plpgsql stable
-as $$
-begin
-    return (select _pgqueue.time_of(place) from pgqueue.consumer_messages
-            where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
-              and place >= _pgqueue.place_at(p_hints.due_from)
-            order by place limit 1);
-end $$;
-
--- When the first lease of a consumer ends or ended; null: it has no claims. Claims of the last second are few, and so
--- are looked at one by one.
-create or replace function _pgqueue.next_expiry(p_consumer_id int, p_hints pgqueue.claim_hints) returns timestamptz
+--   p_leases  also when the first lease ends, or ended. Claims of the last second are few, and are looked at one by one
+create or replace function _pgqueue.next_end(p_consumer_id int, p_hints pgqueue.claim_hints, p_leases boolean)
+returns timestamptz
 language plpgsql stable
 as $$
 begin
     return least(
         (select _pgqueue.time_of(place) from pgqueue.consumer_messages
-         where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
-           and place >= _pgqueue.place_at(p_hints.held_from)
+         where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
+           and place >= _pgqueue.place_at(p_hints.due_from)
          order by place limit 1),
-        (select min(m.lease_until) from unnest(p_hints.lanes) l
-         cross join lateral (select lease_until, token from pgqueue.consumer_messages
-                             where consumer_id = p_consumer_id and lane = l.lane
-                               and (place, first_seq) >= (l.low_place, l.low_seq)
-                             order by place, first_seq limit _pgqueue.limit_held()) m
-         where m.token is not null));
+        case when p_leases then least(
+            (select _pgqueue.time_of(place) from pgqueue.consumer_messages
+             where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
+               and place >= _pgqueue.place_at(p_hints.held_from)
+             order by place limit 1),
+            (select min(m.lease_until) from unnest(p_hints.lanes) l
+             cross join lateral (select lease_until, token from pgqueue.consumer_messages
+                                 where consumer_id = p_consumer_id and lane = l.lane
+                                   and (place, first_seq) >= (l.low_place, l.low_seq)
+                                 order by place, first_seq limit _pgqueue.limit_held()) m
+             where m.token is not null)) end);
 end $$;
 
 -- Reads a consumer's cursor, with hints. Errors: PQ002 when the consumer was dropped meanwhile.
@@ -240,7 +226,7 @@ begin
              or (v_lane.lane = _pgqueue.lane_line() and _pgqueue.is_keyed(p_consumer.way)) then null
         else least(v_hints.probe_at,
                    case when p_cursor.gaps <> '{}' and not v_hints.was_cut then v_hints.gaps_probe end,
-                   _pgqueue.next_delayed(p_consumer.consumer_id, v_hints)) end;
+                   _pgqueue.next_end(p_consumer.consumer_id, v_hints, false)) end;
     p_cursor.hints := v_hints;
     return p_cursor;
 end $$;

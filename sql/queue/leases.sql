@@ -12,9 +12,8 @@ begin
     return v_hints.looked_at is not null and _pgqueue.looked_lately(v_hints) and not v_hints.was_cut
         and not _pgqueue.has_free(v_hints)
         and (v_hints.parks is not true or not _pgqueue.has_free_key(p_consumer, v_hints))
-        and not _pgqueue.is_due(p_consumer.consumer_id, v_hints)
         and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
-        and (_pgqueue.next_expiry(p_consumer.consumer_id, v_hints) <= clock_timestamp()) is not true;
+        and (_pgqueue.next_end(p_consumer.consumer_id, v_hints, true) <= clock_timestamp()) is not true;
 end $$;
 
 -- Looks for leases that have ended, and releases their claims; and moves claims that are older than a second out of the
@@ -104,7 +103,8 @@ declare
     v_keys  bigint[] := '{}';
     v_firsts pgqueue.consumer_messages[] := '{}';
 begin
-    if not _pgqueue.is_due(p_consumer.consumer_id, v_hints) then
+    if (v_hints.due_from <= v_now and _pgqueue.next_end(p_consumer.consumer_id, v_hints, false) <= v_now) is not true
+    then
         return p_cursor;
     end if;
     for v_row in

@@ -65,11 +65,11 @@ READY = {
 # A claim of the only message, which was just published: taken and claimed at once.
 NEW = {
     "receive": 1, "_claim": 1, "_claim_free": 1, "_is_idle": 1, "_has_new": 1, "_claim_in_turn": 1,
-    "_try_lock_consumer": 1, "_cursor": 1, "_fill": 1, "_tend": 1, "_end_delays": 1, "_is_due": 2,
-    "_next_delayed": 2, "_place_at": 2, "_claim_new": 1, "_has_free": 2, "_next_new": 1,
+    "_try_lock_consumer": 1, "_cursor": 1, "_fill": 1, "_tend": 1, "_end_delays": 1,
+    "_next_end": 1, "_claim_new": 1, "_has_free": 2, "_next_new": 1,
     "_stands": 1, "_save_cursor": 1, "_payload": 1, "_payload_1": 1, "ack": 1,
     "_ack": 1, "consumers scans": 1, "messages_1 scans": 1, "publications scans": 3,
-    "consumer_cursors scans": 3, "consumer_cursors writes": 2, "consumer_messages scans": 3,
+    "consumer_cursors scans": 3, "consumer_cursors writes": 2, "consumer_messages scans": 2,
     "consumer_messages writes": 2,
 }  # fmt: skip
 
