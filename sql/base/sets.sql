@@ -67,11 +67,14 @@ create or replace function _pgqueue.split_set(p_set int8multirange)
 returns table (seqs int8multirange, message_count bigint, first_seq bigint)
 language sql immutable parallel safe
 as $$
-    select range_agg(x.r), sum(upper(x.r) - lower(x.r))::bigint, min(lower(x.r))
-    from (select r, (row_number() over (order by lower(r)) - 1) / _pgqueue.limit_ranges() as chunk
-          from unnest(p_set) r) x
-    group by x.chunk
-    order by x.chunk
+    select p_set, upper(p_set) - lower(p_set), lower(p_set)  -- a range, as nearly all are
+    where p_set = int8multirange(range_merge(p_set)) and p_set <> '{}'
+    union all
+    (select range_agg(x.r), sum(upper(x.r) - lower(x.r))::bigint, min(lower(x.r))
+     from (select r, (row_number() over (order by lower(r)) - 1) / _pgqueue.limit_ranges() as chunk
+           from unnest(p_set) r where p_set <> int8multirange(range_merge(p_set))) x
+     group by x.chunk
+     order by x.chunk)
 $$;
 
 -- Cuts a set into stretches that are in another set, or outside of it, in order.

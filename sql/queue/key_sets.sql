@@ -30,7 +30,7 @@ begin
         select array_agg(i), array_agg(key), array_agg(seqs), array_agg(n)
         from (select i, key, range_agg(int8range(seq, seq + 1)) as seqs, count(*) as n
               from (select s.i, m.seq, m.key
-                    from (select i, ($1)[i] as seqs from generate_series(1, cardinality($1)) i) s
+                    from unnest($1) with ordinality s (seqs, i)
                     cross join lateral unnest(s.seqs) g
                     cross join lateral (select seq, %2$s as key from pgqueue.messages_%1$s m
                                         where seq >= lower(g) and seq < upper(g) and seq >= $2 and seq < $3) m) e

@@ -86,9 +86,8 @@ begin
                     where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_delayed()
                       and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                     order by arrival_no desc, first_seq desc limit 1) as delayed
-            from (select p_keys[i] as key, coalesce((p_after[i]).arrival_no, 0) as arrival_no,
-                         coalesce((p_after[i]).first_seq, 0) as first_seq
-                  from generate_subscripts(p_keys, 1) i) k
+            from (select asked as key, coalesce(arrival_no, 0) as arrival_no, coalesce(first_seq, 0) as first_seq
+                  from unnest(p_keys, p_after) a (asked)) k
             cross join lateral (select ctid as tid, m.place from pgqueue.consumer_messages m
                                 where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_waiting()
                                   and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
