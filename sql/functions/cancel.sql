@@ -56,7 +56,8 @@ declare
     v_set int8multirange;
 begin
     execute format('select range_agg(int8range(m.seq, m.seq + 1)) from unnest($1) g cross join lateral ('
-                   'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)) m', p_stream_id)
+                   'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) offset 0) m',
+                   p_stream_id)
     into v_set using p_set;
     return coalesce(v_set, '{}');
 end $$;

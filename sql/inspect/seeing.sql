@@ -35,7 +35,7 @@ declare
     v_has boolean;
 begin
     execute format('select exists (select from unnest($1) g cross join lateral (select from pgqueue.messages_%s m '
-                   'where seq >= lower(g) and seq < upper(g) and %s = $2) m)', p_consumer.stream_id,
+                   'where seq >= lower(g) and seq < upper(g) and %s = $2 offset 0) m)', p_consumer.stream_id,
                    _pgqueue.key_of(p_consumer)) into v_has using p_seqs, p_key;
     return v_has;
 end $$;

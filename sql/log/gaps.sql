@@ -26,7 +26,7 @@ as $$
     from unnest(p_ids) g
     cross join lateral (select * from pgqueue.publications
                         where stream_id = p_stream_id and publication_id >= lower(g)
-                          and publication_id < coalesce(upper(g), 9223372036854775807)) p
+                          and publication_id < coalesce(upper(g), 9223372036854775807) offset 0) p
 $$;
 
 -- The gaps that a take has to look into.
@@ -75,7 +75,7 @@ begin
                                                     where stream_id = (select stream_id from pgqueue.consumers
                                                                        where consumer_id = p_cursor.consumer_id)
                                                       and publication_id >= lower(g) and publication_id < upper(g)
-                                                      and seqs && v_gap.kept) p), '{}');
+                                                      and seqs && v_gap.kept offset 0) p), '{}');
             end if;
             p_cursor := _pgqueue.note_gap(p_cursor, v_left, v_who, p_was_cut, v_gap.kept);
         end if;

@@ -146,7 +146,7 @@ begin
             from _pgqueue.old_parts p
             cross join lateral unnest(p.seqs) g
             cross join lateral (select seq, hashtextextended(key, 0) as key from pgqueue.messages_%1$s
-                                where seq >= lower(g) and seq < upper(g) and key is not null) m
+                                where seq >= lower(g) and seq < upper(g) and key is not null offset 0) m
             where p.stream_id = %1$s and p.stands in ('dealt', 'split')
             $q$, v_stream_id);
         insert into _pgqueue.old_keys

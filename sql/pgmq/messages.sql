@@ -34,7 +34,7 @@ begin
         select m.seq, r.deliver_count, m.inserted_at, r.last_delivered_at, coalesce(r.vt, m.inserted_at),
                pgmq._message(m.data), m.headers
         from found r cross join lateral unnest(r.seqs) g
-        join pgqueue.messages_%s m on m.seq >= lower(g) and m.seq < upper(g)
+        cross join lateral (select * from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) offset 0) m
         order by m.seq $q$, p_consumer.stream_id)
     using p_consumer, v_cursor, p_set;
 end $$;

@@ -33,7 +33,8 @@ begin
                     from unnest($1) with ordinality s (seqs, i)
                     cross join lateral unnest(s.seqs) g
                     cross join lateral (select seq, %2$s as key from pgqueue.messages_%1$s m
-                                        where seq >= lower(g) and seq < upper(g) and seq >= $2 and seq < $3) m) e
+                                        where seq >= lower(g) and seq < upper(g) and seq >= $2 and seq < $3
+                                        offset 0) m) e
               group by i, key order by i, min(seq)) k $q$, p_consumer.stream_id, _pgqueue.key_of(p_consumer))
     into v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts
     using v_sets, (select min(lower(s)) from unnest(v_sets) s), (select max(upper(s)) from unnest(v_sets) s);

@@ -265,8 +265,9 @@ begin
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
     v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs - _pgqueue.acted_seqs(p_claim);
     execute format('select count(*) from unnest($1) g '
-                   'cross join lateral (select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g)) m',
-                   p_consumer.stream_id) into v_there using v_rest;
+                   'cross join lateral (select from pgqueue.messages_%s '
+                   'where seq >= lower(g) and seq < upper(g) offset 0) m', p_consumer.stream_id)
+    into v_there using v_rest;
     -- rows that the query settled before the loss may be deleted, too, and nothing tells which: so at most v_lost
     o_gone := least(_pgqueue.cardinality(v_skips) + _pgqueue.cardinality(v_rest) - v_there, v_lost);
     o_taken_over := v_lost - o_gone;
