@@ -249,6 +249,7 @@ begin
     delete from pgqueue.consumer_filters where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
+    delete from pgqueue.taken_ahead where consumer_id = p_consumer_id;
     delete from pgqueue.key_tokens where consumer_id = p_consumer_id;
     delete from pgqueue.newest_of_keys where consumer_id = p_consumer_id;
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;

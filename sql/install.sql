@@ -84,6 +84,7 @@ set local check_function_bodies = off;
 \ir claim/by_key.sql
 \ir claim/matching.sql
 \ir claim/refresh.sql
+\ir claim/ahead.sql
 \ir claim/free.sql
 \ir claim/claims.sql
 \ir functions/positions.sql

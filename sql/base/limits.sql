@@ -23,6 +23,9 @@ begin
         ('limit_takes', 'int', '100'),
         -- publication ids without a visible publication that one look walks over before it notes them as a gap
         ('limit_unseen', 'int', '1000'),
+        -- publications that a claim takes ahead of the cursor at most; where more are new, it takes them with the cursor.
+        -- One claim of so many moves the cursor
+        ('limit_ahead', 'int', '16'),
         ('limit_gaps', 'int', '8'),  -- rows of gaps that a consumer keeps before they are merged
         ('limit_gap_ranges', 'int', '1000'),  -- ranges up to which a row of gaps is merged with others
         -- ranges of a bundle: taking elements out of a set costs in proportion to its ranges
@@ -121,7 +124,9 @@ begin
         ('lock_class_history', 'int', '1885826424'),  -- the history locks of streams
         ('lock_class_schedules', 'int', '1885826426'),  -- the locks of the schedules of streams
         ('lock_class_seqs', 'int', '1885826427'),  -- the locks of the numbers of streams
-        ('lock_class_export', 'int', '1885826428')  -- the locks of the exporters of streams
+        ('lock_class_export', 'int', '1885826428'),  -- the locks of the exporters of streams
+        ('lock_class_new', 'int', '1885826429'),  -- the locks of what is new for consumers
+        ('lock_class_publication', 'int', '1885826430')  -- the locks of publications that consumers take, by a hash
     loop
         execute format('create or replace function _pgqueue.%I() returns %s language sql immutable parallel safe as %L',
                        v_name, v_type, 'select ' || v_value);

@@ -173,6 +173,47 @@ begin
     return pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id);  -- lock: consumer
 end $$;
 
+-- Locks a consumer, and what is new for it, so that nobody claims anything new meanwhile. For callers in tries: who has
+-- claimed new messages may need the consumer's lock next. Errors: as lock_consumer().
+create or replace function _pgqueue.lock_consumer_alone(p_consumer_id int) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.lock_consumer(p_consumer_id);
+    if not _pgqueue.try_lock_new(p_consumer_id) then
+        perform _pgqueue.await_lock(_pgqueue.lock_class_new(), p_consumer_id, false);
+    end if;
+end $$;
+
+-- Locks what is new for a consumer, alone, if nobody shares the lock. Returns whether the caller has it now.
+create or replace function _pgqueue.try_lock_new(p_consumer_id int) returns boolean
+language sql
+as $$ select pg_try_advisory_xact_lock(_pgqueue.lock_class_new(), p_consumer_id) $$;  -- lock: new
+
+-- Locks what is new for a consumer, alone; but not while somebody shares the lock for longer than it takes to commit.
+-- Returns whether the caller has it now.
+create or replace function _pgqueue.lock_new_soon(p_consumer_id int) returns boolean
+language plpgsql
+as $$
+begin
+    if not _pgqueue.try_lock_new(p_consumer_id) then
+        perform _pgqueue.await('what is new', 'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: new
+                               p_consumer_id, jsonb_build_array(_pgqueue.lock_class_new()),
+                               p_limit => interval '20 ms');
+    end if;
+    return true;
+exception when lock_not_available or deadlock_detected then
+    return false;
+end $$;
+
+-- Locks a publication for a consumer if nobody holds the lock. Returns whether the caller has it now.
+create or replace function _pgqueue.try_lock_publication(p_consumer_id int, p_publication_id bigint) returns boolean
+language sql
+as $$
+    select pg_try_advisory_xact_lock(_pgqueue.lock_class_publication(),  -- lock: publication
+                                     hashint8extended(p_publication_id, p_consumer_id)::bit(32)::int)
+$$;
+
 -- Notes that this transaction publishes to a stream. Returns false, and notes nothing, while another session has the
 -- lock alone: then call lock_publish(), which waits. (In SQL, so that it becomes a part of the caller's expression.)
 create or replace function _pgqueue.try_lock_publish(p_stream_id int) returns boolean
@@ -270,6 +311,7 @@ as $$
 begin
     perform _pgqueue.await(
         case p_class when _pgqueue.lock_class_consumer() then 'the lock of ' || _pgqueue.consumer_name(p_id)
+                     when _pgqueue.lock_class_new() then 'what is new for ' || _pgqueue.consumer_name(p_id)
                      when _pgqueue.lock_class_history() then 'the history of stream ' || p_id
                      when _pgqueue.lock_class_schedules() then 'the schedules of stream ' || p_id
                      else 'the publish lock of stream ' || p_id end,

@@ -38,6 +38,11 @@ begin
     -- two passes; more only to get past publications that have nothing for this consumer, or nothing for now
     for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
         o_cursor := _pgqueue.tend(p_consumer, o_cursor, v_pass > 1);
+        if p_where is null and p_reader is null and p_upto is null then
+            o_claimed := _pgqueue.claim_new_ahead(p_consumer, o_cursor, p_want);
+            o_cursor := _pgqueue.pass_taken(o_cursor, false);
+            exit when o_claimed.claim_id is not null;
+        end if;
         if p_where is null then
             v_got := _pgqueue.claim_new(p_consumer, o_cursor, p_want, p_upto, p_reader);
             o_cursor := v_got.o_cursor;
@@ -157,7 +162,7 @@ declare
 begin
     if v_free then
         v_beside := _pgqueue.claim_beside(p_consumer, p_max);
-        if v_beside.claim_id is not null then
+        if v_beside.message_count is not null then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return v_beside;
         end if;

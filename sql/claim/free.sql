@@ -16,8 +16,7 @@ declare
     v_claim  pgqueue.claimed;
 begin
     if _pgqueue.need_not_look(v_hints.quiet_until) is not true then
-        v_claim.message_count := case when _pgqueue.is_idle(p_consumer, p_cursor) then 0 end;
-        return v_claim;
+        return _pgqueue.claim_at_rest(p_consumer, p_cursor, p_max);
     elsif not _pgqueue.is_keyed(p_consumer.way) then
         update pgqueue.consumer_messages
         set token = _pgqueue.new_token(_pgqueue.notes_ends(p_consumer)), claimed_at = clock_timestamp(),
@@ -144,18 +143,19 @@ begin
                    where _pgqueue.is_keyed(p_consumer.way) or f.message_count >= 2 * v_hints.size);
 end $$;
 
--- Claims free bundles beside another claimer that has the consumer's lock, as they are, or cut off one. What is due or
--- new comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the claim; its id is
+-- Claims beside another claimer that has the consumer's lock: free bundles, as they are, or cut off one; or what is
+-- new. What is due comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the claim; its id is
 -- null when nothing is free, and then nothing is locked.
 create or replace function _pgqueue.claim_beside(p_consumer pgqueue.consumers, p_max int) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
-    v_hints   pgqueue.claim_hints := (_pgqueue.cursor(p_consumer.consumer_id)).hints;
+    v_cursor  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
+    v_hints   pgqueue.claim_hints := v_cursor.hints;
     v_bundles pgqueue.consumer_messages[];
 begin
     if not _pgqueue.has_free(v_hints) then
-        return null;
+        return _pgqueue.claim_new_ahead(p_consumer, v_cursor, p_max);
     elsif not _pgqueue.is_keyed(p_consumer.way) then
         return (_pgqueue.collect(p_consumer, v_hints, p_max, null, false)).o_claimed;
     end if;

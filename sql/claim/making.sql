@@ -77,6 +77,7 @@ create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cu
 language plpgsql
 as $$
 declare
+    v_ready record;
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_keyed boolean := _pgqueue.is_keyed(p_consumer.way);
     v_new   record;
@@ -90,6 +91,13 @@ begin
     o_cursor := p_cursor;
     if _pgqueue.has_free(v_hints) or _pgqueue.judges(p_consumer)
        or (v_keyed and (v_hints.parks or v_hints.whole or _pgqueue.limits_keys(p_consumer))) then
+        return;
+    end if;
+    v_ready := _pgqueue.catch_up(p_consumer, p_cursor);
+    p_cursor := v_ready.p_cursor;
+    o_cursor := p_cursor;
+    v_hints := p_cursor.hints;
+    if not v_ready.o_alone then
         return;
     end if;
     v_new := _pgqueue.next_new(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());

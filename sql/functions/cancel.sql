@@ -77,10 +77,10 @@ declare
     v_count  bigint;
     v_nobody pgqueue.consumer_messages;  -- without a claim, an end is a cancellation
 begin
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_taken := _pgqueue.take_claimed(p_consumer.consumer_id, p_set);
-    v_away := _pgqueue.take_away(p_consumer, v_stored, p_set);
+    v_away := _pgqueue.take_away(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
     v_cursor := v_away.o_cursor;
     v_gone := _pgqueue.seqs_of(v_taken) + v_away.o_gone;
     if exists (select from pgqueue.consumer_messages

@@ -188,7 +188,7 @@ declare
     v_stream_id int;
     v_limited   boolean;
 begin
-    perform _pgqueue.lock_consumer(p_consumer_id);
+    perform _pgqueue.lock_consumer_alone(p_consumer_id);
     delete from pgqueue.consumers where consumer_id = p_consumer_id  -- lock: settings
     returning stream_id, max_backlog is not null or per_key_capacity is not null into v_stream_id, v_limited;
     if v_limited then

@@ -44,6 +44,7 @@ language plpgsql
 as $$
 declare
     v_stored pgqueue.consumer_cursors;
+    v_before pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_new    int8multirange;  -- the publications that it had not taken
     v_count  bigint;
@@ -51,15 +52,16 @@ declare
     v_next   bigint := p_next;
     v_who    text[] := p_publishers;
 begin
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    v_before := _pgqueue.pass_taken(v_stored, true);
     v_count := _pgqueue.forget_bundles(p_consumer.consumer_id);
-    v_cursor.taken := v_stored.taken;
-    v_cursor.forgotten := v_stored.forgotten + v_count;
-    v_new := _pgqueue.new_ids(v_stored);
+    v_cursor.taken := v_before.taken;
+    v_cursor.forgotten := v_before.forgotten + v_count;
+    v_new := _pgqueue.new_ids(v_before);
     v_count := v_count
-        + _pgqueue.messages_in(p_consumer, p_seen * v_new, _pgqueue.kept(v_stored))
-        + coalesce((select sum(_pgqueue.cardinality(p.seqs * p_cut - coalesce(_pgqueue.kept(v_stored), '{}')))
+        + _pgqueue.messages_in(p_consumer, p_seen * v_new, _pgqueue.kept(v_before))
+        + coalesce((select sum(_pgqueue.cardinality(p.seqs * p_cut - coalesce(_pgqueue.kept(v_before), '{}')))
                     from _pgqueue.published(p_consumer.stream_id,
                                             (int8multirange(int8range(1, p_next)) - p_seen) * v_new) p
                     where p_cut is not null and p.seqs && p_cut
@@ -69,13 +71,13 @@ begin
     v_cursor.consumer_id := p_consumer.consumer_id;
     v_cursor.version := v_stored.version;
     v_cursor.gaps := '{}';
-    v_cursor.last_arrival := v_stored.last_arrival;
-    v_cursor.delivered := v_stored.delivered;
-    v_cursor.delivered_at := v_stored.delivered_at;
+    v_cursor.last_arrival := v_before.last_arrival;
+    v_cursor.delivered := v_before.delivered;
+    v_cursor.delivered_at := v_before.delivered_at;
     -- Only a gap keeps messages from the consumer. So where some of its messages are dead, all that it took before
     -- becomes one gap.
-    if v_dead is not null and v_stored.next_publication > p_next then
-        v_next := v_stored.next_publication;
+    if v_dead is not null and v_before.next_publication > p_next then
+        v_next := v_before.next_publication;
         v_who := _pgqueue.publishers(p_consumer.stream_id);  -- taken since the position was told, so there are others
     end if;
     v_cursor := _pgqueue.cursor_from(v_cursor, p_seen, v_next, v_who, coalesce(v_dead + p_cut, v_dead, p_cut));
@@ -123,18 +125,22 @@ begin
     v_to_ids := _pgqueue.cut_ids(v_consumer.stream_id, int8multirange(int8range(1, v_to.o_next)) - v_to.o_seen,
                                  v_to.o_cut);
     v_ids := (v_to.o_seen + v_to_ids) - v_from.o_seen;
-    perform _pgqueue.lock_consumer(v_consumer.consumer_id);
+    -- in tries: who claims new messages may need the consumer's lock next
+    perform _pgqueue.await('the lock of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
+                           'select 0 from _pgqueue.lock_consumer_alone($1::int)', v_consumer.consumer_id,
+                           p_try => interval '5 ms');
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
+    v_cursor := _pgqueue.pass_taken(v_stored, true);
     v_kept := coalesce((select range_agg(seqs)
                         from (select seqs from _pgqueue.unfinished(v_consumer.consumer_id)
                               union all
                               select seqs from pgqueue.dead_messages
                               where consumer_id = v_consumer.consumer_id) m), '{}');
-    v_less := _pgqueue.keep_less(v_consumer, v_stored, v_ids,
+    v_less := _pgqueue.keep_less(v_consumer, v_cursor, v_ids,
                                  v_kept + _pgqueue.cut_off(v_consumer.stream_id, v_ids, v_from_ids, v_from.o_cut,
                                                            v_to_ids, v_to.o_cut));
     v_cursor := v_less.p_cursor;
-    v_ids := v_ids * int8multirange(int8range(1, v_stored.next_publication)) - _pgqueue.gap_ids(v_cursor);
+    v_ids := v_ids * int8multirange(int8range(1, v_cursor.next_publication)) - _pgqueue.gap_ids(v_cursor);
     -- what is kept holds for all gaps: so nothing of a publication that is in another gap
     v_kept := v_kept + _pgqueue.cut_off(v_consumer.stream_id, v_ids, v_from_ids, v_from.o_cut, v_to_ids, v_to.o_cut);
     if v_ids <> '{}' then

@@ -50,9 +50,9 @@ declare
     v_part   record;
     v_count  bigint := 0;
 begin
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    v_new := _pgqueue.take_early(p_consumer, v_stored, p_set);
+    v_new := _pgqueue.take_early(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
     v_cursor := v_new.p_cursor;
     v_hints := v_cursor.hints;
     if p_consumer.ordering <> 'none' then

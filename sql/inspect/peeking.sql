@@ -122,6 +122,8 @@ begin
     select lower(p.seqs), p.published_at into next_seq, published_at
     from pgqueue.publications p
     where p.stream_id = v_consumer.stream_id and p.publication_id >= v_cursor.next_publication
+      and not exists (select from pgqueue.taken_ahead a
+                      where a.consumer_id = v_consumer.consumer_id and a.publication_id = p.publication_id)
     order by p.publication_id, p.part limit 1;
     next_seq := coalesce(next_seq, _pgqueue.last_seq(v_consumer.stream_id) + 1);
     return next;

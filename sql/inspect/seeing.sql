@@ -160,6 +160,7 @@ as $$
 declare
     v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_in_gap boolean := _pgqueue.gap_ids(v_cursor) @> p_publication.publication_id;
+    v_new    boolean := _pgqueue.new_ids(v_cursor) @> p_publication.publication_id;
     v_done   pgqueue.archived_messages;
 begin
     if not _pgqueue.is_for(p_publication.consumers, p_consumer.consumer_id) then
@@ -167,8 +168,7 @@ begin
         o_because := 'it was published to other consumers: '
             || coalesce((select string_agg(name, ', ' order by name) from pgqueue.consumers
                          where consumer_id = any (p_publication.consumers)), 'dropped ones');
-    elsif p_publication.publication_id >= v_cursor.next_publication
-        or (v_in_gap and (_pgqueue.kept(v_cursor) @> p_seq) is not true) then
+    elsif v_new and not (v_in_gap and (_pgqueue.kept(v_cursor) @> p_seq) is true) then
         o_state := 'new';
         o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end
             || format('published at %s, and not taken yet: ', date_trunc('second', p_publication.published_at))

@@ -102,7 +102,9 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
         from _pgqueue.cursor(c.consumer_id) k
         join pgqueue.publications p on p.stream_id = c.stream_id
           and (p.publication_id >= k.next_publication or _pgqueue.gap_ids(k) @> p.publication_id)
-                                   and (p.consumers is null or c.consumer_id = any (p.consumers))
+          and not exists (select from pgqueue.taken_ahead a
+                          where a.consumer_id = c.consumer_id and a.publication_id = p.publication_id)
+          and (p.consumers is null or c.consumer_id = any (p.consumers))
         cross join lateral _pgqueue.seen_seqs(p.seqs - coalesce(_pgqueue.kept(k), '{}')) q (seq)
         union all
         select q.seq, m.state, m.priority, m.deliver_count, m.not_visible_until, m.claim_id, m.lease_until, m.error
@@ -162,7 +164,10 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
     from pgqueue.consumers c
     cross join lateral _pgqueue.estimate_new(c.consumer_id) w
     cross join lateral (
-        select f.taken, f.forgotten as gone,
+        select f.taken + coalesce((select sum(a.message_count) from pgqueue.taken_ahead a
+                                   where a.consumer_id = c.consumer_id
+                                     and a.publication_id >= f.next_publication), 0)::bigint as taken,
+               f.forgotten as gone,
                coalesce((select s.message_count from pgqueue.skips s where s.consumer_id = c.consumer_id), 0) as skipped
         from _pgqueue.cursor(c.consumer_id) f) k
     cross join lateral _pgqueue.count_taken(c.consumer_id) r

@@ -63,6 +63,8 @@ as $$
         ('publication_%s', true, 'select max(last_publication) from pgqueue.incarnations where stream_id = %1$s'),
         ('publication_%s', false, 'select max(upper(m.publication_ids)) - 1 from pgqueue.consumer_gaps m '
                                   'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('publication_%s', false, 'select max(m.publication_id) from pgqueue.taken_ahead m '
+                                  'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         ('publication_%s', false, 'select max(m.publication_id) from pgqueue.key_backlog m '
                                   'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         -- claims of readers; those of workers have the last bits of a number, and random ones

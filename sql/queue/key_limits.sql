@@ -125,7 +125,7 @@ declare
     v_cursor pgqueue.consumer_cursors;
     v_bundle pgqueue.consumer_messages;
 begin
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return;  -- the consumer is being created
     end if;

@@ -1,8 +1,8 @@
 -- What ends by time: leases and delays. The claims themselves end them, a bounded number at a time.
 
--- Whether a consumer without anything free, new or due has nothing else to do either: no publication is far ahead, no
--- lease has ended, and no key may be free.
-create or replace function _pgqueue.is_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+-- Whether nothing of what a consumer has taken can be claimed: nothing is free, no delay or lease has ended, and no key
+-- may be free.
+create or replace function _pgqueue.is_at_rest(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns boolean
 language plpgsql
 as $$
@@ -12,7 +12,6 @@ begin
     return v_hints.looked_at is not null and _pgqueue.looked_lately(v_hints) and not v_hints.was_cut
         and not _pgqueue.has_free(v_hints)
         and (v_hints.parks is not true or not _pgqueue.has_free_key(p_consumer, v_hints))
-        and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
         and (_pgqueue.next_end(p_consumer.consumer_id, v_hints, true) <= clock_timestamp()) is not true;
 end $$;
 

@@ -129,7 +129,7 @@ as $$
 declare
     v_stored pgqueue.consumer_cursors;
 begin
-    perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return;  -- the consumer is being created
     end if;
@@ -144,8 +144,8 @@ begin
     end if;
 end $$;
 
--- Raises PQ003 unless a consumer is paused, and nothing of it is claimed or being claimed. Needs the consumer's lock.
--- Locks all that it has taken; so it waits for claimers that are taking some of it.
+-- Raises PQ003 unless a consumer is paused, and nothing of it is claimed or being claimed. Needs the locks of
+-- lock_consumer_alone(). Locks all that it has taken; so it waits for claimers that are taking some of it.
 --   p_what  what is done then
 create or replace function _pgqueue.check_idle(p_consumer pgqueue.consumers, p_what text) returns void
 language plpgsql

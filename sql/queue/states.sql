@@ -83,7 +83,11 @@ $$;
 -- The publications that are new for a consumer: it has not taken them.
 create or replace function _pgqueue.new_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange
 language sql stable
-as $$ select _pgqueue.gap_ids(p_cursor) + int8multirange(int8range(p_cursor.next_publication, null)) $$;
+as $$
+    select _pgqueue.gap_ids(p_cursor) + int8multirange(int8range(p_cursor.next_publication, null))
+        - coalesce((select range_agg(int8range(publication_id, publication_id, '[]')) from pgqueue.taken_ahead
+                    where consumer_id = p_cursor.consumer_id and publication_id >= p_cursor.next_publication), '{}')
+$$;
 
 -- The messages that are new for a consumer, a set for each publication, in the order of the publications.
 --   p_limit  look at so many publications after each gap, and as many in each gap; null: at all

@@ -189,8 +189,13 @@ create or replace function _pgqueue.take(p_consumer pgqueue.consumers, p_cursor 
 language plpgsql
 as $$
 declare
+    v_ready record := _pgqueue.catch_up(p_consumer, p_cursor);
     v_taken record;
 begin
+    p_cursor := v_ready.p_cursor;
+    if not v_ready.o_alone then
+        p_upto := p_cursor.next_publication - 1;
+    end if;
     if (p_cursor.hints).filter_from is null then
         v_taken := _pgqueue.take_plain(p_consumer, p_cursor, p_upto, p_limit);
         if (v_taken.o_cursor).consumer_id is null then

@@ -155,6 +155,19 @@ create table if not exists pgqueue.consumer_gaps (
 );
 create sequence if not exists pgqueue.gap_numbers;
 
+-- The publications that claims took ahead of a consumer's cursor, without its lock (claim/ahead.sql). Who moves the
+-- cursor past them deletes them. A row is never updated.
+-- on drop_consumer
+create table if not exists pgqueue.taken_ahead (
+    consumer_id    int    not null,
+    publication_id bigint not null,
+    message_count  bigint not null,
+    lane           int    not null,  -- where the messages stand: ...
+    place          bigint not null,
+    first_seq      bigint not null,  -- ... in this lane, not before this place
+    primary key (consumer_id, publication_id)
+);
+
 -- The bundles: what a consumer has taken and not finished. All messages of a bundle are alike; a bundle with a token is
 -- claimed. base/bundles.sql says what its lane and place mean. Claims change the columns from token on, which no index
 -- has: so each page keeps room for the second version of its rows, and their records in the WAL have no other column.
