@@ -31,5 +31,5 @@ if __name__=="__main__":
     rs=[out.get() for _ in ps]; [p.join() for p in ps]
     d=sorted(x for r in rs for x in r[2][50:])
     print(f"{n} sent, producer backend {pc/SEC:.2f} cpu/s; workers' backends {sum(r[0] for r in rs)/SEC:.2f} cpu/s, clients {sum(r[3] for r in rs)/SEC:.2f}; polls/s {sum(r[1] for r in rs)/SEC:.0f}; p50 {d[len(d)//2]*1e3:.1f} p99 {d[int(len(d)*.99)]*1e3:.1f} p99.9 {d[int(len(d)*.999)]*1e3:.1f} ms")
-    for r in c.execute("select funcname, calls, round(self_time::numeric), round(total_time::numeric) from pg_stat_user_functions order by self_time desc limit 26").fetchall(): print(*r)
+    for r in c.execute("select funcname, calls, round(self_time::numeric), round(total_time::numeric) from pg_stat_user_functions order by self_time desc limit 60").fetchall(): print(*r)
     c.execute("select pgqueue.drop_stream(%s)",[s])

@@ -28,8 +28,8 @@ begin
         return v_claim;
     elsif _pgqueue.need_not_look((p_cursor.hints).probe_at) then
         v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max);
-        if v_claim.message_count = 0 or _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
-            perform _pgqueue.pass_ahead(p_consumer, p_cursor, v_claim.message_count = 0);
+        if _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
+            perform _pgqueue.pass_ahead(p_consumer, p_cursor);
         end if;
     end if;
     return v_claim;
@@ -173,10 +173,10 @@ begin
     return p_cursor;
 end $$;
 
--- Moves the cursor past what was taken ahead of it, if nobody has the consumer's lock.
---   p_all  also past what is not taken, if nobody takes publications now
-create or replace function _pgqueue.pass_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                               p_all boolean) returns void
+-- Moves the cursor past what was taken ahead of it, if nobody has the consumer's lock; and past what lies between, if
+-- that is much, and nobody takes publications now.
+create or replace function _pgqueue.pass_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns void
 language plpgsql
 as $$
 declare
@@ -184,10 +184,10 @@ declare
                         where consumer_id = p_consumer.consumer_id and publication_id >= p_cursor.next_publication);
     v_stored pgqueue.consumer_cursors;
 begin
-    if v_count > 0 and _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+    if _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-        perform _pgqueue.save_cursor(v_stored, _pgqueue.pass_taken(v_stored, 
-            (p_all or v_count > 8 * _pgqueue.limit_ahead()) and _pgqueue.try_lock_new(p_consumer.consumer_id)), true);
+        perform _pgqueue.save_cursor(v_stored, _pgqueue.pass_taken(
+            v_stored, v_count > 8 * _pgqueue.limit_ahead() and _pgqueue.try_lock_new(p_consumer.consumer_id)), true);
     end if;
 end $$;
 
