@@ -46,7 +46,9 @@ where not exists (select from pgqueue.consumer_messages h
 """All claims: the live ones, and those of readers that are kept."""
 
 CURSORS = """
-select k.consumer_id, k.next_publication, k.gaps, k.last_arrival, k.taken, k.forgotten,
+select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publication, k.gaps,
+       k.last_arrival, k.taken + coalesce(a.count, 0) as taken, k.forgotten,
+       k.next_publication <= a.first as is_ahead,
        (k.hints).lanes is not null as hinted, (k.hints).lanes_from, (k.hints).filter_from,
        (k.hints).was_cut, (k.hints).parks, (k.hints).whole, (k.hints).waits_from,
        (k.hints).free_from,
@@ -54,14 +56,22 @@ select k.consumer_id, k.next_publication, k.gaps, k.last_arrival, k.taken, k.for
              and f.lane = 1000005) as freed,
        greatest((k.hints).due_from, '2000-01-01') as due_from,
        greatest((k.hints).quiet_until, '2000-01-01') as quiet_until,
-       g.gap_nos, g.ids as gap_ids, g.total, g.kept, clock_timestamp() as now
+       g.gap_nos, g.total, g.kept, clock_timestamp() as now,
+       g.ids + coalesce(int8multirange(int8range(k.next_publication, a.last, '[]')) - a.ids, '{}')
+           as gap_ids
 from pgqueue.consumer_cursors k cross join lateral (
     select coalesce(array_agg(gap_no), '{}') as gap_nos,
            coalesce(range_agg(publication_ids), '{}') as ids,
            coalesce(range_agg(kept), '{}') as kept,
            coalesce(sum(_pgqueue.cardinality(publication_ids)), 0) as total
     from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g
+cross join lateral (
+    select min(publication_id) as first, max(publication_id) as last,
+           sum(message_count)::bigint as count,
+           range_agg(int8range(publication_id, publication_id, '[]')) as ids
+    from pgqueue.taken_ahead x where x.consumer_id = k.consumer_id) a
 """
+"""The cursors, as if each were past what was taken ahead of it."""
 
 STORED = ("consumer_messages",)
 """The tables with what consumers hold."""
@@ -74,6 +84,7 @@ TABLES = {
     ),
     "claims": f"select *, array(select a.seqs from unnest(acted) a) as acted_seqs from {CLAIMS} l",
     "tokens": "select * from pgqueue.key_tokens",
+    "ahead": "select * from pgqueue.taken_ahead",
     "lanes": "select consumer_id, (f).* from pgqueue.consumer_cursors, unnest((hints).lanes) f",
 }
 """By attribute of `Tables`, the rows of all consumers."""

@@ -27,6 +27,7 @@ class Tables:
     claims: list[Any] = field(default_factory=list)
     tokens: list[Any] = field(default_factory=list)  # spent ones, of keys
     lanes: list[Any] = field(default_factory=list)  # the hints of these
+    ahead: list[Any] = field(default_factory=list)  # publications that were taken ahead
 
     @cached_property
     def by_number(self) -> dict[int, Any]:
@@ -129,6 +130,7 @@ def check_place(c: Consumer, b: Any) -> None:
 def check_hints(c: Consumer) -> None:
     """1 no loss: no hint hides a bundle that a claim may have, or that is to be judged."""
     cursor = c.tables.cursor
+    assert cursor.is_ahead is not False, f"taken ahead, and behind: {c.tables.ahead}"
     if not cursor.hinted:
         return
     lanes = {lane.lane: lane for lane in c.tables.lanes}
@@ -144,6 +146,8 @@ def check_hints(c: Consumer) -> None:
             assert cursor.was_cut, f"nobody will look for {b}"
         elif b.lane < DELAYED:
             lane = lanes.get(b.lane)
+            if b.token is not None and is_noted_ahead(c, b):
+                continue
             if lane is None:
                 from_ = cursor.lanes_from
                 seen = from_ is not None and (b.lane >= from_ or b.token is not None)
@@ -161,6 +165,12 @@ def check_hints(c: Consumer) -> None:
             assert b.place >= from_, f"before {from_}: {b}"
         if c.by_key and b.lane == HELD and (b.key, b.keys) == (None, None):
             assert cursor.whole, f"has all keys, and nobody knows: {b}"
+
+
+def is_noted_ahead(c: Consumer, b: Any) -> bool:
+    """Whether the hints will know of a bundle when the cursor passes what was taken ahead."""
+    at = (b.place, b.first_seq)
+    return any(a.lane == b.lane and (a.place, a.first_seq) <= at for a in c.tables.ahead)
 
 
 def check_token(c: Consumer, token: Any) -> None:
