@@ -44,7 +44,7 @@ end $$;
 -- Cuts the first free bundle that is dealt, if it has more messages than a claim wants: whole keys, or the first
 -- messages of one. (If claims passed over it, others would come before it for ever. To deal all again would cost each
 -- claim as much where claims of several sizes take turns.) What is left becomes another bundle, behind it where they
--- share a key. Returns false where it may not be cut: others stand behind it, and their numbers are lower than a new one.
+-- share a key. Returns false where it may not be cut: others stand behind it, and have lower numbers than a new one.
 -- Needs the consumer's lock. Locks the bundle.
 create or replace function _pgqueue.cut_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint)
 returns boolean
