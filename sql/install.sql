@@ -58,6 +58,7 @@ set local check_function_bodies = off;
 \ir queue/history.sql
 \ir queue/newest.sql
 \ir queue/filters.sql
+\ir queue/passing.sql
 \ir queue/take.sql
 \ir queue/failures.sql
 \ir queue/key_tokens.sql

@@ -23,8 +23,8 @@ begin
         ('limit_takes', 'int', '100'),
         -- publication ids without a visible publication that one look walks over before it notes them as a gap
         ('limit_unseen', 'int', '1000'),
-        -- publications that a claim takes ahead of the cursor at most; where more are new, it takes them with the cursor.
-        -- One claim of so many moves the cursor
+        -- publications that a claim takes ahead of the cursor at most: where more are new, it takes them with the
+        -- cursor. And one claim of so many moves the cursor
         ('limit_ahead', 'int', '16'),
         ('limit_gaps', 'int', '8'),  -- rows of gaps that a consumer keeps before they are merged
         ('limit_gap_ranges', 'int', '1000'),  -- ranges up to which a row of gaps is merged with others

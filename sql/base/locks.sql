@@ -190,30 +190,6 @@ create or replace function _pgqueue.try_lock_new(p_consumer_id int) returns bool
 language sql
 as $$ select pg_try_advisory_xact_lock(_pgqueue.lock_class_new(), p_consumer_id) $$;  -- lock: new
 
--- Locks what is new for a consumer, alone; but not while somebody shares the lock for longer than it takes to commit.
--- Returns whether the caller has it now.
-create or replace function _pgqueue.lock_new_soon(p_consumer_id int) returns boolean
-language plpgsql
-as $$
-begin
-    if not _pgqueue.try_lock_new(p_consumer_id) then
-        perform _pgqueue.await('what is new', 'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: new
-                               p_consumer_id, jsonb_build_array(_pgqueue.lock_class_new()),
-                               p_limit => interval '20 ms');
-    end if;
-    return true;
-exception when lock_not_available or deadlock_detected then
-    return false;
-end $$;
-
--- Locks a publication for a consumer if nobody holds the lock. Returns whether the caller has it now.
-create or replace function _pgqueue.try_lock_publication(p_consumer_id int, p_publication_id bigint) returns boolean
-language sql
-as $$
-    select pg_try_advisory_xact_lock(_pgqueue.lock_class_publication(),  -- lock: publication
-                                     hashint8extended(p_publication_id, p_consumer_id)::bit(32)::int)
-$$;
-
 -- Notes that this transaction publishes to a stream. Returns false, and notes nothing, while another session has the
 -- lock alone: then call lock_publish(), which waits. (In SQL, so that it becomes a part of the caller's expression.)
 create or replace function _pgqueue.try_lock_publish(p_stream_id int) returns boolean

@@ -2,13 +2,13 @@
 -- and a transaction that stays open keeps from the others only what it has claimed. For consumers without order,
 -- limits and filter, while nothing is ready, and no gap is open.
 --
--- Such a claim takes a few publications, and inserts a row of taken_ahead for each where others write the cursor. Each
+-- Such a claim takes a few publications, and inserts a row of taken_ahead for each, where others write the cursor. Each
 -- publication is taken once:
 --   * Of two such claims, one has the lock of the publication (try_lock_publication()). It looks once more, after that,
 --     whether the publication is still new.
 --   * They share a lock of the consumer (lock: new). Who takes publications with the cursor, or moves it to a position,
 --     has this lock alone until its commit, or takes nothing (catch_up()).
---   * What is taken is: below the cursor and not in a gap, or in taken_ahead. pass_taken() moves the cursor past rows of
+--   * Taken is what is below the cursor and not in a gap, or in taken_ahead. pass_taken() moves the cursor past rows of
 --     taken_ahead, and deletes them.
 
 -- Claims when nothing is free. Returns the claim; its id is null when there is none. Then message_count is 0 if the
@@ -38,7 +38,7 @@ end $$;
 -- Claims new messages ahead of the cursor: those of the most urgent publications that are plain, that nobody is taking,
 -- and that fit.
 -- Returns the claim; its id is null when there is none. Then message_count is 0 if others are taking all that is new,
--- and null if a claim with the consumer's lock may find something. Locks: none that others wait for; maybe the consumer.
+-- and null if a claim with the consumer's lock may find something. Locks: none that others wait for.
 create or replace function _pgqueue.claim_new_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                     p_max bigint) returns pgqueue.claimed
 language plpgsql
@@ -50,12 +50,15 @@ declare
     v_ids      bigint[] := '{}';
     v_left     bigint := p_max;
     v_priority int;
+    v_end      bigint := greatest(p_cursor.next_publication, (
+        select publication_id + 1 from pgqueue.taken_ahead
+        where consumer_id = p_consumer.consumer_id order by publication_id desc limit 1));
 begin
     if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or v_hints.was_cut or v_hints.filter_from is not null
        or _pgqueue.has_free(v_hints) then
         return v_claim;
     end if;
-    for v_next in select * from _pgqueue.next_ahead(p_consumer, p_cursor.next_publication) loop
+    for v_next in select * from _pgqueue.next_ahead(p_consumer, p_cursor.next_publication, v_end) loop
         if v_priority is null and (not v_next.plain or v_next.message_count > v_left or v_next.many or not
             pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id)) then  -- lock: new
             return v_claim;
@@ -67,6 +70,12 @@ begin
         v_left := v_left - v_next.message_count;
         exit when v_left = 0;
     end loop;
+    if v_priority is null then  -- nothing but what was taken ahead; or it is far away
+        p_cursor.next_publication := v_end;
+        if _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
+            return v_claim;
+        end if;
+    end if;
     if v_ids <> '{}' then
         v_claim := _pgqueue.take_ahead(p_consumer, v_ids, p_cursor.last_arrival + 1);
     end if;
@@ -78,9 +87,11 @@ end $$;
 
 -- The next publications that a claim may take ahead of the cursor, the most urgent first.
 --   p_from  where the cursor is
+--   p_end   behind all that was taken. Much that is not visible may follow: it is not walked over; and what others
+--           have left, where they have taken much, is not either
 -- Returns for each whether it is plain: in one part, for this consumer, and to be delivered now; and for all whether
 -- there are too many, so that a claim with the consumer's lock takes them with less work.
-create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_from bigint)
+create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_from bigint, p_end bigint)
 returns table (publication_id bigint, message_count bigint, priority int, plain boolean, many boolean)
 language sql stable
 as $$
@@ -90,7 +101,9 @@ as $$
            and (select count(*) from unnest(p.seqs)) <= _pgqueue.limit_ranges(),
            count(*) over () > _pgqueue.limit_ahead()
     from (select * from pgqueue.publications p
-          where stream_id = p_consumer.stream_id and p.publication_id >= p_from
+          where stream_id = p_consumer.stream_id
+            and p.publication_id >= greatest(p_from, p_end - 8 * _pgqueue.limit_ahead())
+            and p.publication_id < p_end + 8 * _pgqueue.limit_ahead()
             and not exists (select from pgqueue.taken_ahead a
                             where a.consumer_id = p_consumer.consumer_id and a.publication_id = p.publication_id)
           order by p.publication_id, part limit _pgqueue.limit_ahead() + 1) p
@@ -132,47 +145,6 @@ as $$
               null::jsonb, null::bigint[]
 $$;
 
--- Moves the cursor past what was taken ahead of it.
---   p_all  the caller has the lock of what is new alone: what lies between becomes a gap. False: up to the first
---          publication that is not taken
--- Returns the cursor. Needs the consumer's lock.
-create or replace function _pgqueue.pass_taken(p_cursor pgqueue.consumer_cursors, p_all boolean)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
-declare
-    v_next   bigint := p_cursor.next_publication;
-    v_passed record;
-    v_bundle record;
-begin
-    select max(publication_id) as last, count(*) as count, sum(message_count)::bigint as message_count,
-           max(place) as place, range_agg(int8range(publication_id, publication_id, '[]')) as ids
-    into v_passed
-    from (select *, publication_id - row_number() over (order by publication_id) as before
-          from pgqueue.taken_ahead where consumer_id = p_cursor.consumer_id and publication_id >= v_next) a
-    where p_all or before = v_next - 1;
-    if v_passed.last is null then
-        return p_cursor;
-    end if;
-    for v_bundle in
-        with gone as (delete from pgqueue.taken_ahead
-                      where consumer_id = p_cursor.consumer_id and publication_id <= v_passed.last returning *)
-        select distinct on (lane) lane, place, first_seq from gone order by lane, place, first_seq
-    loop
-        p_cursor.hints := _pgqueue.stands(p_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq, false);
-    end loop;
-    p_cursor.next_publication := v_passed.last + 1;
-    p_cursor.taken := p_cursor.taken + v_passed.message_count;
-    p_cursor.last_arrival := greatest(p_cursor.last_arrival, v_passed.place);
-    if v_passed.count < p_cursor.next_publication - v_next then
-        p_cursor := _pgqueue.note_gap(p_cursor, int8multirange(int8range(v_next, p_cursor.next_publication))
-                                                - v_passed.ids,
-                                      _pgqueue.publishers((select stream_id from pgqueue.consumers
-                                                           where consumer_id = p_cursor.consumer_id)), true);
-    end if;
-    return p_cursor;
-end $$;
-
 -- Moves the cursor past what was taken ahead of it, if nobody has the consumer's lock; and past what lies between, if
 -- that is much, and nobody takes publications now.
 create or replace function _pgqueue.pass_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
@@ -188,19 +160,5 @@ begin
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
         perform _pgqueue.save_cursor(v_stored, _pgqueue.pass_taken(
             v_stored, v_count > 8 * _pgqueue.limit_ahead() and _pgqueue.try_lock_new(p_consumer.consumer_id)), true);
-    end if;
-end $$;
-
--- Makes a cursor ready for a take: nobody takes publications ahead of it until the transaction ends, and it is past
--- those that were. Returns the cursor, and whether that is so. False: claims of new messages are open, and nothing may
--- be taken but from gaps. Needs the consumer's lock. Locks: what is new.
-create or replace function _pgqueue.catch_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                             out o_alone boolean)
-language plpgsql
-as $$
-begin
-    o_alone := p_consumer.ordering <> 'none' or _pgqueue.lock_new_soon(p_consumer.consumer_id);
-    if p_consumer.ordering = 'none' then
-        p_cursor := _pgqueue.pass_taken(p_cursor, o_alone);
     end if;
 end $$;

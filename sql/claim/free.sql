@@ -144,8 +144,8 @@ begin
 end $$;
 
 -- Claims beside another claimer that has the consumer's lock: free bundles, as they are, or cut off one; or what is
--- new. What is due comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the claim; its id is
--- null when nothing is free, and then nothing is locked.
+-- new. What is due comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the claim;
+-- its id is null when there is none, see claim_new_ahead(). Of free bundles nothing is locked then.
 create or replace function _pgqueue.claim_beside(p_consumer pgqueue.consumers, p_max int) returns pgqueue.claimed
 language plpgsql
 as $$

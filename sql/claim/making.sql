@@ -97,12 +97,9 @@ begin
     p_cursor := v_ready.p_cursor;
     o_cursor := p_cursor;
     v_hints := p_cursor.hints;
-    if not v_ready.o_alone then
-        return;
-    end if;
     v_new := _pgqueue.next_new(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());
     v_first := v_new.o_first;
-    if v_new.o_last is null or v_new.o_message_count > p_want or v_first.deliver_at > v_now
+    if not v_ready.o_alone or v_new.o_last is null or v_new.o_message_count > p_want or v_first.deliver_at > v_now
        or v_first.expires_at is not null or not _pgqueue.is_for(v_first.consumers, p_consumer.consumer_id)
        or (v_new.o_count = 1 and (select count(*) from unnest(v_new.o_seqs)) > _pgqueue.limit_ranges()) then
         return;

@@ -47,7 +47,8 @@ where not exists (select from pgqueue.consumer_messages h
 
 CURSORS = """
 select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publication, k.gaps,
-       k.last_arrival, k.taken + coalesce(a.count, 0) as taken, k.forgotten,
+       greatest(k.last_arrival, a.place) as last_arrival,
+       k.taken + coalesce(a.count, 0) as taken, k.forgotten,
        k.next_publication <= a.first as is_ahead,
        (k.hints).lanes is not null as hinted, (k.hints).lanes_from, (k.hints).filter_from,
        (k.hints).was_cut, (k.hints).parks, (k.hints).whole, (k.hints).waits_from,
@@ -56,7 +57,7 @@ select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publicati
              and f.lane = 1000005) as freed,
        greatest((k.hints).due_from, '2000-01-01') as due_from,
        greatest((k.hints).quiet_until, '2000-01-01') as quiet_until,
-       g.gap_nos, g.total, g.kept, clock_timestamp() as now,
+       g.gap_nos, g.ids as stored_ids, g.total, g.kept, clock_timestamp() as now,
        g.ids + coalesce(int8multirange(int8range(k.next_publication, a.last, '[]')) - a.ids, '{}')
            as gap_ids
 from pgqueue.consumer_cursors k cross join lateral (
@@ -67,7 +68,7 @@ from pgqueue.consumer_cursors k cross join lateral (
     from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g
 cross join lateral (
     select min(publication_id) as first, max(publication_id) as last,
-           sum(message_count)::bigint as count,
+           sum(message_count)::bigint as count, max(place) as place,
            range_agg(int8range(publication_id, publication_id, '[]')) as ids
     from pgqueue.taken_ahead x where x.consumer_id = k.consumer_id) a
 """

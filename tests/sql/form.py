@@ -51,7 +51,7 @@ def check(c: Consumer) -> None:
     """Raise AssertionError unless the rows of a consumer go together."""
     cursor = c.tables.cursor
     assert sorted(cursor.gaps) == sorted(cursor.gap_nos), "gaps that the cursor does not know"
-    assert len(numbers(cursor.gap_ids)) == cursor.total, "an id in two gaps"
+    assert len(numbers(cursor.stored_ids)) == cursor.total, "an id in two gaps"
     for bundle in c.tables.bundles:
         check_bundle(c, bundle)
         check_claimed(c, bundle)
