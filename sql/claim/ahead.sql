@@ -21,13 +21,11 @@ as $$
 declare
     v_claim pgqueue.claimed;
 begin
-    if not _pgqueue.is_at_rest(p_consumer, p_cursor) then
-        return v_claim;
-    elsif not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
-        v_claim.message_count := 0;
-        return v_claim;
-    elsif _pgqueue.need_not_look((p_cursor.hints).probe_at) then
-        v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max);
+    if not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
+        v_claim.message_count := case when _pgqueue.is_at_rest(p_consumer, p_cursor, true) then 0 end;
+    elsif p_consumer.way = 'simple' and _pgqueue.need_not_look((p_cursor.hints).probe_at)
+       and _pgqueue.is_at_rest(p_consumer, p_cursor, false) then  -- who looks at the leases does so each second
+        v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max, true);
         if _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
             perform _pgqueue.pass_ahead(p_consumer, p_cursor);
         end if;
@@ -37,10 +35,12 @@ end $$;
 
 -- Claims new messages ahead of the cursor: those of the most urgent publications that are plain, that nobody is taking,
 -- and that fit.
+--   p_at_rest  nothing else can be claimed
 -- Returns the claim; its id is null when there is none. Then message_count is 0 if others are taking all that is new,
--- and null if a claim with the consumer's lock may find something. Locks: none that others wait for.
+-- or have taken it, and nothing else can be claimed; and null if a claim with the consumer's lock may find something.
+-- Locks: none that others wait for.
 create or replace function _pgqueue.claim_new_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                    p_max bigint) returns pgqueue.claimed
+                                                    p_max bigint, p_at_rest boolean) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
@@ -58,8 +58,8 @@ begin
        or _pgqueue.has_free(v_hints) then
         return v_claim;
     end if;
-    for v_next in select * from _pgqueue.next_ahead(p_consumer, p_cursor.next_publication, v_end) loop
-        if v_priority is null and (not v_next.plain or v_next.message_count > v_left or v_next.many or not
+    for v_next in select * from _pgqueue.next_ahead(p_consumer, p_cursor.next_publication, v_end, p_max) loop
+        if v_priority is null and (v_next.suffice is not true or not
             pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id)) then  -- lock: new
             return v_claim;
         end if;
@@ -72,7 +72,7 @@ begin
     end loop;
     if v_priority is null then  -- nothing but what was taken ahead; or it is far away
         p_cursor.next_publication := v_end;
-        if _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
+        if not p_at_rest or _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
             return v_claim;
         end if;
     end if;
@@ -89,25 +89,33 @@ end $$;
 --   p_from  where the cursor is
 --   p_end   behind all that was taken. Much that is not visible may follow: it is not walked over; and what others
 --           have left, where they have taken much, is not either
+--   p_want  messages
 -- Returns for each whether it is plain: in one part, for this consumer, and to be delivered now; and for all whether
--- there are too many, so that a claim with the consumer's lock takes them with less work.
-create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_from bigint, p_end bigint)
-returns table (publication_id bigint, message_count bigint, priority int, plain boolean, many boolean)
+-- the first ones are what a claim with the consumer's lock would get, and not so many that it has less work.
+create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_from bigint, p_end bigint,
+                                               p_want bigint)
+returns table (publication_id bigint, message_count bigint, priority int, plain boolean, suffice boolean)
 language sql stable
 as $$
-    select p.publication_id, p.message_count, p.priority,
-           count(*) over (partition by p.publication_id) = 1 and p.expires_at is null
-           and (p.deliver_at <= clock_timestamp()) is not false and _pgqueue.is_for(p.consumers, p_consumer.consumer_id)
-           and (select count(*) from unnest(p.seqs)) <= _pgqueue.limit_ranges(),
-           count(*) over () > _pgqueue.limit_ahead()
-    from (select * from pgqueue.publications p
-          where stream_id = p_consumer.stream_id
-            and p.publication_id >= greatest(p_from, p_end - 8 * _pgqueue.limit_ahead())
-            and p.publication_id < p_end + 8 * _pgqueue.limit_ahead()
-            and not exists (select from pgqueue.taken_ahead a
-                            where a.consumer_id = p_consumer.consumer_id and a.publication_id = p.publication_id)
-          order by p.publication_id, part limit _pgqueue.limit_ahead() + 1) p
-    order by p.priority desc, p.publication_id
+    select publication_id, message_count, priority, plain,
+           count(*) over () <= _pgqueue.limit_ahead()
+           and bool_and(plain and before + message_count <= p_want and priority = first)
+               filter (where before < p_want) over ()
+    from (select *, count(*) over (partition by publication_id) = 1 and expires_at is null
+                    and (deliver_at <= clock_timestamp()) is not false
+                    and _pgqueue.is_for(consumers, p_consumer.consumer_id)
+                    and (select count(*) from unnest(seqs)) <= _pgqueue.limit_ranges() as plain,
+                 sum(message_count) over (order by priority desc, publication_id, part) - message_count as before,
+                 max(priority) over () as first
+          from (select * from pgqueue.publications p
+                where stream_id = p_consumer.stream_id
+                  and p.publication_id >= greatest(p_from, p_end - 8 * _pgqueue.limit_ahead())
+                  and p.publication_id < p_end + 8 * _pgqueue.limit_ahead()
+                  and not exists (select from pgqueue.taken_ahead a
+                                  where a.consumer_id = p_consumer.consumer_id
+                                    and a.publication_id = p.publication_id)
+                order by p.publication_id, part limit _pgqueue.limit_ahead() + 1) p) p
+    order by priority desc, publication_id
 $$;
 
 -- Takes publications ahead of the cursor, and claims their messages, as far as they are still new.

@@ -144,8 +144,8 @@ begin
 end $$;
 
 -- Claims beside another claimer that has the consumer's lock: free bundles, as they are, or cut off one; or what is
--- new. What is due comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the claim;
--- its id is null when there is none, see claim_new_ahead(). Of free bundles nothing is locked then.
+-- new. What is due comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the
+-- claim; its id is null when there is none, see claim_new_ahead(). Of free bundles nothing is locked then.
 create or replace function _pgqueue.claim_beside(p_consumer pgqueue.consumers, p_max int) returns pgqueue.claimed
 language plpgsql
 as $$
@@ -155,7 +155,7 @@ declare
     v_bundles pgqueue.consumer_messages[];
 begin
     if not _pgqueue.has_free(v_hints) then
-        return _pgqueue.claim_new_ahead(p_consumer, v_cursor, p_max);
+        return _pgqueue.claim_new_ahead(p_consumer, v_cursor, p_max, false);
     elsif not _pgqueue.is_keyed(p_consumer.way) then
         return (_pgqueue.collect(p_consumer, v_hints, p_max, null, false)).o_claimed;
     end if;

@@ -1,9 +1,10 @@
 -- What ends by time: leases and delays. The claims themselves end them, a bounded number at a time.
 
--- Whether nothing of what a consumer has taken can be claimed: nothing is free, no delay or lease has ended, and no key
--- may be free.
-create or replace function _pgqueue.is_at_rest(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns boolean
+-- Whether nothing of what a consumer has taken can be claimed: nothing is free, no delay has ended, and no key may be
+-- free.
+--   p_leases  no lease has ended either
+create or replace function _pgqueue.is_at_rest(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                               p_leases boolean) returns boolean
 language plpgsql
 as $$
 declare
@@ -12,7 +13,7 @@ begin
     return v_hints.looked_at is not null and _pgqueue.looked_lately(v_hints) and not v_hints.was_cut
         and not _pgqueue.has_free(v_hints)
         and (v_hints.parks is not true or not _pgqueue.has_free_key(p_consumer, v_hints))
-        and (_pgqueue.next_end(p_consumer.consumer_id, v_hints, true) <= clock_timestamp()) is not true;
+        and (_pgqueue.next_end(p_consumer.consumer_id, v_hints, p_leases) <= clock_timestamp()) is not true;
 end $$;
 
 -- Looks for leases that have ended, and releases their claims; and moves claims that are older than a second out of the

@@ -72,7 +72,7 @@ def test_a_claim_acknowledges_the_one_before_it_also_when_it_has_to_wait(
     conn: Conn, session: Session, ordering: str
 ) -> None:
     """It acknowledges, takes that back when it finds the consumer locked, and does it again."""
-    id_ = consumer(conn, ordering=ordering)
+    id_ = consumer(conn, ordering=ordering, notify_done=True)  # takes with the lock
     first = send(conn, p_key="a")
     claim = claim_of(receive(conn))
     second = send(conn, p_key="b")

@@ -370,7 +370,7 @@ def test_who_acknowledges_and_waits_for_the_lock_holds_no_run_meanwhile(
     conn: Conn, session: Session, stream: int, ordering: str
 ) -> None:
     """Or else who has the lock, and comes upon that run, would wait for one who waits for it."""
-    id_ = consumer(conn, ordering=ordering)
+    id_ = consumer(conn, ordering=ordering, notify_done=True)  # takes with the lock
     send_key(conn)
     claim = claim_of(call(conn, "receive", "s", "c"))
     second = send_key(conn)

@@ -113,7 +113,7 @@ def lock_the_consumer(session: Session) -> Conn:
 def test_what_was_just_published_is_claimed_as_it_is_taken(conn: Conn) -> None:
     """It is never stored as ready: its bundle is written once, with the claim."""
     look_rarely(conn)
-    consumer(conn)
+    consumer(conn, notify_done=True)  # which takes with the lock
     assert [send(conn)] == acked(conn, "s", "c")
     send(conn)
     done = written(conn, lambda: receive(conn, 10))
@@ -144,7 +144,7 @@ def test_beside_an_open_producer_free_bundles_are_claimed_without_the_lock(
 ) -> None:
     """It may publish before what is ready: claims look for that each 10 ms, and not each time."""
     usual = look_rarely(conn)
-    consumer(conn)
+    consumer(conn, notify_done=True)  # which takes with the lock
     producer = session()
     producer.execute("begin")
     late = send(producer, p_priority=9)
@@ -501,7 +501,7 @@ def test_of_two_claimers_that_see_the_same_publication_one_takes_it(
     conn: Conn, session: Session, end: str
 ) -> None:
     """The second one waits, since all that there is may be left to it."""
-    consumer(conn)
+    consumer(conn, notify_done=True)  # which takes with the lock
     sent = send(conn)
     assert acked(conn, "s", "c") == [sent]
     sent = send(conn)

@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.conftest import GivenServer, Server
-from tests.sql import checker, clock, internals
+from tests.sql import checker, clock, internals, queue
 from tests.sql.cost import cost as buffers
 from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import (
     Session,
     acked,
     call,
-    consumer,
     dead_publication,
     maintain,
     publish,
@@ -36,6 +36,11 @@ from tests.sql.queue import (
 )
 
 Conn = psycopg.Connection
+
+
+def consumer(conn: Conn, name: str = "c", **options: Any) -> int:
+    """A consumer that takes with its cursor, not ahead of it: see test_ahead.py."""
+    return queue.consumer(conn, name, notify_done=True, **options)
 ORDERINGS = ["none", "key", "stream"]
 
 
