@@ -43,6 +43,11 @@ begin
             o_cursor := _pgqueue.pass_taken(o_cursor, false);
             exit when o_claimed.claim_id is not null;
         end if;
+        if v_pass = 1 then
+            v_got := _pgqueue.catch_up(p_consumer, o_cursor, p_upto);
+            o_cursor := v_got.p_cursor;
+            p_upto := v_got.p_upto;
+        end if;
         if p_where is null then
             v_got := _pgqueue.claim_new(p_consumer, o_cursor, p_want, p_upto, p_reader);
             o_cursor := v_got.o_cursor;

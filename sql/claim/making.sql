@@ -19,7 +19,7 @@ declare
     v_alike   boolean := v_head.deliver_count = 0 and v_head.note is null;
 begin
     if cardinality(p_bundles) > 1 then
-        v_alike := v_alike and not _pgqueue.is_keyed(p_consumer.way)
+        v_alike := v_alike and not _pgqueue.is_keyed(p_consumer.way) and lower(v_all) >= v_head.first_seq
             and not exists (select from unnest(p_bundles) b
                             where b.deliver_count > 0 or b.note is not null or b.priority <> v_head.priority)
             and (select count(*) from unnest(v_all)) <= _pgqueue.limit_ranges();
@@ -41,7 +41,7 @@ begin
     set token = v_token, claimed_at = v_now, lease_until = v_now + p_consumer.visibility_timeout,
         visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name'),
         members = case when cardinality(v_numbers) > 1 and not v_alike then v_numbers[2:] end, reader = p_reader,
-        first_seq = least(first_seq, lower(v_head.seqs)), seqs = v_head.seqs, message_count = v_head.message_count
+        seqs = v_head.seqs, message_count = v_head.message_count
     where bundle_no & 1048575 = v_head.bundle_no & 1048575 and bundle_no = v_head.bundle_no;
     return (_pgqueue.claim_id(v_head.bundle_no, v_token), v_count, p_consumer.stream_id, v_all, v_head.priority,
             _pgqueue.one_more(v_head.deliver_count), v_head.note -> 'saved',
@@ -69,7 +69,7 @@ begin
 end $$;
 
 -- Takes the next publications and claims their messages at once, if nothing is free, and they are plain, for this
--- consumer, to be delivered now, and no more than the claim wants.
+-- consumer, to be delivered now, and no more than the claim wants. The caller has called catch_up().
 -- Returns the cursor, and the claim; its id is null when nothing was done. Needs the consumer's lock.
 create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                               p_want bigint, p_upto bigint, p_reader uuid,
@@ -77,7 +77,6 @@ create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cu
 language plpgsql
 as $$
 declare
-    v_ready record;
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_keyed boolean := _pgqueue.is_keyed(p_consumer.way);
     v_new   record;
@@ -93,13 +92,9 @@ begin
        or (v_keyed and (v_hints.parks or v_hints.whole or _pgqueue.limits_keys(p_consumer))) then
         return;
     end if;
-    v_ready := _pgqueue.catch_up(p_consumer, p_cursor);
-    p_cursor := v_ready.p_cursor;
-    o_cursor := p_cursor;
-    v_hints := p_cursor.hints;
     v_new := _pgqueue.next_new(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());
     v_first := v_new.o_first;
-    if not v_ready.o_alone or v_new.o_last is null or v_new.o_message_count > p_want or v_first.deliver_at > v_now
+    if v_new.o_last is null or v_new.o_message_count > p_want or v_first.deliver_at > v_now
        or v_first.expires_at is not null or not _pgqueue.is_for(v_first.consumers, p_consumer.consumer_id)
        or (v_new.o_count = 1 and (select count(*) from unnest(v_new.o_seqs)) > _pgqueue.limit_ranges()) then
         return;

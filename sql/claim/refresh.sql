@@ -55,7 +55,7 @@ begin
     return _pgqueue.end_delays(p_consumer, p_cursor);
 end $$;
 
--- Takes new publications, a bounded number. Returns the cursor. Needs the consumer's lock.
+-- Takes new publications, a bounded number. Returns the cursor. Needs the consumer's lock, and catch_up().
 --   p_short  as of tend(). False: no publication is taken if the last take was cut, because free messages come before
 --            what it left
 --   p_want   take until about this many messages became ready, if there are so many. With per_key_latest all are taken
@@ -78,7 +78,7 @@ begin
     end if;
     for i in 1.._pgqueue.limit_takes() loop
         v_before := p_cursor;
-        v_take := _pgqueue.take(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());
+        v_take := _pgqueue.take_alone(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());
         p_cursor := v_take.o_cursor;
         p_want := p_want - v_take.o_messages;
         exit when not (p_cursor.hints).was_cut or (p_want <= 0 and not p_consumer.per_key_latest)

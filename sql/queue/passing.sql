@@ -67,15 +67,19 @@ begin
 end $$;
 
 -- Makes a cursor ready for a take: nobody takes publications ahead of it until the transaction ends, and it is past
--- those that were. Returns the cursor, and whether that is so. False: claims of new messages are open, and nothing may
--- be taken but from gaps. Needs the consumer's lock. Locks: what is new.
+-- those that were. Or else, where claims of new messages stay open, the take may only look into gaps.
+-- Returns the cursor, and up to which publication it may take; null: all. Needs the consumer's lock. Locks: what is new.
 create or replace function _pgqueue.catch_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                             out o_alone boolean)
+                                             inout p_upto bigint)
 language plpgsql
 as $$
 begin
-    o_alone := p_consumer.ordering <> 'none' or _pgqueue.lock_new_soon(p_consumer.consumer_id);
-    if p_consumer.ordering = 'none' then
-        p_cursor := _pgqueue.pass_taken(p_cursor, o_alone);
+    if p_consumer.ordering <> 'none' then
+        return;  -- nothing is taken ahead
+    elsif _pgqueue.lock_new_soon(p_consumer.consumer_id) then
+        p_cursor := _pgqueue.pass_taken(p_cursor, true);
+    else
+        p_cursor := _pgqueue.pass_taken(p_cursor, false);
+        p_upto := p_cursor.next_publication - 1;
     end if;
 end $$;

@@ -74,9 +74,10 @@ def written(conn: Conn, act: Callable[[], object]) -> tuple[tuple[int, ...], ...
 
 
 def locks(conn: Conn, act: Callable[[], object]) -> int:
-    """How many advisory locks somebody holds when it has done something."""
+    """How many locks of consumers somebody holds when it has done something."""
     held = (
         "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+        " and classid = _pgqueue.lock_class_consumer()::oid"
         " and database = (select oid from pg_database where datname = current_database())"
     )
     with conn.transaction():
