@@ -50,14 +50,15 @@ declare
     v_ids      bigint[] := '{}';
     v_left     bigint := p_max;
     v_priority int;
-    v_end      bigint := greatest(p_cursor.next_publication, (
-        select publication_id + 1 from pgqueue.taken_ahead
-        where consumer_id = p_consumer.consumer_id order by publication_id desc limit 1));
+    v_end      bigint;
 begin
     if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or v_hints.was_cut or v_hints.filter_from is not null
        or _pgqueue.has_free(v_hints) then
         return v_claim;
     end if;
+    v_end := greatest(p_cursor.next_publication, (
+        select publication_id + 1 from pgqueue.taken_ahead
+        where consumer_id = p_consumer.consumer_id order by publication_id desc limit 1));
     for v_next in select * from _pgqueue.next_ahead(p_consumer, p_cursor.next_publication, v_end, p_max) loop
         if v_priority is null and (v_next.suffice is not true or not
             pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id)) then  -- lock: new

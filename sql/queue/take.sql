@@ -183,10 +183,11 @@ end $$;
 -- Stores new publications as bundles: at most p_limit from gaps, and at most p_limit beyond. If a consumer has
 -- unfiltered bundles, the call filters some of these instead, and takes nothing.
 --   p_upto  no publication after this one; null: all
--- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock; the caller
--- has called catch_up().
+-- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock; the
+-- caller has called catch_up().
 create or replace function _pgqueue.take_alone(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                               p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
+                                               p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors,
+                                               out o_messages bigint)
 language plpgsql
 as $$
 declare
@@ -211,8 +212,10 @@ language plpgsql
 as $$
 declare
     v_ready record := _pgqueue.catch_up(p_consumer, p_cursor, p_upto);
+    v_taken record := _pgqueue.take_alone(p_consumer, v_ready.p_cursor, v_ready.p_upto, p_limit);
 begin
-    select * into o_cursor, o_messages from _pgqueue.take_alone(p_consumer, v_ready.p_cursor, v_ready.p_upto, p_limit);
+    o_cursor := v_taken.o_cursor;
+    o_messages := v_taken.o_messages;
 end $$;
 
 -- Stores new publications as bundles, see take(). (More than 60 lines: all steps use the result of one look.)
