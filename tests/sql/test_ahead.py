@@ -1,0 +1,398 @@
+"""Claims of new messages ahead of the cursor: nobody waits for another one's commit."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from spark_pgqueue.postgres import connection
+from tests.sql import checker, clock, internals
+from tests.sql.cost import cost as buffers
+from tests.sql.queue import (
+    Conn,
+    Session,
+    acked,
+    call,
+    claim_of,
+    consumer,
+    dead_publication,
+    maintain,
+    one,
+    receive,
+    send,
+    send_all,
+    seqs_of,
+    states,
+    stats,
+    value,
+)
+
+AHEAD = "select count(*) from pgqueue.taken_ahead"
+
+
+@pytest.fixture
+def begun(conn: Conn, stream: int) -> int:
+    """A consumer that has claimed before, and looks for leases later; returns its id."""
+    id_ = consumer(conn)
+    send(conn)
+    assert acked(conn, "s", "c") == [1]
+    clock.stop_looking(conn)
+    conn.execute("set lock_timeout = '2 s'")
+    return id_
+
+
+@pytest.fixture
+def opened(conn: Conn, session: Session) -> Callable[[], Conn]:
+    """Begins transactions."""
+
+    def begin() -> Conn:
+        one_more = session()
+        one_more.execute("begin")
+        one_more.execute("set local lock_timeout = '1 ms'")
+        return one_more
+
+    return begin
+
+
+# What others have
+
+
+@pytest.mark.usefixtures("begun")
+def test_claims_in_open_transactions_get_different_messages_and_wait_for_nobody(
+    conn: Conn, opened: Callable[[], Conn]
+) -> None:
+    sent = [send(conn) for _ in range(4)]
+    workers = [opened() for _ in range(3)]
+    assert [seqs_of(receive(worker, 1)) for worker in workers] == [[seq] for seq in sent[:3]]
+    workers[1].execute("rollback")
+    assert seqs_of(receive(conn, 1)) == sent[1:2]
+    assert seqs_of(receive(conn, 1)) == sent[3:]
+    assert receive(conn, 1) == []
+    workers[0].execute("commit")
+    workers[2].execute("commit")
+    assert receive(conn, 1) == []
+    assert set(states(conn).values()) == {"claimed"}
+    checker.check(conn)
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_that_stays_open_holds_back_only_what_it_claimed(
+    conn: Conn, opened: Callable[[], Conn], end: str
+) -> None:
+    worker = opened()
+    first = send(conn)
+    assert seqs_of(receive(worker, 1)) == [first]
+    sent = []
+    for _ in range(400):
+        sent.append(send(conn))
+        (row,) = receive(conn, 1)
+        assert row.seq == sent[-1]
+        value(conn, "ack", row.claim_id)
+    checker.check(conn)
+    worker.execute(end.encode())
+    assert seqs_of(receive(conn, 1)) == [first] * (end == "rollback")
+    assert one(conn, AHEAD) <= 16
+    checker.check(conn)
+
+
+@pytest.mark.usefixtures("begun")
+def test_what_a_claim_beside_many_others_costs_does_not_grow(
+    conn: Conn, opened: Callable[[], Conn]
+) -> None:
+    worker = opened()
+    send(conn)
+    receive(worker, 1)
+
+    def cycle() -> int:
+        send(conn)
+        spent = buffers(conn, "select pgqueue.claim('s', 'c', 1)")
+        value(conn, "ack", internals.last_claim(conn, "c"))
+        return spent
+
+    few = sorted(cycle() for _ in range(60))[30]
+    for _ in range(600):
+        cycle()
+    assert sorted(cycle() for _ in range(60))[30] <= 1.5 * few + 20
+    poll = "select pgqueue.claim('s', 'c', 1)"
+    assert buffers(conn, poll) <= 1.5 * few + 20
+
+
+@pytest.mark.usefixtures("begun")
+def test_what_is_claimed_ahead_counts_as_taken(conn: Conn) -> None:
+    before = stats(conn)
+    sent = [send(conn) for _ in range(3)]
+    claim = claim_of(receive(conn, 1))
+    assert one(conn, AHEAD) == 1
+    assert states(conn) == {sent[0]: "claimed", sent[1]: "new", sent[2]: "new"}
+    now = stats(conn)
+    assert (now.new, now.taken, now.settled) == (2, before.taken + 1, before.settled)
+    (position,) = call(conn, "consumer_position", "s", "c")
+    assert position.next_seq == sent[1]
+    value(conn, "ack", claim)
+    assert stats(conn).settled == before.settled + 1
+    (said,) = call(conn, "explain_message", "s", sent[0])
+    assert said.state == "done"
+    checker.check(conn)
+
+
+def test_a_lease_that_ends_is_seen_though_the_cursor_did_not_know_of_the_claim(
+    conn: Conn, stream: int
+) -> None:
+    consumer(conn)
+    send(conn)
+    assert acked(conn, "s", "c") == [1]
+    sent = send(conn)
+    claim = claim_of(receive(conn, 1))
+    assert one(conn, AHEAD) == 1
+    clock.end_lease(conn, claim)
+    until = time.monotonic() + 5
+    while not (rows := receive(conn, 1)):
+        assert time.monotonic() < until
+    assert seqs_of(rows) == [sent]
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("urgent", [1, -1])
+def test_the_most_urgent_comes_first(conn: Conn, urgent: int) -> None:
+    usual, other = send(conn), send(conn, p_priority=urgent)
+    assert [claim for _ in range(2) for claim in seqs_of(receive(conn, 1))] == (
+        [other, usual] if urgent > 0 else [usual, other]
+    )
+    sent = [send(conn, p_priority=p) for p in (0, 1, 0)]
+    assert seqs_of(receive(conn, 3)) == [sent[1], sent[0], sent[2]]
+
+
+# What only the cursor takes
+
+
+NOT_PLAIN = {
+    "several messages": lambda conn: send_all(conn, ["x"] * 3)[0],
+    "delayed": lambda conn: send(conn, p_delay="1 hour") and None,
+    "expires": lambda conn: send(conn, p_expires_in="1 hour"),
+    "for others": lambda conn: send(conn, p_consumers=["other"]) and None,
+}
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_what_cannot_be_taken_ahead_is_taken_while_others_come_and_go(
+    conn: Conn, session: Session, kind: str
+) -> None:
+    consumer(conn, "other")
+    others = [session() for _ in range(3)]
+    until = time.monotonic() + 2
+
+    def work(worker: Conn) -> list[int]:
+        got = []
+        while time.monotonic() < until:
+            for row in receive(worker, 1):
+                got.append(row.seq)
+                value(worker, "ack", row.claim_id)
+        return got
+
+    with ThreadPoolExecutor(3) as pool:
+        results = [pool.submit(work, worker) for worker in others]
+        sent = [send(conn) for _ in range(50)]
+        special = NOT_PLAIN[kind](conn)
+        sent += [send(conn) for _ in range(50)]
+        got = [seq for result in results for seq in result.result()]
+    counted = Counter(got)
+    assert max(counted.values()) == 1
+    assert counted.keys() >= {*sent} | ({special} if special else set())
+    assert not any(new == "new" for new in states(conn).values())
+    checker.check(conn)
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_publication_that_becomes_visible_late_is_found(
+    conn: Conn, opened: Callable[[], Conn], committed: bool
+) -> None:
+    producer = opened()
+    late = send(producer)
+    sent = [send(conn) for _ in range(20)]
+    assert [seq for _ in sent for seq in seqs_of(receive(conn, 1))] == sent
+    dead_publication(conn)
+    producer.execute("commit" if committed else "rollback")
+    assert seqs_of(receive(conn, 1)) == [late] * committed
+    clock.look_again(conn)
+    assert receive(conn, 1) == []
+    assert receive(conn, 1) == []
+    assert one(conn, AHEAD) == 0
+    assert not internals.cursor_of(conn).gaps
+    checker.check(conn)
+
+
+# Who moves the cursor, or changes the consumer
+
+
+def to_keys(conn: Conn) -> None:
+    call(conn, "pause", "s", "c")
+    call(conn, "alter_consumer", "s", "c", '{"fair": true}')
+    call(conn, "resume", "s", "c")
+
+
+MOVES: dict[str, tuple[Callable[[Conn], object], bool]] = {
+    "seek to the beginning": (lambda conn: call(conn, "seek", "s", "c", "earliest"), True),
+    "seek to the end": (lambda conn: call(conn, "seek", "s", "c", "latest"), False),
+    "replay": (lambda conn: call(conn, "replay", "s", "c", "earliest"), False),
+    "cancel": (lambda conn: call(conn, "cancel", "s", "c", [2, 3]), False),
+    "postpone": (lambda conn: call(conn, "postpone", "s", "c", [3], "infinity"), False),
+}
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("move", ["seek to the beginning", "seek to the end", "replay", "cancel"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_move_waits_for_claims_that_are_being_made(
+    conn: Conn, session: Session, opened: Callable[[], Conn], move: str, end: str
+) -> None:
+    sent = [send(conn) for _ in range(3)]
+    worker = opened()
+    assert seqs_of(receive(worker, 1)) == sent[:1]
+    act, again = MOVES[move]
+    with pytest.raises(errors.LockNotAvailable), session().transaction() as _:
+        impatient = session()
+        impatient.execute("set lock_timeout = '50 ms'")
+        act(impatient)
+    with ThreadPoolExecutor(1) as pool:
+        moved = pool.submit(act, conn)
+        time.sleep(0.1)
+        assert not moved.done()
+        worker.execute(end.encode())
+        moved.result()
+    checker.check(conn)
+    left = acked(conn, "s", "c", 1)
+    if again:
+        assert left == [1, *sent]
+    elif move == "seek to the end":
+        assert left == []
+    elif move == "replay":
+        # what the worker holds is not delivered to others; the first one was done before
+        assert sorted(left) == [1, *sent[(end == "commit") :]]
+    else:
+        assert left == sent[2:]
+    checker.check(conn)
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_consumer_is_dropped_after_claims_that_are_being_made(
+    conn: Conn, opened: Callable[[], Conn], end: str
+) -> None:
+    send(conn)
+    worker = opened()
+    assert receive(worker, 1)
+    with ThreadPoolExecutor(1) as pool:
+        dropped = pool.submit(call, conn, "drop_consumer", "s", "c")
+        time.sleep(0.1)
+        assert not dropped.done()
+        worker.execute(end.encode())
+        dropped.result()
+    for table in ("consumer_messages", "taken_ahead", "consumer_cursors"):
+        assert one(conn, f"select count(*) from pgqueue.{table}") == 0
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
+    conn: Conn, opened: Callable[[], Conn]
+) -> None:
+    send(conn, p_key="a")
+    worker = opened()
+    claim = claim_of(receive(worker, 1))
+    with ThreadPoolExecutor(1) as pool:
+        changed = pool.submit(to_keys, conn)
+        time.sleep(0.1)
+        assert not changed.done()
+        worker.execute("commit")
+        with pytest.raises(psycopg.Error, match="has 1"):
+            changed.result()
+    value(conn, "ack", claim)
+    to_keys(conn)
+    sent = send(conn, p_key="a")
+    assert acked(conn, "s", "c") == [sent]
+    checker.check(conn)
+
+
+@pytest.mark.usefixtures("begun")
+def test_retention_keeps_what_is_claimed_ahead(conn: Conn, opened: Callable[[], Conn]) -> None:
+    sent = [send(conn) for _ in range(3)]
+    worker = opened()
+    assert seqs_of(receive(worker, 1)) == sent[:1]
+    assert seqs_of(receive(conn, 1)) == sent[1:2]
+    call(conn, "alter_stream", "s", '{"retention": "1 ms"}')
+    time.sleep(0.01)
+    maintain(conn)
+    assert seqs_of(receive(conn, 1)) == sent[2:]
+    worker.execute("commit")
+    checker.check(conn)
+
+
+# Many at once
+
+
+def test_many_claimers_get_each_message_once(conn: Conn, stream: int, url: str) -> None:
+    """Beside rollbacks of producers and claimers, moves of the cursor, and what is not plain."""
+    consumer(conn)
+    until = time.monotonic() + 6
+
+    def produce(seed: int) -> list[int]:
+        rng, sent = random.Random(seed), []
+        with connection.connect(url) as own:
+            while time.monotonic() < until:
+                time.sleep(rng.expovariate(150))
+                with own.transaction(force_rollback=rng.random() < 0.1) as t:
+                    options = {"p_priority": rng.choice([0] * 9 + [1])}
+                    seqs = (
+                        send_all(own, ["x"] * rng.choice([2, 5]))
+                        if rng.random() < 0.1
+                        else [send(own, **options) for _ in range(rng.choice([1, 1, 1, 2]))]
+                    )
+                    if rng.random() < 0.1:
+                        time.sleep(0.02)
+                if not t.force_rollback:
+                    sent += seqs
+        return sent
+
+    def work(seed: int) -> list[int]:
+        rng, got = random.Random(seed), []
+        with connection.connect(url) as own:
+            idle = 0
+            while idle < 300:
+                rolled_back = rng.random() < 0.1
+                with own.transaction(force_rollback=rolled_back):
+                    rows = receive(own, rng.choice([1, 1, 1, 3]))
+                    if rng.random() < 0.05:
+                        time.sleep(0.03)
+                    acks = bool(rows) and rng.random() < 0.5 and value(own, "ack", rows[0].claim_id)
+                if rows and not rolled_back:
+                    if not acks and rng.random() < 0.1:
+                        value(own, "nack", rows[0].claim_id)
+                        continue
+                    if not acks:
+                        assert value(own, "ack", rows[0].claim_id) == len(rows)
+                    got += seqs_of(rows)
+                idle = 0 if rows or time.monotonic() < until else idle + 1
+                if not rows:
+                    time.sleep(0.001)
+        return got
+
+    with ThreadPoolExecutor(8) as pool:
+        producers = [pool.submit(produce, seed) for seed in range(2)]
+        workers = [pool.submit(work, seed) for seed in range(10, 15)]
+        while time.monotonic() < until:
+            time.sleep(0.2)
+            checker.check(conn)
+        sent = [seq for p in producers for seq in p.result()]
+        got = Counter(seq for w in workers for seq in w.result())
+    assert [seq for seq, n in got.items() if n > 1] == []
+    assert got.keys() == set(sent)
+    checker.check(conn)
