@@ -59,7 +59,7 @@ begin
     v_end := greatest(p_cursor.next_publication, (
         select publication_id + 1 from pgqueue.taken_ahead
         where consumer_id = p_consumer.consumer_id order by publication_id desc limit 1));
-    for v_next in select * from _pgqueue.next_ahead(p_consumer, p_cursor.next_publication, v_end, p_max) loop
+    for v_next in select * from _pgqueue.next_ahead(p_consumer, _pgqueue.ids_ahead(p_cursor, v_end), p_max) loop
         if v_priority is null and (v_next.suffice is not true or not
             pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id)) then  -- lock: new
             return v_claim;
@@ -86,15 +86,36 @@ begin
     return v_claim;
 end $$;
 
+-- The publication ids that a claim looks at, ahead of the cursor: the next ones, and those around the last ones that were
+-- taken. Much may lie between that was taken, while a claim before it stays open; and much may follow that is not
+-- visible. Neither is walked over.
+--   p_end  behind all that was taken
+create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors, p_end bigint) returns int8multirange
+language plpgsql stable
+as $$
+declare
+    v_next bigint := p_cursor.next_publication;
+    v_most int := 4 * _pgqueue.limit_ahead();
+    v_ids  int8multirange := int8multirange(int8range(v_next, v_next + v_most),
+                                            int8range(greatest(v_next, p_end - v_most), p_end + v_most));
+begin
+    if p_end = v_next then
+        return v_ids;
+    end if;
+    return v_ids - coalesce((
+        select range_agg(int8range(a.publication_id, a.publication_id, '[]'))
+        from unnest(v_ids) g
+        cross join lateral (select publication_id from pgqueue.taken_ahead
+                            where consumer_id = p_cursor.consumer_id
+                              and publication_id >= lower(g) and publication_id < upper(g) offset 0) a), '{}');
+end $$;
+
 -- The next publications that a claim may take ahead of the cursor, the most urgent first.
---   p_from  where the cursor is
---   p_end   behind all that was taken. Much that is not visible may follow: it is not walked over; and what others
---           have left, where they have taken much, is not either
+--   p_ids   among these
 --   p_want  messages
 -- Returns for each whether it is plain: in one part, for this consumer, and to be delivered now; and for all whether
 -- the first ones are what a claim with the consumer's lock would get, and not so many that it has less work.
-create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_from bigint, p_end bigint,
-                                               p_want bigint)
+create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_ids int8multirange, p_want bigint)
 returns table (publication_id bigint, message_count bigint, priority int, plain boolean, suffice boolean)
 language sql stable
 as $$
@@ -108,14 +129,8 @@ as $$
                     and (select count(*) from unnest(seqs)) <= _pgqueue.limit_ranges() as plain,
                  sum(message_count) over (order by priority desc, publication_id, part) - message_count as before,
                  max(priority) over () as first
-          from (select * from pgqueue.publications p
-                where stream_id = p_consumer.stream_id
-                  and p.publication_id >= greatest(p_from, p_end - 8 * _pgqueue.limit_ahead())
-                  and p.publication_id < p_end + 8 * _pgqueue.limit_ahead()
-                  and not exists (select from pgqueue.taken_ahead a
-                                  where a.consumer_id = p_consumer.consumer_id
-                                    and a.publication_id = p.publication_id)
-                order by p.publication_id, part limit _pgqueue.limit_ahead() + 1) p) p
+          from (select * from _pgqueue.published(p_consumer.stream_id, p_ids)
+                limit _pgqueue.limit_ahead() + 1) p) p
     order by priority desc, publication_id
 $$;
 
