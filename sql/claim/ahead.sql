@@ -86,8 +86,8 @@ begin
     return v_claim;
 end $$;
 
--- The publication ids that a claim looks at, ahead of the cursor: the next ones, and those around the last ones that were
--- taken. Much may lie between that was taken, while a claim before it stays open; and much may follow that is not
+-- The publication ids that a claim looks at, ahead of the cursor: the next ones, and those around the last ones that
+-- were taken. Much may lie between that was taken, while a claim before it stays open; and much may follow that is not
 -- visible. Neither is walked over.
 --   p_end  behind all that was taken
 create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors, p_end bigint) returns int8multirange

@@ -100,6 +100,7 @@ language plpgsql
 as $$
 declare
     v_stored pgqueue.consumer_cursors;
+    v_ready  record;
     v_cursor pgqueue.consumer_cursors;
     v_hints  pgqueue.claim_hints;
 begin
@@ -110,7 +111,8 @@ begin
     if v_stored.version <> p_cursor.version then
         raise exception using errcode = 'PQ099';
     end if;
-    v_cursor := _pgqueue.take_some(p_consumer, v_stored, false, (v_stored.hints).size, null);
+    v_ready := _pgqueue.catch_up(p_consumer, v_stored, null);
+    v_cursor := _pgqueue.take_some(p_consumer, v_ready.p_cursor, false, (v_stored.hints).size, v_ready.p_upto);
     v_hints := v_cursor.hints;
     v_hints.more := null;
     if _pgqueue.is_keyed(p_consumer.way) then
