@@ -74,37 +74,43 @@
 --        reader_release. In tries: alter_consumer with a limit of keys or per_key_latest; seek, cancel, postpone and
 --        drop_consumer, for 10 s. claim_in_turn(), claim_ahead(), start_taking(), skip(), take_for_group(),
 --        tend_newest(), tend_tokens() and forget_readers() try, and do without it.
--- 22. bundle  A row of consumer_messages. Guards messages that are alike, and the claim that holds them: the head's row
+-- 22. new  Advisory, by the id of the consumer. Guards what is new for it: claims ahead of the cursor try to share it, and
+--        do without it. Who moves the cursor over what is new has it alone: claims that take with the cursor, skip(),
+--        lease_partitions and the like wait for 20 ms, and else take nothing; seek, replay, cancel, postpone,
+--        drop_consumer and alter_consumer with a limit of keys or per_key_latest wait, in tries.
+-- 23. publication  Advisory, by a hash of the consumer's and the publication's ids. Of two claims ahead of the cursor,
+--        one takes a publication. Nobody waits for it.
+-- 24. bundle  A row of consumer_messages. Guards messages that are alike, and the claim that holds them: the head's row
 --        stands for all bundles of a claim. Claims take free bundles, and pass over those that others hold. ack and
 --        extend wait as Postgres does; nack, defer, dead_letter and ack of messages wait. Bundles that wait, are
 --        delayed or stand in the line by key change only with the consumer's lock. Whatever changes all bundles of a
 --        consumer waits, in tries, for claims that are being made: seek, drop_consumer and alter_consumer. So do cancel
 --        and postpone, for claims of their messages. What releases expired claims passes over those that are being
 --        settled.
--- 23. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
+-- 25. partition  A row of group_partitions. Guards how far a partition of a group is. commit_offset holds it to the
 --        end of the worker's transaction. lease_partitions and leave_group pass over it. note_offset, and a second
 --        commit_offset, wait as Postgres does.
--- 24. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
+-- 26. reader row  A row of readers, by its primary key and by its query. reader_query waits for another reader that
 --        names the same query.
--- 25. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
+-- 27. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
 --        dropped. capture and release wait for 100 ms at a time, for 30 s in all; maintain for 50 ms, then it leaves
 --        the partition for the next time.
--- 26. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
+-- 28. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
 --        passes over a row that another maintain has. Where there is no row yet, the second of two maintains that
 --        insert it waits for the first.
--- 27. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
--- 28. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
+-- 29. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
+-- 30. table  The tables, sequences and functions of a stream, when they are made, changed or dropped; up to access
 --        exclusive on pgqueue.messages, behind which all senders wait. maintain waits for 50 ms and passes over the
 --        step. create_stream waits.
--- 29. staged rows  A table of staged rows, access exclusive. drop_table_write waits a second for those that use it, and
+-- 31. staged rows  A table of staged rows, access exclusive. drop_table_write waits a second for those that use it, and
 --        maintain 50 ms.
--- 30. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
+-- 32. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
 --        over those that others hold.
--- 31. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
+-- 33. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
 --        waits for it.
--- 32. waiting  Advisory, by the id of the stream, shared by sessions that wait for publications. A producer tries to
+-- 34. waiting  Advisory, by the id of the stream, shared by sessions that wait for publications. A producer tries to
 --        have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for it.
--- 33. export  Advisory, by the id of the stream. Lets one exporter at a time write a stream's messages to its archive:
+-- 35. export  Advisory, by the id of the stream. Lets one exporter at a time write a stream's messages to its archive:
 --        its transaction has the lock for as long as it writes. Nobody waits for it: another exporter passes over the
 --        stream.
 --

@@ -68,7 +68,8 @@ end $$;
 
 -- Makes a cursor ready for a take: nobody takes publications ahead of it until the transaction ends, and it is past
 -- those that were. Or else, where claims of new messages stay open, the take may only look into gaps.
--- Returns the cursor, and up to which publication it may take; null: all. Needs the consumer's lock. Locks: what is new.
+-- Returns the cursor, and up to which publication it may take; null: all. Needs the consumer's lock. Locks: what is
+-- new.
 create or replace function _pgqueue.catch_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                              inout p_upto bigint)
 language plpgsql
