@@ -51,6 +51,9 @@ CALLED_BY_NAME = {
 LET_GO = {"seqs"}
 """Places that no call holds longer than it takes: never to the end of a transaction."""
 
+SOON = {"new"}
+"""Places for which calls wait in tries alone, or go on without after a few milliseconds."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -121,10 +124,11 @@ def _inversions(functions: Functions, places: dict[str, int]) -> set[tuple[str, 
     """Of functions the place that each holds, and the earlier one that it then waits for.
 
     Each is found in the one function where both are different steps. A place does no harm
-    when nobody ever waits for it, when all share it, or when who has it waits for nothing.
+    when nobody ever waits for it, or for long, when all share it, or when who has it waits for
+    nothing.
     """
     steps = [step for some in functions.values() for step in some if isinstance(step, Step)]
-    harmful = {step.place for step in steps if step.waits} - LET_GO
+    harmful = {step.place for step in steps if step.waits} - LET_GO - SOON
     harmful &= {step.place for step in steps if not step.shared}
     found = set()
     for name, some in functions.items():
