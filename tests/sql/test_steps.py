@@ -39,8 +39,8 @@ def receive(conn: psycopg.Connection) -> tuple[int, set[str]]:
 
 
 def send(conn: psycopg.Connection, count: int) -> None:
-    for number in range(count):
-        value(conn, "send", "s", "x", f"key {number}")
+    if count:
+        call(conn, "send_batch", "s", ["x"] * count, [f"key {number}" for number in range(count)])
 
 
 @pytest.mark.parametrize(
