@@ -353,11 +353,11 @@ def test_many_claimers_get_each_message_once(conn: Conn, stream: int, url: str) 
             while time.monotonic() < until:
                 time.sleep(rng.expovariate(150))
                 with own.transaction(force_rollback=rng.random() < 0.1) as t:
-                    options = {"p_priority": rng.choice([0] * 9 + [1])}
+                    urgent = rng.choice([0] * 9 + [1])
                     seqs = (
                         send_all(own, ["x"] * rng.choice([2, 5]))
                         if rng.random() < 0.1
-                        else [send(own, **options) for _ in range(rng.choice([1, 1, 1, 2]))]
+                        else [send(own, p_priority=urgent) for _ in range(rng.choice([1, 1, 1, 2]))]
                     )
                     if rng.random() < 0.1:
                         time.sleep(0.02)
