@@ -41,6 +41,8 @@ Conn = psycopg.Connection
 def consumer(conn: Conn, name: str = "c", **options: Any) -> int:
     """A consumer that takes with its cursor, not ahead of it: see test_ahead.py."""
     return queue.consumer(conn, name, notify_done=True, **options)
+
+
 ORDERINGS = ["none", "key", "stream"]
 
 
