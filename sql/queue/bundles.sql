@@ -18,6 +18,7 @@
 --   new                 unfiltered, ready, line, delayed            take_plain        queue/take.sql
 --   new                 unfiltered, ready, line, delayed            take_all          queue/take.sql
 --   new                 claimed                                     claim_new         claim/making.sql
+--   new                 claimed                                     take_ahead        claim/ahead.sql
 --   unfiltered          as its caller says                          unfiltered        queue/filters.sql
 --   unfiltered          ready, line, delayed, gone                  apply_filter      queue/filters.sql
 --   ready, dealt        claimed                                     claim_free        claim/free.sql
