@@ -62,7 +62,7 @@ begin
       and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null
       and (behind is null or _pgqueue.is_gone(behind))
     order by place, first_seq limit 1 for update skip locked;  -- lock: bundle
-    if not found or v_bundle.message_count <= p_want then
+    if (v_bundle.message_count > p_want) is not true then
         return true;
     elsif exists (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) where behind = v_bundle.bundle_no) then
         return false;

@@ -97,13 +97,11 @@ begin
     o_lost := 0;
     for v_claim in
         select * from pgqueue.reader_claims where reader = p_reader and claim_id <= p_claim order by claim_id
+        for update  -- lock: claim
     loop
         o_any := true;
         v_bundles := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
         v_count := _pgqueue.count_of(v_bundles);
-        -- who settled some of it meanwhile has noted that
-        v_claim.settled := (select settled from pgqueue.reader_claims
-                            where reader = p_reader and claim_id = v_claim.claim_id);
         o_acked := o_acked + v_count;
         o_lost := o_lost + v_claim.message_count - v_claim.settled - v_count;
         perform _pgqueue.finish(v_bundles, v_claim.claim_id, null, false, null, null) where v_bundles is not null;

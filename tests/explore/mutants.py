@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(
         "keys: a return of messages does not lock the consumer",
         "_pgqueue.lock_claim",
-        "perform _pgqueue.lock_consumer(v_id) where v_id is not null",
+        "perform _pgqueue.lock_consumer_and(p_claim_id, v_id) where v_id is not null",
         "null",
         Case(("nack", "receive"), ordering="stream", limited=True),
     ),
