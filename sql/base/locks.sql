@@ -129,6 +129,8 @@
 --     first.
 --   _pgqueue.set_consumer: bundle before consumer.  It changes lanes or limits, not both.
 --   pgqueue.ack: bundle before consumer.  As of _pgqueue.ack.
+--   pgqueue.reader_claim: consumer before claim.  own_reader() has locked the claims.
+--   pgqueue.reader_release: consumer before claim.  As of reader_claim.
 --   pgqueue.create_consumer: settings before stream.  Where set_consumer() asks for the stream's row, the call has it.
 --   pgqueue.create_group: consumer, bundle before settings.  The group is new.
 --   pgqueue.receive: bundle before consumer.  As of _pgqueue.claim.
