@@ -64,7 +64,8 @@
 --        reader_claim, reader_resume, reader_ack, reader_release and reader_fork wait.
 --        forget_readers() passes over it.
 -- 20. claim  A row of reader_claims. Guards what is noted of a checkpoint reader's claim. settle_messages waits for
---        those of a query, in the order of ids. Who moves the reader has its lock.
+--        those of a query, in the order of ids; reader_claim, reader_resume, reader_ack and reader_release wait for
+--        those of their reader.
 -- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, skips, newest_of_keys and
 --        group_workers: who has it takes publications, deals keys and makes bundles free. These wait: claims that find
 --        nothing free; all claims of a consumer with per_key_interval, per_key_latest, max_in_flight or rate_limit, or

@@ -1,6 +1,17 @@
 -- The beginning of a claim, whichever call makes it. What a claim does before it claims with the consumer's lock (what
 -- is owed, limits, leases that ended) is in fill() and refresh().
 
+-- Locks the claims of a checkpoint reader, whose lock the caller has. Errors: as lock_consumer().
+create or replace function _pgqueue.lock_claims_of(p_reader uuid) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.await('claims of checkpoint reader ' || p_reader,
+        'select count(*) from (select from pgqueue.reader_claims where reader = ($2 ->> 0)::uuid '
+        'order by claim_id for update) c',  -- lock: claim
+        null, jsonb_build_array(p_reader));
+end $$;
+
 -- Locks what a checkpoint reader may change: itself, its claims, and its consumer. Returns the consumer. Errors: PQ002;
 -- as lock_consumer().
 create or replace function _pgqueue.own_reader(p_reader uuid, p_consumer_id int) returns pgqueue.consumers
@@ -8,10 +19,7 @@ language plpgsql
 as $$
 begin
     perform _pgqueue.lock_reader(p_reader);
-    perform _pgqueue.await('claims of checkpoint reader ' || p_reader,
-        'select count(*) from (select from pgqueue.reader_claims where reader = ($2 ->> 0)::uuid '
-        'order by claim_id for update) c',  -- lock: claim
-        null, jsonb_build_array(p_reader));
+    perform _pgqueue.lock_claims_of(p_reader);
     perform _pgqueue.lock_consumer(p_consumer_id);
     return _pgqueue.consumer_of(p_consumer_id);
 end $$;

@@ -95,9 +95,9 @@ begin
     o_any := false;
     o_acked := 0;
     o_lost := 0;
+    perform _pgqueue.lock_claims_of(p_reader);  -- who settles some of it has noted that then
     for v_claim in
         select * from pgqueue.reader_claims where reader = p_reader and claim_id <= p_claim order by claim_id
-        for update  -- lock: claim
     loop
         o_any := true;
         v_bundles := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
