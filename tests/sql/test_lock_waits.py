@@ -272,7 +272,7 @@ WAITERS = {
     "rows consumers": "alter_consumer drop_consumer drop_schedule drop_stream pause resume",
     "rows dead_messages": "drop_consumer drop_stream",
     "rows group_partitions": "drop_stream note_offset",
-    "rows reader_claims": "drop_stream reader_claim reader_resume",
+    "rows reader_claims": "drop_stream reader_ack reader_claim reader_resume",
     "rows retention": "drop_stream set_retention",
     "rows streams": "alter_consumer alter_stream bind create_consumer create_group create_schedule drop_schedule "
     "drop_stream pause_schedule recover resume_schedule unbind",
