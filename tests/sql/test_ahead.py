@@ -326,6 +326,24 @@ def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
 
 
 @pytest.mark.usefixtures("begun")
+def test_a_claim_that_began_before_the_consumer_was_changed_takes_nothing_ahead(
+    conn: Conn, session: Session
+) -> None:
+    worker = session()
+    text = one(conn, "select pg_get_functiondef('_pgqueue.ids_ahead'::regproc)")
+    conn.execute(text.replace("\nbegin\n", "\nbegin perform pg_sleep(0.5);\n", 1).encode())
+    sent = send(conn, p_key="a")
+    with ThreadPoolExecutor(1) as pool:
+        claimed = pool.submit(receive, worker, 1)
+        time.sleep(0.2)
+        to_keys(conn)
+        got = seqs_of(claimed.result())
+    checker.check(conn)
+    assert got + seqs_of(receive(conn, 1)) == [sent]
+    assert one(conn, AHEAD) == 0
+
+
+@pytest.mark.usefixtures("begun")
 def test_retention_keeps_what_is_claimed_ahead(conn: Conn, opened: Callable[[], Conn]) -> None:
     sent = [send(conn) for _ in range(3)]
     worker = opened()
