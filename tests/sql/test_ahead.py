@@ -239,7 +239,7 @@ def test_a_publication_that_becomes_visible_late_is_found(
 
 def to_keys(conn: Conn) -> None:
     call(conn, "pause", "s", "c")
-    call(conn, "alter_consumer", "s", "c", '{"fair": true}')
+    call(conn, "alter_consumer", "s", "c", '{"per_key_limit": 1}')
     call(conn, "resume", "s", "c")
 
 
@@ -325,22 +325,55 @@ def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
     checker.check(conn)
 
 
+def let_it_pause(conn: Conn) -> None:
+    """A claim ahead of the cursor pauses when it has read the consumer and the cursor."""
+    text = one(conn, "select pg_get_functiondef('_pgqueue.ids_ahead'::regproc)")
+    paused = text.replace("\nbegin\n", "\nbegin perform pg_sleep(0.7);\n", 1)
+    assert paused != text
+    conn.execute(paused.encode())
+
+
 @pytest.mark.usefixtures("begun")
 def test_a_claim_that_began_before_the_consumer_was_changed_takes_nothing_ahead(
     conn: Conn, session: Session
 ) -> None:
     worker = session()
-    text = one(conn, "select pg_get_functiondef('_pgqueue.ids_ahead'::regproc)")
-    conn.execute(text.replace("\nbegin\n", "\nbegin perform pg_sleep(0.5);\n", 1).encode())
-    sent = send(conn, p_key="a")
+    let_it_pause(conn)
+    send(conn, p_key="a")
     with ThreadPoolExecutor(1) as pool:
         claimed = pool.submit(receive, worker, 1)
-        time.sleep(0.2)
+        time.sleep(0.1)
         to_keys(conn)
+        assert not claimed.done()
         got = seqs_of(claimed.result())
-    checker.check(conn)
-    assert got + seqs_of(receive(conn, 1)) == [sent]
+    send(conn, p_key="a")
+    assert len(got + seqs_of(receive(conn, 2))) == 1
     assert one(conn, AHEAD) == 0
+    checker.check(conn)
+
+
+@pytest.mark.usefixtures("begun")
+def test_who_cuts_for_later_claims_leaves_what_another_one_claims_ahead(
+    conn: Conn, opened: Callable[[], Conn]
+) -> None:
+    worker = opened()
+    let_it_pause(conn)
+    with ThreadPoolExecutor(1) as pool:
+        send(conn)
+        assert acked(conn, "s", "c") == [2]
+        later = send(conn, p_priority=-2)
+        claimed = pool.submit(receive, worker, 1)
+        time.sleep(0.1)
+        sent = send_all(conn, ["x"] * 600, p_priority=-1)
+        assert seqs_of(receive(conn, 1)) == sent[:1]
+        urgent = send(conn)
+        assert not claimed.done()
+        assert seqs_of(claimed.result()) == [urgent]
+    for seq in sent[1:300]:
+        assert seqs_of(receive(conn, 1)) == [seq]
+    worker.execute("commit")
+    assert acked(conn, "s", "c", 1) == [*sent[300:], later]
+    checker.check(conn)
 
 
 @pytest.mark.usefixtures("begun")
