@@ -325,12 +325,13 @@ def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
     checker.check(conn)
 
 
-def let_it_pause(conn: Conn) -> None:
-    """A claim ahead of the cursor pauses when it has read the consumer and the cursor."""
-    text = one(conn, "select pg_get_functiondef('_pgqueue.ids_ahead'::regproc)")
-    paused = text.replace("\nbegin\n", "\nbegin perform pg_sleep(0.7);\n", 1)
-    assert paused != text
-    conn.execute(paused.encode())
+def let_it_pause(worker: Conn) -> None:
+    """A claim of this session, ahead of the cursor, pauses when it has read that."""
+    text = one(worker, "select pg_get_functiondef('_pgqueue.ids_ahead'::regproc)")
+    pause = "perform pg_sleep(0.7) where current_setting('test.pauses', true) = 'yes';"
+    assert "\nbegin\n" in text
+    worker.execute(text.replace("\nbegin\n", f"\nbegin {pause}\n", 1).encode())
+    worker.execute("set test.pauses = 'yes'")
 
 
 @pytest.mark.usefixtures("begun")
@@ -338,7 +339,7 @@ def test_a_claim_that_began_before_the_consumer_was_changed_takes_nothing_ahead(
     conn: Conn, session: Session
 ) -> None:
     worker = session()
-    let_it_pause(conn)
+    let_it_pause(worker)
     send(conn, p_key="a")
     with ThreadPoolExecutor(1) as pool:
         claimed = pool.submit(receive, worker, 1)
@@ -354,13 +355,12 @@ def test_a_claim_that_began_before_the_consumer_was_changed_takes_nothing_ahead(
 
 @pytest.mark.usefixtures("begun")
 def test_who_cuts_for_later_claims_leaves_what_another_one_claims_ahead(
-    conn: Conn, opened: Callable[[], Conn]
+    conn: Conn, session: Session
 ) -> None:
-    worker = opened()
-    let_it_pause(conn)
+    worker = session()
+    let_it_pause(worker)
+    worker.execute("begin")
     with ThreadPoolExecutor(1) as pool:
-        send(conn)
-        assert acked(conn, "s", "c") == [2]
         later = send(conn, p_priority=-2)
         claimed = pool.submit(receive, worker, 1)
         time.sleep(0.1)
