@@ -326,8 +326,8 @@ def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
 
 
 def let_it_pause(worker: Conn) -> None:
-    """A claim of this session, ahead of the cursor, pauses when it has read that."""
-    text = one(worker, "select pg_get_functiondef('_pgqueue.ids_ahead'::regproc)")
+    """A claim of this session, ahead of the cursor, pauses when it has read the cursor."""
+    text = one(worker, "select pg_get_functiondef('_pgqueue.is_at_rest'::regproc)")
     pause = "perform pg_sleep(0.7) where current_setting('test.pauses', true) = 'yes';"
     assert "\nbegin\n" in text
     worker.execute(text.replace("\nbegin\n", f"\nbegin {pause}\n", 1).encode())
