@@ -18,6 +18,9 @@ begin
     if _pgqueue.need_not_look(v_hints.quiet_until) is not true then
         return _pgqueue.claim_at_rest(p_consumer, p_cursor, p_max);
     elsif not _pgqueue.is_keyed(p_consumer.way) then
+        if v_lane.place is null then  -- of more urgent messages, only claims are left
+            v_lane := _pgqueue.first_lane(v_hints);
+        end if;
         update pgqueue.consumer_messages
         set token = _pgqueue.new_token(_pgqueue.notes_ends(p_consumer)), claimed_at = clock_timestamp(),
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
@@ -134,7 +137,7 @@ as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_lane  pgqueue.lane_hint := case when _pgqueue.is_keyed(p_consumer.way)
-                                      then _pgqueue.lane_of(v_hints, _pgqueue.lane_line()) else v_hints.lanes[1] end;
+                                      then _pgqueue.lane_of(v_hints, _pgqueue.lane_line()) else _pgqueue.first_lane(v_hints) end;
 begin
     return _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
         or (_pgqueue.is_keyed(p_consumer.way) and v_hints.parks)
@@ -172,7 +175,7 @@ returns pgqueue.claim_hints
 language plpgsql
 as $$
 declare
-    v_lane   pgqueue.lane_hint := p_hints.lanes[1];
+    v_lane   pgqueue.lane_hint := _pgqueue.first_lane(p_hints);
     v_bundle pgqueue.consumer_messages;
 begin
     select b.* into v_bundle

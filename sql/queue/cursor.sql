@@ -110,6 +110,19 @@ begin
     return p_hints;
 end $$;
 
+-- Where claims look first, by the hints.
+create or replace function _pgqueue.first_lane(p_hints pgqueue.claim_hints) returns pgqueue.lane_hint
+language plpgsql immutable
+as $$
+begin
+    for i in 1..cardinality(p_hints.lanes) loop
+        if (p_hints.lanes[i]).place is not null then
+            return p_hints.lanes[i];
+        end if;
+    end loop;
+    return null;
+end $$;
+
 -- Where claims look in a lane; null: nothing stands there.
 create or replace function _pgqueue.lane_of(p_hints pgqueue.claim_hints, p_lane int) returns pgqueue.lane_hint
 language plpgsql immutable
@@ -201,7 +214,8 @@ declare
     v_lane  pgqueue.lane_hint;
     v_empty boolean := false;
     v_noted boolean;
-    v_first boolean := false;  -- the first free bundle has a note: only a claim with the lock takes it
+    v_lead  pgqueue.lane_hint;  -- of the first free bundle
+    v_note  boolean;            -- that has a note: only a claim with the lock takes it
 begin
     for i in 1..cardinality(v_hints.lanes) loop
         v_lane := v_hints.lanes[i];
@@ -213,17 +227,19 @@ begin
         order by place, first_seq limit 1;
         v_hints.lanes[i] := v_lane;  -- (nulls when none was found)
         v_empty := v_empty or v_lane.place is null;
-        v_first := v_first or (i = 1 and v_noted);
+        if v_lead.place is null then
+            v_lead := v_lane;
+            v_note := v_noted;
+        end if;
     end loop;
     if v_empty and v_hints.lanes_from is not null then
         v_hints.lanes := array(select l::pgqueue.lane_hint from unnest(v_hints.lanes) l
                                where l.place is not null order by l.lane);
         v_hints := _pgqueue.add_lanes(p_consumer.consumer_id, v_hints);
     end if;
-    v_lane := v_hints.lanes[1];
     v_hints.quiet_until := case
-        when v_lane.place is null or v_first
-             or (v_lane.lane = _pgqueue.lane_line() and _pgqueue.is_keyed(p_consumer.way)) then null
+        when v_lead.place is null or v_note
+             or (v_lead.lane = _pgqueue.lane_line() and _pgqueue.is_keyed(p_consumer.way)) then null
         else least(v_hints.probe_at,
                    case when p_cursor.gaps <> '{}' and not v_hints.was_cut then v_hints.gaps_probe end,
                    _pgqueue.next_end(p_consumer.consumer_id, v_hints, false)) end;

@@ -103,7 +103,7 @@ begin
             probe_at    timestamptz,  -- claims look for leases that ended from then on,
             looked_at   timestamptz,  -- all hints were read from what is stored then,
             gaps_probe  timestamptz,  -- and while something is ready, claims look into the gaps again from then on
-            quiet_until timestamptz,  -- until then, nothing that is known comes before the free bundles of lanes[1]
+            quiet_until timestamptz,  -- until then, nothing that is known comes before the first free bundle
             was_cut     boolean,      -- the last take stopped at its limit
             filter_from bigint,       -- the place of the first unfiltered bundle, or one before; null: there is none
             more        bigint,       -- who claims a bundle from this number on cuts, or deals, ahead; null: nobody

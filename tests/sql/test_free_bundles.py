@@ -140,6 +140,20 @@ def test_free_bundles_are_claimed_without_the_lock_of_the_consumer(conn: Conn) -
     assert locks(conn, lambda: receive(conn, 20)) == 0
 
 
+@pytest.mark.parametrize("urgent", [1, 0])
+def test_claims_of_others_need_no_lock_while_urgent_ones_are_claimed(
+    conn: Conn, urgent: int
+) -> None:
+    look_rarely(conn)
+    consumer(conn)
+    first = send(conn, p_priority=urgent)
+    assert claim_one(conn) == first
+    sent = send_all(conn, ["x"] * 100, p_priority=urgent - 1)
+    assert claim_one(conn) == sent[0]
+    assert locks(conn, lambda: claim_one(conn)) == 0
+    assert locks(conn, lambda: claim_one(conn)) == 0
+
+
 def test_beside_an_open_producer_free_bundles_are_claimed_without_the_lock(
     conn: Conn, session: Session
 ) -> None:
