@@ -137,7 +137,8 @@ as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_lane  pgqueue.lane_hint := case when _pgqueue.is_keyed(p_consumer.way)
-                                      then _pgqueue.lane_of(v_hints, _pgqueue.lane_line()) else _pgqueue.first_lane(v_hints) end;
+                                      then _pgqueue.lane_of(v_hints, _pgqueue.lane_line())
+                                      else _pgqueue.first_lane(v_hints) end;
 begin
     return _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
         or (_pgqueue.is_keyed(p_consumer.way) and v_hints.parks)
