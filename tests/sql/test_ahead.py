@@ -215,6 +215,21 @@ def test_what_cannot_be_taken_ahead_is_taken_while_others_come_and_go(
 
 
 @pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_what_cannot_be_taken_ahead_is_not_taken_behind_what_another_one_is_taking(
+    conn: Conn, opened: Callable[[], Conn], kind: str
+) -> None:
+    consumer(conn, "other")
+    worker = opened()
+    first = send(conn)
+    assert seqs_of(receive(worker, 1)) == [first]
+    special = NOT_PLAIN[kind](conn)
+    assert receive(conn, 1) == []
+    worker.execute("commit")
+    assert seqs_of(receive(conn, 1)) == ([special] if special else [])
+
+
+@pytest.mark.usefixtures("begun")
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_publication_that_becomes_visible_late_is_found(
     conn: Conn, opened: Callable[[], Conn], committed: bool

@@ -275,6 +275,18 @@ def test_bundles_that_interleave_are_delivered_in_one_order(conn: Conn) -> None:
     assert seqs_of(receive(conn)) == sent
 
 
+def test_bundles_whose_numbers_go_back_are_claimed_together(conn: Conn) -> None:
+    """What a replay brings has arrived later; each hint holds for the claim all the same."""
+    consumer(conn, notify_done=True)
+    again = send_all(conn, ["x"] * 3)
+    assert acked(conn, "s", "c") == again
+    sent = send_all(conn, ["x"] * 3)
+    assert claim_one(conn) == sent[0]
+    value(conn, "replay", "s", "c", "earliest")
+    assert sorted(seqs_of(receive(conn, 10))) == again + sent[1:]
+    checker.check(conn)
+
+
 # What comes before the free bundles
 
 
