@@ -131,6 +131,24 @@ def test_what_a_claim_beside_many_others_costs_does_not_grow(
 
 
 @pytest.mark.usefixtures("begun")
+def test_a_claim_beside_an_old_snapshot_costs_the_same(conn: Conn, session: Session) -> None:
+    old = session()
+    old.execute("begin isolation level repeatable read")
+    old.execute("select 1")
+
+    def cycle() -> int:
+        send(conn)
+        spent = buffers(conn, "select pgqueue.claim('s', 'c', 1)")
+        value(conn, "ack", internals.last_claim(conn, "c"))
+        return spent
+
+    few = sorted(cycle() for _ in range(40))[20]
+    for _ in range(1500):
+        cycle()
+    assert sorted(cycle() for _ in range(40))[20] <= few + 10
+
+
+@pytest.mark.usefixtures("begun")
 def test_what_is_claimed_ahead_counts_as_taken(conn: Conn) -> None:
     before = stats(conn)
     sent = [send(conn) for _ in range(3)]
