@@ -146,6 +146,10 @@ def test_a_claim_beside_an_old_snapshot_costs_the_same(conn: Conn, session: Sess
     for _ in range(1500):
         cycle()
     assert sorted(cycle() for _ in range(40))[20] <= few + 10
+    clock.set_hints(conn, "'-infinity'")
+    assert receive(conn, 1) == []
+    assert one(conn, AHEAD) == 0
+    assert cycle() <= few + 10
 
 
 @pytest.mark.usefixtures("begun")
