@@ -656,7 +656,28 @@ def impatient(face: Conn) -> Conn:
     return face
 
 
-@pytest.mark.parametrize("settings", ["{}", '{"per_key_limit": 1}', '{"max_in_flight": 100}'])
+def test_others_read_what_is_sent_while_a_read_stays_in_an_open_transaction(
+    impatient: Conn, session: Any
+) -> None:
+    face = impatient
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send('q', '{}')")
+    read = "select msg_id from pgmq.read('q', 30, 1)"
+    assert rows(face, read) == [(1,)]
+    holder = session()
+    holder.execute("begin")
+    for msg_id in range(2, 6):
+        face.execute("select pgmq.send('q', '{}')")
+        assert rows(holder if msg_id == 2 else face, read) == [(msg_id,)]
+    assert rows(face, read) == []
+    holder.execute("rollback")
+    assert rows(face, read) == [(2,)]
+    checker.check(face)
+
+
+@pytest.mark.parametrize(
+    "settings", ['{"notify_done": true}', '{"per_key_limit": 1}', '{"max_in_flight": 100}']
+)
 def test_no_read_waits_for_a_read_in_an_open_transaction(
     impatient: Conn, session: Any, settings: str
 ) -> None:
@@ -680,7 +701,7 @@ def test_no_read_waits_for_a_read_in_an_open_transaction(
         holder.info.backend_pid,
     ) == [(1,)]
     other.execute("set statement_timeout = '20 s'")
-    if settings == "{}":
+    if "notify_done" in settings:
         face.execute("select pgmq.send('q', '{}')")
     for read in READS[:-1] if "per_key" in settings else READS:
         got = []
@@ -721,6 +742,7 @@ def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(face: Conn, se
         "immutable as $$ select interval '1 s' $$"
     )
     face.execute("select pgmq.create('q')")
+    face.execute("select pgqueue.alter_consumer('q', 'pgmq', '{\"notify_done\": true}')")
     face.execute("select pgmq.send('q', '{}')")
     consumer = rows(face, "select consumer_id from pgqueue.consumers")[0][0]
     first, second, third = session(), session(), session()
