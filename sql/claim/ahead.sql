@@ -56,10 +56,7 @@ begin
        or _pgqueue.has_free(v_hints) then
         return v_claim;
     end if;
-    v_end := greatest(p_cursor.next_publication, (
-        select publication_id + 1 from pgqueue.taken_ahead
-        where consumer_id = p_consumer.consumer_id and publication_id >= p_cursor.next_publication
-        order by publication_id desc limit 1));
+    v_end := _pgqueue.end_of_taken(p_cursor);
     for v_next in select * from _pgqueue.next_ahead(p_consumer, _pgqueue.ids_ahead(p_cursor, v_end), p_max) loop
         if v_priority is null and (v_next.suffice is not true or not
             pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id)) then  -- lock: new

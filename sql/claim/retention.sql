@@ -158,10 +158,12 @@ declare
     v_whole pgqueue.publications[];
 begin
     with consumer as materialized (
-        select c.consumer_id, k.next_publication, _pgqueue.gap_ids(k) as gaps
+        select c.consumer_id, e.next_publication,
+               _pgqueue.new_ids(k) * int8multirange(int8range(1, e.next_publication)) as gaps
         from pgqueue.consumers c
         cross join lateral (select * from pgqueue.consumer_cursors where consumer_id = c.consumer_id
                             order by version desc limit 1) k
+        cross join lateral (select _pgqueue.end_of_taken(k) as next_publication) e
         where c.stream_id = p_stream_id
     ), next as materialized (
         select publication_id, message_count, seqs, published_at,
@@ -253,8 +255,10 @@ begin
                array(select format('consumer %s', c.name)
                      from pgqueue.consumers c cross join lateral _pgqueue.cursor(c.consumer_id) k
                      where c.stream_id = p_stream_id
-                       and (k.next_publication <= d.last_publication
+                       and (_pgqueue.end_of_taken(k) <= d.last_publication
                             or _pgqueue.gap_ids(k) && int8range(1, d.last_publication, '[]')
+                            or exists (select from _pgqueue.published(p_stream_id, _pgqueue.new_ids(k) * int8multirange(
+                                                                      int8range(1, d.last_publication, '[]'))))
                             or exists (select from _pgqueue.unfinished(c.consumer_id, d.hi) m
                                        where m.seqs && int8range(d.lo, d.hi)))
                      union all
