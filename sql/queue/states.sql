@@ -91,13 +91,14 @@ $$;
 
 -- Behind which publication nothing is taken.
 create or replace function _pgqueue.end_of_taken(p_cursor pgqueue.consumer_cursors) returns bigint
-language sql stable
+language plpgsql stable
 as $$
-    select greatest(p_cursor.next_publication, (
+begin
+    return greatest(p_cursor.next_publication, (
         select publication_id + 1 from pgqueue.taken_ahead
         where consumer_id = p_cursor.consumer_id and publication_id >= p_cursor.next_publication
-        order by publication_id desc limit 1))
-$$;
+        order by publication_id desc limit 1));
+end $$;
 
 -- The messages that are new for a consumer, a set for each publication, in the order of the publications.
 --   p_limit  look at so many publications after each gap, and as many in each gap; null: at all

@@ -133,6 +133,11 @@ def consumer(conn: Conn, name: str = "c", ordering: str = "none", **options: Any
     return value(conn, "create_consumer", "s", name, **given)
 
 
+def cursor_consumer(conn: Conn, name: str = "c", **options: Any) -> int:
+    """Make a consumer that takes with its cursor alone, and not ahead of it: see test_ahead.py."""
+    return consumer(conn, name, notify_done=True, **options)
+
+
 def send(conn: Conn, data: str = "x", **options: Any) -> int:
     """Send a message, without a key; returns its number."""
     return value(conn, "send", "s", data, **options)

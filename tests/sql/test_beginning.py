@@ -247,7 +247,8 @@ def test_no_role_but_consumers_claims(conn: Conn, writer: Conn) -> None:
 
 def test_what_claims_begins_and_records_in_one_place() -> None:
     """Who makes a claim has begun it, and nobody else checks what a beginning does."""
-    makers = {"_pgqueue.claim_free", "_pgqueue.claim_bundles", "_pgqueue.claim_new"}
+    makers = {f"_pgqueue.{name}" for name in ("claim_free", "claim_bundles", "claim_new")}
+    makers |= {"_pgqueue.take_ahead"}
     assert callers("_pgqueue.new_token(") == makers | {
         "_pgqueue.new_lease_id",  # of a group's partition
         "pgmq._hold",  # of a part of a claim

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.conftest import GivenServer, Server
-from tests.sql import checker, clock, internals, queue
+from tests.sql import checker, clock, internals
 from tests.sql.cost import cost as buffers
 from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import (
@@ -34,13 +33,10 @@ from tests.sql.queue import (
     value,
     wait_for_a_lock,
 )
+from tests.sql.queue import cursor_consumer as consumer
 
 Conn = psycopg.Connection
 
-
-def consumer(conn: Conn, name: str = "c", **options: Any) -> int:
-    """A consumer that takes with its cursor, not ahead of it: see test_ahead.py."""
-    return queue.consumer(conn, name, notify_done=True, **options)
 
 
 ORDERINGS = ["none", "key", "stream"]

@@ -21,7 +21,6 @@ from tests.sql.queue import (
     acked,
     call,
     claim_of,
-    consumer,
     dead_publication,
     one,
     receive,
@@ -30,6 +29,7 @@ from tests.sql.queue import (
     seqs_of,
     value,
 )
+from tests.sql.queue import cursor_consumer as consumer
 
 
 @pytest.mark.all_versions
