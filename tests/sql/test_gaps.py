@@ -37,8 +37,6 @@ from tests.sql.queue import cursor_consumer as consumer
 
 Conn = psycopg.Connection
 
-
-
 ORDERINGS = ["none", "key", "stream"]
 
 
