@@ -7,7 +7,7 @@
 --   * Of two such claims, one has the lock of the publication (try_lock_publication()). It looks once more, after that,
 --     whether the publication is still new.
 --   * They share a lock of the consumer (lock: new). Who takes publications with the cursor, or moves it to a position,
---     has this lock alone until its commit, or takes nothing (catch_up()).
+--     has this lock alone until its commit. A claim that does not get it alone takes one by one, too (catch_up()).
 --   * Taken is what is below the cursor and not in a gap, or in taken_ahead. pass_taken() moves the cursor past rows of
 --     taken_ahead, and deletes them.
 
@@ -27,7 +27,7 @@ begin
        and _pgqueue.is_at_rest(p_consumer, p_cursor, false) then  -- who looks at the leases does so each second
         v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max, true);
         if _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
-            perform _pgqueue.pass_ahead(p_consumer, p_cursor);
+            perform _pgqueue.pass_ahead(p_consumer.consumer_id);
         end if;
     end if;
     return v_claim;
@@ -82,30 +82,6 @@ begin
         v_claim.message_count := 0;
     end if;
     return v_claim;
-end $$;
-
--- The publication ids that a claim looks at, ahead of the cursor: the next ones, and those around the last ones that
--- were taken. Much may lie between that was taken, while a claim before it stays open; and much may follow that is not
--- visible. Neither is walked over.
---   p_end  behind all that was taken
-create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors, p_end bigint) returns int8multirange
-language plpgsql stable
-as $$
-declare
-    v_next bigint := p_cursor.next_publication;
-    v_most int := 4 * _pgqueue.limit_ahead();
-    v_ids  int8multirange := int8multirange(int8range(v_next, v_next + v_most),
-                                            int8range(greatest(v_next, p_end - v_most), p_end + v_most));
-begin
-    if p_end = v_next then
-        return v_ids;
-    end if;
-    return v_ids - coalesce((
-        select range_agg(int8range(a.publication_id, a.publication_id, '[]'))
-        from unnest(v_ids) g
-        cross join lateral (select publication_id from pgqueue.taken_ahead
-                            where consumer_id = p_cursor.consumer_id
-                              and publication_id >= lower(g) and publication_id < upper(g) offset 0) a), '{}');
 end $$;
 
 -- The next publications that a claim may take ahead of the cursor, the most urgent first.
@@ -167,20 +143,16 @@ as $$
               null::jsonb, null::bigint[]
 $$;
 
--- Moves the cursor past what was taken ahead of it, if nobody has the consumer's lock; and past what lies between, if
--- that is much, and nobody takes publications now.
-create or replace function _pgqueue.pass_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns void
+-- Moves the cursor past what was taken ahead of it, up to the first publication that is not taken, if nobody has the
+-- consumer's lock.
+create or replace function _pgqueue.pass_ahead(p_consumer_id int) returns void
 language plpgsql
 as $$
 declare
-    v_count  bigint := (select count(*) from pgqueue.taken_ahead
-                        where consumer_id = p_consumer.consumer_id and publication_id >= p_cursor.next_publication);
     v_stored pgqueue.consumer_cursors;
 begin
-    if _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
-        v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-        perform _pgqueue.save_cursor(v_stored, _pgqueue.pass_taken(
-            v_stored, v_count > 8 * _pgqueue.limit_ahead() and _pgqueue.try_lock_new(p_consumer.consumer_id)), true);
+    if _pgqueue.try_lock_consumer(p_consumer_id) then
+        v_stored := _pgqueue.cursor(p_consumer_id);
+        perform _pgqueue.save_cursor(v_stored, _pgqueue.pass_taken(v_stored, false), true);
     end if;
 end $$;

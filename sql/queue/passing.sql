@@ -1,22 +1,5 @@
 -- What claims have taken ahead of a consumer's cursor (claim/ahead.sql), and the cursor itself.
 
--- Locks what is new for a consumer, alone; but not while somebody shares the lock for longer than it takes to commit.
--- Returns whether the caller has it now.
-create or replace function _pgqueue.lock_new_soon(p_consumer_id int) returns boolean
-language plpgsql
-as $$
-begin
-    if not _pgqueue.try_lock_new(p_consumer_id) then
-        perform _pgqueue.await('what is new',
-                               'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: new
-                               p_consumer_id, jsonb_build_array(_pgqueue.lock_class_new()),
-                               p_limit => interval '20 ms');
-    end if;
-    return true;
-exception when lock_not_available or deadlock_detected then
-    return false;
-end $$;
-
 -- Locks a publication for a consumer if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_publication(p_consumer_id int, p_publication_id bigint) returns boolean
 language sql
@@ -42,7 +25,9 @@ begin
            max(place) as place, range_agg(int8range(publication_id, publication_id, '[]')) as ids
     into v_passed
     from (select *, publication_id - row_number() over (order by publication_id) as before
-          from pgqueue.taken_ahead where consumer_id = p_cursor.consumer_id and publication_id >= v_next) a
+          from (select * from pgqueue.taken_ahead
+                where consumer_id = p_cursor.consumer_id and publication_id >= v_next
+                order by publication_id limit case when not p_all then _pgqueue.limit_take() end) l) a
     where p_all or before = v_next - 1;
     if v_passed.last is null then
         return p_cursor;
@@ -50,7 +35,8 @@ begin
     for v_bundle in
         with gone as (delete from pgqueue.taken_ahead
                       where consumer_id = p_cursor.consumer_id and publication_id <= v_passed.last returning *)
-        select distinct on (lane) lane, place, first_seq from gone order by lane, place, first_seq
+        select distinct on (lane) lane, place, first_seq from gone where lane is not null
+        order by lane, place, first_seq
     loop
         p_cursor.hints := _pgqueue.stands(p_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq, false);
     end loop;
@@ -66,10 +52,67 @@ begin
     return p_cursor;
 end $$;
 
+-- The publication ids to look at ahead of the cursor: the next ones, and those around the last ones that were taken. Much may lie between that was taken, while a claim before it stays open; and much may follow that is not
+-- visible. Neither is walked over.
+--   p_end  behind all that was taken
+create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors, p_end bigint) returns int8multirange
+language plpgsql stable
+as $$
+declare
+    v_next bigint := p_cursor.next_publication;
+    v_most int := 4 * _pgqueue.limit_ahead();
+    v_ids  int8multirange := int8multirange(int8range(v_next, v_next + v_most),
+                                            int8range(greatest(v_next, p_end - v_most), p_end + v_most));
+begin
+    if p_end = v_next then
+        return v_ids;
+    end if;
+    return v_ids - coalesce((
+        select range_agg(int8range(a.publication_id, a.publication_id, '[]'))
+        from unnest(v_ids) g
+        cross join lateral (select publication_id from pgqueue.taken_ahead
+                            where consumer_id = p_cursor.consumer_id
+                              and publication_id >= lower(g) and publication_id < upper(g) offset 0) a), '{}');
+end $$;
+
+-- Takes the next publications one by one, where claims of others stay open that take ahead of the cursor: those that
+-- nobody else is taking. Returns the cursor. Needs the consumer's lock.
+create or replace function _pgqueue.take_each(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns pgqueue.consumer_cursors
+language plpgsql
+as $$
+declare
+    v_next pgqueue.publications[];
+    v_part pgqueue.publications;
+begin
+    for v_next in
+        select array_agg(p order by p.part)
+        from _pgqueue.published(p_consumer.stream_id,
+                                _pgqueue.ids_ahead(p_cursor, _pgqueue.end_of_taken(p_cursor))) p
+        group by p.publication_id order by p.publication_id limit _pgqueue.limit_ahead()
+    loop
+        continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_next[1].publication_id)
+            or exists (select from pgqueue.taken_ahead
+                       where consumer_id = p_consumer.consumer_id and publication_id = v_next[1].publication_id);
+        p_cursor.last_arrival := p_cursor.last_arrival + 1;
+        foreach v_part in array v_next loop
+            continue when not _pgqueue.is_for(v_part.consumers, p_consumer.consumer_id);
+            p_cursor.taken := p_cursor.taken + v_part.message_count;
+            p_cursor.hints := _pgqueue.store_placed(p_cursor.hints, _pgqueue.taken_bundle(
+                p_consumer, p_cursor.last_arrival, v_part.priority, v_part.deliver_at, v_part.expires_at,
+                v_part.seqs), v_part.seqs);
+        end loop;
+        insert into pgqueue.taken_ahead (consumer_id, publication_id, message_count)
+        values (p_consumer.consumer_id, v_next[1].publication_id, 0);
+    end loop;
+    return p_cursor;
+end $$;
+
 -- Makes a cursor ready for a take: nobody takes publications ahead of it until the transaction ends, and it is past
--- those that were. Or else, where claims of new messages stay open, the take may only look into gaps.
--- Returns the cursor, and up to which publication it may take; null: all. Needs the consumer's lock. Locks: what is
--- new.
+-- those that were. Where claims stay open that do, it takes a few publications one by one, and the caller may only look
+-- into gaps.
+-- Returns the cursor, and up to which publication the caller may take; null: all. Needs the consumer's lock. Locks: what
+-- is new.
 create or replace function _pgqueue.catch_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                              inout p_upto bigint)
 language plpgsql
@@ -77,10 +120,13 @@ as $$
 begin
     if p_consumer.ordering <> 'none' then
         return;  -- nothing is taken ahead
-    elsif _pgqueue.lock_new_soon(p_consumer.consumer_id) then
+    elsif _pgqueue.try_lock_new(p_consumer.consumer_id) then
         p_cursor := _pgqueue.pass_taken(p_cursor, true);
     else
         p_cursor := _pgqueue.pass_taken(p_cursor, false);
+        if p_upto is null and p_consumer.way = 'simple' then
+            p_cursor := _pgqueue.take_each(p_consumer, p_cursor);
+        end if;
         p_upto := p_cursor.next_publication - 1;
     end if;
 end $$;

@@ -161,10 +161,10 @@ create sequence if not exists pgqueue.gap_numbers;
 create table if not exists pgqueue.taken_ahead (
     consumer_id    int    not null,
     publication_id bigint not null,
-    message_count  bigint not null,
-    lane           int    not null,  -- where the messages stand: ...
-    place          bigint not null,
-    first_seq      bigint not null,  -- ... in this lane, not before this place
+    message_count  bigint not null,  -- that the cursor does not count yet
+    lane           int,              -- where the messages stand: in this lane, ...
+    place          bigint,           -- ... not before this place; nulls: the hints know it
+    first_seq      bigint,
     primary key (consumer_id, publication_id)
 );
 

@@ -52,7 +52,7 @@ LET_GO = {"seqs"}
 """Places that no call holds longer than it takes: never to the end of a transaction."""
 
 SOON = {"new"}
-"""Places for which calls wait in tries alone, or go on without after a few milliseconds."""
+"""Places for which calls wait in tries alone."""
 
 
 @dataclass(frozen=True)
