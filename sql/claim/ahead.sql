@@ -50,6 +50,7 @@ declare
     v_ids      bigint[] := '{}';
     v_left     bigint := p_max;
     v_priority int;
+    v_looked   boolean := false;
     v_end      bigint;
 begin
     if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or v_hints.was_cut or v_hints.filter_from is not null
@@ -58,18 +59,20 @@ begin
     end if;
     v_end := _pgqueue.end_of_taken(p_cursor);
     for v_next in select * from _pgqueue.next_ahead(p_consumer, _pgqueue.ids_ahead(p_cursor, v_end), p_max) loop
-        if v_priority is null and (v_next.suffice is not true or not
-            pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id)) then  -- lock: new
+        exit when v_next.priority <> v_priority;
+        if v_next.suffice is not true or not v_next.plain or v_next.message_count > v_left or not
+            pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id) then  -- lock: new
+            exit when v_ids <> '{}';
             return v_claim;
         end if;
-        v_priority := coalesce(v_priority, v_next.priority);
-        exit when not v_next.plain or v_next.message_count > v_left or v_next.priority <> v_priority;
+        v_looked := true;
         continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_next.publication_id);
+        v_priority := v_next.priority;
         v_ids := v_ids || v_next.publication_id;
         v_left := v_left - v_next.message_count;
         exit when v_left = 0;
     end loop;
-    if v_priority is null then  -- nothing but what was taken ahead; or it is far away
+    if not v_looked then  -- nothing but what was taken ahead; or it is far away
         p_cursor.next_publication := v_end;
         if not p_at_rest or _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
             return v_claim;

@@ -52,8 +52,9 @@ begin
     return p_cursor;
 end $$;
 
--- The publication ids to look at ahead of the cursor: the next ones, and those around the last ones that were taken. Much may lie between that was taken, while a claim before it stays open; and much may follow that is not
--- visible. Neither is walked over.
+-- The publication ids to look at ahead of the cursor: the next ones, and those around the last ones that were taken.
+-- Much may lie between that was taken, while a claim before it stays open; and much may follow that is not visible.
+-- Neither is walked over.
 --   p_end  behind all that was taken
 create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors, p_end bigint) returns int8multirange
 language plpgsql stable
@@ -111,8 +112,8 @@ end $$;
 -- Makes a cursor ready for a take: nobody takes publications ahead of it until the transaction ends, and it is past
 -- those that were. Where claims stay open that do, it takes a few publications one by one, and the caller may only look
 -- into gaps.
--- Returns the cursor, and up to which publication the caller may take; null: all. Needs the consumer's lock. Locks: what
--- is new.
+-- Returns the cursor, and up to which publication the caller may take; null: all. Needs the consumer's lock. Locks:
+-- what is new.
 create or replace function _pgqueue.catch_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                              inout p_upto bigint)
 language plpgsql
