@@ -76,9 +76,9 @@
 --        drop_consumer, for 10 s. claim_in_turn(), claim_ahead(), start_taking(), skip(), take_for_group(),
 --        tend_newest(), tend_tokens() and forget_readers() try, and do without it.
 -- 22. new  Advisory, by the id of the consumer. Guards what is new for it. Claims ahead of the cursor try to share it.
---        Who takes with the cursor tries to have it alone, and else takes one by one (catch_up()). These wait, in tries:
---        seek, replay, cancel, postpone, drop_consumer, and alter_consumer with a limit of keys or per_key_latest. So no
---        wait for it lasts, and it may be taken at any time.
+--        Who takes with the cursor tries to have it alone, and else takes one by one (catch_up()). These wait, in
+--        tries: seek, replay, cancel, postpone, drop_consumer, and alter_consumer with a limit of keys or
+--        per_key_latest. So no wait for it lasts, and it may be taken at any time.
 -- 23. publication  Advisory, by a hash of the consumer's and the publication's ids. Of two claims ahead of the cursor,
 --        one takes a publication. Nobody waits for it.
 -- 24. bundle  A row of consumer_messages. Guards messages that are alike, and the claim that holds them: the head's row

@@ -17,6 +17,7 @@
 --   from                to                                          function          file
 --   new                 unfiltered, ready, line, delayed            take_plain        queue/take.sql
 --   new                 unfiltered, ready, line, delayed            take_all          queue/take.sql
+--   new                 unfiltered, ready, line, delayed            take_each         queue/passing.sql
 --   new                 claimed                                     claim_new         claim/making.sql
 --   new                 claimed                                     take_ahead        claim/ahead.sql
 --   unfiltered          as its caller says                          unfiltered        queue/filters.sql
