@@ -41,52 +41,29 @@ begin
     return v_bundles;
 end $$;
 
--- Cuts the first free bundle that is dealt, if it has more messages than a claim wants: whole keys, or the first
--- messages of one. (If claims passed over it, others would come before it for ever. To deal all again would cost each
--- claim as much where claims of several sizes take turns.) What is left becomes another bundle, behind it where they
--- share a key. Returns false where it may not be cut: others stand behind it, and have lower numbers than a new one.
--- Needs the consumer's lock. Locks the bundle.
-create or replace function _pgqueue.cut_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint)
-returns boolean
+-- Takes the first free bundle that is dealt back, to be dealt again, if it has more messages than a claim wants: if claims
+-- passed over it, others would come before it for ever. Only where others stand behind it, all are taken back: that
+-- would cost each claim as much, where claims of several sizes take turns. Returns the hints. Needs the consumer's lock.
+-- Locks the bundle.
+create or replace function _pgqueue.undeal_too_large(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                     p_want bigint) returns pgqueue.claim_hints
 language plpgsql
 as $$
 declare
-    v_dealt  pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
-    v_bundle pgqueue.consumer_messages;
-    v_rest   pgqueue.consumer_messages;
-    v_keyed  pgqueue.keyed_messages;
-    v_part   int8multirange;
+    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_first pgqueue.consumer_messages;
 begin
-    select * into v_bundle from pgqueue.consumer_messages
+    select * into v_first from pgqueue.consumer_messages
     where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
       and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null
       and (behind is null or _pgqueue.is_gone(behind))
     order by place, first_seq limit 1 for update skip locked;  -- lock: bundle
-    if (v_bundle.message_count > p_want) is not true then
-        return true;
-    elsif exists (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) where behind = v_bundle.bundle_no) then
-        return false;
+    if (v_first.message_count > p_want) is not true then
+        return p_hints;
+    elsif exists (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) where behind = v_first.bundle_no) then
+        return _pgqueue.undeal(p_consumer, p_hints);
     end if;
-    v_keyed := _pgqueue.by_key(p_consumer, array[v_bundle]);
-    select range_agg(k.seqs) into v_part
-    from (select seqs, sum(n) over (order by i) as upto
-          from unnest(v_keyed.seqs, v_keyed.counts) with ordinality k (seqs, n, i)) k
-    where k.upto <= p_want;
-    v_part := coalesce(v_part, _pgqueue.below(v_keyed.seqs[1], _pgqueue.bound_of(v_keyed.seqs[1], p_want)));
-    v_rest := v_bundle;
-    v_rest.seqs := v_bundle.seqs - v_part;
-    v_rest.keys := _pgqueue.keys_in(p_consumer, v_rest);
-    v_bundle.seqs := v_part;
-    v_bundle.keys := _pgqueue.keys_in(p_consumer, v_bundle);
-    v_rest.behind := case when p_consumer.ordering <> 'none' and v_rest.keys && v_bundle.keys
-                          then v_bundle.bundle_no end;
-    v_rest.shrunk := false;
-    perform _pgqueue.store(v_rest, v_rest.seqs);
-    update pgqueue.consumer_messages
-    set seqs = v_part, message_count = _pgqueue.cardinality(v_part), first_seq = lower(v_part), keys = v_bundle.keys,
-        shrunk = false
-    where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
-    return true;
+    return _pgqueue.undeal(p_consumer, p_hints, v_first.bundle_no);
 end $$;
 
 -- Claims dealt bundles, and deals where these do not suffice, or have another size. Returns the hints, and the claim;
@@ -113,9 +90,9 @@ begin
         return;
     end if;
     if (_pgqueue.lane_of(o_hints, _pgqueue.lane_dealt())).place is not null then
-        if 2 * o_hints.size <= v_size or not _pgqueue.cut_dealt(p_consumer, o_hints, p_want) then
-            o_hints := _pgqueue.undeal(p_consumer, o_hints);
-        elsif o_hints.parks and exists (
+        o_hints := case when 2 * o_hints.size <= v_size then _pgqueue.undeal(p_consumer, o_hints)
+                        else _pgqueue.undeal_too_large(p_consumer, o_hints, p_want) end;
+        if 2 * o_hints.size > v_size and o_hints.parks and exists (
             select from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
               and place >= o_hints.free_from and place < -2) then

@@ -245,8 +245,9 @@ end $$;
 
 -- Takes the dealt bundles of a consumer that nobody has claimed back, to be dealt again: in another size, or beside
 -- messages that go back. Returns the hints. Needs the consumer's lock.
-create or replace function _pgqueue.undeal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
-returns pgqueue.claim_hints
+--   p_bundle  only this one, behind which none stands; null: all
+create or replace function _pgqueue.undeal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                           p_bundle bigint default null) returns pgqueue.claim_hints
 language plpgsql
 as $$
 declare
@@ -255,6 +256,7 @@ declare
         select b from pgqueue.consumer_messages b
         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
           and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null
+          and (p_bundle is null or bundle_no = p_bundle)
         order by place, first_seq for update skip locked);  -- lock: bundle
     v_bundle  pgqueue.consumer_messages;
     v_keyed   pgqueue.keyed_messages;

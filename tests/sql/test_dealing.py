@@ -828,3 +828,28 @@ def test_workers_that_are_killed_lose_double_and_disorder_nothing(
     if ordering != "none":
         assert conn.execute(too_early.encode()).fetchall() == []
     assert receive(conn, 1000) == []
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_what_waits_for_a_bundle_that_is_cut_waits_for_what_is_left_of_it(
+    conn: Conn, stream: int, ordering: str
+) -> None:
+    """A claim of another size cuts a dealt bundle: some of its keys are in another one then."""
+    consumer(conn, ordering=ordering)
+    send_keys(conn, *"abcdefgh")
+    claims = [claim_of(receive(conn, 2))]
+    send_keys(conn, *"hi")
+    while rows := receive(conn, 2):  # one of the last of these deals what is new
+        claims.append(claim_of(rows))
+        if "waiting" in states(conn).values() or ordering == "stream":
+            break
+    for claim in claims:
+        value(conn, "ack", claim)
+    open_claims: list[int] = []
+    while states(conn):
+        rows = receive(conn, 1)
+        open_claims += {row.claim_id for row in rows}
+        checker.check(conn)
+        if len(open_claims) > 1 or not rows:
+            value(conn, "ack", open_claims.pop(0))
+            checker.check(conn)
