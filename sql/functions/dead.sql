@@ -69,7 +69,7 @@ begin
     perform _pgqueue.check_dead(p_max);
     perform _pgqueue.lock_consumer(v_consumer.consumer_id);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
-    v_cursor := v_stored;
+    v_cursor := _pgqueue.pass_taken(v_stored, false);  -- these have arrived before
     v_hints := v_cursor.hints;
     for v_dead in
         select priority, deliver_count, note, range_agg(seqs) as seqs

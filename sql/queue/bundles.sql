@@ -29,7 +29,6 @@
 --   ready               dead                                        collect_matching  claim/matching.sql
 --   ready, line         the same                                    take_matching     claim/matching.sql
 --   dealt               dead                                        lock_dealt        claim/by_key.sql
---   dealt               dealt                                       cut_dealt         claim/by_key.sql
 --   line                line, dead                                  lock_line         claim/by_key.sql
 --   line                as its caller says                          line_front        queue/free_keys.sql
 --   waiting             as its caller says                          take_heads        queue/free_keys.sql

@@ -76,8 +76,8 @@ begin
             v_part.lease_until := null;
             v_part.members := null;
             v_part.head := v_head;
-            perform _pgqueue.store(v_part, v_keyed.seqs[i]);
-            v_members := v_members || currval('pgqueue.claim_numbers');
+            v_members := v_members || array(  -- several, if these have many ranges
+                select s.bundle_no from unnest(_pgqueue.stored(v_part, v_keyed.seqs[i])) s);
         end loop;
         p_bundle.key := v_keyed.keys[1];
         p_bundle.seqs := v_keyed.seqs[1];

@@ -853,3 +853,18 @@ def test_what_waits_for_a_bundle_that_is_cut_waits_for_what_is_left_of_it(
         if len(open_claims) > 1 or not rows:
             value(conn, "ack", open_claims.pop(0))
             checker.check(conn)
+
+
+def test_a_claim_that_is_held_keeps_messages_of_a_key_that_have_many_ranges(conn: Conn) -> None:
+    """Each of its keys is a member of its own then, or several."""
+    consumer(conn, ordering="key")
+    sent = send_keys(conn, *["a", "b", "c"] * 70)
+    rows = receive(conn, 250)
+    assert sorted(seqs_of(rows)) == sent
+    clock.pass_time(conn, seconds(2))
+    clock.look_again(conn)
+    assert receive(conn, 1) == []
+    checker.check(conn)
+    assert value(conn, "ack", claim_of(rows)) == len(sent)
+    assert not states(conn)
+    checker.check(conn)

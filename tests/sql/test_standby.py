@@ -15,7 +15,8 @@ from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests.failover import a_pair
 from tests.processes import wait_until
-from tests.sql.queue import Conn, acked, consumer, dead_publication, maintain, one, send, value
+from tests.sql.queue import Conn, acked, consumer, cursor_consumer, dead_publication, maintain
+from tests.sql.queue import one, send, value
 from tests.sql.test_reading import read, read_all
 
 pytestmark = pytest.mark.longer
@@ -46,7 +47,7 @@ def test_a_standby_is_read_from_and_promoted(
     conn, slow = connection.connect(primary.url), connection.connect(primary.url)
     there = connection.connect(standby.url)
     assert one(there, "select pg_is_in_recovery()")
-    consumer(conn)
+    cursor_consumer(conn)
     dead_publication(conn)
     early = send(conn)
     slow.execute("begin")
