@@ -15,8 +15,17 @@ from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests.failover import a_pair
 from tests.processes import wait_until
-from tests.sql.queue import Conn, acked, consumer, cursor_consumer, dead_publication, maintain
-from tests.sql.queue import one, send, value
+from tests.sql.queue import (
+    Conn,
+    acked,
+    consumer,
+    cursor_consumer,
+    dead_publication,
+    maintain,
+    one,
+    send,
+    value,
+)
 from tests.sql.test_reading import read, read_all
 
 pytestmark = pytest.mark.longer
