@@ -42,8 +42,8 @@ begin
 end $$;
 
 -- Takes the first free bundle that is dealt back, to be dealt again, if it has more messages than a claim wants: if
--- claims passed over it, others would come before it for ever. Only where others stand behind it, all are taken back:
--- where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs the consumer's lock.
+-- claims passed over it, others would come before it for ever. Only where others stand behind it, or few are dealt, all are
+-- taken back: where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs the consumer's lock.
 -- Locks the bundle.
 create or replace function _pgqueue.undeal_too_large(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                      p_want bigint) returns pgqueue.claim_hints
@@ -60,7 +60,9 @@ begin
     order by place, first_seq limit 1 for update skip locked;  -- lock: bundle
     if (v_first.message_count > p_want) is not true then
         return p_hints;
-    elsif exists (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) where behind = v_first.bundle_no) then
+    elsif exists (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) where behind = v_first.bundle_no)
+        or (select count(*) from (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt)
+                                  where token is null limit 9) d) < 9 then
         return _pgqueue.undeal(p_consumer, p_hints);
     end if;
     return _pgqueue.undeal(p_consumer, p_hints, v_first.bundle_no);
