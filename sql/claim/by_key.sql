@@ -42,9 +42,9 @@ begin
 end $$;
 
 -- Takes the first free bundle that is dealt back, to be dealt again, if it has more messages than a claim wants: if
--- claims passed over it, others would come before it for ever. Only where others stand behind it, or few are dealt, all are
--- taken back: where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs the consumer's lock.
--- Locks the bundle.
+-- claims passed over it, others would come before it for ever. Where others stand behind it, or few are dealt, all are
+-- taken back: where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs the
+-- consumer's lock. Locks the bundle.
 create or replace function _pgqueue.undeal_too_large(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                      p_want bigint) returns pgqueue.claim_hints
 language plpgsql
