@@ -37,6 +37,7 @@ from tests.sql.queue import (
 )
 
 AHEAD = "select count(*) from pgqueue.taken_ahead"
+CLAIM = "select pgqueue.claim('s', 'c', 1)"
 
 
 @pytest.fixture
@@ -61,6 +62,14 @@ def opened(conn: Conn, session: Session) -> Callable[[], Conn]:
         return one_more
 
     return begin
+
+
+def cycle(conn: Conn) -> int:
+    """Send a message, claim it, and acknowledge it; returns how many pages the claim reads."""
+    send(conn)
+    spent = buffers(conn, CLAIM)
+    value(conn, "ack", internals.last_claim(conn, "c"))
+    return spent
 
 
 # What others have
@@ -116,18 +125,11 @@ def test_what_a_claim_beside_many_others_costs_does_not_grow(
     send(conn)
     receive(worker, 1)
 
-    def cycle() -> int:
-        send(conn)
-        spent = buffers(conn, "select pgqueue.claim('s', 'c', 1)")
-        value(conn, "ack", internals.last_claim(conn, "c"))
-        return spent
-
-    few = sorted(cycle() for _ in range(60))[30]
+    few = sorted(cycle(conn) for _ in range(60))[30]
     for _ in range(600):
-        cycle()
-    assert sorted(cycle() for _ in range(60))[30] <= 1.5 * few + 20
-    poll = "select pgqueue.claim('s', 'c', 1)"
-    assert buffers(conn, poll) <= 1.5 * few + 20
+        cycle(conn)
+    assert sorted(cycle(conn) for _ in range(60))[30] <= 1.5 * few + 20
+    assert buffers(conn, CLAIM) <= 1.5 * few + 20
 
 
 @pytest.mark.usefixtures("begun")
@@ -136,20 +138,14 @@ def test_a_claim_beside_an_old_snapshot_costs_the_same(conn: Conn, session: Sess
     old.execute("begin isolation level repeatable read")
     old.execute("select 1")
 
-    def cycle() -> int:
-        send(conn)
-        spent = buffers(conn, "select pgqueue.claim('s', 'c', 1)")
-        value(conn, "ack", internals.last_claim(conn, "c"))
-        return spent
-
-    few = sorted(cycle() for _ in range(40))[20]
+    few = sorted(cycle(conn) for _ in range(40))[20]
     for _ in range(1500):
-        cycle()
-    assert sorted(cycle() for _ in range(40))[20] <= few + 10
+        cycle(conn)
+    assert sorted(cycle(conn) for _ in range(40))[20] <= few + 10
     clock.set_hints(conn, "'-infinity'")
     assert receive(conn, 1) == []
     assert one(conn, AHEAD) == 0
-    assert cycle() <= few + 10
+    assert cycle(conn) <= few + 10
 
 
 @pytest.mark.usefixtures("begun")
@@ -288,12 +284,15 @@ MOVES: dict[str, tuple[Callable[[Conn], object], bool]] = {
     "seek to the end": (lambda conn: call(conn, "seek", "s", "c", "latest"), False),
     "replay": (lambda conn: call(conn, "replay", "s", "c", "earliest"), False),
     "cancel": (lambda conn: call(conn, "cancel", "s", "c", [2, 3]), False),
-    "postpone": (lambda conn: call(conn, "postpone", "s", "c", [3], "infinity"), False),
+    "postpone": (
+        lambda conn: call(conn, "postpone", "s", "c", [3], now(conn) + seconds(3600)),
+        False,
+    ),
 }
 
 
 @pytest.mark.usefixtures("begun")
-@pytest.mark.parametrize("move", ["seek to the beginning", "seek to the end", "replay", "cancel"])
+@pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_move_waits_for_claims_that_are_being_made(
     conn: Conn, session: Session, opened: Callable[[], Conn], move: str, end: str
@@ -321,6 +320,8 @@ def test_a_move_waits_for_claims_that_are_being_made(
     elif move == "replay":
         # what the worker holds is not delivered to others; the first one was done before
         assert sorted(left) == [1, *sent[(end == "commit") :]]
+    elif move == "postpone":
+        assert left == [*sent[(end == "commit") : 1], *sent[2:]]
     else:
         assert left == sent[2:]
     checker.check(conn)
