@@ -831,10 +831,10 @@ def test_workers_that_are_killed_lose_double_and_disorder_nothing(
 
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
-def test_what_waits_for_a_bundle_that_is_cut_waits_for_what_is_left_of_it(
+def test_claims_of_another_size_keep_the_order_of_keys_whose_bundles_are_dealt_again(
     conn: Conn, stream: int, ordering: str
 ) -> None:
-    """A claim of another size cuts a dealt bundle: some of its keys are in another one then."""
+    """Others of the same keys wait for such a bundle, or stand behind it."""
     consumer(conn, ordering=ordering)
     send_keys(conn, *"abcdefgh")
     claims = [claim_of(receive(conn, 2))]
