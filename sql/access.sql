@@ -87,7 +87,7 @@ as $$
         ('{_pgqueue.first_of, _pgqueue.judge_keys}', null, '{plan, probe, loop}'),
         ('{_pgqueue.settle}', null, '{loop}'),
         ('{_pgqueue.payloads}', null, '{serial}'),
-        ('{_pgqueue.store_dealt, _pgqueue.firsts}', null, '{whole}'),
+        ('{_pgqueue.store_dealt, _pgqueue.store_waiting, _pgqueue.firsts}', null, '{whole}'),
         ('{_pgqueue.by_key}', null, '{nest}'),
         ('{_pgqueue.return_by_key, _pgqueue.gate, _pgqueue.named_in, _pgqueue.end_named}', null, '{hash}'),
         ('{_pgqueue.keep_newest}', null, '{probe, hash, no_jit}'),

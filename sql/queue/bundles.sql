@@ -32,7 +32,8 @@
 --   line                line, dead                                  lock_line         claim/by_key.sql
 --   line                as its caller says                          line_front        queue/free_keys.sql
 --   waiting             as its caller says                          take_heads        queue/free_keys.sql
---   line, waiting       dealt, waiting, delayed                     store_dealt       queue/dealing.sql
+--   line, waiting       dealt                                       store_dealt       queue/dealing.sql
+--   line, waiting       waiting, delayed                            store_waiting     queue/dealing.sql
 --   dealt               line, waiting                               undeal            queue/waiting.sql
 --   dealt               waiting                                     park_followers    queue/waiting.sql
 --   dealt, claimed      the same                                    loosen            queue/waiting.sql
@@ -78,11 +79,11 @@
 --
 -- The rows "as its caller says": collect(), collect_matching(), collect_by_key(), claim_line(), claim_beside() and
 -- claim_back() lock free bundles, which claim_bundles() claims. line_front() and take_heads() are called by deal(),
--- with store_dealt(): its row has the target. return() calls return_bundle() or return_by_key(). The callers of
--- take_out() are in the table. take_away() calls take_unclaimed(), and the messages are then gone (skip(), cancel()) or
--- dead (drop_oldest()). keep_newest() calls it, and they are gone. settle_free() calls it for a Spark sink, and the
--- messages are then done or dead. postpone() calls it, and stores the messages again: unfiltered ones as such, others
--- as delayed, waiting or in the line. retry() leaves unfiltered messages as they are.
+-- with store_dealt() and store_waiting(): their rows have the target. return() calls return_bundle() or
+-- return_by_key(). The callers of take_out() are in the table. take_away() calls take_unclaimed(), and the messages are
+-- then gone (skip(), cancel()) or dead (drop_oldest()). keep_newest() calls it, and they are gone. settle_free() calls
+-- it for a Spark sink, and the messages are then done or dead. postpone() calls it, and stores the messages again:
+-- unfiltered ones as such, others as delayed, waiting or in the line. retry() leaves unfiltered messages as they are.
 
 -- Stores bundles like p_bundle with other messages, of at most limit_ranges() ranges each. Without messages it stores
 -- nothing. Returns the number of messages.

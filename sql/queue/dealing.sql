@@ -11,22 +11,52 @@
 --
 -- So the messages of a key are, in this order: in dealt bundles or delayed, waiting, in the line.
 
+-- Of the keys of some messages those that have more aside: the last bundle that is held for long; and the first message
+-- that waits or is delayed. With an order, that one is behind what waited before all others of its key and was taken
+-- to be dealt (is_head). Where nothing was, it does not matter which one it is, and at the end are fewer dead rows.
+create or replace function _pgqueue.aside(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
+returns table (key bigint, is_head boolean, held bigint, arrival_no bigint, first_seq bigint, tid tid)
+language sql stable
+as $$
+    select k, e.key is not null, h.held, w.*
+    from (select distinct k from unnest(p_keyed.keys) k) k
+    left join (select key, case when p_consumer.ordering <> 'none' then arrival_no end as arrival_no, first_seq
+               from unnest(p_keyed.bundles) where lane = _pgqueue.lane_waiting()) e on e.key = k
+    left join lateral (select max(bundle_no) as held from pgqueue.consumer_messages
+                       where consumer_id = p_consumer.consumer_id and key = k and lane = _pgqueue.lane_held()) h on true
+    left join lateral (
+        (select arrival_no, first_seq, ctid from pgqueue.consumer_messages
+         where consumer_id = p_consumer.consumer_id and key = k and lane = _pgqueue.lane_delayed() and e.key is null
+         order by arrival_no desc, first_seq desc limit 1)
+        union all
+        (select arrival_no, first_seq, ctid from pgqueue.consumer_messages
+         where consumer_id = p_consumer.consumer_id and key = k and lane = _pgqueue.lane_waiting()
+           and (p_consumer.ordering = 'none' or e.key is not null)
+           and (arrival_no, first_seq) >= (coalesce(e.arrival_no, 0), coalesce(e.first_seq, 0))
+         order by arrival_no, first_seq limit 1)
+        union all
+        (select arrival_no, first_seq, ctid from pgqueue.consumer_messages
+         where consumer_id = p_consumer.consumer_id and key = k and lane = _pgqueue.lane_waiting()
+           and p_consumer.ordering <> 'none' and e.key is null
+         order by arrival_no desc, first_seq desc limit 1)
+        order by arrival_no, first_seq limit 1) w on true
+    where (select true from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and key = k limit 1)
+$$;
+
 -- Stores messages by key as dealt bundles of at most p_size. Messages that are not visible yet are delayed, and what
 -- may not be dealt waits. Needs the consumer's lock.
 --   p_keyed    in their order; held: over a limit of their key
 --   p_keys, p_until  keys without tokens, and when the first of these come back
 --   p_now      messages that are visible at that time are visible
--- Returns the hints; how many messages were dealt; and whether something waits.
--- (More than 60 lines: one statement judges and stores, so that everything is counted once.)
+-- Returns the hints, and how many messages were dealt.
+-- (More than 60 lines: one statement judges and packs, so that everything is counted once.)
 create or replace function _pgqueue.store_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_keyed pgqueue.keyed_messages, p_size bigint, p_keys bigint[],
                                                 p_until timestamptz[], p_now timestamptz,
-                                                out o_hints pgqueue.claim_hints, out o_dealt bigint,
-                                                out o_waits boolean)
+                                                out o_hints pgqueue.claim_hints, out o_dealt bigint)
 language plpgsql
 as $$
 declare
-    v_id    int := p_consumer.consumer_id;
     v_none  boolean := p_consumer.ordering = 'none';
     v_chain int := case when _pgqueue.limits_keys(p_consumer) then 1
                         when p_consumer.ordering = 'stream' then _pgqueue.limit_chain_of_stream()
@@ -37,167 +67,165 @@ declare
     v_res   record;
 begin
     with source as materialized (
-        select ordinality as no, arrival_no, priority, deliver_count, last_delivered_at, note,
-               lane = _pgqueue.lane_waiting() as is_head,  -- it waited before all others of its key
-               case when not_visible_until > p_now then not_visible_until end as due,
-               least(p_size, (note ->> 'at_most')::bigint) as size,
-               dense_rank() over (order by priority, deliver_count, note, last_delivered_at,
-                                           case when not_visible_until > p_now then not_visible_until end) as kind
-        from unnest(p_keyed.bundles) with ordinality
-    ), used as materialized (
-        select k as key, max(m.bundle_no) as tail, count(*) as bundles
-        from _pgqueue.dealt(v_id, v_dealt) m cross join lateral unnest(m.keys) k
-        group by k
-    ), aside as materialized (  -- what is held, waits or is delayed of each key; nothing is asked where nothing can be
-        select k as key, h.tail as held, w.*, e.key is not null as is_head
-        from (select distinct k from unnest(case when v_parks then p_keyed.keys end) k where k is not null) k
-        left join (select key, case when not v_none then arrival_no end as arrival_no, first_seq
-                   from unnest(p_keyed.bundles) where lane = _pgqueue.lane_waiting()) e on e.key = k
-        left join lateral (select max(bundle_no) as tail from pgqueue.consumer_messages
-                           where consumer_id = v_id and key = k and lane = _pgqueue.lane_held()) h on true
-        -- the first of the key that still waits or is delayed. With an order, it is behind what waited; where nothing
-        -- of the key did, it does not matter which one it is, and at the end are fewer dead rows
-        left join lateral (
-            (select arrival_no, first_seq, ctid as tid, lane from pgqueue.consumer_messages
-             where consumer_id = v_id and key = k and lane = _pgqueue.lane_delayed() and e.key is null
-             order by arrival_no desc, first_seq desc limit 1)
-            union all
-            (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
-             where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and (v_none or e.key is not null)
-               and (arrival_no, first_seq) >= (coalesce(e.arrival_no, 0), coalesce(e.first_seq, 0))
-             order by arrival_no, first_seq limit 1)
-            union all
-            (select arrival_no, first_seq, ctid, lane from pgqueue.consumer_messages
-             where consumer_id = v_id and key = k and lane = _pgqueue.lane_waiting() and not v_none and e.key is null
-             order by arrival_no desc, first_seq desc limit 1)
-            order by arrival_no, first_seq limit 1) w on true
+        select *, dense_rank() over (order by priority, deliver_count, note, last_delivered_at, due) as kind,
+               least(p_size, (note ->> 'at_most')::bigint) as size
+        from (select ordinality as no, arrival_no, priority, deliver_count, last_delivered_at, note,
+                     lane = _pgqueue.lane_waiting() as is_head,  -- it waited before all others of its key
+                     case when not_visible_until > p_now then not_visible_until end as due
+              from unnest(p_keyed.bundles) with ordinality) b
     ), asked as materialized (
-        select k.key, k.i, u.tail, coalesce(u.bundles, 0) as bundles, a.held, a.arrival_no, a.first_seq,
-               a.first_seq is not null as waits, a.tid, a.lane, a.is_head
-        from (select key, min(i) as i from unnest(p_keyed.keys) with ordinality k (key, i)
-              where key is not null group by key) k
-        left join used u on u.key = k.key left join aside a on a.key = k.key
-    ), entry as (
-        select e.i, e.no, e.key, e.seqs, e.n, s.kind, s.due, s.size, coalesce(a.tail, a.held) as tail, a.held,
-               a.bundles,
-               a.waits and not s.is_head
-               and not (v_none and (s.arrival_no, lower(e.seqs)) < (a.arrival_no, a.first_seq)) as waits,
-               e.held is true or e.i > a.i as behind
+        select key, u.tail, coalesce(u.bundles, 0) as bundles, a.held, a.arrival_no, a.first_seq
+        from (select k as key, max(m.bundle_no) as tail, count(*) as bundles
+              from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) m cross join lateral unnest(m.keys) k
+              group by k) u
+        full join (select * from _pgqueue.aside(p_consumer, p_keyed) where v_parks) a using (key)
+    ), twice as materialized (
+        select key, min(i) as i from unnest(p_keyed.keys) with ordinality k (key, i)
+        where key is not null group by key having count(*) > 1
+    ), judged as (
+        select e.*, s.kind, s.size, a.tail, coalesce(a.bundles, 0) as bundles,
+               case when s.due is not null and (e.key is null or v_none) then 'due'
+                    when e.held or e.i > t.i
+                         or (a.first_seq is not null and not s.is_head
+                             and not (v_none and (s.arrival_no, lower(e.seqs)) < (a.arrival_no, a.first_seq)))
+                    then 'wait'
+                    when s.due is not null then case when a.tail is null and a.held is null then 'due' else 'wait' end
+                    when v_none or e.key is null then 'pack'
+                    when e.n >= s.size and coalesce(a.bundles, 0) < v_chain and a.held is null then 'own'
+                    when a.tail is null and a.held is null then 'pack' else 'wait' end as what
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.held) with ordinality
              e (no, key, seqs, n, held, i)
-        join source s using (no) left join asked a using (key)
-    ), judged as materialized (
-        select e.*,
-               case when due is not null and (key is null or v_none) then 'due'
-                    when waits or behind is true then 'wait'
-                    when due is not null then case when tail is null then 'due' else 'wait' end
-                    when v_none or key is null then 'pack'
-                    when n >= size and bundles < v_chain and (held is null or tail is null) then 'own'
-                    when tail is null then 'pack' else 'wait' end as what
-        from entry e
-    ), taken as materialized (
-        select i, no, key, seqs, n, kind, size, own, case when own is null then before else 0 end as before,
-               case when own is not null then least(n / size, v_chain - bundles) * size
-                    when key is null or v_none then n
-                    else least(n, size - before % size) end as take
-        from (select *, sum(most) over (partition by kind, own is null order by i) - most as before
-              from (select *, case when what = 'own' then i end as own,  -- a bundle of its own, or packed
-                           (case when key is null or v_none then n else least(n, size) end)::int as most
-                    from judged where what in ('own', 'pack')) j) j
-    ), part as materialized (
-        select i, no, key, kind, own, before / size as bin, n, seqs
-        from taken where take = n and before / size = (before + n - 1) / size
-        union all
-        select t.i, t.no, t.key, t.kind, t.own, b as bin,
-               least(t.take, (b + 1) * t.size - t.before) - greatest(0, b * t.size - t.before) as n,
-               int8multirange(variadic e.each[greatest(0, b * t.size - t.before) + 1
-                                              :least(t.take, (b + 1) * t.size - t.before)]) as seqs
-        from taken t
-        cross join lateral (select array(select int8range(s, s + 1) from unnest(t.seqs) g
-                                         cross join lateral generate_series(lower(g), upper(g) - 1) s
-                                         limit t.take) as each offset 0) e
-        cross join lateral generate_series(t.before / t.size, (t.before + t.take - 1) / t.size) b
-        where t.take < t.n or t.before / t.size < (t.before + t.take - 1) / t.size
+        join source s using (no) left join asked a using (key) left join twice t using (key)
+    ), taken as materialized (  -- of each so many messages: what has a bundle of its own, and what is packed
+        select i, no, key, seqs, n, kind, size, tail, what, case when what = 'own' then i end as own,
+               case what when 'own' then 0 else before end as before,
+               case what when 'own' then least(n / size, v_chain - bundles) * size
+                         when 'pack' then case when key is null or v_none then n else least(n, size - before % size) end
+                         else 0 end as take
+        from (select *, sum(most) over (partition by kind order by i rows unbounded preceding) - most as before
+              from (select *, case when what <> 'pack' then 0 when key is null or v_none then n
+                                   else least(n, size) end::int as most from judged) j) j
     ), bundle as materialized (
         select nextval('pgqueue.claim_numbers') as bundle_no, b.*
-        from (select min(i) as i, min(no) as no, bin, own, sum(n::int) filter (where c = 1) as n,
-                     range_agg(seqs) filter (where c = 1) as seqs, array_remove(array_agg(key), null) as keys
-              from part cross join lateral generate_series(1, case when v_none then n else 1 end) c
+        from (select min(i) as i, min(no) as no, bin, own, min(tail) as tail,
+                     array_remove(array_agg(key), null) as keys, sum(n::int) filter (where c > 1 is not true) as n,
+                     range_agg(seqs) filter (where c > 1 is not true) as seqs
+              from (select i, no, key, kind, own, tail, before / size as bin, n, seqs
+                    from taken where take = n and before / size = (before + n - 1) / size
+                    union all
+                    select t.i, t.no, t.key, t.kind, t.own, t.tail, b,
+                           least(t.take, (b + 1) * t.size - t.before) - greatest(0, b * t.size - t.before),
+                           int8multirange(variadic e.each[greatest(0, b * t.size - t.before) + 1
+                                                          :least(t.take, (b + 1) * t.size - t.before)])
+                    from taken t
+                    cross join lateral (select array(select int8range(s, s + 1) from unnest(t.seqs) g
+                                                     cross join lateral generate_series(lower(g), upper(g) - 1) s
+                                                     limit t.take) as each offset 0) e
+                    cross join lateral generate_series(t.before / t.size, (t.before + t.take - 1) / t.size) b
+                    where t.take > 0 and (t.take < t.n or t.before / t.size < (t.before + t.take - 1) / t.size)) p
+              left join lateral generate_series(1, p.n) c on v_none  -- without an order, a key for each message
               group by kind, own, bin
               order by min(i), bin) b
     ), laid as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, behind,
             last_delivered_at, note, keys, message_count, seqs)
-        select v_id, b.bundle_no, _pgqueue.lane_dealt(),
+        select p_consumer.consumer_id, b.bundle_no, _pgqueue.lane_dealt(),
                case when s.deliver_count > 0 then coalesce(v_front, b.bundle_no) else b.bundle_no end,
                lower(b.seqs), s.arrival_no, s.priority, s.deliver_count,
                case when b.own is not null
-                    then coalesce(lag(b.bundle_no) over (partition by b.own order by b.bin), a.tail) end,
+                    then coalesce(lag(b.bundle_no) over (partition by b.own order by b.bin), b.tail) end,
                s.last_delivered_at, s.note, b.keys, b.n, b.seqs
-        from bundle b join source s using (no) left join asked a on b.own is not null and a.key = b.keys[1]
+        from bundle b join source s using (no)
         order by b.bundle_no
         returning bundle_no, place, first_seq, message_count
-    ), anchor as materialized (
-        select k as key, max(bundle_no) as number from bundle cross join lateral unnest(keys) k group by k
-    ), over as (
-        select i, no, key, seqs, what from judged where what in ('wait', 'due')
-        union all
-        select t.i, t.no, t.key, t.seqs * int8multirange(int8range(
-                   (select max(upper(p.seqs)) from part p where p.i = t.i), null)), 'wait'
-        from taken t where t.take < t.n
-    ), stays as (
-        select o.i, o.no, o.key, o.what, c.seqs, c.message_count, c.first_seq, s.due, t.until,
-               row_number() over (partition by o.key order by s.arrival_no, c.first_seq) = 1
-               and (a.waits is not true or ((a.is_head or v_none)
+    )
+    select l.*, w.keyed
+    into v_res
+    from (select count(*) as n, sum(message_count)::bigint as messages,
+                 (array_agg(place order by place, first_seq))[1] as place,
+                 (array_agg(first_seq order by place, first_seq))[1] as first_seq,
+                 (array_agg(bundle_no order by bundle_no))[1 + 3 * count(*) / 4] as more from laid) l
+    cross join (select (p_keyed.bundles, array_agg(no order by i), array_agg(key order by i),
+                        array_agg(case take when 0 then seqs
+                                            else seqs * int8multirange(int8range(_pgqueue.bound_of(seqs, take), null))
+                                            end order by i),
+                        array_agg(n - take order by i),
+                        array_agg(what = 'due' order by i))::pgqueue.keyed_messages as keyed
+                from taken where take < n) w;
+    o_hints := p_hints;
+    o_dealt := coalesce(v_res.messages, 0);
+    if o_dealt > 0 then
+        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_dealt(), v_res.place, v_res.first_seq);
+        o_hints.more := v_res.more;
+        o_hints.size := least(p_size, 1 << 30);
+    end if;
+    if (v_res.keyed).keys is not null then
+        o_hints := _pgqueue.store_waiting(p_consumer, o_hints, v_res.keyed, p_keys, p_until, p_now);
+    end if;
+end $$;
+
+-- Stores messages by key that store_dealt() has not dealt: what is to be delayed (p_keyed.held) as such, where nothing
+-- of its key is before it; all else waits. The place of the first message of a key says for which bundle it waits, or
+-- until when. Arguments as of store_dealt(). Returns the hints. Needs the consumer's lock.
+create or replace function _pgqueue.store_waiting(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                  p_keyed pgqueue.keyed_messages, p_keys bigint[],
+                                                  p_until timestamptz[], p_now timestamptz)
+returns pgqueue.claim_hints
+language plpgsql
+as $$
+declare
+    v_none  boolean := p_consumer.ordering = 'none';
+    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_parks boolean := p_hints.parks;
+    v_res   record;
+begin
+    with used as materialized (
+        select k as key, max(m.bundle_no) as tail
+        from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) m cross join lateral unnest(m.keys) k
+        group by k
+    ), apart as materialized (
+        select * from _pgqueue.aside(p_consumer, p_keyed) where v_parks
+    ), stays as materialized (
+        select e.i, e.key, c.*, s.arrival_no, s.priority, s.deliver_count, s.last_delivered_at, s.note,
+               case when s.not_visible_until > p_now then s.not_visible_until end as due, t.until, a.tid,
+               e.is_due and (e.key is null or v_none) as is_free, e.is_due,
+               row_number() over (partition by e.key order by s.arrival_no, c.first_seq) = 1
+               and (a.first_seq is null or ((a.is_head or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
-               coalesce(n.number, a.tail, _pgqueue.place_of_held() + a.held) as open
-        from over o join source s using (no)
-        cross join lateral _pgqueue.split_set(o.seqs) c
-        left join anchor n using (key) left join asked a using (key)
-        left join unnest(p_keys, p_until) t (key, until) using (key)
+               coalesce(u.tail, _pgqueue.place_of_held() + a.held) as open
+        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.held) with ordinality e (no, key, seqs, is_due, i)
+        join unnest(p_keyed.bundles) with ordinality s on s.ordinality = e.no
+        cross join lateral _pgqueue.split_set(e.seqs) c
+        left join used u on u.key = e.key left join apart a on a.key = e.key
+        left join unnest(p_keys, p_until) t (key, until) on t.key = e.key
     ), demoted as (  -- without an order, what came back stands before others of its key
         update pgqueue.consumer_messages set lane = _pgqueue.lane_waiting(), place = -2
-        where ctid = any (array(select a.tid from stays w join asked a using (key) where w.first and a.tid is not null))
-          and place <> -2
+        where ctid = any (array(select tid from stays where first and tid is not null)) and place <> -2
     ), put as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
             not_visible_until, last_delivered_at, note, message_count, seqs)
-        select v_id, nextval('pgqueue.claim_numbers'),
-               case when w.what = 'due' and (w.first or w.key is null or v_none)
-                      or (w.first and w.open is null and w.until is not null)
+        select p_consumer.consumer_id, nextval('pgqueue.claim_numbers'),
+               case when is_free or (is_due and first) or (first and open is null and until is not null)
                     then _pgqueue.lane_delayed() else _pgqueue.lane_waiting() end,
-               case when w.what = 'due' and (w.first or w.key is null or v_none) then _pgqueue.place_at(w.due)
-                    when w.first and w.open is null and w.until is not null then _pgqueue.place_at(w.until)
-                    when w.first then coalesce(w.open, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
+               case when is_free or (is_due and first) then _pgqueue.place_at(due)
+                    when first and open is null and until is not null then _pgqueue.place_at(until)
+                    when first then coalesce(open, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
                     else -2 end,
-               w.first_seq, s.arrival_no, s.priority, s.deliver_count,
-               case when w.what = 'due' and v_none then null else w.key end, w.due, s.last_delivered_at, s.note,
-               w.message_count, w.seqs
-        from stays w join source s using (no)
-        order by w.i, w.first_seq
+               first_seq, arrival_no, priority, deliver_count, case when not (is_due and v_none) then key end, due,
+               last_delivered_at, note, message_count, seqs
+        from stays
+        order by i, first_seq
         returning lane, place, key
     )
-    select l.*, exists (select from put where key is not null) as parks,
-           (select min(place) from put where lane = _pgqueue.lane_delayed()) as due,
-           (select min(place) from put where lane = _pgqueue.lane_waiting() and place >= 0) as waits,
-           (select min(place) from put where lane = _pgqueue.lane_waiting()) as free
+    select bool_or(key is not null) as parks, min(place) filter (where lane = _pgqueue.lane_delayed()) as due,
+           min(place) filter (where lane = _pgqueue.lane_waiting() and place >= 0) as waits,
+           min(place) filter (where lane = _pgqueue.lane_waiting()) as free
     into v_res
-    from (select count(*) as n, sum(message_count)::bigint as messages, min(bundle_no) as first, max(bundle_no) as last,
-                 (array_agg(place order by place, first_seq))[1] as place,
-                 (array_agg(first_seq order by place, first_seq))[1] as first_seq,
-                 (array_agg(bundle_no order by bundle_no))[1 + count(*) / 2] as middle from laid) l;
-    o_hints := p_hints;
-    o_dealt := coalesce(v_res.messages, 0);
-    o_waits := v_res.parks;
-    if o_dealt > 0 then
-        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_dealt(), v_res.place, v_res.first_seq);
-        o_hints.more := v_res.middle;
-        o_hints.size := least(p_size, 1 << 30);
-    end if;
-    o_hints.parks := o_hints.parks or o_waits;
-    o_hints := _pgqueue.waits_at(_pgqueue.waits_at(_pgqueue.due_at(o_hints, v_res.due), v_res.waits), v_res.free);
+    from put;
+    p_hints.parks := p_hints.parks or v_res.parks;
+    return _pgqueue.waits_at(_pgqueue.waits_at(_pgqueue.due_at(p_hints, v_res.due), v_res.waits), v_res.free);
 end $$;
 
 -- Stores messages by key as dealt bundles of at most p_size, as far as the limits of the consumer allow. Returns the
