@@ -8,6 +8,8 @@ language plpgsql
 as $$
 declare
     v_dealt   pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_only    bigint := case when p_consumer.ordering = 'stream'
+                             then _pgqueue.first_of_stream(p_consumer.consumer_id, v_dealt) end;
     v_next    refcursor;
     v_bundle  pgqueue.consumer_messages;
     v_bundles pgqueue.consumer_messages[] := '{}';
@@ -21,7 +23,8 @@ begin
         select * from pgqueue.consumer_messages
         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
           and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and message_count <= p_want
-          and (behind is null or _pgqueue.is_gone(behind)) and (p_alone or note is null)
+          and case when bundle_no <> v_only then false else behind is null or _pgqueue.is_gone(behind) end
+          and (p_alone or note is null)
         order by place, first_seq for update skip locked;  -- lock: bundle
     loop
         fetch v_next into v_bundle;
@@ -41,6 +44,18 @@ begin
     return v_bundles;
 end $$;
 
+-- Of a stream in order the only dealt bundle that a claim may have: the first free one, for all others are behind it.
+-- Null: nothing is dealt and free.
+create or replace function _pgqueue.first_of_stream(p_consumer_id int, p_dealt pgqueue.lane_hint) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select bundle_no from pgqueue.consumer_messages
+            where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+              and (place, first_seq) >= (p_dealt.place, p_dealt.first_seq) and token is null
+            order by place, first_seq limit 1);
+end $$;
+
 -- Takes the first free bundle that is dealt back, to be dealt again, if it has more messages than a claim wants: if
 -- claims passed over it, others would come before it for ever. Where others stand behind it, or few are dealt, all are
 -- taken back: where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs the
@@ -51,12 +66,14 @@ language plpgsql
 as $$
 declare
     v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_only  bigint := case when p_consumer.ordering = 'stream'
+                           then _pgqueue.first_of_stream(p_consumer.consumer_id, v_dealt) end;
     v_first pgqueue.consumer_messages;
 begin
     select * into v_first from pgqueue.consumer_messages
     where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
       and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null
-      and (behind is null or _pgqueue.is_gone(behind))
+      and case when bundle_no <> v_only then false else behind is null or _pgqueue.is_gone(behind) end
     order by place, first_seq limit 1 for update skip locked;  -- lock: bundle
     if (v_first.message_count > p_want) is not true then
         return p_hints;
@@ -103,7 +120,11 @@ begin
         end if;
         v_bundles := _pgqueue.lock_dealt(p_consumer, o_hints, p_want);
     end if;
-    if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true then
+    if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true
+       -- (of a stream, what is dealt now would stand behind what is dealt already)
+       and not (v_bundles = '{}' and p_consumer.ordering = 'stream' and exists (
+                    select from _pgqueue.dealt(p_consumer.consumer_id,
+                                               _pgqueue.lane_of(o_hints, _pgqueue.lane_dealt())))) then
         loop
             v_deal := _pgqueue.deal(p_consumer, o_hints, p_want, false,
                                     case when v_dealt < v_least

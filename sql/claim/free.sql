@@ -68,6 +68,9 @@ begin
     elsif v_claim.claim_id is null then
         v_claim.message_count := case when _pgqueue.is_keyed(p_consumer.way)
                                            and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
+        if p_consumer.ordering = 'stream' and v_claim.message_count is null then  -- who had it may be done since
+            return _pgqueue.claim_beside(p_consumer, p_max);
+        end if;
     end if;
     return v_claim;
 end $$;
@@ -151,7 +154,8 @@ end $$;
 
 -- Claims beside another claimer that has the consumer's lock: free bundles, as they are, or cut off one; or what is
 -- new. What is due comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the
--- claim; its id is null when there is none, see claim_new_ahead(). Of free bundles nothing is locked then.
+-- claim; its id is null when there is none, see claim_new_ahead() and is_blocked(). Of free bundles nothing is locked
+-- then.
 create or replace function _pgqueue.claim_beside(p_consumer pgqueue.consumers, p_max int) returns pgqueue.claimed
 language plpgsql
 as $$
@@ -159,6 +163,7 @@ declare
     v_cursor  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_hints   pgqueue.claim_hints := v_cursor.hints;
     v_bundles pgqueue.consumer_messages[];
+    v_claim   pgqueue.claimed;
 begin
     if not _pgqueue.has_free(v_hints) then
         return _pgqueue.claim_new_ahead(p_consumer, v_cursor, p_max, false);
@@ -166,7 +171,17 @@ begin
         return (_pgqueue.collect(p_consumer, v_hints, p_max, null, false)).o_claimed;
     end if;
     v_bundles := _pgqueue.lock_dealt(p_consumer, v_hints, p_max, false);
-    return case when v_bundles <> '{}' then _pgqueue.claim_bundles(p_consumer, v_bundles) end;
+    if v_bundles <> '{}' then
+        return _pgqueue.claim_bundles(p_consumer, v_bundles);
+    end if;
+    -- (of a stream another claimer has the first dealt bundle, unless this claim could not have had it)
+    v_claim.message_count := case
+        when _pgqueue.is_blocked(p_consumer, v_cursor)
+             or (p_consumer.ordering = 'stream' and exists (
+                     select from _pgqueue.bundles(array[_pgqueue.first_of_stream(
+                         p_consumer.consumer_id, _pgqueue.lane_of(v_hints, _pgqueue.lane_dealt()))])
+                     where note is null and message_count <= p_max)) then 0 end;
+    return v_claim;
 end $$;
 
 -- Cuts the next free bundle that is large enough, in the size of the last cut. Returns the hints. Needs the consumer's

@@ -40,7 +40,8 @@ as $$
            and p_consumer.ordering <> 'none' and e.key is null
          order by arrival_no desc, first_seq desc limit 1)
         order by arrival_no, first_seq limit 1) w on true
-    where (select true from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and key = k limit 1)
+    where e.key is not null
+       or (select true from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and key = k limit 1)
 $$;
 
 -- Stores messages by key as dealt bundles of at most p_size. Messages that are not visible yet are delayed, and what

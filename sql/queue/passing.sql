@@ -92,9 +92,10 @@ begin
                                 _pgqueue.ids_ahead(p_cursor, _pgqueue.end_of_taken(p_cursor))) p
         group by p.publication_id order by p.publication_id limit _pgqueue.limit_ahead()
     loop
-        continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_next[1].publication_id)
-            or exists (select from pgqueue.taken_ahead
-                       where consumer_id = p_consumer.consumer_id and publication_id = v_next[1].publication_id);
+        continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_next[1].publication_id);
+        -- (a statement of its own: its snapshot is of a time when the lock was held)
+        continue when exists (select from pgqueue.taken_ahead where consumer_id = p_consumer.consumer_id
+                                                                and publication_id = v_next[1].publication_id);
         p_cursor.last_arrival := p_cursor.last_arrival + 1;
         foreach v_part in array v_next loop
             continue when not _pgqueue.is_for(v_part.consumers, p_consumer.consumer_id);

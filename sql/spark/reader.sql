@@ -134,7 +134,8 @@ begin
     loop
         -- It waits for no lock: it may hold the lock of another consumer already, and there is a next time.
         continue when not _pgqueue.try_lock_reader(v_reader.reader)
-            or not _pgqueue.try_lock_consumer(v_reader.consumer_id) or _pgqueue.is_extended(v_reader.reader);
+            or not _pgqueue.try_lock_consumer(v_reader.consumer_id);
+        continue when _pgqueue.is_extended(v_reader.reader);
         delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
         continue when not found;  -- used, or forgotten, while this waited for the lock
         select * into v_consumer from pgqueue.consumers where consumer_id = v_reader.consumer_id;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spark_pgqueue.postgres import schema
@@ -34,6 +35,10 @@ CALLED = re.compile(r"(_?pgqueue\.\w+)\s*\(")
 EXECUTED = re.compile(r"'(?:select|from) [^']*'")
 """What `_pgqueue.await` or `_pgqueue.chore` execute: it may call a function."""
 LITERAL = re.compile(r"'(?:[^']|'')*'|\$q\$.*?\$q\$|(?P<comment>--[^\n]*)", re.DOTALL)
+
+TRIED = re.compile(r"\b(try_lock_\w+|pg_try_advisory_\w+)\s*\(")
+STATEMENT = re.compile(r";|\b(?:then|loop|begin|else)\n|as \$\$")
+READS = re.compile(r"\bselect\b|\bfrom pgqueue\.")
 
 CALLED_BY_NAME = {
     "_pgqueue.tend_segments": [
@@ -156,17 +161,41 @@ def _taken(functions: Functions, step: Step | str) -> set[Step]:
     return taken
 
 
+def test_nothing_is_read_by_the_statement_that_tries_a_lock() -> None:
+    """A statement reads what was committed when it began: before it had the lock."""
+    parts = list(_parts())
+    stable = {
+        found[1]
+        for part in parts
+        if (found := DEFINED.match(part)) and re.search(r"\bstable\b", part.partition("as $$")[0])
+    }
+    found = []
+    for part in parts:
+        for statement in STATEMENT.split(LITERAL.sub("", part)):
+            for tried in TRIED.finditer(statement):
+                later = statement[tried.end() :]
+                if READS.search(later) or stable & set(CALLED.findall(later)):
+                    found.append(statement.strip())
+    assert not found, "\n".join(found)
+    assert sum(len(TRIED.findall(part)) for part in parts) > 30
+
+
 def _functions() -> Functions:
     """All functions of the SQL; those of one name count as one."""
     functions: Functions = {}
+    for part in _parts():
+        if start := DEFINED.match(part):
+            steps = functions.setdefault(start[1], [])
+            steps += _steps(part[start.end() :])
+            steps += CALLED_BY_NAME.get(start[1], [])
+    return functions
+
+
+def _parts() -> Iterator[str]:
+    """The text of each function, and what stands between them."""
     for lines in _lines().values():
         text = "\n".join(lines)
-        for part in re.split(r"^(?=create or replace |do \$\$)", text, flags=re.MULTILINE):
-            if start := DEFINED.match(part):
-                steps = functions.setdefault(start[1], [])
-                steps += _steps(part[start.end() :])
-                steps += CALLED_BY_NAME.get(start[1], [])
-    return functions
+        yield from re.split(r"^(?=create or replace |do \$\$)", text, flags=re.MULTILINE)
 
 
 def _steps(text: str) -> list[Step | str]:
