@@ -20,12 +20,15 @@ language plpgsql
 as $$
 declare
     v_claim pgqueue.claimed;
+    v_ids   int8multirange := case when p_consumer.way = 'simple' then _pgqueue.ids_ahead(p_cursor) end;
 begin
-    if not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
+    -- (a publication that was taken ahead is new, by the cursor)
+    if (upper(v_ids) > p_cursor.next_publication + _pgqueue.far_ahead()) is not true
+       and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
         v_claim.message_count := case when _pgqueue.is_at_rest(p_consumer, p_cursor, true) then 0 end;
     elsif p_consumer.way = 'simple' and _pgqueue.need_not_look((p_cursor.hints).probe_at)
        and _pgqueue.is_at_rest(p_consumer, p_cursor, false) then  -- who looks at the leases does so each second
-        v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max, true);
+        v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max, v_ids, true);
         if _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
             perform _pgqueue.pass_ahead(p_consumer.consumer_id);
         end if;
@@ -33,51 +36,67 @@ begin
     return v_claim;
 end $$;
 
--- Claims new messages ahead of the cursor: those of the most urgent publications that are plain, that nobody is taking,
--- and that fit.
+-- Claims new messages ahead of the cursor: those of the most urgent publications, as far as nobody else is taking them,
+-- if these are plain and fit, and are not so many that a claim with the consumer's lock has less work.
+--   p_ids      as of ids_ahead()
 --   p_at_rest  nothing else can be claimed
 -- Returns the claim; its id is null when there is none. Then message_count is 0 if others are taking all that is new,
 -- or have taken it, and nothing else can be claimed; and null if a claim with the consumer's lock may find something.
 -- Locks: none that others wait for.
 create or replace function _pgqueue.claim_new_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                    p_max bigint, p_at_rest boolean) returns pgqueue.claimed
+                                                    p_max bigint, p_ids int8multirange, p_at_rest boolean)
+returns pgqueue.claimed
 language plpgsql
 as $$
 declare
     v_hints    pgqueue.claim_hints := p_cursor.hints;
     v_claim    pgqueue.claimed;
-    v_next     record;
+    v_next     pgqueue.publications[];
+    v_part     pgqueue.publications;
     v_ids      bigint[] := '{}';
     v_left     bigint := p_max;
     v_priority int;
-    v_looked   boolean := false;
-    v_end      bigint;
 begin
     if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or v_hints.was_cut or v_hints.filter_from is not null
        or _pgqueue.has_free(v_hints) then
         return v_claim;
     end if;
-    v_end := _pgqueue.end_of_taken(p_cursor);
-    for v_next in select * from _pgqueue.next_ahead(p_consumer, _pgqueue.ids_ahead(p_cursor, v_end), p_max) loop
-        exit when v_next.priority <> v_priority;
-        if v_next.suffice is not true or not v_next.plain or v_next.message_count > v_left or not
-            pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id) then  -- lock: new
+    v_next := array(
+        select p from (select * from _pgqueue.published(p_consumer.stream_id, p_ids)
+                       limit _pgqueue.limit_ahead() + 1) p
+        order by priority desc, publication_id, part);
+    if v_next = '{}' then  -- nothing but what was taken ahead; or it is far away
+        p_cursor.next_publication := upper(p_ids) - _pgqueue.far_ahead();
+        v_claim.message_count := case when p_at_rest and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
+                                      then 0 end;
+        return v_claim;
+    end if;
+    if cardinality(v_next) > _pgqueue.limit_ahead()
+       or (cardinality(v_next) > 1 and exists (select from unnest(v_next) where part > 0)) then
+        return v_claim;
+    end if;
+    foreach v_part in array v_next loop  -- what a claim with the consumer's lock would get
+        v_left := v_left - v_part.message_count;
+        if v_left < 0 or v_part.priority <> v_next[1].priority or not _pgqueue.is_plain(p_consumer, v_part) then
+            return v_claim;
+        end if;
+        exit when v_left = 0;
+    end loop;
+    if not pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id) then  -- lock: new
+        return v_claim;
+    end if;
+    v_left := p_max;
+    foreach v_part in array v_next loop
+        exit when v_left = 0 or v_part.priority <> v_priority;
+        if v_part.message_count > v_left or not _pgqueue.is_plain(p_consumer, v_part) then
             exit when v_ids <> '{}';
             return v_claim;
         end if;
-        v_looked := true;
-        continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_next.publication_id);
-        v_priority := v_next.priority;
-        v_ids := v_ids || v_next.publication_id;
-        v_left := v_left - v_next.message_count;
-        exit when v_left = 0;
+        continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_part.publication_id);
+        v_priority := v_part.priority;
+        v_ids := v_ids || v_part.publication_id;
+        v_left := v_left - v_part.message_count;
     end loop;
-    if not v_looked then  -- nothing but what was taken ahead; or it is far away
-        p_cursor.next_publication := v_end;
-        if not p_at_rest or _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
-            return v_claim;
-        end if;
-    end if;
     if v_ids <> '{}' then
         v_claim := _pgqueue.take_ahead(p_consumer, v_ids, p_cursor.last_arrival + 1);
     end if;
@@ -87,28 +106,15 @@ begin
     return v_claim;
 end $$;
 
--- The next publications that a claim may take ahead of the cursor, the most urgent first.
---   p_ids   among these
---   p_want  messages
--- Returns for each whether it is plain: in one part, for this consumer, and to be delivered now; and for all whether
--- the first ones are what a claim with the consumer's lock would get, and not so many that it has less work.
-create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_ids int8multirange, p_want bigint)
-returns table (publication_id bigint, message_count bigint, priority int, plain boolean, suffice boolean)
-language sql stable
+-- Whether the messages of a publication in one part are for this consumer, to be delivered now and at any time, and in
+-- one range. (In SQL, so that it becomes a part of the caller's expression.)
+create or replace function _pgqueue.is_plain(p_consumer pgqueue.consumers, p_publication pgqueue.publications)
+returns boolean
+language sql volatile
 as $$
-    select publication_id, message_count, priority, plain,
-           count(*) over () <= _pgqueue.limit_ahead()
-           and bool_and(plain and before + message_count <= p_want and priority = first)
-               filter (where before < p_want) over ()
-    from (select *, count(*) over (partition by publication_id) = 1 and expires_at is null
-                    and (deliver_at <= clock_timestamp()) is not false
-                    and _pgqueue.is_for(consumers, p_consumer.consumer_id)
-                    and (select count(*) from unnest(seqs)) <= _pgqueue.limit_ranges() as plain,
-                 sum(message_count) over (order by priority desc, publication_id, part) - message_count as before,
-                 max(priority) over () as first
-          from (select * from _pgqueue.published(p_consumer.stream_id, p_ids)
-                limit _pgqueue.limit_ahead() + 1) p) p
-    order by priority desc, publication_id
+    select p_publication.expires_at is null and (p_publication.deliver_at <= clock_timestamp()) is not false
+        and _pgqueue.is_for(p_publication.consumers, p_consumer.consumer_id)
+        and p_publication.seqs = int8multirange(range_merge(p_publication.seqs))
 $$;
 
 -- Takes publications ahead of the cursor, and claims their messages, as far as they are still new.
@@ -117,8 +123,11 @@ $$;
 -- Returns the claim; its id is null when none is new.
 create or replace function _pgqueue.take_ahead(p_consumer pgqueue.consumers, p_ids bigint[], p_place bigint)
 returns pgqueue.claimed
-language sql
+language plpgsql
 as $$
+declare
+    v_claim pgqueue.claimed;
+begin
     with new as (
         select p.* from pgqueue.publications p
         where p.stream_id = p_consumer.stream_id and p.publication_id = any (p_ids)
@@ -143,8 +152,10 @@ as $$
     from (select min(priority) as priority, sum(message_count)::bigint as message_count, range_agg(seqs) as seqs
           from new having count(*) > 0) n
     returning _pgqueue.claim_id(bundle_no, token), message_count, p_consumer.stream_id, seqs, priority, 1,
-              null::jsonb, null::bigint[]
-$$;
+              null, null
+    into v_claim;
+    return v_claim;
+end $$;
 
 -- Moves the cursor past what was taken ahead of it, up to the first publication that is not taken, if nobody has the
 -- consumer's lock.

@@ -6,23 +6,27 @@ create or replace function _pgqueue.next_end(p_consumer_id int, p_hints pgqueue.
 returns timestamptz
 language plpgsql stable
 as $$
+declare
+    v_due timestamptz := (select _pgqueue.time_of(place) from pgqueue.consumer_messages
+                          where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
+                            and place >= _pgqueue.place_at(p_hints.due_from)
+                          order by place limit 1);
 begin
+    if not p_leases then
+        return v_due;
+    end if;
     return least(
+        v_due,
         (select _pgqueue.time_of(place) from pgqueue.consumer_messages
-         where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
-           and place >= _pgqueue.place_at(p_hints.due_from)
+         where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
+           and place >= _pgqueue.place_at(p_hints.held_from)
          order by place limit 1),
-        case when p_leases then least(
-            (select _pgqueue.time_of(place) from pgqueue.consumer_messages
-             where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
-               and place >= _pgqueue.place_at(p_hints.held_from)
-             order by place limit 1),
-            (select min(m.lease_until) from unnest(p_hints.lanes) l
-             cross join lateral (select lease_until, token from pgqueue.consumer_messages
-                                 where consumer_id = p_consumer_id and lane = l.lane
-                                   and (place, first_seq) >= (l.low_place, l.low_seq)
-                                 order by place, first_seq limit _pgqueue.limit_held()) m
-             where m.token is not null)) end);
+        (select min(m.lease_until) from unnest(p_hints.lanes) l
+         cross join lateral (select lease_until, token from pgqueue.consumer_messages
+                             where consumer_id = p_consumer_id and lane = l.lane
+                               and (place, first_seq) >= (l.low_place, l.low_seq)
+                             order by place, first_seq limit _pgqueue.limit_held()) m
+         where m.token is not null));
 end $$;
 
 -- Reads a consumer's cursor, with hints. Errors: PQ002 when the consumer was dropped meanwhile.

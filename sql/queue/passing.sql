@@ -54,20 +54,24 @@ end $$;
 
 -- The publication ids to look at ahead of the cursor: the next ones, and those around the last ones that were taken.
 -- Much may lie between that was taken, while a claim before it stays open; and much may follow that is not visible.
--- Neither is walked over.
---   p_end  behind all that was taken
-create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors, p_end bigint) returns int8multirange
+-- Neither is walked over. The ids end far_ahead() behind all that was taken.
+create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors) returns int8multirange
 language plpgsql stable
 as $$
 declare
-    v_next bigint := p_cursor.next_publication;
-    v_most int := 4 * _pgqueue.limit_ahead();
-    v_ids  int8multirange := int8multirange(int8range(v_next, v_next + v_most),
-                                            int8range(greatest(v_next, p_end - v_most), p_end + v_most));
+    v_next  bigint := p_cursor.next_publication;
+    v_far   int := _pgqueue.far_ahead();
+    v_taken bigint[] := array(select publication_id from pgqueue.taken_ahead
+                              where consumer_id = p_cursor.consumer_id and publication_id >= v_next
+                              order by publication_id desc limit v_far);
+    v_end   bigint := coalesce(v_taken[1] + 1, v_next);
+    v_ids   int8multirange;
 begin
-    if p_end = v_next then
-        return v_ids;
+    if cardinality(v_taken) = v_end - v_next then  -- all before was taken, or nothing was
+        return int8multirange(int8range(v_end, v_end + v_far));
     end if;
+    v_ids := int8multirange(int8range(v_next, v_next + v_far),
+                            int8range(greatest(v_next, v_end - v_far), v_end + v_far));
     return v_ids - coalesce((
         select range_agg(int8range(a.publication_id, a.publication_id, '[]'))
         from unnest(v_ids) g
@@ -75,6 +79,10 @@ begin
                             where consumer_id = p_cursor.consumer_id
                               and publication_id >= lower(g) and publication_id < upper(g) offset 0) a), '{}');
 end $$;
+
+-- How many ids claims look at that take ahead of the cursor.
+create or replace function _pgqueue.far_ahead() returns int language sql immutable parallel safe
+as $$ select 4 * _pgqueue.limit_ahead() $$;
 
 -- Takes the next publications one by one, where claims of others stay open that take ahead of the cursor: those that
 -- nobody else is taking. Returns the cursor. Needs the consumer's lock.
@@ -88,8 +96,7 @@ declare
 begin
     for v_next in
         select array_agg(p order by p.part)
-        from _pgqueue.published(p_consumer.stream_id,
-                                _pgqueue.ids_ahead(p_cursor, _pgqueue.end_of_taken(p_cursor))) p
+        from _pgqueue.published(p_consumer.stream_id, _pgqueue.ids_ahead(p_cursor)) p
         group by p.publication_id order by p.publication_id limit _pgqueue.limit_ahead()
     loop
         continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_next[1].publication_id);
