@@ -100,9 +100,7 @@ begin
     if v_ids <> '{}' then
         v_claim := _pgqueue.take_ahead(p_consumer, v_ids, p_cursor.last_arrival + 1);
     end if;
-    if v_claim.claim_id is null then
-        v_claim.message_count := 0;
-    end if;
+    v_claim.message_count := coalesce(v_claim.message_count, 0);
     return v_claim;
 end $$;
 
