@@ -7,7 +7,7 @@
 --
 --   lane                place                  what stands there
 --   -priority           arrival_no             no order: ready, or claimed a moment ago
---   lane_dealt() 0      bundle_no              by key: dealt. Ready, claimed a moment ago, or behind another bundle
+--   lane_dealt() 0      bundle_no, or before   by key: dealt. Ready, claimed a moment ago, or behind another bundle
 --   lane_line() 1       arrival_no             by key: ready, keys mixed, not dealt
 --   lane_delayed()      a time                 due then: the end of a delay, or tokens of its key come back
 --   lane_held()         the end of its lease   claimed for longer than a second

@@ -1,4 +1,4 @@
--- Claims of new messages ahead of the cursor, without the consumer's lock: so no worker waits for another one's commit,
+-- Claims of new messages ahead of the cursor, which need no lock of the consumer: so no worker waits for another one's commit,
 -- and a transaction that stays open keeps from the others only what it has claimed. For consumers without order,
 -- limits and filter, while nothing is ready, and no gap is open.
 --
@@ -13,7 +13,7 @@
 
 -- Claims when nothing is free. Returns the claim; its id is null when there is none. Then message_count is 0 if the
 -- consumer has nothing to claim, and null if a claim with the consumer's lock may find something. Locks: as
--- claim_new_ahead().
+-- claim_new_ahead(); maybe the consumer.
 create or replace function _pgqueue.claim_at_rest(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                   p_max bigint) returns pgqueue.claimed
 language plpgsql
@@ -42,7 +42,7 @@ end $$;
 --   p_at_rest  nothing else can be claimed
 -- Returns the claim; its id is null when there is none. Then message_count is 0 if others are taking all that is new,
 -- or have taken it, and nothing else can be claimed; and null if a claim with the consumer's lock may find something.
--- Locks: none that others wait for.
+-- Locks: what is new, shared; the publications. Claims do not wait for these.
 create or replace function _pgqueue.claim_new_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                     p_max bigint, p_ids int8multirange, p_at_rest boolean)
 returns pgqueue.claimed

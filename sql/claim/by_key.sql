@@ -1,4 +1,4 @@
--- Claims by key with the consumer's lock: of dealt bundles; of what is dealt now; or of the line as it is.
+-- Claims by key: of dealt bundles; and with the consumer's lock of what is dealt now, or of the line as it is.
 
 -- Locks the first dealt bundles that are free, at most p_want messages. What has expired is given up, a bounded number.
 --   p_alone  the caller has the consumer's lock. False: what has a note stays

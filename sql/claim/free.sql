@@ -1,8 +1,9 @@
 -- Claims without the consumer's lock: one update of the first free bundle, if it has the size that the claim wants and
--- nothing is known to come before it. Nearly all claims of workers end here.
+-- nothing is known to come before it. Nearly all claims of workers end here. Some of them then make the next bundles
+-- ready, with that lock.
 
--- Claims the first free bundle of a consumer. By key a bundle that has not many fewer messages than the claim wants
--- will do. A claim of one of the last bundles of its size cuts, or deals, more.
+-- Claims the first free bundle of a consumer. By key, the claim wants about the size in which bundles were dealt last, and
+-- takes one that has no more messages. A claim of one of the last bundles of its size cuts, or deals, more.
 -- Returns the claim; its id is null when there is none. Then message_count is 0 if the consumer has nothing to claim,
 -- and null if a claim with the lock may find something. Locks: the bundle; maybe the consumer. (More than 60 lines: the
 -- statements are written out, since a call of a function costs a tenth of a claim.)

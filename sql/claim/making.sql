@@ -1,4 +1,4 @@
--- Making a claim of bundles that the caller has locked, or of messages that are new: with the consumer's lock.
+-- Making a claim of bundles that the caller has locked, or, with the consumer's lock, of messages that are new.
 
 -- Claims bundles: they are one claim, the first is its head. Bundles that were never delivered, and that no key orders,
 -- become one.
@@ -129,7 +129,7 @@ end $$;
 -- is cut, for the next claims, too. A bundle whose note has at_most may hold a message that kills its worker: such a
 -- bundle is a claim of its own, with at most that many messages; a claim that has messages already ends before it. What
 -- has expired is given up, a bounded number.
---   p_alone  the caller has the consumer's lock. False: what has expired stays
+--   p_alone  the caller has the consumer's lock. False: what has a note stays
 -- Returns the hints, and the claim; its id is null when nothing is free.
 create or replace function _pgqueue.collect(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                             p_reader uuid, p_alone boolean default true,

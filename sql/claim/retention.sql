@@ -8,8 +8,8 @@
 --     old publications new for a consumer (create_consumer, seek, replay) shares the history lock of the stream to the
 --     end of its transaction, and trimming goes on only while nobody has that lock.
 --   * Nothing else holds a segment: with an archive, its messages are in files (claim/archive.sql: on_hold).
---   * Where the rules say drop, consumers are first made to be done with it: under their lock, but never out of a live
---     claim (skip()).
+--   * Where the rules say drop, consumers are first made to be done with it: under their lock, but never out of a claim
+--     whose lease has not ended (skip()).
 -- When no publication of a segment is left, the segment is emptied (log/segments.sql).
 
 -- Empties a sealed segment none of whose messages is published any more. Returns whether there was one. Locks: the

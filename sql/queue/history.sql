@@ -1,6 +1,6 @@
 -- History: a consumer with keep_history keeps what was acknowledged, by which worker, when, and with what result. The
--- token of the claim says whether its consumer keeps that (base/bundles.sql). An acknowledgement of any other claim
--- does nothing for it.
+-- token of the claim says whether its end is to be noted: for that, for notify_done or per_key_capacity, or because a
+-- reader has it (base/bundles.sql). An acknowledgement of any other claim does nothing of that.
 
 -- Deletes the entries (key_backlog) of messages that were just acknowledged.
 create or replace function _pgqueue.delete_done_entries(p_consumer_id int, p_seqs int8multirange) returns void

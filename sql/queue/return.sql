@@ -143,10 +143,11 @@ language plpgsql
 as $$
 declare
     v_head  pgqueue.consumer_messages := p_bundles[1];
-    v_some  pgqueue.consumer_messages[] := array(
-        select b from unnest(p_bundles) b where v_head.keys is null or b.seqs && p_set);
+    v_keys  bigint[] := array(select k from unnest(p_bundles) b cross join lateral unnest(b.keys) k
+                              where b.seqs && p_set);
+    v_some  pgqueue.consumer_messages[] := array(  -- (in lane_held() a key may have several)
+        select b from unnest(p_bundles) b where v_head.keys is null or b.seqs && p_set or b.keys && v_keys);
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_some);
-    v_keys  bigint[];
     v_back  record;
 begin
     with entry as materialized (

@@ -1,5 +1,5 @@
--- Settling: messages leave a live claim, for good or to be delivered again (queue/return.sql). All calls that
--- settle come through here.
+-- Settling: messages leave a live claim, for good or to be delivered again (queue/return.sql). Calls that
+-- settle come through here, but those that give messages back, and Spark's writes (spark/actions.sql).
 
 -- Takes messages out of a live claim for good: acknowledged, or kept as dead letters. Returns how many messages these
 -- were.

@@ -145,8 +145,8 @@ as $$
     select count(*) from extended
 $$;
 
--- Prepares the messages of a micro-batch to be read, again if need be. It extends the reader's claims in (start, end],
--- and claims back the free messages of those that the reader lost. A batch that another process had planned is
+-- Prepares the messages of a micro-batch to be read, again if need be. It extends the reader's claims, and claims
+-- back the free messages of those in (start, end] that the reader lost. A batch that another process had planned is
 -- delivered once more, and its deliver_count says so.
 --   p_process           id of the process that asks. Planning a batch again in another process counts as a delivery,
 --                       in the same process not. Null: nothing is counted

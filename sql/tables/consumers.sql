@@ -64,7 +64,7 @@ begin
         create type pgqueue.received as (
             claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
             deliver_count int, inserted_at timestamptz, saved jsonb);
-        -- what it means for messages that they are returned, see return() in queue/settle.sql
+        -- what it means for messages that they are returned, see return() in queue/return.sql
         create type pgqueue.failure as (
             certain     boolean,      -- they are known to have failed: given up when they did so too often
             counted     boolean,      -- it was a delivery

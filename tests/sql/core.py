@@ -327,9 +327,14 @@ def lock_messages(conn: psycopg.Connection, seq: int | None = None) -> None:
 
 def lock_claim(conn: psycopg.Connection, claim_id: int) -> bool:
     """Let nobody settle or take over a claim until the end of the transaction: if it is live."""
-    found = conn.execute(
+    worker = conn.execute(
         "select from pgqueue.consumer_messages where bundle_no & 1048575 = _pgqueue.number_in(%s)"
         " and token = _pgqueue.token_in(%s) for update",
         [claim_id, claim_id],
     )
-    return found.rowcount > 0
+    reader = conn.execute(
+        "select from pgqueue.reader_claims r join pgqueue.consumer_messages m"
+        " on m.bundle_no = r.head and m.token = r.token where r.claim_id = %s for update of m",
+        [claim_id],
+    )
+    return worker.rowcount + reader.rowcount > 0

@@ -545,6 +545,23 @@ def test_a_claim_that_lives_long_stands_aside_and_its_keys_wait_for_it(
     assert [states(conn)[seq] for seq in (later[0], later[2])] == ["waiting"] * 2
 
 
+@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
+def test_a_failed_message_goes_back_with_all_later_ones_of_its_key(
+    conn: Conn, keyed: int, long: bool
+) -> None:
+    """A claim that lives long has a bundle for each key; several, if a key has many ranges."""
+    sent = send_keys(conn, *"ab" * 120)
+    claim = claim_of(receive(conn, 240))
+    if long:
+        send_keys(conn, "z")
+        clock.pass_time(conn, seconds(2))
+        assert len(receive(conn, 10)) == 1
+        assert len([b for b in internals.bundles(conn) if b.claim_id == claim]) == 3
+    assert value(conn, "nack", claim, [sent[3]]) == 119
+    assert {seq for seq in sent if states(conn)[seq] == "claimed"} == {*sent[::2], sent[1]}
+    checker.check(conn)
+
+
 def test_dealt_bundles_are_counted_as_what_they_are(conn: Conn, sent: list[int]) -> None:
     found = stats(conn, "c")
     assert (found.ready, found.waiting, found.claimed, found.claims) == (1, 4, 2, 2)
