@@ -1,6 +1,6 @@
--- Claims of new messages ahead of the cursor, which need no lock of the consumer: so no worker waits for another one's commit,
--- and a transaction that stays open keeps from the others only what it has claimed. For consumers without order,
--- limits and filter, while nothing is ready, and no gap is open.
+-- Claims of new messages ahead of the cursor, which need no lock of the consumer: so no worker waits for another one's
+-- commit, and a transaction that stays open keeps from the others only what it has claimed. For consumers without
+-- order, limits and filter, while nothing is ready, and no gap is open.
 --
 -- Such a claim takes a few publications, and inserts a row of taken_ahead for each, where others write the cursor. Each
 -- publication is taken once:
@@ -49,7 +49,6 @@ returns pgqueue.claimed
 language plpgsql
 as $$
 declare
-    v_hints    pgqueue.claim_hints := p_cursor.hints;
     v_claim    pgqueue.claimed;
     v_next     pgqueue.publications[];
     v_part     pgqueue.publications;
@@ -57,21 +56,21 @@ declare
     v_left     bigint := p_max;
     v_priority int;
 begin
-    if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or v_hints.was_cut or v_hints.filter_from is not null
-       or _pgqueue.has_free(v_hints) then
+    if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or (p_cursor.hints).was_cut
+       or (p_cursor.hints).filter_from is not null or _pgqueue.has_free(p_cursor.hints) then
         return v_claim;
     end if;
     v_next := array(
-        select p from (select * from _pgqueue.published(p_consumer.stream_id, p_ids)
-                       limit _pgqueue.limit_ahead() + 1) p
+        select p::pgqueue.publications
+        from (select * from _pgqueue.published(p_consumer.stream_id, p_ids)
+              limit _pgqueue.limit_ahead() + 1) p
         order by priority desc, publication_id, part);
     if v_next = '{}' then  -- nothing but what was taken ahead; or it is far away
         p_cursor.next_publication := upper(p_ids) - _pgqueue.far_ahead();
         v_claim.message_count := case when p_at_rest and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
                                       then 0 end;
         return v_claim;
-    end if;
-    if cardinality(v_next) > _pgqueue.limit_ahead()
+    elsif cardinality(v_next) > _pgqueue.limit_ahead()
        or (cardinality(v_next) > 1 and exists (select from unnest(v_next) where part > 0)) then
         return v_claim;
     end if;
@@ -100,7 +99,8 @@ begin
     if v_ids <> '{}' then
         v_claim := _pgqueue.take_ahead(p_consumer, v_ids, p_cursor.last_arrival + 1);
     end if;
-    v_claim.message_count := coalesce(v_claim.message_count, 0);
+    v_claim.message_count := coalesce(v_claim.message_count, case  -- 0: others have all that is new
+        when cardinality(v_ids) in (0, cardinality(v_next)) then 0 end);
     return v_claim;
 end $$;
 

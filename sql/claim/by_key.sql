@@ -8,52 +8,61 @@ language plpgsql
 as $$
 declare
     v_dealt   pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
-    v_only    bigint := case when p_consumer.ordering = 'stream'
-                             then _pgqueue.first_of_stream(p_consumer.consumer_id, v_dealt) end;
+    v_only    bigint;
     v_next    refcursor;
     v_bundle  pgqueue.consumer_messages;
     v_bundles pgqueue.consumer_messages[] := '{}';
     v_got     bigint := 0;
     v_expired int := 0;
+    v_again   boolean := v_dealt.place is not null;
 begin
-    if v_dealt.place is null then
-        return v_bundles;
-    end if;
-    open v_next for
-        select * from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-          and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and message_count <= p_want
-          and case when bundle_no <> v_only then false else behind is null or _pgqueue.is_gone(behind) end
-          and (p_alone or note is null)
-        order by place, first_seq for update skip locked;  -- lock: bundle
-    loop
-        fetch v_next into v_bundle;
-        exit when not found;
-        if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
-            perform _pgqueue.give_up_expired(v_bundle);
-            v_expired := v_expired + 1;
-            exit when v_expired >= _pgqueue.limit_due();
-            continue;
-        end if;
-        exit when v_got > 0 and (v_got + v_bundle.message_count > p_want or v_bundle.note ? 'at_most' is true);
-        v_bundles := v_bundles || v_bundle;
-        v_got := v_got + v_bundle.message_count;
-        exit when 2 * v_got > p_want or v_bundle.note ? 'at_most';
+    while v_again loop
+        v_again := false;
+        v_only := case when p_consumer.ordering = 'stream'
+                       then _pgqueue.first_of_stream(p_consumer.consumer_id, v_dealt) end;
+        open v_next for
+            select * from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+              and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and message_count <= p_want
+              and case when bundle_no <> v_only then false else behind is null or _pgqueue.is_gone(behind) end
+              and (p_alone or note is null)
+            order by place, first_seq for update skip locked;  -- lock: bundle
+        loop
+            fetch v_next into v_bundle;
+            exit when not found;
+            if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
+                perform _pgqueue.give_up_expired(v_bundle);
+                v_expired := v_expired + 1;
+                v_again := v_only is not null and v_expired < _pgqueue.limit_due();  -- the next one is the first now
+                exit when v_again or v_expired >= _pgqueue.limit_due();
+                continue;
+            end if;
+            exit when v_got > 0 and (v_got + v_bundle.message_count > p_want or v_bundle.note ? 'at_most' is true);
+            v_bundles := v_bundles || v_bundle;
+            v_got := v_got + v_bundle.message_count;
+            exit when 2 * v_got > p_want or v_bundle.note ? 'at_most';
+        end loop;
+        close v_next;
     end loop;
-    close v_next;
     return v_bundles;
 end $$;
 
 -- Of a stream in order the only dealt bundle that a claim may have: the first free one, for all others are behind it.
--- Null: nothing is dealt and free.
+-- Null: nothing is dealt and free; or the first one is behind another one that is free, which should not be: claims
+-- then look at all.
 create or replace function _pgqueue.first_of_stream(p_consumer_id int, p_dealt pgqueue.lane_hint) returns bigint
 language plpgsql stable
 as $$
 begin
-    return (select bundle_no from pgqueue.consumer_messages
-            where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
-              and (place, first_seq) >= (p_dealt.place, p_dealt.first_seq) and token is null
-            order by place, first_seq limit 1);
+    return (select f.bundle_no
+            from (select bundle_no, behind from pgqueue.consumer_messages
+                  where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+                    and (place, first_seq) >= (p_dealt.place, p_dealt.first_seq) and token is null
+                  order by place, first_seq limit 1) f
+            where f.behind is null
+               or (select token from pgqueue.consumer_messages
+                   where bundle_no & 1048575 = f.behind & 1048575 and bundle_no = f.behind limit 1) is not null
+               or _pgqueue.is_gone(f.behind));
 end $$;
 
 -- Takes the first free bundle that is dealt back, to be dealt again, if it has more messages than a claim wants: if

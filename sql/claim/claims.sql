@@ -167,7 +167,8 @@ declare
 begin
     if v_free then
         v_beside := _pgqueue.claim_beside(p_consumer, p_max);
-        if v_beside.message_count is not null then
+        -- (nothing can be had: but what is still to be acknowledged may be in the way)
+        if v_beside.message_count > 0 or (v_beside.message_count = 0 and p_ack is null) then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return v_beside;
         end if;

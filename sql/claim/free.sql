@@ -2,8 +2,9 @@
 -- nothing is known to come before it. Nearly all claims of workers end here. Some of them then make the next bundles
 -- ready, with that lock.
 
--- Claims the first free bundle of a consumer. By key, the claim wants about the size in which bundles were dealt last, and
--- takes one that has no more messages. A claim of one of the last bundles of its size cuts, or deals, more.
+-- Claims the first free bundle of a consumer. By key, that is a bundle with at most as many messages as the claim
+-- wants, if these are about as many as bundles were dealt with last. A claim of one of the last bundles of its size
+-- cuts, or deals, more.
 -- Returns the claim; its id is null when there is none. Then message_count is 0 if the consumer has nothing to claim,
 -- and null if a claim with the lock may find something. Locks: the bundle; maybe the consumer. (More than 60 lines: the
 -- statements are written out, since a call of a function costs a tenth of a claim.)
@@ -69,7 +70,8 @@ begin
     elsif v_claim.claim_id is null then
         v_claim.message_count := case when _pgqueue.is_keyed(p_consumer.way)
                                            and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
-        if p_consumer.ordering = 'stream' and v_claim.message_count is null then  -- who had it may be done since
+        if p_consumer.ordering = 'stream' and v_claim.message_count is null
+           and p_max >= v_hints.size and p_max < 2 * v_hints.size then  -- who had it may be done since
             return _pgqueue.claim_beside(p_consumer, p_max);
         end if;
     end if;

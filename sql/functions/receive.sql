@@ -7,12 +7,12 @@
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
 -- Returns the claim and its number of messages, or no row when there is nothing that no other session is claiming.
 -- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007.
--- Locks, to the end of the transaction: those of ack; the messages that the claim takes; and the consumer, unless a
--- free bundle has the size that the claim wants, or the claim gets what is new ahead of the cursor, or what is free
--- beside another claim that has that lock. If nobody has the lock, one claim in some takes it to cut bundles for later
--- claims, or to move the cursor. A claim that needs the lock waits for it; if one transaction keeps the lock for a
--- second, the claim gets nothing. With per_key_interval, per_key_latest, max_in_flight, rate_limit, or a backlog that may be full, all
--- claims need it.
+-- Locks, to the end of the transaction: those of ack; the messages that the claim takes; and the
+-- consumer, unless a free bundle has the size that the claim wants, or the claim gets what is new ahead of the cursor,
+-- or what is free beside another claim that has that lock. If nobody has the lock, one claim in some takes it to cut
+-- bundles for later claims, or to move the cursor. A claim that needs the lock waits for it; if one transaction keeps
+-- the lock for a second, the claim gets nothing. With per_key_interval, per_key_latest, max_in_flight, rate_limit, or a
+-- backlog that may be full, all claims need it.
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1,
                                          p_visibility_timeout interval default null, p_ack bigint default null)
 returns table (claim_id bigint, message_count bigint)

@@ -64,7 +64,8 @@ declare
                         else _pgqueue.limit_chain() end;
     v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
     v_parks boolean := p_hints.parks;
-    v_front bigint := v_dealt.place - 1;  -- what failed before comes before what is dealt and free
+    -- what failed before comes before what is dealt and free, but for what it is behind
+    v_front bigint := v_dealt.place - 1;
     v_res   record;
 begin
     with source as materialized (
@@ -124,7 +125,7 @@ begin
                                                      limit t.take) as each offset 0) e
                     cross join lateral generate_series(t.before / t.size, (t.before + t.take - 1) / t.size) b
                     where t.take > 0 and (t.take < t.n or t.before / t.size < (t.before + t.take - 1) / t.size)) p
-              left join lateral generate_series(1, p.n) c on v_none  -- without an order, a key for each message
+              left join lateral generate_series(1, case when v_none then p.n end) c on true  -- a key for each message
               group by kind, own, bin
               order by min(i), bin) b
     ), laid as (
@@ -132,12 +133,14 @@ begin
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, behind,
             last_delivered_at, note, keys, message_count, seqs)
         select p_consumer.consumer_id, b.bundle_no, _pgqueue.lane_dealt(),
-               case when s.deliver_count > 0 then coalesce(v_front, b.bundle_no) else b.bundle_no end,
-               lower(b.seqs), s.arrival_no, s.priority, s.deliver_count,
-               case when b.own is not null
-                    then coalesce(lag(b.bundle_no) over (partition by b.own order by b.bin), b.tail) end,
-               s.last_delivered_at, s.note, b.keys, b.n, b.seqs
-        from bundle b join source s using (no)
+               case when s.deliver_count > 0 and b.behind is null then coalesce(v_front, b.bundle_no)
+                    else b.bundle_no end,
+               lower(b.seqs), s.arrival_no, s.priority, s.deliver_count, b.behind, s.last_delivered_at, s.note, b.keys,
+               b.n, b.seqs
+        from (select *, case when own is not null
+                             then coalesce(lag(bundle_no) over (partition by own order by bin), tail) end as behind
+              from bundle) b
+        join source s using (no)
         order by b.bundle_no
         returning bundle_no, place, first_seq, message_count
     )

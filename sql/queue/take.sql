@@ -1,5 +1,5 @@
 -- Taking: publications that are new for a consumer become its bundles. New are the publications beyond the last one
--- that it took, those that have appeared in its gaps (log/gaps.sql), and those that claims ahead of the cursor left out.
+-- that it took, those that have appeared in its gaps (log/gaps.sql), and what claims ahead of the cursor left out.
 
 -- The next publications, if no gap is before them and they are plain, as they nearly always are: at most p_limit,
 -- without a gap among their ids, with the same priority, time, expiry and consumers, and with messages that are one

@@ -22,10 +22,11 @@ SETTINGS = {
     "xmlbinary": "hex",
     "check_function_bodies": "off",
     "search_path": "public, pg_catalog",
+    "TimeZone": "Asia/Jakarta",
 }
-"""By name. A role that has them gets the same answers from the queue as any other role. Not here:
-TimeZone, in which times are shown; array_nulls, which the client refuses; and the isolation of
-transactions, which claims refuse (PQ007)."""
+"""By name. A role that has them gets the same answers from the queue as any other role. (A time in
+that zone is written as one that cannot be read, with that DateStyle.) Not here: array_nulls, which
+the client refuses; and the isolation of transactions, which claims refuse (PQ007)."""
 
 REFUSED = {19: ("standard_conforming_strings", "escape_string_warning")}
 """What a major version of Postgres and later ones refuse."""

@@ -562,6 +562,61 @@ def test_a_failed_message_goes_back_with_all_later_ones_of_its_key(
     checker.check(conn)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+def test_a_stream_goes_on_behind_which_messages_were_dealt_that_had_failed(
+    conn: Conn, stream: int, again: bool
+) -> None:
+    """What failed comes before others, but not before what it is dealt behind."""
+    consumer(conn, ordering="stream")
+    failed = send_keys(conn, *"x" * 10)
+    assert value(conn, "dead_letter", claim_of(receive(conn, 10))) == 10
+    sent = send_keys(conn, *"x" * 100)
+    got = []
+    for _ in range(10):
+        got += settled(conn, receive(conn, 1))
+    assert value(conn, "redrive", "s", "c", p_reset=False) == 10
+    while rows := receive(conn, 1):
+        if again and seqs_of(rows) == failed[:1]:
+            again = False
+            value(conn, "nack", claim_of(rows))
+            continue
+        got += settled(conn, rows)
+    assert got == sent + failed
+    assert not again
+    checker.check(conn)
+
+
+def test_a_stream_passes_what_has_expired_in_one_claim(conn: Conn, stream: int) -> None:
+    consumer(conn, ordering="stream")
+    first = send_keys(conn, "x")
+    for _ in range(20):
+        value(conn, "send", "s", "x", p_key="x", p_expires_at=now(conn) + seconds(600))
+    last = send_keys(conn, "x")
+    assert settled(conn, receive(conn, 1)) == first
+    clock.pass_time(conn, seconds(3600))
+    assert seqs_of(receive(conn, 1)) == last
+    checker.check(conn)
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_a_claim_that_acknowledges_waits_for_what_it_makes_free(
+    conn: Conn, session: Session, stream: int, ordering: str
+) -> None:
+    """Its own claim is in the way until it is acknowledged: so it does not say there is nothing."""
+    id_ = consumer(conn, ordering=ordering)
+    sent = send_keys(conn, *"xxx")
+    claim = claim_of(receive(conn, 1))
+    clock.pass_time(conn, seconds(2))
+    holder, own = session(), session()
+    with ThreadPoolExecutor(1) as pool:
+        with holder.transaction():
+            one(holder, "select _pgqueue.lock_consumer(%s)", id_)
+            got = pool.submit(receive, own, 1, p_ack=claim)
+            wait_for_a_lock(conn)
+        assert seqs_of(got.result()) == sent[1:2]
+    checker.check(conn)
+
+
 def test_dealt_bundles_are_counted_as_what_they_are(conn: Conn, sent: list[int]) -> None:
     found = stats(conn, "c")
     assert (found.ready, found.waiting, found.claimed, found.claims) == (1, 4, 2, 2)
