@@ -153,8 +153,7 @@ begin
     cross join (select (p_keyed.bundles, array_agg(no order by i), array_agg(key order by i),
                         array_agg(case take when 0 then seqs
                                             else seqs * int8multirange(int8range(_pgqueue.bound_of(seqs, take), null))
-                                            end order by i),
-                        array_agg(n - take order by i),
+                                            end order by i), null,
                         array_agg(what = 'due' order by i))::pgqueue.keyed_messages as keyed
                 from taken where take < n) w;
     o_hints := p_hints;

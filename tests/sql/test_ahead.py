@@ -26,11 +26,13 @@ from tests.sql.queue import (
     maintain,
     now,
     one,
+    publish,
     receive,
     seconds,
     send,
     send_all,
     seqs_of,
+    stage,
     states,
     stats,
     value,
@@ -189,6 +191,19 @@ def test_the_most_urgent_comes_first(conn: Conn, urgent: int) -> None:
     )
     sent = [send(conn, p_priority=p) for p in (0, 1, 0)]
     assert seqs_of(receive(conn, 3)) == [sent[1], sent[0], sent[2]]
+
+
+@pytest.mark.usefixtures("begun")
+def test_of_a_publication_in_parts_a_claim_gets_the_most_urgent_part(
+    conn: Conn, stream: int
+) -> None:
+    """A sink publishes rows of several priorities at once."""
+    blocks = [stage(conn, stream, 2, p_priority=priority) for priority in (0, 5)]
+    assert publish(conn, stream, blocks, 4)
+    rows = receive(conn, 2)
+    assert [row.priority for row in rows] == [5, 5]
+    assert [row.priority for row in receive(conn, 2)] == [0, 0]
+    checker.check(conn)
 
 
 # What only the cursor takes

@@ -534,6 +534,9 @@ def test_a_claim_that_lives_long_stands_aside_and_its_keys_wait_for_it(
     assert len(held) == 3, "one for each key"
     assert {b.lane for b in held} == {one(conn, "select _pgqueue.lane_held()")}
     assert [states(conn)[seq] for seq in later[:3]] == ["waiting"] * 3
+    before = internals.bundles(conn)
+    assert receive(conn, 3) == []
+    assert internals.bundles(conn) == before, "what waits for it is not dealt again and again"
     assert value(conn, "ack", claim_of(long), sent[1:2]) == 1
     assert seqs_of(receive(conn, 3)) == later[1:2]
     clock.end_lease(conn, claim_of(long))
