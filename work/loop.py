@@ -1,0 +1,20 @@
+"""loop.py DB order size keys n: claims and acks in a loop, waits for a key at start (perf)"""
+import psycopg, sys, time, subprocess, os
+U="user=postgres host=/tmp/srv/data/data port=5432 dbname="
+d,o,size,keys,n=sys.argv[1],sys.argv[2],int(sys.argv[3]),int(sys.argv[4]),int(sys.argv[5])
+c=psycopg.connect(U+d,autocommit=True,prepare_threshold=0)
+def q(s,*a):
+    cur=c.execute(s,a); return cur.fetchall() if cur.description else []
+s="figures"
+if not q("select 1 from pgqueue.streams where name=%s",s): q("select pgqueue.create_stream(%s)",s)
+elif q("select 1 from pgqueue.consumers where name='c'"): q("select pgqueue.drop_consumer(%s,'c')",s)
+q("select pgqueue.create_consumer(%s,'c','latest',%s)",s,o)
+q("select count(*) from pgqueue.send_batch(%s, array(select repeat('x',200) from generate_series(1,%s)), array(select 'k'||mod(i*7919,%s) from generate_series(1,%s) i))",s,n,max(keys,1),n)
+def go(k):
+    for _ in range(k):
+        r=q("select claim_id, seq from pgqueue.receive(%s,'c',%s)",s,size)
+        if not r: return
+        q("select pgqueue.ack(%s)",r[0][0])
+go(100)
+p=subprocess.Popen(["perf","record","-o",f"/tmp/w2/perf.{d}.{o}.{size}","-F","5000","-g","-p",str(c.info.backend_pid)],stdout=subprocess.DEVNULL,stderr=subprocess.DEVNULL)
+time.sleep(1); go(n); p.send_signal(2); p.wait()
