@@ -206,6 +206,24 @@ def test_of_a_publication_in_parts_a_claim_gets_the_most_urgent_part(
     checker.check(conn)
 
 
+STALE = """
+select (_pgqueue.claim_new_ahead(c, _pgqueue.cursor(c.consumer_id), 1,
+                                 int8multirange(int8range(%s, %s)), true)).message_count
+from pgqueue.consumers c where consumer_id = %s
+"""
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["nothing else", "more"])
+def test_a_claim_that_comes_late_goes_on_if_more_is_new(conn: Conn, begun: int, more: bool) -> None:
+    """What it has read was taken before it had the lock; null: the claim goes on."""
+    send(conn)
+    if more:
+        send(conn)
+    last = one(conn, "select max(publication_id) from pgqueue.publications")
+    assert len(receive(conn, 1)) == 1
+    assert one(conn, STALE, last - more, last + 1, begun) == (None if more else 0)
+
+
 # What only the cursor takes
 
 
