@@ -20,63 +20,92 @@ language plpgsql
 as $$
 declare
     v_claim pgqueue.claimed;
-    v_ids   int8multirange := case when p_consumer.way = 'simple' then _pgqueue.ids_ahead(p_cursor) end;
+    v_first bigint := p_cursor.next_publication;
+    v_next  pgqueue.publications[];
+    v_ahead boolean := false;
 begin
-    -- (a publication that was taken ahead is new, by the cursor)
-    if (upper(v_ids) > p_cursor.next_publication + _pgqueue.far_ahead()) is not true
-       and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true) then
-        v_claim.message_count := case when _pgqueue.is_at_rest(p_consumer, p_cursor, true) then 0 end;
-    elsif p_consumer.way = 'simple' and _pgqueue.need_not_look((p_cursor.hints).probe_at)
-       and _pgqueue.is_at_rest(p_consumer, p_cursor, false) then  -- who looks at the leases does so each second
-        v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max, v_ids, true);
-        if _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
-            perform _pgqueue.pass_ahead(p_consumer.consumer_id);
+    if p_consumer.way = 'simple' then
+        v_next := _pgqueue.next_ahead(p_consumer, p_cursor);
+        if v_next is null then  -- a publication that was taken ahead is new, by the cursor
+            p_cursor.next_publication := _pgqueue.end_of_taken(p_cursor);
         end if;
+        v_ahead := v_next is not null or p_cursor.next_publication > v_first;
+        -- the hints do not know the leases of what was taken ahead: who looks at these does so each second
+        if v_ahead and not _pgqueue.need_not_look((p_cursor.hints).probe_at) then
+            return v_claim;
+        end if;
+    end if;
+    if v_next is not null then
+        if _pgqueue.is_at_rest(p_consumer, p_cursor, false) then
+            v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max, v_next);
+            if _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
+                perform _pgqueue.pass_ahead(p_consumer.consumer_id);
+            end if;
+        end if;
+    elsif not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
+        and _pgqueue.is_at_rest(p_consumer, p_cursor, not v_ahead) then
+        v_claim.message_count := 0;
     end if;
     return v_claim;
 end $$;
 
+-- The next publications for claim_new_ahead(), the most urgent ones first. Null: it may not claim any, or sees none.
+create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns pgqueue.publications[]
+language plpgsql stable
+as $$
+declare
+    v_hints pgqueue.claim_hints := p_cursor.hints;
+    v_first bigint := p_cursor.next_publication;
+    v_last  bigint := _pgqueue.last_publication_id(p_consumer.stream_id);
+    v_next  pgqueue.publications[];
+begin
+    if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or v_hints.lanes is null or v_hints.was_cut
+       or v_hints.filter_from is not null or _pgqueue.has_free(v_hints) or v_last < v_first then
+        return null;
+    elsif v_last < v_first + _pgqueue.far_ahead() then  -- nearly always
+        v_next := array(
+            select p::pgqueue.publications
+            from (select * from pgqueue.publications
+                  where stream_id = p_consumer.stream_id and publication_id >= v_first
+                    and publication_id <> all (array(
+                            select publication_id from pgqueue.taken_ahead
+                            where consumer_id = p_consumer.consumer_id and publication_id >= v_first))
+                  order by publication_id, part limit _pgqueue.limit_ahead() + 1) p
+            order by priority desc, publication_id, part);
+    else
+        v_next := array(
+            select p::pgqueue.publications
+            from (select * from _pgqueue.published(p_consumer.stream_id, _pgqueue.ids_ahead(p_cursor))
+                  limit _pgqueue.limit_ahead() + 1) p
+            order by priority desc, publication_id, part);
+    end if;
+    return nullif(v_next, '{}');
+end $$;
+
 -- Claims new messages ahead of the cursor: those of the most urgent publications, as far as nobody else is taking them,
 -- if these are plain and fit, and are not so many that a claim with the consumer's lock has less work.
---   p_ids      as of ids_ahead()
---   p_at_rest  nothing else can be claimed
+--   p_next  as of next_ahead()
 -- Returns the claim; its id is null when there is none. Then message_count is 0 if others are taking all that is new,
--- or have taken it, and nothing else can be claimed; and null if a claim with the consumer's lock may find something.
+-- or have taken it; and null if a claim with the consumer's lock may find something.
 -- Locks: what is new, shared; the publications. Claims do not wait for these.
 create or replace function _pgqueue.claim_new_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                    p_max bigint, p_ids int8multirange, p_at_rest boolean)
+                                                    p_max bigint, p_next pgqueue.publications[])
 returns pgqueue.claimed
 language plpgsql
 as $$
 declare
-    v_claim    pgqueue.claimed;
-    v_next     pgqueue.publications[];
-    v_part     pgqueue.publications;
-    v_ids      bigint[] := '{}';
-    v_left     bigint := p_max;
-    v_priority int;
+    v_claim pgqueue.claimed;
+    v_part  pgqueue.publications;
+    v_left  bigint := p_max;
 begin
-    if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or (p_cursor.hints).was_cut
-       or (p_cursor.hints).filter_from is not null or _pgqueue.has_free(p_cursor.hints) then
+    if (cardinality(p_next) between 1 and _pgqueue.limit_ahead()) is not true
+       or (cardinality(p_next) > 1 and exists (select from unnest(p_next) where part > 0)) then
         return v_claim;
     end if;
-    v_next := array(
-        select p::pgqueue.publications
-        from (select * from _pgqueue.published(p_consumer.stream_id, p_ids)
-              limit _pgqueue.limit_ahead() + 1) p
-        order by priority desc, publication_id, part);
-    if v_next = '{}' then  -- nothing but what was taken ahead; or it is far away
-        p_cursor.next_publication := upper(p_ids) - _pgqueue.far_ahead();
-        v_claim.message_count := case when p_at_rest and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
-                                      then 0 end;
-        return v_claim;
-    elsif cardinality(v_next) > _pgqueue.limit_ahead()
-       or (cardinality(v_next) > 1 and exists (select from unnest(v_next) where part > 0)) then
-        return v_claim;
-    end if;
-    foreach v_part in array v_next loop  -- what a claim with the consumer's lock would get
+    foreach v_part in array p_next loop  -- what a claim with the consumer's lock would get
         v_left := v_left - v_part.message_count;
-        if v_left < 0 or v_part.priority <> v_next[1].priority or not _pgqueue.is_plain(p_consumer, v_part) then
+        if v_left < 0 or v_part.priority <> p_next[1].priority or not _pgqueue.is_plain(p_consumer, v_part) then
             return v_claim;
         end if;
         exit when v_left = 0;
@@ -84,24 +113,7 @@ begin
     if not pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id) then  -- lock: new
         return v_claim;
     end if;
-    v_left := p_max;
-    foreach v_part in array v_next loop
-        exit when v_left = 0 or v_part.priority <> v_priority;
-        if v_part.message_count > v_left or not _pgqueue.is_plain(p_consumer, v_part) then
-            exit when v_ids <> '{}';
-            return v_claim;
-        end if;
-        continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_part.publication_id);
-        v_priority := v_part.priority;
-        v_ids := v_ids || v_part.publication_id;
-        v_left := v_left - v_part.message_count;
-    end loop;
-    if v_ids <> '{}' then
-        v_claim := _pgqueue.take_ahead(p_consumer, v_ids, p_cursor.last_arrival + 1);
-    end if;
-    v_claim.message_count := coalesce(v_claim.message_count, case  -- 0: others have all that is new
-        when cardinality(v_ids) in (0, cardinality(v_next)) then 0 end);
-    return v_claim;
+    return _pgqueue.take_ahead(p_consumer, p_max, p_next, p_cursor.last_arrival + 1);
 end $$;
 
 -- Whether the messages of a publication in one part are for this consumer, to be delivered now and at any time, and in
@@ -115,44 +127,64 @@ as $$
         and p_publication.seqs = int8multirange(range_merge(p_publication.seqs))
 $$;
 
--- Takes publications ahead of the cursor, and claims their messages, as far as they are still new.
---   p_ids    the caller has their locks; they have the same priority
+-- Takes publications ahead of the cursor, as far as nobody else does and they are still new, plain and fit, and claims
+-- their messages. The caller has the lock of what is new. (A statement for each publication: nearly always there is
+-- one, and a statement for many takes twice as long.)
 --   p_place  where their messages stand if they are returned
--- Returns the claim; its id is null when none is new.
-create or replace function _pgqueue.take_ahead(p_consumer pgqueue.consumers, p_ids bigint[], p_place bigint)
-returns pgqueue.claimed
+-- Returns the claim, as claim_new_ahead().
+create or replace function _pgqueue.take_ahead(p_consumer pgqueue.consumers, p_max bigint,
+                                               p_next pgqueue.publications[], p_place bigint) returns pgqueue.claimed
 language plpgsql
 as $$
 declare
-    v_claim pgqueue.claimed;
+    v_claim    pgqueue.claimed;
+    v_part     pgqueue.publications;
+    v_priority int;
+    v_count    bigint := 0;
+    v_seqs     int8multirange := '{}';
+    v_locked   int := 0;
+    v_no       bigint;
+    v_token    bigint;
 begin
-    with new as (
-        select p.* from pgqueue.publications p
-        where p.stream_id = p_consumer.stream_id and p.publication_id = any (p_ids)
-          and p.publication_id >= (select next_publication from pgqueue.consumer_cursors
-                                   where consumer_id = p_consumer.consumer_id order by version desc limit 1)
-          and not exists (select from pgqueue.taken_ahead a
-                          where a.consumer_id = p_consumer.consumer_id and a.publication_id = p.publication_id)
-          -- (it may have been changed before the claim had the lock)
-          and exists (select from pgqueue.consumers c
-                      where c.consumer_id = p_consumer.consumer_id and c.way = p_consumer.way)
-    ), noted as (
+    foreach v_part in array p_next loop
+        exit when v_count = p_max or v_part.priority <> v_priority;
+        if v_count + v_part.message_count > p_max or not _pgqueue.is_plain(p_consumer, v_part) then
+            exit when v_count > 0;
+            return v_claim;
+        end if;
+        continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_part.publication_id);
+        v_locked := v_locked + 1;
+        -- (The cursor and what was taken ahead of it as of one snapshot: who moves the cursor deletes the rows. So "on
+        -- conflict" would not do.)
         insert into pgqueue.taken_ahead (consumer_id, publication_id, message_count, lane, place, first_seq)
-        select p_consumer.consumer_id, publication_id, message_count, -priority, p_place, lower(seqs) from new
-    )
+        select p_consumer.consumer_id, v_part.publication_id, v_part.message_count, -v_part.priority, p_place,
+               lower(v_part.seqs)
+        where v_part.publication_id >= (select next_publication from pgqueue.consumer_cursors
+                                        where consumer_id = p_consumer.consumer_id order by version desc limit 1)
+          and not exists (select from pgqueue.taken_ahead
+                          where consumer_id = p_consumer.consumer_id and publication_id = v_part.publication_id)
+          -- (it may have been changed before the claim had the lock)
+          and exists (select from pgqueue.consumers
+                      where consumer_id = p_consumer.consumer_id and way = p_consumer.way);
+        continue when not found;
+        v_priority := v_part.priority;
+        v_count := v_count + v_part.message_count;
+        v_seqs := v_seqs + v_part.seqs;
+    end loop;
+    if v_count = 0 then
+        v_claim.message_count := case when v_locked in (0, cardinality(p_next)) then 0 end;  -- others have all
+        return v_claim;
+    end if;
+    v_no := nextval('pgqueue.claim_numbers');
+    v_token := _pgqueue.new_token(_pgqueue.notes_ends(p_consumer));
     insert into pgqueue.consumer_messages (
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, message_count, seqs,
         token, claimed_at, lease_until, visibility_timeout, owner)
-    select p_consumer.consumer_id, nextval('pgqueue.claim_numbers'), -n.priority, p_place, lower(n.seqs), p_place,
-           n.priority, 0, n.message_count, n.seqs, _pgqueue.new_token(_pgqueue.notes_ends(p_consumer)),
-           clock_timestamp(), clock_timestamp() + p_consumer.visibility_timeout, p_consumer.visibility_timeout,
-           current_setting('application_name')
-    from (select min(priority) as priority, sum(message_count)::bigint as message_count, range_agg(seqs) as seqs
-          from new having count(*) > 0) n
-    returning _pgqueue.claim_id(bundle_no, token), message_count, p_consumer.stream_id, seqs, priority, 1,
-              null, null
-    into v_claim;
-    return v_claim;
+    values (p_consumer.consumer_id, v_no, -v_priority, p_place, lower(v_seqs), p_place, v_priority, 0, v_count, v_seqs,
+            v_token, clock_timestamp(), clock_timestamp() + p_consumer.visibility_timeout,
+            p_consumer.visibility_timeout, current_setting('application_name'));
+    return (_pgqueue.claim_id(v_no, v_token), v_count, p_consumer.stream_id, v_seqs, v_priority, 1, null,
+            null)::pgqueue.claimed;
 end $$;
 
 -- Moves the cursor past what was taken ahead of it, up to the first publication that is not taken, if nobody has the

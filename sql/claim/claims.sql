@@ -39,7 +39,8 @@ begin
     for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
         o_cursor := _pgqueue.tend(p_consumer, o_cursor, v_pass > 1);
         if p_consumer.way = 'simple' and p_where is null and p_reader is null and p_upto is null then
-            o_claimed := _pgqueue.claim_new_ahead(p_consumer, o_cursor, p_want, _pgqueue.ids_ahead(o_cursor), false);
+            o_claimed := _pgqueue.claim_new_ahead(p_consumer, o_cursor, p_want,
+                                                   _pgqueue.next_ahead(p_consumer, o_cursor));
             o_cursor := _pgqueue.pass_taken(o_cursor, false);
             exit when o_claimed.claim_id is not null;
         end if;

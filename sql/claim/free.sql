@@ -169,7 +169,8 @@ declare
     v_claim   pgqueue.claimed;
 begin
     if not _pgqueue.has_free(v_hints) then
-        return _pgqueue.claim_new_ahead(p_consumer, v_cursor, p_max, _pgqueue.ids_ahead(v_cursor), false);
+        return _pgqueue.claim_new_ahead(p_consumer, v_cursor, p_max,
+                                         _pgqueue.next_ahead(p_consumer, v_cursor));
     elsif not _pgqueue.is_keyed(p_consumer.way) then
         return (_pgqueue.collect(p_consumer, v_hints, p_max, null, false)).o_claimed;
     end if;

@@ -1,17 +1,28 @@
 -- A consumer's cursor (tables/consumers.sql has its fields): reading it, storing it, and its hints where claims look.
 
--- When the next delay of a consumer ends; null: nothing of it is delayed.
+-- When the first bundle in lane_delayed() from a time on is due; null: none is.
+create or replace function _pgqueue.first_due(p_consumer_id int, p_from timestamptz) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select _pgqueue.time_of(place) from pgqueue.consumer_messages
+            where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
+              and place >= _pgqueue.place_at(p_from)
+            order by place limit 1);
+end $$;
+
+-- When the next delay of a consumer ends, or earlier if what was delayed until then is gone; null: nothing is delayed.
 --   p_leases  also when the first lease ends, or ended. Claims of the last second are few, and are looked at one by one
 create or replace function _pgqueue.next_end(p_consumer_id int, p_hints pgqueue.claim_hints, p_leases boolean)
 returns timestamptz
 language plpgsql stable
 as $$
 declare
-    v_due timestamptz := (select _pgqueue.time_of(place) from pgqueue.consumer_messages
-                          where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
-                            and place >= _pgqueue.place_at(p_hints.due_from)
-                          order by place limit 1);
+    v_due timestamptz := p_hints.due_from;
 begin
+    if v_due <= clock_timestamp() then
+        v_due := _pgqueue.first_due(p_consumer_id, v_due);
+    end if;
     if not p_leases then
         return v_due;
     end if;
@@ -320,9 +331,7 @@ begin
     v_hints.lanes := '{}';
     v_hints.lanes_from := -2147483648;
     v_hints := _pgqueue.add_lanes(v_id, v_hints);
-    v_hints.due_from := coalesce(_pgqueue.time_of((
-        select place from pgqueue.consumer_messages
-        where consumer_id = v_id and lane = _pgqueue.lane_delayed() order by place limit 1)), v_hints.looked_at);
+    v_hints.due_from := _pgqueue.first_due(v_id, 'epoch');
     v_hints.held_from := coalesce(_pgqueue.time_of((
         select place from pgqueue.consumer_messages
         where consumer_id = v_id and lane = _pgqueue.lane_held() order by place limit 1)), v_hints.looked_at);

@@ -98,13 +98,11 @@ declare
     v_now   timestamptz := clock_timestamp();
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_row   record;
-    v_count int := 0;
     v_last  bigint;
     v_keys  bigint[] := '{}';
     v_firsts pgqueue.consumer_messages[] := '{}';
 begin
-    if (v_hints.due_from <= v_now and _pgqueue.next_end(p_consumer.consumer_id, v_hints, false) <= v_now) is not true
-    then
+    if (v_hints.due_from <= v_now) is not true then
         return p_cursor;
     end if;
     for v_row in
@@ -124,7 +122,6 @@ begin
         where m.ctid = due.ctid
         returning m.lane, m.place, m.first_seq, m.key, due.was, m as bundle
     loop
-        v_count := v_count + 1;
         v_last := greatest(v_last, v_row.was);
         if v_row.key is null then
             v_hints := _pgqueue.stands(v_hints, v_row.lane, v_row.place, v_row.first_seq);
@@ -134,7 +131,8 @@ begin
         end if;
     end loop;
     v_hints := _pgqueue.park(p_consumer, v_hints, v_keys, false, v_firsts);
-    v_hints.due_from := case when v_count < _pgqueue.limit_due() then v_now else _pgqueue.time_of(v_last) end;
+    v_hints.due_from := _pgqueue.first_due(p_consumer.consumer_id,
+                                           coalesce(_pgqueue.time_of(v_last), v_hints.due_from));
     p_cursor.hints := v_hints;
     return p_cursor;
 end $$;

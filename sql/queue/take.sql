@@ -292,25 +292,23 @@ end $$;
 -- Whether a take may find something: the consumer has gaps, or messages that are not filtered yet, or a publication
 -- beyond the last one that it took.
 --   p_far  true: look also beyond limit_unseen() ids that are not visible
--- Errors, where it looks far and finds nothing near: PQ011.
+-- Errors, where it looks far: PQ011.
 create or replace function _pgqueue.has_new(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_far boolean)
 returns boolean
 language plpgsql stable
 as $$
 declare
-    v_last bigint;
+    v_next bigint := p_cursor.next_publication;
+    v_last bigint := case when p_far then _pgqueue.last_publication_id(p_stream_id) end;
 begin
-    if p_cursor.gaps <> '{}' or (p_cursor.hints).filter_from is not null
-       or exists (select from pgqueue.publications
-                  where stream_id = p_stream_id and publication_id >= p_cursor.next_publication
-                    and publication_id < p_cursor.next_publication + _pgqueue.limit_unseen()) then
+    if p_cursor.gaps <> '{}' or (p_cursor.hints).filter_from is not null then
         return true;
-    elsif not p_far then
+    elsif v_last < v_next then
+        perform _pgqueue.refuse_to_look(p_stream_id) where v_last < v_next - 1;
         return false;
     end if;
-    v_last := coalesce(pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass), 0);
-    if v_last + 1 < p_cursor.next_publication then
-        perform _pgqueue.refuse_to_look(p_stream_id);
-    end if;
-    return v_last >= p_cursor.next_publication + _pgqueue.limit_unseen();
+    return exists (select from pgqueue.publications
+                   where stream_id = p_stream_id and publication_id >= v_next
+                     and publication_id < v_next + _pgqueue.limit_unseen())
+        or (p_far and v_last >= v_next + _pgqueue.limit_unseen());
 end $$;

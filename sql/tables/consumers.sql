@@ -98,7 +98,7 @@ begin
         create type pgqueue.claim_hints as (
             lanes       pgqueue.lane_hint[],  -- of ready bundles, in the order in which they are served, ...
             lanes_from  int,          -- ... and no bundle is in other lanes below this one; null: in no other lane
-            due_from    timestamptz,  -- no delayed bundle is due before, not even if the clock is set back
+            due_from    timestamptz,  -- no delayed bundle is due before; null: none is delayed
             held_from   timestamptz,  -- no lease of a bundle in lane_held() ended before: nearly always
             probe_at    timestamptz,  -- claims look for leases that ended from then on,
             looked_at   timestamptz,  -- all hints were read from what is stored then,

@@ -55,7 +55,7 @@ select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publicati
        (k.hints).free_from,
        array(select key from pgqueue.consumer_messages f where f.consumer_id = k.consumer_id
              and f.lane = 1000005) as freed,
-       greatest((k.hints).due_from, '2000-01-01') as due_from,
+       coalesce((k.hints).due_from, '9000-01-01') as due_from,
        greatest((k.hints).quiet_until, '2000-01-01') as quiet_until,
        g.gap_nos, g.ids as stored_ids, g.total, g.kept, clock_timestamp() as now,
        g.ids + coalesce(int8multirange(int8range(k.next_publication, a.last, '[]')) - a.ids, '{}')

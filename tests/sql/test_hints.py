@@ -55,6 +55,7 @@ WRONG = {
     "lanes_from": "null",
     "lanes_from beyond": "1000",
     "due_from": LATER,
+    "due_from lost": "null",
     "held_from": LATER,
     "probe_at": LATER,
     "looked_at": LATER,

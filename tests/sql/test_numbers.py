@@ -152,7 +152,7 @@ def test_each_column_that_keeps_numbers_of_a_stream_is_asked(conn: Conn) -> None
 
 
 def make_schedule(conn: Conn) -> None:
-    value(conn, "create_schedule", "s", "often", p_every="1 s", p_data="x")
+    value(conn, "create_schedule", "s", "often", p_every="1 minute", p_data="x")
 
 
 def staged(conn: Conn) -> None:
