@@ -11,7 +11,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
-from tests.conftest import Server, _database
+from tests import conftest
+from tests.conftest import Server
 from tests.sql import checker
 from tests.sql.explaining import check_explanations
 from tests.sql.queue import Conn, Reader, Session, consumer, one, value
@@ -25,12 +26,12 @@ def url(
     """The url of a fresh database with the schema, and the stream s for tests that ask for it."""
     if "stream" in request.fixturenames:
         if (made := _templates.get((server.url, template))) is None:
-            url = next(_database(server, template))
+            url = next(conftest._database(server, template))
             with connection.connect(url) as conn:
                 value(conn, "create_stream", "s")
                 made = _templates[server.url, template] = conn.info.dbname
         template = made
-    yield from _database(server, template)
+    yield from conftest._database(server, template)
 
 
 @pytest.fixture
