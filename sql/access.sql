@@ -1,5 +1,5 @@
 -- Which role may call which function, and with which settings a function runs: one list, from which roles.sql and
--- settings.sql derive the rest.
+-- function_settings.sql derive the rest.
 
 -- The list. A function of the schema pgqueue has its plain name, an internal one its schema too. A row is for functions
 -- of one topic that have the same rights and settings.

@@ -14,7 +14,7 @@ language plpgsql
 as $$
 begin
     -- on claim
-    -- publish/schedules.sql
+    -- schedules/schedules.sql
     perform _pgqueue.run_schedules(p_stream_id);
     -- end
 end $$;
@@ -25,7 +25,7 @@ language sql stable
 as $$
     select least(null::timestamptz
         -- on due
-        -- publish/schedules.sql
+        -- schedules/schedules.sql
         , _pgqueue.schedule_due(p_stream_id)
         -- end
     )
@@ -38,7 +38,7 @@ as $$
     select case
         when p_type is null then null
         -- on setting
-        -- base/schemas.sql
+        -- typed/schemas.sql
         when p_type = 'schema' then _pgqueue.read_schema(p_text) is not null
         -- end
     end
@@ -50,7 +50,7 @@ language plpgsql
 as $$
 begin
     -- on before_set_stream
-    -- functions/schemas.sql
+    -- typed/schemas.sql
     perform _pgqueue.check_schema(p_stream.kind, p_stream.schema, p_settings);
     -- end
 end $$;
@@ -61,7 +61,7 @@ language plpgsql
 as $$
 begin
     -- on set_stream
-    -- base/schemas.sql
+    -- typed/schemas.sql
     if p_settings ? 'schema' then
         p_stream.schema_path := _pgqueue.schema_path(_pgqueue.read_schema(p_stream.schema));
     end if;
@@ -75,7 +75,7 @@ language sql stable
 as $$
     select true
         -- on bind
-        -- base/schemas.sql
+        -- typed/schemas.sql
         and _pgqueue.schema_includes(p_from.schema, p_to.schema)
         -- end
 $$;
@@ -87,13 +87,13 @@ language plpgsql
 as $$
 begin
     -- on misfit
-    -- base/schemas.sql
+    -- typed/schemas.sql
     perform _pgqueue.refuse_misfit(p_stream, p_data);
     -- end
 end $$;
 
 -- A reader without a consumer, which reads what was trimmed too: the publications of a stream that are kept elsewhere,
--- from an id on and below another one. (In PL/pgSQL, as the next two: see log/readable.sql.)
+-- from an id on and below another one. (In PL/pgSQL, as the next two: see reading/readable.sql.)
 create or replace function _pgqueue.on_read(p_stream_id int, p_from bigint, p_below bigint)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
@@ -101,7 +101,7 @@ language plpgsql stable
 as $$
 begin
     -- on read
-    -- log/archive.sql
+    -- archive/archived.sql
     return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
     -- end
 end $$;
@@ -114,7 +114,7 @@ language plpgsql stable
 as $$
 begin
     -- on read_first
-    -- log/archive.sql
+    -- archive/archived.sql
     return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
     -- end
 end $$;
@@ -126,7 +126,7 @@ language plpgsql stable
 as $$
 begin
     -- on read_last
-    -- log/archive.sql
+    -- archive/archived.sql
     return query select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows);
     -- end
 end $$;
@@ -137,7 +137,7 @@ language sql stable
 as $$
     select least(null::bigint
         -- on first_seq
-        -- log/archive.sql
+        -- archive/archived.sql
         , _pgqueue.first_in_files(p_stream_id)
         -- end
     )
@@ -149,9 +149,9 @@ language sql immutable
 as $$
     select null, false, null where false
     -- on numbers
-    -- tables/table_sink.sql
-    union all values ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes')
-    -- tables/archive.sql
+    -- schedules/schedules.sql
+    union all values ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s')
+    -- archive/archived.sql
     union all values
         ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_segments where stream_id = %1$s')
@@ -163,8 +163,8 @@ as $$
                                              'unnest(consumers) c')
     union all values
         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_packs where stream_id = %1$s')
-    -- tables/schedules.sql
-    union all values ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s')
+    -- table_sink/table_sink.sql
+    union all values ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes')
     -- end
 $$;
 
@@ -174,7 +174,7 @@ language sql stable
 as $$
     select coalesce(null::text
         -- on hold
-        -- claim/archive.sql
+        -- archive/aging.sql
         , _pgqueue.awaits_export(p_stream_id, p_segment)
         -- end
     )
@@ -186,7 +186,7 @@ language sql stable
 as $$
     select int8multirange()
         -- on trim
-        -- log/archive.sql
+        -- archive/archived.sql
         + _pgqueue.archive_ranges(p_stream_id)
         -- end
 $$;
@@ -197,7 +197,7 @@ language plpgsql
 as $$
 begin
     -- on trimmed
-    -- claim/archive.sql
+    -- archive/aging.sql
     perform _pgqueue.move_to_archive(p_stream_id, p_publications);
     -- end
 end $$;
@@ -208,7 +208,7 @@ language sql stable
 as $$
     select null::int where false
     -- on retain
-    -- tables/archive.sql
+    -- archive/archived.sql
     union all select stream_id from pgqueue.archives
     -- end
 $$;
@@ -221,7 +221,7 @@ declare
     v_more boolean := false;
 begin
     -- on retained
-    -- claim/archive.sql
+    -- archive/aging.sql
     v_more := _pgqueue.expire_archive(p_stream_id) or v_more;
     v_more := _pgqueue.pack(p_stream_id) or v_more;
     -- end
@@ -234,7 +234,7 @@ language plpgsql
 as $$
 begin
     -- on recover
-    -- tables/archive.sql
+    -- archive/archived.sql
     delete from pgqueue.archive_attempts;  -- their files may be another server's now
     -- end
 end $$;
@@ -245,26 +245,30 @@ language plpgsql
 as $$
 begin
     -- on drop_consumer
-    -- tables/consumers.sql
+    -- base/consumers.sql
     delete from pgqueue.consumer_filters where consumer_id = p_consumer_id;
+    -- log/cursors.sql
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
     delete from pgqueue.taken_ahead where consumer_id = p_consumer_id;
-    delete from pgqueue.key_tokens where consumer_id = p_consumer_id;
+    -- queue/history.sql
+    delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
+    -- queue/newest.sql
     delete from pgqueue.newest_of_keys where consumer_id = p_consumer_id;
-    delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
-    -- tables/groups.sql
+    -- queue/key_tokens.sql
+    delete from pgqueue.key_tokens where consumer_id = p_consumer_id;
+    -- queue/key_capacity.sql
+    perform _pgqueue.forget_entries(p_consumer_id);
+    -- queue/owed.sql
+    delete from pgqueue.skips where consumer_id = p_consumer_id;
+    -- operate/groups.sql
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
-    -- tables/spark.sql
+    -- operate/dead_letters.sql
+    delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
+    -- spark/reader.sql
     delete from pgqueue.readers where consumer_id = p_consumer_id;
     delete from pgqueue.reader_claims where consumer_id = p_consumer_id;
-    -- tables/retention.sql
-    delete from pgqueue.skips where consumer_id = p_consumer_id;
-    -- tables/history.sql
-    delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
-    -- publish/key_capacity.sql
-    perform _pgqueue.forget_entries(p_consumer_id);
     -- end
 end $$;
 
@@ -274,7 +278,7 @@ language plpgsql
 as $$
 begin
     -- on before_drop_stream
-    -- functions/capture.sql
+    -- capture/capture.sql
     perform _pgqueue.refuse_captured(p_stream);
     -- end
 end $$;
@@ -285,39 +289,43 @@ language plpgsql
 as $$
 begin
     -- on drop_stream
-    -- tables/streams.sql
+    -- base/streams.sql
     delete from pgqueue.incarnations where stream_id = p_stream_id;
+    -- log/messages.sql
     delete from pgqueue.decided where stream_id = p_stream_id;  -- lock: decided
-    -- tables/retention.sql
-    delete from pgqueue.retention where stream_id = p_stream_id;
-    delete from pgqueue.segments where stream_id = p_stream_id;
+    -- log/trims.sql
     delete from pgqueue.trims where stream_id = p_stream_id;
-    -- tables/archive.sql
+    -- log/segments.sql
+    delete from pgqueue.segments where stream_id = p_stream_id;
+    -- operate/retention.sql
+    delete from pgqueue.retention where stream_id = p_stream_id;
+    -- schedules/schedules.sql
+    delete from pgqueue.schedules where stream_id = p_stream_id;
+    delete from pgqueue.schedule_turns where stream_id = p_stream_id;
+    -- capture/capture_triggers.sql
+    delete from pgqueue.captured where stream_id = p_stream_id;
+    -- archive/archived.sql
     delete from pgqueue.archives where stream_id = p_stream_id;
     perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
     delete from pgqueue.archive_segments where stream_id = p_stream_id;
-    -- tables/schedules.sql
-    delete from pgqueue.schedules where stream_id = p_stream_id;
-    delete from pgqueue.schedule_turns where stream_id = p_stream_id;
-    -- tables/capture.sql
-    delete from pgqueue.captured where stream_id = p_stream_id;
     -- end
 end $$;
 
--- A stream was dropped, and no transaction is left that may have seen it (upkeep/dropped.sql).
+-- A stream was dropped, and no transaction is left that may have seen it (operate/dropped.sql).
 create or replace function _pgqueue.on_clear_stream(p_stream_id int) returns void
 language plpgsql
 as $$
 begin
     -- on clear_stream
-    -- tables/streams.sql
+    -- log/messages.sql
     delete from pgqueue.publications where stream_id = p_stream_id;
+    -- log/dedup.sql
     delete from pgqueue.dedup_keys where stream_id = p_stream_id;
-    -- tables/spark.sql
+    -- spark/batches.sql
     delete from pgqueue.reservations where stream_id = p_stream_id;
     delete from pgqueue.staged_chunks where stream_id = p_stream_id;
     delete from pgqueue.sink_batches where stream_id = p_stream_id;
-    -- tables/archive.sql
+    -- archive/archived.sql
     delete from pgqueue.archive_publications where stream_id = p_stream_id;
     delete from pgqueue.archive_packs where stream_id = p_stream_id;
     -- end
@@ -329,9 +337,9 @@ language plpgsql
 as $$
 begin
     -- on maintain
-    -- publish/key_capacity.sql
+    -- queue/key_capacity.sql
     perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
-    -- functions/capture.sql
+    -- capture/capture.sql
     perform _pgqueue.chore('select 0 from _pgqueue.capture_partitions()');
     -- end
 end $$;
@@ -344,13 +352,13 @@ language plpgsql
 as $$
 begin
     -- on maintained
-    -- publish/back_pressure.sql
+    -- queue/back_pressure.sql
     perform _pgqueue.chore('select 0 from _pgqueue.forget_rooms()');
-    -- publish/schedules.sql
+    -- schedules/schedules.sql
     perform _pgqueue.chore('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
     from (select distinct stream_id from pgqueue.schedules
           where not paused and next_at <= clock_timestamp() and stream_id = any (p_stream_ids)) t;
-    -- spark/table_sink.sql
+    -- table_sink/table_sink.sql
     perform _pgqueue.chore('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
                            jsonb_build_array(w.write_no, w.staged_by))
     from _pgqueue.left_table_writes(p_age) w;

@@ -1,6 +1,6 @@
 """The exporter: it writes the closed segments of streams to the files of their archives.
 
-`sql/upkeep/export.sql` has the steps, and what a crash leaves after each of them. The transaction
+`sql/archive/export.sql` has the steps, and what a crash leaves after each of them. The transaction
 with the export lock has a connection of its own; it holds no snapshot, so it keeps no old rows.
 """
 

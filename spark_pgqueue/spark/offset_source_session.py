@@ -1,7 +1,7 @@
 """The driver-side state of a streaming query of the offset source: it plans micro-batches.
 
 No state has to outlive the process. The checkpoint says how far the query has read, and the
-messages between two offsets never change: see `offset_source_offset` and `sql/log/offsets.sql`.
+messages between two offsets never change: see `offset_source_offset` and `sql/reading/offsets.sql`.
 """
 
 from __future__ import annotations

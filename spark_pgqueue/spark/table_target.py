@@ -1,6 +1,6 @@
 """Rows for a table: executors stage them, and the driver writes them in its transaction.
 
-The rules are in SQL (`sql/spark/table_plan.sql`, `table_fit.sql`, `table_sink.sql`,
+The rules are in SQL (`sql/table_sink/table_plan.sql`, `table_fit.sql`, `table_sink.sql`,
 `table_apply.sql`). Rows with a struct column `row` may have messages and actions beside it;
 otherwise all columns are the table's.
 """

@@ -1,6 +1,6 @@
 """The executor's side of column value: payloads as columns, from JSON into Arrow.
 
-What fits is decided by `sql/base/schemas.sql`. Two ways read: a converter in Python, which reads
+What fits is decided by `sql/typed/schemas.sql`. Two ways read: a converter in Python, which reads
 exactly what the server takes, one message at a time; and Arrow's parser, which is quick, and takes
 more than the server. So Arrow's result counts only where nothing in a batch is read in two ways;
 else the batch is halved, and in the end a few messages are left to the converter.
@@ -31,7 +31,7 @@ DAY = (
 MOMENT = DAY + "[T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6})?)?"
 ZONED = MOMENT + "(Z|[+-](0[0-9]|1[0-4]):?[0-5][0-9])"
 BASE64 = "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
-"""The texts that fit a type, as in `sql/base/schemas.sql`."""
+"""The texts that fit a type, as in `sql/typed/schemas.sql`."""
 
 LARGEST = {"float": Decimal("3.40282356e38"), "double": Decimal("1.7976931348623158e308")}
 """Below this, a number fits the type: it is rounded to a finite one."""
@@ -328,7 +328,7 @@ def converter(type_: pa.DataType) -> Callable[[Any], Any]:
     """A function that turns a value of `json.loads` into the one of an Arrow type.
 
     The function raises one of _UNFIT for a value that does not fit. The types and their values are
-    those of `sql/base/schemas.sql`.
+    those of `sql/typed/schemas.sql`.
     """
     import pyarrow as pa
 

@@ -7,6 +7,18 @@
 -- whether its message will be there. In no other case does a producer wait for another one's transaction. A single
 -- statement inserts the keys in their order, so that two batches cannot wait for each other in a circle.
 
+-- The dedup keys of messages that were sent within the stream's dedup_window, or not long before, with the first
+-- message of each key. The table has the keys themselves, not hashes: with two keys of one hash, a message would be
+-- lost without a word.
+-- on clear_stream
+create table if not exists pgqueue.dedup_keys (
+    stream_id int         not null,
+    dedup_key text        collate "C" not null,
+    seq       bigint      not null,
+    sent_at   timestamptz not null,
+    primary key (stream_id, dedup_key)
+);
+
 -- Takes the dedup keys of messages that are about to be published.
 --   p_dedup_keys  one per message, null for a message that is always published
 --   p_seqs        the new numbers of the messages, ascending

@@ -172,3 +172,11 @@ as $$ select array[format('seq_%s', p_stream_id), format('publication_%s', p_str
 create or replace function _pgqueue.move_numbers() returns void
 language sql
 as $$ select setval(sequence, highest) from _pgqueue.numbers() where last_number < highest $$;
+
+-- The last publication id of a stream that was given out; 0: none.
+create or replace function _pgqueue.last_publication_id(p_stream_id int) returns bigint
+language plpgsql stable
+as $$
+begin
+    return coalesce(pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass), 0);
+end $$;

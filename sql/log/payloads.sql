@@ -1,5 +1,14 @@
 -- Reading the payloads of a claim: each stream has a function for that.
 
+do $$
+begin
+    if to_regtype('pgqueue.received') is null then
+        create type pgqueue.received as (
+            claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
+            deliver_count int, inserted_at timestamptz, saved jsonb);
+    end if;
+end $$;
+
 -- The name of a segment's table.
 create or replace function _pgqueue.segment_name(p_stream_id int, p_segment int) returns text
 language sql immutable parallel safe
@@ -55,7 +64,7 @@ end $$;
 -- kept: to plan the query costs more than all the rest of a small claim, and a plan over the parent of all partitions
 -- would lock all of them. For a stream in segments the functions have a plan for each segment, used by claims within
 -- one segment, as nearly all are; a new segment makes the functions anew. The query sorts the ranges, not the
--- messages: the nested loop, to which receive is confined (settings.sql), keeps the order of the ranges.
+-- messages: the nested loop, to which receive is confined (function_settings.sql), keeps the order of the ranges.
 create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
 language plpgsql
 as $$

@@ -14,7 +14,7 @@
 --            until it is over: these transactions are noted
 --   sealed   they are over, and no reservation has a number of it: all its messages that will ever be published are
 --            published, up to a known id
---   emptied  all these publications are trimmed (claim/retention.sql). Its table was truncated, which needs a lock of
+--   emptied  all these publications are trimmed (operate/retention.sql). Its table was truncated, which needs a lock of
 --            this segment only
 --   dropped  at a moment when nobody writes to the stream
 -- maintain() waits at most 50 ms for a lock that others wait for (tend_segments()).
@@ -22,6 +22,26 @@
 -- A statement that reads a stream's messages is planned each time (execute), or names one segment. Postgres (18.4)
 -- keeps a plan over a partitioned table that lacks a partition which was attached while the plan was made: the session
 -- would not see messages of the new segment. (The lock of an attachment lets others plan, so nobody waits for it.)
+
+-- The segments of a stream that has or had a retention: messages_<stream_id>_<segment> for the numbers from lo to
+-- below hi. Numbers of no segment are in messages_<stream_id>_rest.
+-- on drop_stream
+create table if not exists pgqueue.segments (
+    stream_id          int         not null,
+    segment               int         not null,
+    lo                 bigint      not null,
+    hi                 bigint      not null,
+    opened_at          timestamptz,                     -- from when on numbers of it were given out; null: not yet
+    closed_at          timestamptz,                     -- since when no more are
+    last_seq           bigint,                          -- closed: the last one that was written
+    closed_publication bigint,                          -- closed: the last publication id that was given out then
+    -- closed: virtual ids of transactions that may still write or publish some of it; null: none, ...
+    writers            text[],
+    -- ... and then all its publications have ids up to this one
+    last_publication   bigint, emptied            boolean     not null default false,
+    held_by            text[]      not null default '{}',  -- due, and who or what keeps it
+    primary key (stream_id, segment)
+);
 
 -- The tables that hold the messages of a stream, with their bytes.
 create or replace function _pgqueue.message_tables(p_stream_id int) returns table (name regclass, bytes bigint)

@@ -1,5 +1,17 @@
 -- What was trimmed of a stream.
 
+-- What was trimmed of a stream: so that a missing publication is taken neither for one that was rolled back, nor for a
+-- loss.
+-- on drop_stream
+create table if not exists pgqueue.trims (
+    stream_id       int            primary key,
+    publication_ids int8multirange not null,
+    seqs            int8multirange not null,
+    message_count   bigint         not null,
+    trimmed_at      timestamptz    not null,
+    archive_ids     int8multirange not null default '{}'  -- those that are in the archive, or dead
+);
+
 -- Notes publications and messages that were trimmed.
 --   p_archived  of the publications, those that are in the archive
 create or replace function _pgqueue.note_trim(p_stream_id int, p_publications int8multirange, p_seqs int8multirange,

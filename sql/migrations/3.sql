@@ -1,27 +1,5 @@
--- From version 2 (0.1.1). Runs, slots, pieces and the rows of claims become bundles (base/bundles.sql). The ids of
--- claims stay, and so do their leases and the offsets of Spark's readers.
---
--- First what changes its shape is set aside in the other schema, with its indexes, whose names are free then.
-do $$
-declare
-    v_table text;
-begin
-    if (select max(version) from pgqueue.installed) >= 3 is not false then
-        return;
-    end if;
-    drop type pgqueue.keyed_messages, pgqueue.waiting_place, pgqueue.claimed, pgqueue.served;
-    foreach v_table in array '{consumer_messages,consumer_cursors,claims,slots,pieces}'::text[] loop
-        execute format('alter table pgqueue.%I set schema _pgqueue', v_table);  -- lock: table
-    end loop;
-    drop table pgqueue.freed_keys;
-    alter table pgqueue.key_tokens drop column arrival_no, drop column first_seq;
-end $$;
-
--- The new tables; of a database of this version they are there.
-\ir ../tables/consumers.sql
-
--- Then what was set aside is stored in the new form. Functions are gone, so their expressions are here: names of
--- old_... are tables for these statements.
+-- From version 2, the second part: what 3_before.sql has set aside is stored in the new form. Its expressions are here,
+-- for functions change: names of old_... are tables for these statements.
 do $$
 declare
     v_last      bigint;  -- the last number of a bundle

@@ -3,7 +3,7 @@
 -- The table names every function that writes consumer_messages, or that calls a function of this file, or
 -- store_placed(), which does. tests/sql/test_transitions.py compares the table with the code, in both directions.
 --
--- The words of the first two columns, for one consumer (base/bundles.sql has the lanes):
+-- The words of the first two columns, for one consumer (queue/consumer_messages.sql has the lanes):
 --   new         the message is published, and the consumer has not taken its publication: there is no bundle
 --   unfiltered, ready, delayed, waiting, claimed: the state of its bundle
 --   line        by key: ready, and not dealt
@@ -18,18 +18,18 @@
 --   new                 unfiltered, ready, line, delayed            take_plain        queue/take.sql
 --   new                 unfiltered, ready, line, delayed            take_all          queue/take.sql
 --   new                 unfiltered, ready, line, delayed            take_each         queue/passing.sql
---   new                 claimed                                     claim_new         claim/making.sql
---   new                 claimed                                     take_ahead        claim/ahead.sql
+--   new                 claimed                                     claim_new         queue/making.sql
+--   new                 claimed                                     take_ahead        queue/ahead.sql
 --   unfiltered          as its caller says                          unfiltered        queue/filters.sql
 --   unfiltered          ready, line, delayed, gone                  apply_filter      queue/filters.sql
---   ready, dealt        claimed                                     claim_free        claim/free.sql
---   ready, line, dealt  claimed                                     claim_bundles     claim/making.sql
---   ready               ready, dead                                 collect           claim/making.sql
---   ready               ready                                       cut_next          claim/free.sql
---   ready               dead                                        collect_matching  claim/matching.sql
---   ready, line         the same                                    take_matching     claim/matching.sql
---   dealt               dead                                        lock_dealt        claim/by_key.sql
---   line                line, dead                                  lock_line         claim/by_key.sql
+--   ready, dealt        claimed                                     claim_free        queue/free.sql
+--   ready, line, dealt  claimed                                     claim_bundles     queue/making.sql
+--   ready               ready, dead                                 collect           queue/making.sql
+--   ready               ready                                       cut_next          queue/free.sql
+--   ready               dead                                        collect_matching  queue/matching.sql
+--   ready, line         the same                                    take_matching     queue/matching.sql
+--   dealt               dead                                        lock_dealt        queue/by_key.sql
+--   line                line, dead                                  lock_line         queue/by_key.sql
 --   line                as its caller says                          line_front        queue/free_keys.sql
 --   waiting             as its caller says                          take_heads        queue/free_keys.sql
 --   line, waiting       dealt                                       store_dealt       queue/dealing.sql
@@ -40,15 +40,15 @@
 --   waiting             waiting                                     park              queue/waiting.sql
 --   delayed, waiting    waiting                                     change_limits     queue/key_limits.sql
 --   delayed             ready, line, waiting                        end_delays        queue/leases.sql
---   unclaimed           the same, due now                           retry             functions/settle.sql
---   new, unclaimed      the same, later                             postpone          functions/postpone.sql
+--   unclaimed           the same, due now                           retry             queue/acknowledge.sql
+--   new, unclaimed      the same, later                             postpone          operate/postpone.sql
 --   unclaimed           as its caller says                          take_unclaimed    queue/waiting.sql
 --   unclaimed           unfiltered, ready, line, delayed            change_lanes      queue/key_limits.sql
---   line                gone                                        delete_passed     functions/group_workers.sql
+--   line                gone                                        delete_passed     operate/group_workers.sql
 --   claimed             claimed                                     hold              queue/held.sql
---   claimed             claimed                                     hold_line         claim/by_key.sql
+--   claimed             claimed                                     hold_line         queue/by_key.sql
 --   claimed             claimed                                     expire            queue/leases.sql
---   claimed             claimed                                     extend            functions/settle.sql
+--   claimed             claimed                                     extend            queue/acknowledge.sql
 --   claimed             claimed                                     reader_extend     spark/source.sql
 --   claimed             claimed                                     reader_resume     spark/source.sql
 --   claimed             claimed                                     quarantine        spark/quarantine.sql
@@ -59,10 +59,10 @@
 --   claimed             ready, line, dealt, delayed, dead           return_bundle     queue/return.sql
 --   claimed             line, waiting, delayed, dead                return_by_key     queue/return.sql
 --   claimed             gone                                        replace_returned  queue/newest.sql
---   claimed             gone                                        take_claimed      functions/cancel.sql
---   dead                unfiltered, ready, line                     redrive           functions/dead.sql
---   any                 gone, new                                   move              functions/positions.sql
---   any                 gone                                        drop_consumer     functions/consumers.sql
+--   claimed             gone                                        take_claimed      operate/cancel.sql
+--   dead                unfiltered, ready, line                     redrive           operate/dead_letters.sql
+--   any                 gone, new                                   move              operate/seek.sql
+--   any                 gone                                        drop_consumer     operate/create_consumer.sql
 --   any                 gone                                        forget_bundles    queue/bundles.sql
 --   ready, line, dealt  dead                                        give_up_expired   queue/bundles.sql
 --   ready, line         the same                                    cut               queue/bundles.sql

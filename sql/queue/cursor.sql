@@ -1,4 +1,4 @@
--- A consumer's cursor (tables/consumers.sql has its fields): reading it, storing it, and its hints where claims look.
+-- A consumer's cursor (log/cursors.sql has its fields): reading it, storing it, and its hints where claims look.
 
 -- When the first bundle in lane_delayed() from a time on is due; null: none is.
 create or replace function _pgqueue.first_due(p_consumer_id int, p_from timestamptz) returns timestamptz

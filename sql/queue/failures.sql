@@ -1,5 +1,20 @@
 -- What a failure means for messages that are returned: whether they are given up, and how long they are delayed.
 
+-- What it means for messages that they are returned, see return() in queue/return.sql.
+do $$
+begin
+    if to_regtype('pgqueue.failure') is null then
+        create type pgqueue.failure as (
+            certain     boolean,      -- they are known to have failed: given up when they did so too often
+            counted     boolean,      -- it was a delivery
+            happened_at timestamptz,
+            returned_at timestamptz,  -- what is due by then is not delayed
+            delay       interval,     -- null: as the consumer's settings say
+            chance      float8,       -- 0 to 1
+            note        jsonb);       -- keys for their notes
+    end if;
+end $$;
+
 -- How many deliveries of a message count for max_deliver_count and the backoff: all but those to Spark, whose query
 -- works on many messages and blames none by its end; a message that stops it is for spark/quarantine.sql.
 create or replace function _pgqueue.counted_deliveries(p_deliver_count int, p_note jsonb) returns int

@@ -1,6 +1,21 @@
 -- History: a consumer with keep_history keeps what was acknowledged, by which worker, when, and with what result. The
 -- token of the claim says whether its end is to be noted: for that, for notify_done or per_key_capacity, or because a
--- reader has it (base/bundles.sql). An acknowledgement of any other claim does nothing of that.
+-- reader has it (queue/consumer_messages.sql). An acknowledgement of any other claim does nothing of that.
+
+-- An acknowledgement, of a whole claim or of some of its messages; or messages that were cancelled or replaced, without
+-- a claim. Written once.
+-- on drop_consumer
+create table if not exists pgqueue.archived_messages (
+    consumer_id   int            not null,
+    done_at       timestamptz    not null,
+    seqs          int8multirange not null,
+    message_count bigint         not null,
+    deliver_count int            not null,  -- of the message that was delivered most often
+    claim_id      bigint,
+    claimed_at    timestamptz,
+    owner         text,                     -- the application_name of who claimed, or cancelled
+    result        jsonb                     -- of replaced messages {"replaced_by": seq}
+);
 
 -- Deletes the entries (key_backlog) of messages that were just acknowledged.
 create or replace function _pgqueue.delete_done_entries(p_consumer_id int, p_seqs int8multirange) returns void

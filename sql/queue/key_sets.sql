@@ -1,6 +1,17 @@
 -- Messages by key: the dealer, and all that goes by key, splits bundles into the messages of each key. A key is known
 -- by its hash: two keys with the same hash wait for each other.
 
+-- Messages of bundles by key: of which key each set is (null: of no key), and of which bundle; and whether the limits
+-- of the key hold it back.
+do $$
+begin
+    if to_regtype('pgqueue.keyed_messages') is null then
+        create type pgqueue.keyed_messages as (
+            bundles pgqueue.consumer_messages[], nos int[], keys bigint[], seqs int8multirange[], counts bigint[],
+            held boolean[]);
+    end if;
+end $$;
+
 -- The key that orders a message of a consumer, as an SQL expression over a message m.
 create or replace function _pgqueue.key_of(p_consumer pgqueue.consumers) returns text
 language sql immutable

@@ -4,6 +4,16 @@
 -- key_tokens, so they last over restarts. They are spent with the consumer's lock, which every claim of such a consumer
 -- has.
 
+-- Spent tokens of keys, of consumers with per_key_interval: a delivery of n messages of a key spends n of its
+-- per_key_burst tokens, and they come back after per_key_interval. See queue/key_tokens.sql.
+-- on drop_consumer
+create table if not exists pgqueue.key_tokens (
+    consumer_id int         not null,
+    key         bigint      not null,  -- its hash
+    spent       bigint      not null,  -- messages of the key that a claim delivered
+    returns_at  timestamptz not null   -- the tokens come back then
+);
+
 -- Forgets tokens that have come back of consumers that spend none any more, at most limit_forgotten() of each consumer.
 -- Locks: the consumers of which it forgets some; it passes over those that others hold.
 create or replace function _pgqueue.tend_tokens() returns void

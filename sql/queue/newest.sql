@@ -14,6 +14,17 @@
 --
 -- A replacing claim looks for the replaced messages in all bundles that wait, as cancel does.
 
+-- Of consumers with per_key_latest: the newest message of each key that they have taken. See queue/newest.sql. (The key
+-- itself, not its hash: with two keys of one hash, a message would be lost without a word.)
+-- on drop_consumer
+create table if not exists pgqueue.newest_of_keys (
+    consumer_id int         not null,
+    key         text        collate "C" not null,
+    seq         bigint      not null,
+    noted_at    timestamptz not null,  -- the end of the hour in which it was noted
+    primary key (consumer_id, key)
+);
+
 -- The time that is noted with a newest message: by the hour, so that most changes leave the index of times alone.
 create or replace function _pgqueue.end_of_hour() returns timestamptz
 language sql volatile

@@ -17,6 +17,15 @@
 -- object {"action", "stream", "consumer", "seqs": "{[1,3),[7,8)}", "delay", "reason", "details"}; the last three may be
 -- missing.
 
+-- What rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry.
+do $$
+begin
+    if to_regtype('pgqueue.action') is null then
+        create type pgqueue.action as (
+            action text, stream text, consumer text, seqs int8multirange, delay interval, reason text, details jsonb);
+    end if;
+end $$;
+
 -- Acknowledges, returns or dead-letters messages by their numbers, for a batch of a sink, once for each consumer.
 --   ack          the message is done. details: its result, where the consumer keeps history
 --   nack         the message is delivered again, as a failure: not before delay is over, or as the consumer's settings
@@ -280,7 +289,7 @@ begin
                                         jsonb_build_object('error', v_action.reason));
         end if;
     end loop;
-    o_gone := v_held - coalesce((select range_agg(seqs) from _pgqueue.held(p_claim)), '{}');
+    o_gone := v_held - coalesce((select range_agg(seqs) from _pgqueue.held_by(p_claim)), '{}');
     update pgqueue.reader_claims
     set settled = settled + _pgqueue.cardinality(o_gone),
         acted = case when p_replayed then acted || array(

@@ -1,5 +1,5 @@
--- How much a micro-batch of a Spark query may have. consumer_available (inspect/backlog.sql) says how much there is
--- for one.
+-- How much a micro-batch of a Spark query may have. consumer_available (operate/consumer_lag.sql) says how much there
+-- is for one.
 
 -- As fill(), for a claim of at most p_max_bytes of data, and at least one message. The claim is made and measured. A
 -- claim with too much data is taken back, and made again with as many messages as fit. So the bound is exact, whatever

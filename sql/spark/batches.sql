@@ -1,5 +1,65 @@
 -- The batches of a sink: each is done once, by the role that the sink belongs to.
 
+-- The numbers that tasks took to write messages with, and that are not published yet: one row per chunk, until all of
+-- it is published, or deleted by maintain(). A sink publishes or deletes only such messages.
+-- on clear_stream
+create table if not exists pgqueue.reservations (
+    reservation_id bigint         generated always as identity primary key,
+    stream_id      int            not null,
+    xid            xid8           not null,  -- the transaction that took them: nobody else stages them
+    seqs           int8multirange not null,
+    reserved_at    timestamptz    not null default clock_timestamp()
+);
+
+-- The messages that were written and are not published yet; and the batches that were published.
+-- on clear_stream
+create table if not exists pgqueue.staged_chunks (
+    staged_id     bigint         generated always as identity primary key,
+    stream_id     int            not null,
+    sink          text           not null,
+    batch         bigint         not null,
+    priority      int            not null,
+    deliver_at    timestamptz,
+    seqs          int8multirange not null,
+    message_count bigint         not null,
+    staged_at     timestamptz    not null default clock_timestamp(),
+    staged_by     text           not null default session_user,
+    reservation_id bigint        not null,
+    -- one per number of seqs in their order, null for a message without; null: no message has one
+    dedup_keys    text[],
+    consumers     int[],                     -- null: all
+    expires_at    timestamptz,
+    routed        boolean        not null default false,  -- its batch may have other streams too
+    digest        numeric,                   -- of a query: a sum over its messages, whatever their order
+    write_no      bigint                     -- of begin_write(); null: not told
+);
+create sequence if not exists pgqueue.write_numbers;
+
+-- on clear_stream
+create table if not exists pgqueue.sink_batches (
+    sink          text        not null,
+    stream_id     int         not null,      -- 0: several, by a column
+    consumer_id   int         not null,      -- 0: what was published; else what actions did (spark/actions.sql): ...
+    revived       boolean     not null,      -- ... they settled messages of this consumer, or revived them
+    batch         bigint      not null,
+    message_count bigint      not null,
+    digest        numeric,                   -- of these messages; null: not known
+    published_at  timestamptz not null default clock_timestamp(),
+    done_by       text        not null default session_user,  -- a sink belongs to one role
+    target        text        not null default '',  -- the table that its rows were written to, as SQL; '': messages
+    primary key (sink, stream_id, consumer_id, revived, batch, target)
+);
+
+-- The streams to which queries write. Published batches are forgotten with a stream. This is not, so that a query
+-- notices when another stream has the name of its own.
+create table if not exists pgqueue.sink_streams (
+    sink      text not null,
+    name      text not null,
+    stream_id int  not null,
+    noted_at  timestamptz not null default clock_timestamp(),
+    primary key (sink, name)
+);
+
 -- Whether a sink is a query, which publishes a batch once in all; a batch write publishes once to each stream.
 create or replace function _pgqueue.is_query(p_sink text) returns boolean
 language sql immutable

@@ -108,7 +108,7 @@ begin
     select coalesce(sum(m.message_count), 0) as messages, coalesce(bool_or(m.note ? 'at_most'), false) as noted,
            max(_pgqueue.one_more(m.deliver_count)) as most
     into v_batch
-    from pgqueue.reader_claims c cross join lateral _pgqueue.held(c) m
+    from pgqueue.reader_claims c cross join lateral _pgqueue.held_by(c) m
     where c.reader = p_reader.reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim;
     return v_batch.messages > 0 and (v_batch.noted or p_reader.begun >= p_quarantine_after)
         and (v_batch.messages > 1 or v_batch.most >= p_quarantine_after);
@@ -125,7 +125,7 @@ as $$
           from (select seqs, message_count,
                        case when c.ordering = 'none' then array[-h.priority, h.arrival_no] else array[h.arrival_no] end
                        as place
-                from _pgqueue.held(p_claim) h join pgqueue.consumers c using (consumer_id)) p
+                from _pgqueue.held_by(p_claim) h join pgqueue.consumers c using (consumer_id)) p
           group by place) m
     where before + message_count > p_keep
 $$;

@@ -1,5 +1,60 @@
 -- A checkpoint reader: its checks, and how its claims end.
 
+-- Spark's side. The checkpoint readers, one per checkpoint.
+-- on drop_consumer
+create table if not exists pgqueue.readers (
+    reader      uuid        primary key,
+    consumer_id int         not null,
+    acked_claim bigint      not null default 0,
+    last_claim  bigint      not null default 0,
+    messages    bigint      not null default 0,  -- claimed in all
+    lost        bigint      not null default 0,  -- acknowledged after the lease was lost
+    query_id    text,
+    created_at  timestamptz not null default clock_timestamp(),
+    used_at     timestamptz not null default clock_timestamp(),  -- within an hour
+    -- the process that last planned a batch, and the batch: another process that plans it again ...
+    planned_by  uuid,
+    planned_to  bigint      not null default 0,  -- ... delivers it again
+    begun       int         not null default 0,  -- processes that began this batch, ...
+    begun_at    timestamptz,                     -- ... the first one then
+    alone       boolean     not null default true,   -- no other reader of its query had messages at the last start
+    asks_alone  boolean     not null default false,  -- its last message is to be tried so (spark/quarantine.sql)
+    unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
+);
+
+-- Messages of a Spark reader's claim on which its query has acted, as they were: they still belong to its
+-- micro-batch (spark/actions.sql).
+do $$
+begin
+    if to_regtype('pgqueue.acted_run') is null then
+        create type pgqueue.acted_run as (
+            lane int, arrival_no bigint, priority int, deliver_count int, seqs int8multirange);
+    end if;
+end $$;
+
+-- The claims of checkpoint readers: each with the set that it had at first, until its reader has moved past it, so that
+-- an offset (reader, claim) names the same messages for ever. What it holds now is in bundles (its head has the token).
+-- on drop_consumer
+create table if not exists pgqueue.reader_claims (
+    reader        uuid           not null,
+    claim_id      bigint         not null,
+    consumer_id   int            not null,
+    head          bigint         not null,            -- the first bundle of the claim
+    token         bigint         not null,            -- of its bundles
+    message_count bigint         not null,            -- messages at the start
+    settled       bigint         not null default 0,  -- messages settled by the owner, one way or the other
+    seqs          int8multirange not null,            -- the original set ...
+    arrival_nos   int8multirange not null,            -- ... and when its bundles arrived: where they would stand again;
+                                                      -- empty: its consumer was moved, and nothing of it comes back
+    acted         pgqueue.acted_run[],                -- of seqs, what its query settled by actions; null: nothing
+    primary key (reader, claim_id)
+);
+
+-- What a checkpoint reader's claim holds.
+create or replace function _pgqueue.held_by(p_claim pgqueue.reader_claims) returns setof pgqueue.consumer_messages
+language sql stable
+as $$ select * from _pgqueue.held(p_claim.head, p_claim.token) where message_count > 0 $$;
+
 -- The messages of a claim on which its query has acted, without those that retention took since.
 create or replace function _pgqueue.acted_seqs(p_claim pgqueue.reader_claims) returns int8multirange
 language plpgsql stable

@@ -25,12 +25,6 @@ as $$
     from _pgqueue.consumer(p_stream, p_consumer) c join pgqueue.streams s using (stream_id)
 $$;
 
--- The last publication of a stream that is visible now; 0: none.
-create or replace function pgqueue.last_publication(p_stream_id int) returns bigint
-language sql stable
-as $$ select coalesce((select publication_id from pgqueue.publications where stream_id = p_stream_id
-                       order by publication_id desc limit 1), 0) $$;
-
 -- Acknowledges the finished batches of a Spark query, and returns the end offset of its next micro-batch. It
 -- acknowledges the claims of the checkpoint reader up to the start offset. Claims beyond the start (a crash came
 -- between the claim and the offset log) are the batch; if there are none, it claims what is there.
@@ -213,8 +207,8 @@ begin
             update pgqueue.consumer_messages m
             set deliver_count = _pgqueue.one_more(m.deliver_count), claimed_at = clock_timestamp(),
                 note = _pgqueue.noted(m.note, '{"spark": 1}')
-            where m.bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from _pgqueue.held(v_claim) b))
-              and m.bundle_no = any (array(select b.bundle_no from _pgqueue.held(v_claim) b));
+            where m.bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from _pgqueue.held_by(v_claim) b))
+              and m.bundle_no = any (array(select b.bundle_no from _pgqueue.held_by(v_claim) b));
         end if;
         v_holds := _pgqueue.remaining(v_claim);
         -- (no arrivals: its consumer was moved)
@@ -261,7 +255,7 @@ begin
         return;
     end if;
     v_rest := v_rest
-        - coalesce((select range_agg(seqs) from _pgqueue.held(p_claim)), '{}');
+        - coalesce((select range_agg(seqs) from _pgqueue.held_by(p_claim)), '{}');
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
     v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs - _pgqueue.acted_seqs(p_claim);
     execute format('select count(*) from unnest($1) g '
@@ -308,7 +302,7 @@ as $$
         where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
     ), bundle as (
         select r.way, r.claim_id, m.arrival_no, m.priority, _pgqueue.one_more(m.deliver_count) as deliver_count, m.seqs
-        from claim r cross join lateral _pgqueue.held(r.c) m
+        from claim r cross join lateral _pgqueue.held_by(r.c) m
         union all
         select r.way, r.claim_id, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
         from claim r cross join lateral (select _pgqueue.acted_seqs(r.c) as seqs offset 0) t

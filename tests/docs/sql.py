@@ -21,44 +21,44 @@ PAGE = SQL / "guide" / "reference.md"
 TOPICS: dict[str, tuple[str, str]] = {
     "Streams": (
         "settings retention",
-        "functions/streams.sql functions/schemas.sql upkeep/retention.sql upkeep/archive.sql",
+        "operate/create_stream.sql typed/schemas.sql operate/set_retention.sql archive/set_archive.sql",
     ),
-    "Consumers": ("settings positions", "functions/consumers.sql functions/positions.sql"),
-    "Sending": ("sending-once priorities defer-and-expiry", "functions/publish.sql"),
+    "Consumers": ("settings positions", "operate/create_consumer.sql operate/seek.sql"),
+    "Sending": ("sending-once priorities defer-and-expiry", "queue/send.sql"),
     "Receiving": (
         "workers filters",
-        "functions/receive.sql functions/receive_where.sql functions/waiting.sql queue/filters.sql",
+        "queue/receive.sql queue/receive_where.sql queue/listen.sql queue/filters.sql",
     ),
     "Settling": (
         "retries defer-and-expiry cancelling",
-        "functions/settle.sql functions/cancel.sql functions/postpone.sql",
+        "queue/acknowledge.sql operate/cancel.sql operate/postpone.sql",
     ),
-    "Dead letters": ("dead-letters", "functions/dead.sql"),
-    "Reading without claiming": ("reading", "functions/read.sql"),
-    "Groups": ("reading", "functions/groups.sql functions/group_workers.sql"),
-    "Routing by topics": ("filters", "functions/filters.sql"),
-    "Schedules": ("schedules", "functions/schedules.sql"),
-    "Capture of tables": ("capture", "functions/capture.sql functions/capture_function.sql"),
+    "Dead letters": ("dead-letters", "operate/dead_letters.sql"),
+    "Reading without claiming": ("reading", "reading/read.sql"),
+    "Groups": ("reading", "operate/groups.sql operate/group_workers.sql"),
+    "Routing by topics": ("filters", "operate/bindings.sql"),
+    "Schedules": ("schedules", "schedules/create_schedule.sql"),
+    "Capture of tables": ("capture", "capture/capture.sql capture/capture_function.sql"),
     "Looking": (
         "monitoring history",
-        "inspect/seeing.sql inspect/history.sql inspect/peeking.sql",
+        "operate/explain.sql operate/outcome.sql operate/peek.sql",
     ),
     "Upkeep": (
         "retention restore",
-        "upkeep/maintain.sql upkeep/recover.sql roles.sql version.sql",
+        "operate/maintain.sql operate/recover.sql roles.sql version.sql",
     ),
     "For the Spark source": (
         "",
-        "spark/source.sql spark/archive.sql spark/admission.sql spark/checkpoint.sql"
-        " spark/quarantine.sql publish/backlog.sql inspect/backlog.sql base/checks.sql",
+        "spark/source.sql archive/archive_files.sql spark/admission.sql spark/checkpoint.sql"
+        " spark/quarantine.sql log/messages.sql queue/backlog.sql operate/consumer_lag.sql base/checks.sql",
     ),
     "For the Spark sink": (
         "",
         "spark/batches.sql spark/unstage.sql spark/sink.sql spark/actions.sql"
-        " spark/table_sink.sql spark/table_apply.sql",
+        " table_sink/table_sink.sql table_sink/table_apply.sql",
     ),
-    "For tables in Spark": ("", "inspect/scanning.sql inspect/where.sql"),
-    "For the exporter of an archive": ("", "upkeep/export.sql"),
+    "For tables in Spark": ("", "operate/scan.sql operate/scan_where.sql"),
+    "For the exporter of an archive": ("", "archive/export.sql"),
 }
 
 _WIDTH = 120

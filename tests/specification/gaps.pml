@@ -66,7 +66,7 @@ byte producers_left = PRODUCERS;
 byte named;                   /* the last of the producers that are alike which took an id */
 bool crashes_left = (CRASHES > 0);
 
-/* The offset of the reader, in a checkpoint outside of the database (log/offsets.sql). */
+/* The offset of the reader, in a checkpoint outside of the database (reading/offsets.sql). */
 byte offset_next = 1, old_ids, old_who, new_ids, new_who;
 byte offset_got;              /* transactions whose publication it has read */
 
@@ -256,7 +256,7 @@ lost:   atomic {
     assert(!MINE.ids[0] && !MINE.ids[1])
 }
 
-/* Reads on from the offset (log/reading.sql). Nothing is written, but for the checkpoint. */
+/* Reads on from the offset (reading/reading.sql). Nothing is written, but for the checkpoint. */
 proctype Reader() {
     byte mine, who, upto, seen, read, end, holes, more, i, k, calls;
     byte next, ids, publishers, ids2, publishers2;

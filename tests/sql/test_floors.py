@@ -11,7 +11,7 @@ from tests.measure import functions as measured
 from tests.sql import core
 
 ASIDE = (
-    *("tables/", "schema.sql", "version.sql", "roles.sql", "settings.sql"),
+    *("schema.sql", "version.sql", "roles.sql", "function_settings.sql"),
     *("comments.sql", "view_comments.sql"),
 )
 """Files without functions of the queue, or that concern all of them."""
@@ -49,14 +49,18 @@ def test_a_file_calls_only_what_stands_before_it() -> None:
 def test_who_only_looks_asks_states_and_none_of_the_tables_of_claims() -> None:
     """How bundles and gaps make states is said once, in `queue/states.sql`."""
     stored = re.compile(rf"\bpgqueue\.(?:{'|'.join((*core.STORED, 'reader_claims'))})\b")
-    looking = r"(?:inspect|publish|upkeep)/.*|functions/positions\.sql"
+    looking = (
+        r"(?:archive|schedules)/.*|queue/(?:back\w+|key_capacity|publish|written|send)\.sql"
+        r"|operate/(?:consumer_lag|dropped|explain|maintain|outcome|peek|recover|scan\w*|seek"
+        r"|set_retention|views)\.sql"
+    )
     folder = schema.sql_directory()
     files = {*schema.sql_files(), *schema.sql_files(schema.PGMQ)}
     names = {str(file.relative_to(folder)): file for file in files}
     wrong = [
         f"{name} names {found}"
         for name, file in sorted(names.items())
-        if re.fullmatch(f"{looking}|pgmq/(?:messages|queues).sql|claim/retention.sql", name)
+        if re.fullmatch(f"{looking}|pgmq/(?:messages|queues).sql|operate/retention.sql", name)
         for found in stored.findall(COMMENT.sub("", file.read_text()))
     ]
     assert not wrong, "\n".join(wrong)

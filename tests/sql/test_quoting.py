@@ -51,8 +51,8 @@ VARIABLES = {
     "v_grant.object": ("roles.sql", "a reg name as text, and quote_ident()"),
     "v_grant.grantee": ("roles.sql", "public, or quote_ident()"),
     "v_table.name": ("capture.sql", "a format with %I"),
-    "v_function.name": ("settings.sql", "a regprocedure as text"),
-    "v_setting": ("settings.sql", "a text of access.sql"),
+    "v_function.name": ("function_settings.sql", "a regprocedure as text"),
+    "v_setting": ("function_settings.sql", "a text of access.sql"),
     "v_plan.condition": ("group_workers.sql", "a format with %L, or a text"),
     "v_index[2]": ("indexes.sql", "a text of that file"),
     "v_type": ("limits.sql", "a text of that file"),
@@ -77,7 +77,7 @@ EXECUTED = {
     "locks.sql": ["p_statement"],  # await(): texts, see test_lock_waits.py
     "capture.sql": ["v_statement"],  # capture_script(), or a format with %I
     "roles.sql": ["v_revoke"],  # a format
-    "settings.sql": ["v_alter"],  # a format
+    "function_settings.sql": ["v_alter"],  # a format
     "scanning.sql": ["v_query", "_pgqueue.scan_query("],
     "segments.sql": ["'drop table ' || v_names"],  # formats with %I
     "upgrade.sql": [

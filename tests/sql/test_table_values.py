@@ -1,4 +1,4 @@
-"""Values on their way into a table: each is what was sent, or is refused (`sql/spark/table_fit.sql`).
+"""Values on their way into a table: each is what was sent, or is refused (`sql/table_sink/table_fit.sql`).
 
 All pairs of types are played, not a list of those that somebody thought of.
 """

@@ -82,8 +82,8 @@ def make_next_version(folder: Path) -> None:
     change("schema.sql", f"pgqueue.version = {THIS};", f"pgqueue.version = {THIS + 1};")
     last = f"\\ir migrations/{THIS}.sql\n"
     change("install.sql", last, f"{last}\\ir {migration}\n")
-    change("tables/streams.sql", "    bound ", COLOUR)
-    change("functions/positions.sql", "pause(p_stream text, p_consumer text)", PAUSE)
+    change("base/streams.sql", "    bound ", COLOUR)
+    change("operate/seek.sql", "pause(p_stream text, p_consumer text)", PAUSE)
     (folder / migration).write_text(MIGRATION)
 
 

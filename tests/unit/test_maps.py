@@ -52,7 +52,7 @@ def defines(path: Path, name: str) -> bool:
     if path.suffix == ".py":
         return bool(re.search(rf"^\s*(?:(?:async )?def |class )?{name}\b(?=[(:=\[ ])", text, re.M))
     routine = rf"create or replace (?:function|procedure) _?pgqueue\.{name}\("
-    column = rf"^    {name} +\w" if path.is_relative_to(SQL / "tables") else rf"make_view\('{name}'"
+    column = rf"make_view\('{name}'" + (rf"|^    {name} +\w" if "create table" in text else "")
     if path == SQL / "base/limits.sql":
         column = rf"^        \('{name}', "
     return bool(re.search(rf"{routine}|{column}", text, re.MULTILINE))

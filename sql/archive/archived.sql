@@ -1,0 +1,198 @@
+-- The archive: readers without a consumer read on in files what was trimmed from Postgres.
+--
+-- An exporter writes each sealed segment to files (archive/export.sql). Only then may the segment be trimmed
+-- (archive/aging.sql): its publications move to archive_publications, and count as trimmed for all consumers. For a
+-- reader without a consumer they count as if nothing had happened. An offset is a set of publications, and its reader
+-- needs their ids, sets and counts, which both tables have. So a plan is the same before and after, and the files only
+-- answer what the message of a number says. Where publications are many, a row of archive_packs has some thousands.
+
+-- Where a stream's old messages go. A stream without a row has no archive.
+-- on drop_stream
+-- on retain: union all select stream_id from pgqueue.archives
+create table if not exists pgqueue.archives (
+    stream_id int     primary key,
+    uri       text,                             -- the folder of new files; null: no more segments go there
+    keep_for  interval,                         -- files, from the last message in them; null: for ever
+    dropped   boolean not null default false    -- maintain() takes all of it away
+);
+
+-- Files that no segment names: an exporter writes them, or has written them and died, or their segment has left the
+-- archive. Exporters delete them.
+create table if not exists pgqueue.archive_attempts (
+    attempt   uuid        primary key,
+    stream_id int         not null,
+    segment   int         not null,
+    uri       text        not null,
+    folder    text        not null,             -- below the uri; the names of the files begin with the attempt
+    begun_at  timestamptz not null default clock_timestamp()
+);
+
+-- The segments that are in files: the manifest.
+-- on drop_stream:
+--     perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
+--     delete from pgqueue.archive_segments where stream_id = p_stream_id;
+-- on numbers:
+--     union all values
+--         ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
+--         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_segments where stream_id = %1$s')
+-- on recover: delete from pgqueue.archive_attempts;  -- their files may be another server's now
+create table if not exists pgqueue.archive_segments (
+    stream_id        int         not null,
+    segment          int         not null,
+    lo               bigint      not null,
+    hi               bigint      not null,
+    attempt          uuid        not null,
+    uri              text        not null,
+    folder           text        not null,
+    incarnation      uuid        not null,      -- of the stream, when it was written
+    files            jsonb       not null,      -- of each what end_export() takes; of 0.1.0 without digests
+    message_count    bigint      not null,
+    bytes            bigint      not null,      -- of the files
+    last_publication bigint      not null,      -- all its publications have ids up to this one
+    newest_at        timestamptz not null,      -- when the last of them was published
+    archived_at      timestamptz not null default clock_timestamp(),
+    primary key (stream_id, segment)
+);
+
+-- Publications that were trimmed, and whose messages are all in files: what readers without a consumer need of them.
+-- on clear_stream
+-- on numbers:
+--     union all values
+--         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.archive_publications where stream_id = %1$s'),
+--         ('publication_%s', true, 'select max(publication_id) from pgqueue.archive_publications '
+--                                  'where stream_id = %1$s'),
+--         ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.archive_publications cross join lateral '
+--                                              'unnest(consumers) c')
+create table if not exists pgqueue.archive_publications (
+    publication_id bigint         not null,
+    message_count  bigint         not null,
+    data_bytes     bigint         not null,     -- of the data of its messages
+    published_at   timestamptz    not null,
+    stream_id      int            not null,
+    part           int            not null,
+    seqs           int8multirange not null,
+    consumers      int[],                       -- null: all
+    primary key (stream_id, publication_id, part)
+);
+
+-- Many of these as one row, which takes a tenth of the space: maintain() packs them. No two packs of a stream have
+-- publications of the same range of ids; single rows may lie in that range, too.
+-- on clear_stream
+-- on numbers:
+--     union all values
+--         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_packs where stream_id = %1$s')
+create table if not exists pgqueue.archive_packs (
+    stream_id         int         not null,
+    first_publication bigint      not null,
+    last_publication  bigint      not null,
+    published_at      timestamptz not null,     -- of the first one
+    -- of each publication, or part of one: how far it is behind the one before, ...
+    ids               bigint[]    not null,
+    times             bigint[]    not null,     -- in microseconds
+    first_seqs        bigint[]    not null,     -- ... by its lowest number, or 0 without messages; the first one from 0
+    message_counts    bigint[]    not null,     -- and as it is
+    data_bytes        bigint[]    not null,
+    seqs              text[],                   -- an element is null where the numbers are one range
+    consumers         text[],
+    primary key (stream_id, first_publication),
+    unique (stream_id, last_publication)
+);
+
+-- The publications, or parts of some, of a row of archive_packs, in order.
+create or replace function _pgqueue.unpacked(p_pack pgqueue.archive_packs)
+returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
+               seqs int8multirange, consumers int[])
+language sql stable
+as $$
+    select p_pack.first_publication + e.id, e.n, e.bytes, p_pack.published_at + e.later * interval '1 microsecond',
+           coalesce(e.seqs::int8multirange, int8multirange(int8range(e.lo, e.lo + e.n))), e.consumers::int[]
+    from (select u.i, u.n, u.bytes, u.seqs, u.consumers, (sum(u.id) over upto)::bigint as id,
+                 (sum(u.later) over upto)::bigint as later, (sum(u.lo) over upto)::bigint as lo
+          from unnest(p_pack.ids, p_pack.times, p_pack.first_seqs, p_pack.message_counts, p_pack.data_bytes,
+                      p_pack.seqs, p_pack.consumers) with ordinality u (id, later, lo, n, bytes, seqs, consumers, i)
+          window upto as (order by u.i rows unbounded preceding)) e
+    order by e.i
+$$;
+
+-- The publications in the archive of a stream, from an id on and below another one.
+-- on read: return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
+create or replace function _pgqueue.archived_from(p_stream_id int, p_from bigint, p_below bigint)
+returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
+               seqs int8multirange, consumers int[])
+language plpgsql stable
+as $$
+#variable_conflict use_column
+begin
+    return query
+        select publication_id, message_count, data_bytes, published_at, seqs, consumers
+        from pgqueue.archive_publications
+        where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
+        union all
+        select u.*
+        from pgqueue.archive_packs k cross join lateral _pgqueue.unpacked(k) u
+        where k.stream_id = p_stream_id and k.last_publication >= p_from and k.first_publication < p_below
+          and u.publication_id >= p_from and u.publication_id < p_below;
+end $$;
+
+-- The first of these, in no order: at least p_rows, and the other parts of the last one. (Each pack but the first has
+-- limit_packed() publications or more from p_from on.)
+-- on read_first: return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
+create or replace function _pgqueue.first_in_archive(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
+returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
+               consumers int[])
+language plpgsql stable
+as $$
+#variable_conflict use_column
+begin
+    return query
+        (select publication_id, message_count, published_at, seqs, consumers from pgqueue.archive_publications
+         where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
+         order by publication_id fetch first (p_rows) rows with ties)
+        union all
+        (select u.publication_id, u.message_count, u.published_at, u.seqs, u.consumers
+         from (select * from pgqueue.archive_packs
+               where stream_id = p_stream_id and last_publication >= p_from and first_publication < p_below
+               order by last_publication limit p_rows / _pgqueue.limit_packed() + 2) k
+         cross join lateral _pgqueue.unpacked(k) u
+         where u.publication_id >= p_from and u.publication_id < p_below);
+end $$;
+
+-- The last of these below an id, in the same way.
+-- on read_last: return query select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows);
+create or replace function _pgqueue.last_in_archive(p_stream_id int, p_below bigint, p_rows bigint)
+returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
+language plpgsql stable
+as $$
+#variable_conflict use_column
+begin
+    return query
+        (select publication_id, published_at, seqs from pgqueue.archive_publications
+         where stream_id = p_stream_id and publication_id < p_below
+         order by publication_id desc fetch first (p_rows) rows with ties)
+        union all
+        (select u.publication_id, u.published_at, u.seqs
+         from (select * from pgqueue.archive_packs
+               where stream_id = p_stream_id and first_publication < p_below
+               order by first_publication desc limit p_rows / _pgqueue.limit_packed() + 2) k
+         cross join lateral _pgqueue.unpacked(k) u
+         where u.publication_id < p_below);
+end $$;
+
+-- The numbers of the segments of a stream that are in files.
+-- on trim: + _pgqueue.archive_ranges(p_stream_id)
+create or replace function _pgqueue.archive_ranges(p_stream_id int) returns int8multirange
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments
+            where stream_id = p_stream_id);
+end $$;
+
+-- The first message of a stream that is in files; null: none is.
+-- on first_seq: , _pgqueue.first_in_files(p_stream_id)
+create or replace function _pgqueue.first_in_files(p_stream_id int) returns bigint
+language sql stable
+as $$
+    select min((f ->> 'lo')::bigint) from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f
+    where a.stream_id = p_stream_id
+$$;

@@ -1,0 +1,110 @@
+-- The archive of a stream: beginning and ending it, and looking at it. archive/archived.sql says how it is read.
+
+-- Has the old messages of a stream written to files, before retention takes them out of Postgres.
+-- The command `pgqueue archive run` writes the files, a segment at a time. From this call on, retention trims no
+-- segment before it is in files. Readers without a consumer read the files (Spark, option archive); consumers, replay
+-- and read have what Postgres stores.
+--   p_uri   a folder that the exporter and all readers reach: /path, file:///path, s3://bucket/path, or the same of gs,
+--           gcs, abfs, abfss or hdfs; null: no more segments go to the stream's archive, and readers keep what is there
+--   p_keep  how long files are kept, from their last message; null: for ever
+-- Errors: PQ001; PQ003 also for null where the stream has no archive. Locks: none that others wait for.
+create or replace function pgqueue.set_archive(p_stream text, p_uri text, p_keep interval default null) returns void
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+begin
+    perform _pgqueue.check_archive_uri(p_uri);
+    if p_uri is null then
+        perform _pgqueue.check_archive(v_stream);
+    end if;
+    perform _pgqueue.check_age('p_keep', p_keep);
+    perform _pgqueue.await(
+        'the archive of stream ' || quote_literal(p_stream),
+        'with stored as (insert into pgqueue.archives (stream_id, uri, keep_for) '
+        'select $1, $2 ->> 0, ($2 ->> 1)::interval '
+        'where $2 ->> 0 is not null or exists (select from pgqueue.archives where stream_id = $1) '
+        'on conflict (stream_id) do update set uri = excluded.uri, keep_for = excluded.keep_for, dropped = false '
+        'returning 1) select count(*) from stored',  -- lock: maintain
+        v_stream.stream_id, jsonb_build_array(rtrim(p_uri, '/'), p_keep::text));
+end $$;
+
+-- Ends the archive of a stream, with all that is in it.
+-- So maintain() takes the segments out of it one by one: readers lose them. The next `pgqueue archive run` deletes the
+-- files. To keep what is there, and archive no more: set_archive with null.
+-- Errors: PQ001; PQ003 for a stream without an archive. Locks: none that others wait for.
+create or replace function pgqueue.drop_archive(p_stream text) returns void
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+begin
+    perform _pgqueue.check_archive(v_stream);
+    perform _pgqueue.await(
+        'the archive of stream ' || quote_literal(p_stream),
+        'with stored as (update pgqueue.archives set dropped = true, uri = null where stream_id = $1 returning 1) '
+        'select count(*) from stored',  -- lock: maintain
+        v_stream.stream_id);
+end $$;
+
+-- Refuses a uri that says more than where a folder is, or where that is not plain. What the uri names, others open with
+-- credentials of their own: it does not say how. Errors: PQ003, which repeats nothing that may be a secret.
+create or replace function _pgqueue.check_archive_uri(p_uri text) returns void
+language plpgsql
+as $$
+begin
+    if p_uri ~ '://.*@' then
+        raise exception 'p_uri has a user or a password'
+            using errcode = 'PQ003', column = 'p_uri',
+                  hint = 'The exporter and readers have credentials in their environment, or in archiveOptions.';
+    elsif p_uri ~ '[?#]' then
+        raise exception 'p_uri has options, with ? or #'
+            using errcode = 'PQ003', column = 'p_uri',
+                  hint = 'The exporter takes options by --options, and Spark by archiveOptions.';
+    elsif p_uri !~ '^(/|file:///|(s3|gs|gcs|abfs|abfss|hdfs)://)[^/]' or length(p_uri) > 1000
+          or p_uri ~ E'[[:space:][:cntrl:]%\\\\]|[^:/]//|/[.]{1,2}(/|$)' then
+        raise exception 'p_uri is an absolute path, or a URI such as s3://bucket/path of file, s3, gs, gcs, abfs, '
+                        'abfss or hdfs, of at most 1,000 characters and without spaces, %%, backslashes, // and .., '
+                        'not %',
+                        quote_literal(left(p_uri, 100))
+            using errcode = 'PQ003', column = 'p_uri';
+    end if;
+end $$;
+
+-- Refuses a stream without an archive, before anything changes. Errors: PQ003.
+create or replace function _pgqueue.check_archive(p_stream pgqueue.streams) returns void
+language plpgsql
+as $$
+begin
+    if not exists (select from pgqueue.archives where stream_id = p_stream.stream_id) then
+        raise exception 'p_stream % has no archive', quote_literal(p_stream.name)
+            using errcode = 'PQ003', column = 'p_stream',
+                  hint = 'The view pgqueue.stream_archives shows the streams that have one.';
+    end if;
+end $$;
+
+-- One row per stream with an archive: where it is, what is in it, and what is still to be written to it.
+do $view$ begin perform _pgqueue.make_view('stream_archives', $query$
+    select s.name as stream, a.uri, a.keep_for, f.segments, f.messages, f.bytes, f.newest_at, f.archived_at,
+           w.segments as waiting, w.since as waiting_since, l.attempts,
+           case when a.dropped then 'it ends: maintain() takes all of it away'
+                when a.uri is null then null
+                when not exists (select from pgqueue.segments g where g.stream_id = a.stream_id)
+                then 'no segment is ever closed without a retention: see set_retention'
+                when w.since < clock_timestamp() - interval '1 hour'
+                then 'no exporter has written it for an hour: run pgqueue archive run' end as advice
+    from pgqueue.archives a
+    join pgqueue.streams s using (stream_id)
+    cross join lateral (select count(*) as segments, coalesce(sum(x.message_count), 0)::bigint as messages,
+                               coalesce(sum(x.bytes), 0)::bigint as bytes, max(x.newest_at) as newest_at,
+                               max(x.archived_at) as archived_at
+                        from pgqueue.archive_segments x where x.stream_id = a.stream_id) f
+    cross join lateral (select count(*) as segments, min(g.closed_at) as since
+                        from pgqueue.segments g
+                        where g.stream_id = a.stream_id and a.uri is not null and g.last_publication is not null
+                          and not g.emptied
+                          and not exists (select from pgqueue.archive_segments x
+                                          where x.stream_id = g.stream_id and x.segment = g.segment)) w
+    cross join lateral (select count(*) as attempts from pgqueue.archive_attempts x
+                        where x.stream_id = a.stream_id) l
+$query$); end $view$;

@@ -1,0 +1,46 @@
+-- The messages, and which of them are visible.
+
+-- The messages. Each stream has a partition, made by create_stream: messages_<stream_id>, with primary key (seq) and
+-- the checks of the stream's kind. Its sequences are seq_<stream_id> and publication_<stream_id>: see log/numbers.sql.
+create table if not exists pgqueue.messages (
+    seq         bigint      not null,
+    inserted_at timestamptz not null default statement_timestamp(),
+    stream_id   int         not null,
+    key         text,
+    data        text,
+    data_bytes  bytea,
+    headers     jsonb
+) partition by list (stream_id);
+
+-- The publications: what became visible, when, and to which consumers. One id per publishing statement, and one part
+-- of it per priority and time.
+-- on clear_stream
+create table if not exists pgqueue.publications (
+    publication_id bigint         not null,
+    message_count  bigint         not null,
+    published_at   timestamptz    not null,
+    deliver_at     timestamptz,                 -- null: at once
+    stream_id      int            not null,
+    part           int            not null default 0,
+    priority       int            not null,
+    seqs           int8multirange not null,
+    consumers      int[],                       -- null: all, also those that do not exist yet
+    expires_at     timestamptz,                 -- who delivers it from then on gives it up instead; null: never
+    primary key (stream_id, publication_id, part)
+);
+
+-- Up to which id all publications of a stream are visible or dead, for all that look from now on. maintain() notes it,
+-- for consumers that begin somewhere.
+-- on drop_stream: delete from pgqueue.decided where stream_id = p_stream_id;  -- lock: decided
+create table if not exists pgqueue.decided (
+    stream_id  int    primary key,
+    below      bigint not null,  -- ids below it are
+    next_below bigint not null,  -- and those below this one will be, when none of these has the publish lock any more
+    publishers text[] not null
+);
+
+-- The last publication of a stream that is visible now; 0: none.
+create or replace function pgqueue.last_publication(p_stream_id int) returns bigint
+language sql stable
+as $$ select coalesce((select publication_id from pgqueue.publications where stream_id = p_stream_id
+                       order by publication_id desc limit 1), 0) $$;

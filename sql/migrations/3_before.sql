@@ -1,0 +1,18 @@
+-- From version 2 (0.1.1). Runs, slots, pieces and the rows of claims become bundles (queue/consumer_messages.sql). The
+-- ids of claims stay, and so do their leases and the offsets of Spark's readers.
+--
+-- First what changes its shape is set aside in the other schema, with its indexes, whose names are free then.
+do $$
+declare
+    v_table text;
+begin
+    if (select max(version) from pgqueue.installed) >= 3 is not false then
+        return;
+    end if;
+    drop type pgqueue.keyed_messages, pgqueue.waiting_place, pgqueue.claimed, pgqueue.served;
+    foreach v_table in array '{consumer_messages,consumer_cursors,claims,slots,pieces}'::text[] loop
+        execute format('alter table pgqueue.%I set schema _pgqueue', v_table);  -- lock: table
+    end loop;
+    drop table pgqueue.freed_keys;
+    alter table pgqueue.key_tokens drop column arrival_no, drop column first_seq;
+end $$;

@@ -1,0 +1,210 @@
+-- Cancelling: taking messages from a consumer that has not finished them.
+
+-- Takes messages from a consumer that has not finished them.
+-- A new, ready, delayed or waiting message is not delivered any more. A claimed message leaves its claim; the worker is
+-- not stopped, but learns it from smaller numbers when it extends or settles the claim. In an ordered consumer, the
+-- later messages of the same key go on. The call cancels all of the messages or none. It passes over dead letters,
+-- messages that a Spark query has in hand, and numbers that are not the consumer's. seek and replay may deliver
+-- cancelled messages again.
+--   p_seqs  the messages
+-- Returns how many messages were cancelled. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 when a
+-- transaction that claims or settles some of the messages, or with an order the ones before them, stays open for 10 s.
+-- Locks: the consumer; then the claims that hold some of the messages.
+create or replace function pgqueue.cancel(p_stream text, p_consumer text, p_seqs bigint[]) returns bigint
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
+    v_set      int8multirange := _pgqueue.chosen(v_consumer, p_seqs, 'seek takes all messages from a consumer.');
+begin
+    if v_set = '{}' then
+        return 0;
+    end if;
+    -- in tries: another session claims or settles some of the messages, and may need a lock that this has
+    return _pgqueue.await('a claim, or the lock, of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
+        'select n from pgqueue.consumers c cross join lateral _pgqueue.cancel(c, ($2 ->> 0)::int8multirange) n '
+        'where c.consumer_id = $1',
+        v_consumer.consumer_id, jsonb_build_array(v_set::text), p_try => interval '1 ms',
+        p_limit => interval '10 s')::bigint;
+end $$;
+
+-- The messages of an array of numbers that are stored, and that pass the consumer's filter.
+--   p_instead  a sentence about what to call for all messages
+-- Errors: PQ003 for null; PQ006 for a group; PQ007.
+create or replace function _pgqueue.chosen(p_consumer pgqueue.consumers, p_seqs bigint[], p_instead text)
+returns int8multirange
+language plpgsql
+as $$
+declare
+    v_set int8multirange := _pgqueue.set_of(p_seqs);
+begin
+    perform _pgqueue.check_isolation();
+    perform _pgqueue.check_kind('claim', p_consumer);
+    if v_set is null then
+        raise exception 'p_seqs is an array of the numbers of messages, not null'
+            using errcode = 'PQ003', column = 'p_seqs', hint = 'Nothing was changed. ' || p_instead;
+    end if;
+    v_set := _pgqueue.existing(p_consumer.stream_id, v_set);
+    return case when p_consumer.filtered then _pgqueue.passing(p_consumer, v_set) else v_set end;
+end $$;
+
+-- The messages of a set that are stored.
+create or replace function _pgqueue.existing(p_stream_id int, p_set int8multirange) returns int8multirange
+language plpgsql
+as $$
+declare
+    v_set int8multirange;
+begin
+    execute format('select range_agg(int8range(m.seq, m.seq + 1)) from unnest($1) g cross join lateral ('
+                   'select seq from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) offset 0) m',
+                   p_stream_id)
+    into v_set using p_set;
+    return coalesce(v_set, '{}');
+end $$;
+
+-- One try to cancel messages; see cancel. Errors: PQ099 when another session is claiming some of the messages.
+create or replace function _pgqueue.cancel(p_consumer pgqueue.consumers, p_set int8multirange) returns bigint
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+    v_hints  pgqueue.claim_hints;
+    v_taken  pgqueue.consumer_messages[];
+    v_away   record;
+    v_gone   int8multirange;  -- of what the consumer had taken
+    v_new    record;
+    v_count  bigint;
+    v_nobody pgqueue.consumer_messages;  -- without a claim, an end is a cancellation
+begin
+    perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    v_taken := _pgqueue.take_claimed(p_consumer.consumer_id, p_set);
+    v_away := _pgqueue.take_away(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
+    v_cursor := v_away.o_cursor;
+    v_gone := _pgqueue.seqs_of(v_taken) + v_away.o_gone;
+    if exists (select from pgqueue.consumer_messages
+               where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and seqs && p_set
+                 and reader is null) then
+        raise exception using errcode = 'PQ099';
+    end if;
+    v_hints := v_cursor.hints;
+    if _pgqueue.is_keyed(p_consumer.way) and v_taken <> '{}' then
+        v_hints := _pgqueue.loosen(p_consumer, v_hints);
+        v_cursor.hints := v_hints;
+    end if;
+    v_cursor.forgotten := v_cursor.forgotten + _pgqueue.cardinality(v_gone);
+    v_new := _pgqueue.pass_over(p_consumer, v_cursor, p_set - v_gone);
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_new.p_cursor), true);
+    v_count := _pgqueue.cardinality(v_gone + v_new.o_gone);
+    v_nobody.consumer_id := p_consumer.consumer_id;
+    v_nobody.owner := current_setting('application_name');
+    perform _pgqueue.note_done(v_nobody, null, v_gone + v_new.o_gone, v_count, greatest(v_away.o_most, (
+        select max(_pgqueue.one_more(b.deliver_count)) from unnest(v_taken) b)), null);
+    if _pgqueue.is_keyed(p_consumer.way) and v_gone <> '{}' then
+        perform _pgqueue.wake(p_consumer.stream_id);  -- the messages that waited for them
+    end if;
+    return v_count;
+end $$;
+
+-- Takes messages out of the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for
+-- who settles them.
+create or replace function _pgqueue.take_claimed(p_consumer_id int, p_set int8multirange)
+returns pgqueue.consumer_messages[]
+language plpgsql
+as $$
+declare
+    v_head  pgqueue.consumer_messages;
+    v_taken pgqueue.consumer_messages[] := '{}';
+begin
+    for v_head in
+        select distinct on (h.bundle_no) h.*
+        from pgqueue.consumer_messages m
+        cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
+        where m.consumer_id = p_consumer_id and m.token is not null and m.reader is null and m.seqs && p_set
+        order by h.bundle_no
+    loop
+        v_taken := v_taken || _pgqueue.take_out(_pgqueue.lock_bundles(v_head.bundle_no, v_head.token), p_set);
+    end loop;
+    return v_taken;
+end $$;
+
+-- Makes a consumer pass over messages that it has not taken. Their publications go into a gap; the gap keeps the
+-- messages from the consumer, as it does with messages in hand when a consumer is moved (reading/positions.sql). So the
+-- cost is a search for these messages, however many messages are new.
+-- Returns the cursor, the messages, and their publications. Needs the consumer's lock.
+create or replace function _pgqueue.pass_over(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
+                                              p_set int8multirange, out o_gone int8multirange,
+                                              out o_ids int8multirange)
+language plpgsql
+as $$
+declare
+    v_found record := _pgqueue.find_new(p_consumer, p_cursor, p_set);
+    v_gap   pgqueue.consumer_gaps;
+    v_kept  int8multirange;
+    v_last  bigint := upper(v_found.o_ids) - 1;
+begin
+    o_gone := v_found.o_seqs;
+    o_ids := v_found.o_ids;
+    for v_gap in
+        select * from pgqueue.consumer_gaps
+        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and publication_ids && v_found.o_ids
+    loop
+        v_kept := o_gone * (select range_agg(seqs) from _pgqueue.published(p_consumer.stream_id,
+                                                                           v_gap.publication_ids * v_found.o_ids));
+        p_cursor := _pgqueue.forget_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
+                                      coalesce(v_gap.kept, '{}') + v_kept);
+    end loop;
+    if v_last >= p_cursor.next_publication then
+        v_kept := o_gone
+            * (select range_agg(seqs)
+               from _pgqueue.published(p_consumer.stream_id, v_found.o_ids
+                                       * int8multirange(int8range(p_cursor.next_publication, null))));
+        p_cursor := _pgqueue.note_gap(p_cursor, int8multirange(int8range(p_cursor.next_publication, v_last, '[]')),
+                                      _pgqueue.publishers(p_consumer.stream_id), true, v_kept);
+        p_cursor.next_publication := v_last + 1;
+    end if;
+end $$;
+
+-- Finds the publications of messages that are new for a consumer, and those messages. The search starts where the
+-- messages' numbers say. A message that a sink wrote long before its publication is found by reading all new
+-- publications.
+create or replace function _pgqueue.find_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                             p_set int8multirange, out o_ids int8multirange, out o_seqs int8multirange)
+language plpgsql
+as $$
+declare
+    v_new  int8multirange := _pgqueue.new_ids(p_cursor);
+    v_left int8multirange := p_set;
+    v_late int8multirange := '{}';
+    v_from bigint;
+    v_look record;
+begin
+    o_ids := '{}';
+    o_seqs := '{}';
+    if p_cursor.gaps = '{}' and _pgqueue.last_publication_id(p_consumer.stream_id) < p_cursor.next_publication then
+        return;
+    end if;
+    while v_left <> '{}' or v_late <> '{}' loop
+        v_from := case when v_left = '{}' then lower(v_new)
+                       else _pgqueue.below_position(p_consumer.stream_id, null, lower(v_left)) end;
+        select coalesce(range_agg(p.seqs), '{}') as seqs,
+               coalesce(range_agg(p.seqs) filter (where p.mine), '{}') as new_seqs,
+               coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')) filter (where p.mine),
+                        '{}') as ids
+        into v_look
+        from (select f.publication_id, f.seqs * (v_left + v_late) as seqs,
+                     v_new @> f.publication_id and _pgqueue.is_for(f.consumers, p_consumer.consumer_id) as mine
+              from (select publication_id, seqs, consumers from pgqueue.publications
+                    where stream_id = p_consumer.stream_id and publication_id >= v_from
+                    order by publication_id limit case when v_left <> '{}' then _pgqueue.limit_unseen() end) f
+              where f.seqs && (v_left + v_late)) p;
+        o_seqs := o_seqs + v_look.new_seqs;
+        o_ids := o_ids + v_look.ids;
+        exit when v_left = '{}';
+        v_late := v_late + int8multirange(int8range(lower(v_left), lower(v_left), '[]')) - v_look.seqs;
+        v_left := v_left - v_late - v_look.seqs;
+    end loop;
+    o_seqs := o_seqs - coalesce(_pgqueue.kept(p_cursor), '{}');
+end $$;

@@ -1,0 +1,199 @@
+-- Consumers: creating, changing and dropping them.
+
+-- Locks the row of a stream for settings of a consumer that can make sends fail: note_limited() locks it for these. It
+-- comes before the consumer's row, as in calls that change schedules.
+create or replace function _pgqueue.lock_stream_for(p_settings jsonb, p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    if p_settings ?| '{max_backlog, on_full, per_key_capacity}' then
+        perform _pgqueue.lock_stream(p_stream_id);
+    end if;
+end $$;
+
+-- Stores settings that were checked; null sets one back to its default.
+-- Locks, until the caller commits: the consumer's row, which claims read all the same. Before it the stream's row, for
+-- settings that can make sends fail.
+create or replace function _pgqueue.set_consumer(p_consumer_id int, p_settings jsonb) returns void
+language plpgsql
+as $$
+declare
+    v_before   pgqueue.consumers;
+    v_consumer pgqueue.consumers;
+begin
+    if p_settings = '{}' then
+        return;
+    end if;
+    perform _pgqueue.lock_stream_for(p_settings, (select stream_id from pgqueue.consumers
+                                                  where consumer_id = p_consumer_id));
+    -- lock: settings
+    select * into v_before from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
+    v_consumer := jsonb_populate_record(v_before, _pgqueue.stored_settings('consumer', p_settings));
+    v_consumer.given := _pgqueue.given_after(v_before.given, p_settings);
+    perform _pgqueue.check_policies(v_consumer);
+    execute (select format('update pgqueue.consumers set given = ($1).given, %s where consumer_id = ($1).consumer_id',
+                           string_agg(format('%1$I = ($1).%1$I', k), ', '))
+             from jsonb_object_keys(p_settings) k) using v_consumer;
+    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
+    if _pgqueue.is_keyed(v_consumer.way) <> _pgqueue.is_keyed(v_before.way) then
+        perform _pgqueue.change_lanes(v_consumer);
+    elsif p_settings ?| '{fair, per_key_limit, per_key_interval, per_key_burst}'
+          and _pgqueue.is_keyed(v_consumer.way) then
+        perform _pgqueue.change_limits(v_consumer);
+    end if;
+    if v_consumer.per_key_latest <> v_before.per_key_latest then
+        perform _pgqueue.change_latest(v_consumer);
+    end if;
+    if p_settings ?| '{max_backlog, on_full}' then
+        perform _pgqueue.limit_backlog(v_consumer);
+    end if;
+    if p_settings ? 'per_key_capacity' then
+        perform _pgqueue.limit_keys(v_consumer, v_before.per_key_capacity is null);
+    end if;
+end $$;
+
+-- Creates a consumer of a stream: a queue of its own over the stream's messages.
+--   p_start          earliest: every message that the stream has; latest: messages that become visible from now on; a
+--                    timestamp: messages that were published since; seq N: the messages with that number and higher
+--                    ones; an offset of a reader that claims nothing, as text: messages that this reader has not read.
+--                    Transactions that are still running count as later. See reading/positions.sql.
+--   p_ordering       none; key: the messages of a key one after the other; stream: all messages one after the other
+--   p_if_not_exists  return the id of an existing consumer of the same ordering and filter, whatever its settings,
+--                    instead of failing
+--   p_topic          only messages whose key is of this topic: words with dots between them, * for one word, # for any
+--                    number of words
+--   p_where          only messages for which this jsonpath, without variables, finds something that is neither false
+--                    nor null in {key, headers, data}
+--   p_settings       an object with a value for each setting, as alter_consumer takes it
+-- Returns the consumer's id. Errors: PQ001, PQ003, PQ005 for an offset of something else, PQ006, PQ011. Locks: the
+-- history,
+-- shared; with settings that can make sends fail, the stream's row, for which changes of the stream wait. (More than 60
+-- lines: the checks of its arguments are most of it.)
+create or replace function pgqueue.create_consumer(
+    p_stream text, p_name text, p_start text default 'latest', p_ordering text default 'none',
+    p_if_not_exists boolean default false, p_topic text default null, p_where jsonpath default null,
+    p_settings jsonb default '{}') returns int
+language plpgsql
+as $$
+declare
+    v_stream   pgqueue.streams := _pgqueue.stream(p_stream);
+    v_consumer pgqueue.consumers;
+    v_columns  text := (select string_agg(name, ', ') from _pgqueue.settings() where of_what = 'consumer');
+    v_regex    text;
+    v_filter   record;
+    v_seen     record;
+    v_cursor   pgqueue.consumer_cursors;
+begin
+    perform _pgqueue.check_name('consumer', p_name);
+    if p_ordering is null or p_ordering not in ('none', 'key', 'stream') then
+        raise exception 'p_ordering is none, key or stream, not %', coalesce(quote_literal(p_ordering), 'null')
+            using errcode = 'PQ003', column = 'p_ordering';
+    end if;
+    perform _pgqueue.check_settings('consumer', p_settings);
+    if p_topic is not null then
+        v_regex := _pgqueue.topic_regex('p_topic', p_topic);
+    end if;
+    perform _pgqueue.check_condition(p_where);
+    perform _pgqueue.check_numbers('consumers, or of stream ' || quote_literal(p_stream),
+                                   _pgqueue.sequences_of(v_stream.stream_id) || '{consumers_consumer_id_seq}'::text[]);
+    v_seen := _pgqueue.seen_from(v_stream.stream_id, p_start, 'p_start');
+
+    perform _pgqueue.lock_stream_for(p_settings, v_stream.stream_id);
+    v_consumer.consumer_id := _pgqueue.await(
+        'the name of the consumer, or stream ' || quote_literal(p_stream),
+        'with held as (select stream_id, name from pgqueue.streams '
+        'where stream_id = $1 for key share), '  -- lock: stream
+        'made as (insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered, ' || v_columns
+        || ') select h.stream_id, h.name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean, ' || v_columns
+        || ' from held h cross join jsonb_populate_record(null::pgqueue.consumers, $2 -> 3) '
+        'where not exists (select from pgqueue.consumers c '  -- else it would take an id
+        'where c.stream_id = h.stream_id and c.name = $2 ->> 0) '
+        'on conflict do nothing returning consumer_id) '  -- lock: settings
+        'select coalesce(max(consumer_id), 0) from made',
+        v_stream.stream_id, jsonb_build_array(p_name, p_ordering, p_topic is not null or p_where is not null,
+                                                 _pgqueue.defaults('consumer')))::int;
+    if v_consumer.consumer_id = 0 then
+        perform _pgqueue.stream(p_stream);  -- somebody may have dropped it meanwhile
+        select * into v_consumer from pgqueue.consumers where stream_id = v_stream.stream_id and name = p_name;
+        select topic, condition::text as condition into v_filter from pgqueue.consumer_filters
+        where consumer_id = v_consumer.consumer_id;
+        if p_if_not_exists and (v_consumer.ordering, v_filter.topic, v_filter.condition)
+                               is not distinct from (p_ordering, p_topic, p_where::text) then
+            return v_consumer.consumer_id;
+        end if;
+        raise exception 'consumer % of stream % exists already, with ordering %',
+            quote_literal(p_name), quote_literal(p_stream),
+            concat_ws(', ', v_consumer.ordering, 'topic ' || quote_literal(v_filter.topic),
+                      'where ' || quote_literal(v_filter.condition))
+            using errcode = 'PQ006';
+    end if;
+    select * into v_consumer from pgqueue.consumers where consumer_id = v_consumer.consumer_id;
+    -- (a statement of its own, after the one that locks the stream's row: create_schedule locks that row, too)
+    update pgqueue.consumers set scheduled = true  -- lock: settings
+    where consumer_id = v_consumer.consumer_id and _pgqueue.on_due(v_stream.stream_id) is not null;
+    if v_consumer.filtered then
+        insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
+    end if;
+    perform _pgqueue.set_consumer(v_consumer.consumer_id, p_settings);
+
+    v_cursor.consumer_id := v_consumer.consumer_id;
+    v_cursor.gaps := '{}';
+    v_cursor := _pgqueue.cursor_from(v_cursor, v_seen.o_seen, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut);
+    insert into pgqueue.consumer_cursors (consumer_id, version, next_publication, gaps)
+    values (v_consumer.consumer_id, 1, v_cursor.next_publication, v_cursor.gaps);
+    if p_settings ? 'per_key_capacity' then
+        perform _pgqueue.enter_keys(c) from pgqueue.consumers c where c.consumer_id = v_consumer.consumer_id;
+    end if;
+    return v_consumer.consumer_id;
+end $$;
+
+-- Changes settings of a consumer while it is in use.
+-- The next claim, and the next failure of a message, go by the new settings. Open claims keep the visibility timeout
+-- that they were made with. The ordering and the filter cannot be changed, so they are no settings.
+--   p_settings  an object with the new value of each setting; null: the default, also that of later versions.
+--               base/settings.sql lists all settings
+-- Errors: PQ001, PQ002; PQ003 also when one setting contradicts another. Locks: other calls of this function; no claim.
+create or replace function pgqueue.alter_consumer(p_stream text, p_name text, p_settings jsonb) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.check_settings('consumer', p_settings);
+    -- in tries: it may wait for claims that are being made, and other claimers for the consumer
+    perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
+                           'select 0 from _pgqueue.set_consumer($1::int, $2)',
+                           (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_settings, p_try => interval '5 ms');
+end $$;
+
+-- Deletes a consumer, or a group, with all that it has not finished.
+-- Its claims end. Their owners, and the workers of a group, are told when they come back.
+-- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of the consumer's messages stays open for 10 s. Locks:
+-- the consumer's.
+create or replace function pgqueue.drop_consumer(p_stream text, p_name text) returns void
+language plpgsql
+as $$
+begin
+    -- in tries: a claimer may hold what this needs, and need what this has
+    perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
+                           'select 0 from _pgqueue.drop_consumer($1::int)',
+                           (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_try => interval '5 ms',
+                           p_limit => interval '10 s');
+end $$;
+
+-- One try to delete a consumer; see drop_consumer. Its sequence stays for senders that are about to look at it, and
+-- open senders have a lock of it: maintain() drops it, see forget_rooms().
+create or replace function _pgqueue.drop_consumer(p_consumer_id int) returns void
+language plpgsql
+as $$
+declare
+    v_stream_id int;
+    v_limited   boolean;
+begin
+    perform _pgqueue.lock_consumer_alone(p_consumer_id);
+    delete from pgqueue.consumers where consumer_id = p_consumer_id  -- lock: settings
+    returning stream_id, max_backlog is not null or per_key_capacity is not null into v_stream_id, v_limited;
+    if v_limited then
+        perform _pgqueue.note_limited(v_stream_id);
+    end if;
+    perform _pgqueue.forget_bundles(p_consumer_id);
+    perform _pgqueue.on_drop_consumer(p_consumer_id);
+end $$;

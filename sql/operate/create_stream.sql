@@ -1,0 +1,211 @@
+-- Streams: creating, changing and dropping them.
+
+-- Returns the stream of a name, to write to, and checks the consumers to publish to.
+-- Errors: PQ001, PQ002, PQ003.
+create or replace function pgqueue.open_sink(p_stream text, p_consumers text[] default null)
+returns table (stream_id int, kind text)
+language plpgsql stable
+as $$
+declare
+    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+begin
+    perform _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
+    return query select v_stream.stream_id, v_stream.kind;
+end $$;
+
+-- Stores settings of a stream that were checked; null sets one back to its default.
+create or replace function _pgqueue.set_stream(p_stream_id int, p_settings jsonb) returns void
+language sql
+as $$
+    update pgqueue.streams s
+    set (given, notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
+      = (select _pgqueue.given_after(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
+                n.schema, n.schema_path
+         from _pgqueue.on_set_stream(jsonb_populate_record(s, _pgqueue.stored_settings('stream', p_settings)),
+                                     p_settings) n)
+    where s.stream_id = p_stream_id and p_settings <> '{}'
+$$;
+
+-- Creates a stream, an append-only sequence of messages.
+--   p_name           1 to 200 characters, unique
+--   p_kind           what its messages hold: text, json (checked) or binary
+--   p_if_not_exists  return the id of an existing stream of the same kind, whatever its settings, instead of failing
+--   p_settings       an object with a value for each setting, as alter_stream takes it
+-- Returns the stream's id. Errors: PQ003, PQ006, PQ011. Locks: a share-update-exclusive lock on messages to attach the
+-- partition; sends and reads go on.
+create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text',
+                                                 p_if_not_exists boolean default false, p_settings jsonb default '{}')
+returns int
+language plpgsql
+as $$
+declare
+    v_stream  pgqueue.streams;
+    v_columns text := (select string_agg(name, ', ') from _pgqueue.settings() where of_what = 'stream');
+begin
+    perform _pgqueue.check_name('stream', p_name);
+    if p_kind is null or p_kind not in ('text', 'json', 'binary') then
+        raise exception 'p_kind is text, json or binary, not %', coalesce(quote_literal(p_kind), 'null')
+            using errcode = 'PQ003', column = 'p_kind';
+    end if;
+    perform _pgqueue.check_settings('stream', p_settings);
+    v_stream.kind := p_kind;
+    perform _pgqueue.before_set_stream(v_stream, p_settings);
+    perform _pgqueue.check_numbers('streams', '{streams_stream_id_seq}');
+    v_stream.stream_id := _pgqueue.await(
+        'the name of the stream',
+        'with made as (insert into pgqueue.streams (name, kind, ' || v_columns || ') '
+        'select $2 ->> 0, $2 ->> 1, ' || v_columns || ' from jsonb_populate_record(null::pgqueue.streams, $2 -> 2) '
+        'where not exists (select from pgqueue.streams where name = $2 ->> 0) '  -- else it would take an id
+        'on conflict (name) do nothing returning stream_id) '  -- lock: stream
+        'select coalesce(max(stream_id), 0) from made', null,
+        jsonb_build_array(p_name, p_kind, _pgqueue.defaults('stream')))::int;
+    if v_stream.stream_id = 0 then
+        select * into v_stream from pgqueue.streams where name = p_name;
+        if p_if_not_exists and v_stream.kind = p_kind then
+            return v_stream.stream_id;
+        end if;
+        raise exception 'stream % exists already, with kind %', quote_literal(p_name), v_stream.kind
+            using errcode = 'PQ006';
+    end if;
+    perform _pgqueue.set_stream(v_stream.stream_id, p_settings);
+    perform _pgqueue.await('the table messages', 'select 0 from _pgqueue.make_tables($1::int, $2 ->> 0)',
+                           v_stream.stream_id, jsonb_build_array(p_kind));
+    perform _pgqueue.make_payloads(v_stream.stream_id);
+    perform _pgqueue.revoke_defaults(array[format('pgqueue.messages_%s', v_stream.stream_id)::regclass::oid,
+                                           format('pgqueue.seq_%s', v_stream.stream_id)::regclass,
+                                           format('pgqueue.publication_%s', v_stream.stream_id)::regclass,
+                                           format('_pgqueue.payloads_%s', v_stream.stream_id)::regproc,
+                                           format('_pgqueue.payload_%s', v_stream.stream_id)::regproc]);
+    perform _pgqueue.grant_stream(v_stream.stream_id);
+    return v_stream.stream_id;
+end $$;
+
+-- Makes the table and the sequences of a stream, and notes the sequences.
+create or replace function _pgqueue.make_tables(p_stream_id int, p_kind text) returns void
+language plpgsql
+as $$
+declare
+    v_name text;
+begin
+    -- a copy of these sequences without their value gives negative numbers, see log/numbers.sql
+    foreach v_name in array _pgqueue.sequences_of(p_stream_id) loop
+        execute format('create sequence pgqueue.%I minvalue -1000000000000000 start with -1000000000000000', v_name);
+        perform setval(format('pgqueue.%I', v_name)::regclass, 0);
+    end loop;
+    update pgqueue.streams  -- lock: stream
+    set message_numbers = format('pgqueue.seq_%s', stream_id),
+        publication_numbers = format('pgqueue.publication_%s', stream_id)
+    where stream_id = p_stream_id;
+    -- "create table ... partition of" would wait for every writer of every stream; attaching does not
+    execute format('create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq))',
+                   p_stream_id);
+    execute format('alter table pgqueue.messages_%1$s alter %2$s set not null', p_stream_id,  -- lock: table
+                   case p_kind when 'binary' then 'data_bytes' else 'data' end);
+    -- lock: table
+    execute format('alter table pgqueue.messages_%1$s alter stream_id set default %1$s', p_stream_id);
+    -- lock: table
+    execute format('alter table pgqueue.messages attach partition pgqueue.messages_%1$s for values in (%1$s)',
+                   p_stream_id);
+end $$;
+
+-- Changes settings of a stream while it is in use.
+-- Messages that are sent from then on go by the new settings; messages that were sent stay as they are.
+--   p_settings  an object with the new value of each setting; null: the default, also that of later versions
+--     notify            notify of each publication, when somebody waits. Commits that notify queue up for a lock of the
+--                       whole server: turn it off where that is too much, and readers find messages within their wait
+--     max_bytes         of a payload, 1 to 268,435,456; 16 MB by default
+--     max_header_bytes  of the headers of a message, as JSON text, 2 to 1,048,576; 64 kB by default
+--     dedup_window      for how long dedup keys are remembered, up to 10 years: within that time after a message was
+--                       sent, another message with the same dedup key is not published. Longer than the longest
+--                       transaction that sends one. Keys that maintain() has deleted stay forgotten. Null, the default:
+--                       the stream takes no dedup keys, and maintain() deletes its old ones
+--     schema            of a json stream: the columns of its payloads, in Spark's DDL, such as id bigint not null, name
+--                       string. A payload that does not fit is refused. From then on, only columns that may be null are
+--                       added. Null, the default: any JSON
+-- Errors: PQ001; PQ003 also when the stream would take more than a stream that it is copied to, or less than one that
+-- is copied to it; PQ003 for a schema that does not take all that the one before it took. Locks: other calls of this
+-- function; bind and unbind where the limits or the schema change.
+create or replace function pgqueue.alter_stream(p_stream text, p_settings jsonb) returns void
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams;
+    v_other  text;
+begin
+    perform _pgqueue.check_settings('stream', p_settings);
+    v_stream := _pgqueue.stream(p_stream);
+    if p_settings ?| '{max_bytes, max_header_bytes, schema}' then
+        perform _pgqueue.lock_bindings();
+    end if;
+    perform _pgqueue.lock_stream(v_stream.stream_id);
+    select * into v_stream from pgqueue.streams where stream_id = v_stream.stream_id;
+    perform _pgqueue.before_set_stream(v_stream, p_settings);
+    v_stream := jsonb_populate_record(v_stream, _pgqueue.stored_settings('stream', p_settings));
+    select s.name into v_other
+    from pgqueue.bindings b
+    join pgqueue.streams s on s.stream_id in (b.stream_id, b.to_stream_id) and s.stream_id <> v_stream.stream_id
+    where p_settings ?| '{max_bytes, max_header_bytes, schema}' and v_stream.stream_id in (b.stream_id, b.to_stream_id)
+      and case s.stream_id
+               when b.to_stream_id
+               then s.max_bytes < v_stream.max_bytes or s.max_header_bytes < v_stream.max_header_bytes
+                    or not _pgqueue.on_bind(v_stream, s)
+               else s.max_bytes > v_stream.max_bytes or s.max_header_bytes > v_stream.max_header_bytes
+                    or not _pgqueue.on_bind(s, v_stream) end
+    order by s.name limit 1;
+    if found then
+        raise exception 'p_settings: stream % is bound to stream %, and one of them would take less '
+                        'than is copied to it', quote_literal(p_stream), quote_literal(v_other)
+            using errcode = 'PQ003', column = 'p_settings', hint = 'Change the limits of that one first.';
+    end if;
+    perform _pgqueue.set_stream(v_stream.stream_id, p_settings);
+end $$;
+
+-- Deletes a stream with its messages and consumers. The exporter of its archive then deletes its files.
+-- A transaction that is open with the stream goes on, and what it sends goes with the stream. The tables are dropped by
+-- the next maintain(), and their space is free then; or by a later one, after the transactions that are open now.
+-- Errors: PQ001; 2BP01 when tables are captured to it; 55P03 after 30 s behind a transaction that has its consumers.
+-- Locks, to the end of the transaction: the stream and its consumers, and bindings: end the transaction at once.
+create or replace function pgqueue.drop_stream(p_name text) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.before_drop_stream(_pgqueue.stream(p_name));
+    perform _pgqueue.await('stream ' || quote_literal(p_name), 'select 0 from _pgqueue.forget_stream($2 ->> 0)', null,
+                           jsonb_build_array(p_name), p_try => interval '5 ms', p_limit => interval '30 s');
+end $$;
+
+-- Deletes a stream and its consumers, in the order of locks. What sessions may need that have seen the stream, and are
+-- at work with it, stays for a while (operate/dropped.sql).
+create or replace function _pgqueue.forget_stream(p_name text) returns void
+language plpgsql
+as $$
+declare
+    v_id int;
+begin
+    perform _pgqueue.lock_bindings();
+    v_id := (_pgqueue.stream(p_name)).stream_id;  -- again: somebody else may have dropped it meanwhile
+    -- a maintain() that is at work with the stream ends
+    perform pg_advisory_xact_lock(_pgqueue.lock_class_maintain(), v_id);  -- lock: maintain
+    perform from pgqueue.streams
+    where stream_id = v_id
+       or stream_id in (select stream_id from pgqueue.bindings where to_stream_id = v_id)
+    order by stream_id for update;  -- lock: stream
+    update pgqueue.streams s set bound = false
+    where s.stream_id in (select b.stream_id from pgqueue.bindings b where b.to_stream_id = v_id)
+      and not exists (select from pgqueue.bindings b
+                      where b.stream_id = s.stream_id and b.to_stream_id <> v_id);
+    delete from pgqueue.bindings where v_id in (stream_id, to_stream_id);
+    perform _pgqueue.drop_consumer(consumer_id)
+    from (select consumer_id from pgqueue.consumers where stream_id = v_id order by consumer_id) c;
+    perform _pgqueue.on_drop_stream(v_id);
+    delete from pgqueue.streams where stream_id = v_id;
+    insert into pgqueue.dropped_streams (stream_id, dropped_by) values (v_id, pg_current_xact_id());
+end $$;
+
+-- Existing streams get their function anew: a function that this installation does not make is dropped, see
+-- version.sql.
+do $$
+begin
+    perform _pgqueue.make_payloads(stream_id)
+    from (select stream_id from pgqueue.streams order by stream_id for key share) s;  -- lock: stream
+end $$;

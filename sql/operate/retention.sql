@@ -1,0 +1,350 @@
+-- Trimming: messages that a stream need not keep any more are deleted, in short transactions, and what was trimmed is
+-- noted.
+--
+-- A segment is due when it is closed and the rules of its stream say so. A publication is trimmed when all its
+-- messages are in segments that are due or empty, and nobody needs it:
+--   * Every consumer has taken it, it is in no gap, and none of its messages is in a bundle or a dead letter. One
+--     statement reads all that, and so as of one moment. A message that is settled then stays so: a call that makes
+--     old publications new for a consumer (create_consumer, seek, replay) shares the history lock of the stream to the
+--     end of its transaction, and trimming goes on only while nobody has that lock.
+--   * Nothing else holds a segment: with an archive, its messages are in files (archive/aging.sql: on_hold).
+--   * Where the rules say drop, consumers are first made to be done with it: under their lock, but never out of a claim
+--     whose lease has not ended (skip()).
+-- When no publication of a segment is left, the segment is emptied (log/segments.sql).
+
+-- The rules of a stream. A stream without a row keeps all messages.
+-- on drop_stream
+create table if not exists pgqueue.retention (
+    stream_id      int         primary key,
+    keep_for       interval,
+    keep_messages  bigint,
+    keep_bytes     bigint,
+    until_done     boolean     not null,             -- only until every consumer is done
+    unread         text        not null,             -- keep, or drop: what a consumer still owes
+    keep_dead      interval,                         -- dead letters; null: for ever
+    trim_from      bigint      not null default 1,   -- publications before this one were looked at in this round
+    maintained_at  timestamptz                       -- maintain() was here, within a minute
+);
+
+-- Empties a sealed segment none of whose messages is published any more. Returns whether there was one. Locks: the
+-- segment.
+create or replace function _pgqueue.empty_segment(p_stream_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_segment pgqueue.segments;
+begin
+    select l.* into v_segment from pgqueue.segments l
+    where stream_id = p_stream_id and last_publication is not null and not emptied
+      and not exists (select from pgqueue.publications p
+                      where p.stream_id = p_stream_id and p.publication_id <= l.last_publication
+                        and p.seqs && int8range(l.lo, l.hi))
+    order by l.lo limit 1;
+    if not found then
+        return false;
+    end if;
+    execute format('truncate pgqueue.%I', _pgqueue.segment_name(p_stream_id, v_segment.segment));  -- lock: table
+    update pgqueue.segments set emptied = true, held_by = '{}'
+    where stream_id = p_stream_id and segment = v_segment.segment;
+    perform _pgqueue.note_trim(p_stream_id, '{}', int8multirange(int8range(v_segment.lo, v_segment.hi)), 0);
+    return true;
+end $$;
+
+-- Publications that one transaction looks at.
+create or replace function _pgqueue.trim_at_once() returns int language sql immutable parallel safe as 'select 10000';
+
+-- The segments that the rules of a stream do not ask to keep, the first ones first. Returns also why: over (the
+-- segments after it have as much as is to be kept), aged, done (it goes when every consumer is done with it). A segment
+-- that is not sealed, or that somebody else holds, may not go.
+create or replace function _pgqueue.due_segments(p_stream_id int)
+returns table (segment int, lo bigint, hi bigint, closed_publication bigint, last_publication bigint, over boolean,
+               aged boolean, done boolean, may_go boolean)
+language sql stable
+as $$
+    with sized as (
+        select l.*, coalesce(l.last_seq, least(_pgqueue.last_seq(p_stream_id), l.hi - 1)) - l.lo + 1 as messages,
+               pg_total_relation_size(to_regclass(format('pgqueue.%I',
+                                                         _pgqueue.segment_name(p_stream_id, l.segment)))) as bytes
+        from pgqueue.segments l
+        where l.stream_id = p_stream_id and l.opened_at is not null
+    ), later as (
+        select s.*, sum(messages) over later as later_messages, sum(bytes) over later as later_bytes
+        from sized s
+        window later as (order by lo rows between 1 following and unbounded following)
+    ), judged as (
+        select l.*, (l.later_messages >= r.keep_messages or l.later_bytes >= r.keep_bytes) is true as over,
+               -- the time of its last message, nearly; publications that came later than the numbers near them are
+               -- judged one by one
+               (coalesce((select p.published_at from pgqueue.publications p
+                          where p.stream_id = p_stream_id and p.publication_id <= l.closed_publication
+                          order by p.publication_id desc limit 1), '-infinity')
+                < clock_timestamp() - r.keep_for) is true as aged,
+               r.until_done and exists (select from pgqueue.consumers c where c.stream_id = p_stream_id) as done
+        from later l join pgqueue.retention r using (stream_id)
+        where l.closed_at is not null and not l.emptied
+    )
+    select segment, lo, hi, closed_publication, last_publication, over, aged, done,
+           last_publication is not null and _pgqueue.on_hold(p_stream_id, segment) is null
+    from judged
+    where over or aged or done order by lo
+$$;
+
+-- Trims a bounded part of the messages of a stream that are due. Returns how many messages it trimmed, whether there
+-- may be more, and whether it skipped messages of consumers, whose locks it then has. Locks, to the end of the
+-- transaction: the history, if nobody has it; where unread messages are dropped, the consumers of which it skipped
+-- some, if nobody has them: then there may be more.
+create or replace function _pgqueue.trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
+language plpgsql
+as $$
+declare
+    v_rules   pgqueue.retention;
+    v_due     record;
+    v_issued  bigint;
+    v_decided int8multirange;
+    v_trim    record;
+begin
+    o_count := 0;
+    o_more := false;
+    o_skipped := false;
+    select * into v_rules from pgqueue.retention where stream_id = p_stream_id;
+    select coalesce(range_agg(int8range(lo, hi)) filter (where over or done), '{}') as now,
+           coalesce(range_agg(int8range(lo, hi)), '{}') as aged,
+           coalesce(range_agg(int8range(lo, hi)) filter (where over or d.aged), '{}') as drop,
+           max(last_publication) as upto, min(closed_publication) as late_from
+    into v_due
+    from _pgqueue.due_segments(p_stream_id) d where may_go;
+    if v_due.upto is null then
+        perform _pgqueue.note_holders(p_stream_id);
+        return;
+    elsif not _pgqueue.try_lock_history_alone(p_stream_id) then
+        perform _pgqueue.note_holders(p_stream_id, _pgqueue.history_holders(p_stream_id));
+        return;
+    end if;
+    if v_rules.unread = 'drop' and v_due.drop <> '{}' then
+        -- a publication that came long after its numbers were given out is not old yet
+        v_due.drop := v_due.drop - coalesce((select range_agg(p.seqs) from pgqueue.publications p
+                                             where p.stream_id = p_stream_id and p.publication_id > v_due.late_from
+                                               and p.publication_id <= v_due.upto
+                                               and p.published_at >= clock_timestamp() - v_rules.keep_for
+                                               and not p.seqs <@ v_due.now), '{}');
+        o_skipped := coalesce((select bool_or(_pgqueue.skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c
+                               where c.stream_id = p_stream_id), false);
+        o_more := o_skipped;
+    end if;
+    v_due.now := v_due.now + (_pgqueue.trimmed(p_stream_id)).o_seqs;
+    v_due.aged := v_due.aged + v_due.now;
+    v_issued := _pgqueue.last_publication_id(p_stream_id);
+    v_decided := case when _pgqueue.publishers(p_stream_id) = '{}' then int8multirange(int8range(1, v_issued + 1))
+                      else _pgqueue.decided_ids(p_stream_id) end;
+    v_trim := _pgqueue.delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged,
+                                           clock_timestamp() - v_rules.keep_for, v_decided);
+    if v_trim.o_ids <> '{}' then
+        perform _pgqueue.note_trim(p_stream_id, v_trim.o_ids, '{}', v_trim.o_count, v_trim.o_archived);
+    end if;
+    o_count := v_trim.o_count;
+    update pgqueue.retention set trim_from = coalesce(v_trim.o_next, 1)
+    where stream_id = p_stream_id and trim_from <> coalesce(v_trim.o_next, 1);
+    if v_trim.o_next is not null then
+        o_more := true;
+    elsif not o_more then
+        perform _pgqueue.note_holders(p_stream_id);
+    end if;
+end $$;
+
+-- Deletes the publications between two ids that nobody needs, at most trim_at_once() of them. Those whose messages are
+-- all kept elsewhere too go there (on_trimmed()). The look is one statement.
+--   p_now, p_aged  messages that may go; those of p_aged only if they were published before p_before
+--   p_decided      publications that are visible or dead, known before the look
+-- Returns the deleted ids, with the dead ones before and among them, so that the note of the past is one range; how
+-- many messages they had; the id to go on from, null: that was the last; and the ids of which no message is lost. (More
+-- than 60 lines: one statement, as of one moment.)
+create or replace function _pgqueue.delete_publications(p_stream_id int, p_from bigint, p_upto bigint,
+                                                        p_now int8multirange, p_aged int8multirange,
+                                                        p_before timestamptz, p_decided int8multirange,
+                                                        out o_ids int8multirange, out o_count bigint, out o_next bigint,
+                                                        out o_archived int8multirange)
+language plpgsql
+set enable_seqscan = off  -- what other streams' consumers have is not read, whatever the statistics say
+set jit = off
+as $$
+declare
+    v_kept  int8multirange := _pgqueue.on_trim(p_stream_id);
+    v_whole pgqueue.publications[];
+begin
+    with consumer as materialized (
+        select c.consumer_id, e.next_publication,
+               _pgqueue.new_ids(k) * int8multirange(int8range(1, e.next_publication)) as gaps
+        from pgqueue.consumers c
+        cross join lateral (select * from pgqueue.consumer_cursors where consumer_id = c.consumer_id
+                            order by version desc limit 1) k
+        cross join lateral (select _pgqueue.end_of_taken(k) as next_publication) e
+        where c.stream_id = p_stream_id
+    ), next as materialized (
+        select publication_id, message_count, seqs, published_at,
+               sum(message_count) over (order by publication_id range between unbounded preceding and 1 preceding)
+                   as before
+        from (select * from pgqueue.publications
+              where stream_id = p_stream_id and publication_id >= p_from and publication_id <= p_upto
+              order by publication_id
+              fetch first (_pgqueue.trim_at_once()) rows with ties) p
+    ), looked as materialized (
+        -- what is kept elsewhere is read, for its size
+        select * from next where v_kept = '{}' or coalesce(before, 0) < _pgqueue.limit_archived()
+    ), around as materialized (
+        select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked
+    ), owed as materialized (
+        select coalesce((select min(next_publication) from consumer), 9223372036854775807) as from_publication,
+               coalesce((select range_agg(gaps) from consumer), '{}') as gaps,
+               coalesce((select range_agg(o.seqs)
+                         from (select m.seqs from around a cross join consumer
+                               cross join lateral (select seqs from _pgqueue.unfinished(consumer.consumer_id, a.hi)
+                                                   where seqs && int8range(a.lo, a.hi) offset 0) m
+                               union all
+                               select d.seqs from consumer
+                               join pgqueue.dead_messages d using (consumer_id)) o), '{}') as seqs
+    ), judged as (
+        select l.publication_id, sum(l.message_count) as message_count,
+               bool_and((l.seqs <@ p_now or (l.seqs <@ p_aged and l.published_at < p_before)) is true
+                        -- a range is looked up by an index, a set is not
+                        and case when range_merge(l.seqs) && o.seqs then not l.seqs && o.seqs else true end) as unneeded
+        from looked l cross join owed o
+        where l.publication_id < o.from_publication and not o.gaps @> l.publication_id
+        group by l.publication_id
+    ), gone as (
+        delete from pgqueue.publications p
+        using judged j
+        where j.unneeded and p.stream_id = p_stream_id and p.publication_id = j.publication_id
+        returning p.publication_id, p.message_count, p.seqs, p as publication
+    ), whole as (
+        select publication_id from gone where v_kept <> '{}' group by publication_id having bool_and(seqs <@ v_kept)
+    )
+    select coalesce((select range_agg(int8range(publication_id, publication_id, '[]'))
+                            + (int8multirange(int8range(p_from, max(publication_id)))
+                               - (select range_agg(int8range(publication_id, publication_id, '[]')) from looked))
+                              * p_decided
+                     from gone), '{}'),
+           coalesce((select sum(message_count) from gone), 0),
+           case when (count(*) >= _pgqueue.trim_at_once() or count(*) < (select count(*) from next))
+               and max(publication_id) < least(p_upto, (select from_publication - 1 from owed))
+                then max(publication_id) + 1 end,
+           (select range_agg(int8range(publication_id, publication_id, '[]'))
+            from (select publication_id from gone except select publication_id from whole) l),
+           (select array_agg(publication) from gone where publication_id in (select publication_id from whole))
+    into o_ids, o_count, o_next, o_archived, v_whole
+    from looked;
+    -- a dead one is not lost, either
+    o_archived := case when v_kept = '{}' then '{}' else o_ids - coalesce(o_archived, '{}') end;
+    perform _pgqueue.on_trimmed(p_stream_id, v_whole) where v_whole is not null;
+end $$;
+
+-- The sessions that rely on old publications of a stream, so that nothing of it is trimmed.
+create or replace function _pgqueue.history_holders(p_stream_id int) returns text[]
+language plpgsql
+as $$
+begin
+    return array(
+        select case when l.pid is not null then format('open transaction of process %s', l.pid)
+                    else format('prepared transaction%s', coalesce(' ' || quote_literal(p.gid), '')) end
+               || ', which created or moved a consumer or began to read'
+        from pg_locks l
+        left join pg_locks x on x.locktype = 'transactionid' and x.granted and x.pid is null
+            and x.virtualtransaction = l.virtualtransaction
+        left join pg_prepared_xacts p on p.transaction = x.transactionid
+        where l.locktype = 'advisory' and l.granted and l.classid = _pgqueue.lock_class_history()::oid
+          and l.objid = p_stream_id::oid and l.objsubid = 2
+          and l.database = (select oid from pg_database where datname = current_database())
+          and l.pid is distinct from pg_backend_pid());
+end $$;
+
+-- Notes in the rows of the segments that are due why each of them is still kept.
+--   p_others  what else keeps all of them
+create or replace function _pgqueue.note_holders(p_stream_id int, p_others text[] default '{}') returns void
+language plpgsql
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    with held as materialized (
+        select d.segment,
+               array(select format('consumer %s', c.name)
+                     from pgqueue.consumers c cross join lateral _pgqueue.cursor(c.consumer_id) k
+                     where c.stream_id = p_stream_id
+                       and (_pgqueue.end_of_taken(k) <= d.last_publication
+                            or _pgqueue.gap_ids(k) && int8range(1, d.last_publication, '[]')
+                            or exists (select from _pgqueue.published(p_stream_id, _pgqueue.new_ids(k) * int8multirange(
+                                                                      int8range(1, d.last_publication, '[]'))))
+                            or exists (select from _pgqueue.unfinished(c.consumer_id, d.hi) m
+                                       where m.seqs && int8range(d.lo, d.hi)))
+                     union all
+                     select format('dead letters of consumer %s', c.name) from pgqueue.consumers c
+                     where c.stream_id = p_stream_id
+                       and exists (select from pgqueue.dead_messages m
+                                   where m.consumer_id = c.consumer_id and m.seqs && int8range(d.lo, d.hi))
+                     union all
+                     select 'transactions or sinks that have not published it' where d.last_publication is null
+                     union all
+                     select _pgqueue.on_hold(p_stream_id, d.segment)
+                     where d.last_publication is not null and not d.may_go
+                     union all
+                     select unnest(p_others)
+                     order by 1) as by
+        from _pgqueue.due_segments(p_stream_id) d
+    )
+    update pgqueue.segments l set held_by = h.by from held h
+    where l.stream_id = p_stream_id and l.segment = h.segment and l.held_by <> h.by;
+end $$;
+
+-- Deletes dead letters of a stream that are older than its rules allow, a bounded number. Returns how many messages
+-- these are.
+create or replace function _pgqueue.trim_dead(p_stream_id int) returns bigint
+language sql
+as $$
+    with gone as (
+        delete from pgqueue.dead_messages
+        where dead_id = any (array(
+            select dead_id from pgqueue.dead_messages
+            where dead_id = any (array(
+                select d.dead_id
+                from pgqueue.retention r join pgqueue.consumers c using (stream_id)
+                cross join lateral (select dead_id, died_at from pgqueue.dead_messages
+                                    where consumer_id = c.consumer_id order by dead_id limit _pgqueue.trim_at_once()) d
+                where r.stream_id = p_stream_id and d.died_at < clock_timestamp() - r.keep_dead))
+            for update skip locked))  -- lock: dead
+        returning message_count
+    )
+    select coalesce(sum(message_count), 0)::bigint from gone
+$$;
+
+-- Does a bounded part of the work that the retention of a stream asks for; nothing while another session does it.
+-- Returns how many messages and dead letters it trimmed, and whether there may be more to do. Locks: as trim() and
+-- tend_segments().
+create or replace function _pgqueue.retain(p_stream_id int, out o_count bigint, out o_dead bigint, out o_more boolean)
+language plpgsql
+as $$
+declare
+    v_trim record;
+begin
+    o_count := 0;
+    o_dead := 0;
+    o_more := false;
+    if not pg_try_advisory_xact_lock(_pgqueue.lock_class_maintain(), p_stream_id) then  -- lock: maintain
+        return;
+    end if;
+    -- set_retention may be about to change it: what follows would wait for that with the history in hand
+    perform from pgqueue.retention where stream_id = p_stream_id for no key update skip locked;  -- lock: maintain
+    if not found and exists (select from pgqueue.retention where stream_id = p_stream_id) then
+        return;
+    end if;
+    perform _pgqueue.check_numbers('stream ' || p_stream_id, _pgqueue.sequences_of(p_stream_id));
+    o_dead := _pgqueue.trim_dead(p_stream_id);
+    v_trim := _pgqueue.trim(p_stream_id);
+    o_count := v_trim.o_count;
+    update pgqueue.retention set maintained_at = clock_timestamp()
+    where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
+    o_more := _pgqueue.on_retained(p_stream_id) or v_trim.o_more or o_dead > 0 or o_count > 0;
+    -- not while it has locks of consumers
+    if (o_count = 0 and not v_trim.o_skipped)
+       or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
+        o_more := _pgqueue.tend_segments(p_stream_id) or o_more;
+    end if;
+end $$;

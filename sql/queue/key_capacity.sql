@@ -1,0 +1,383 @@
+-- Capacity of a key: while a consumer with per_key_capacity owes that many messages of a key, sends with that key
+-- fail.
+--
+-- A send enters each message with a key in key_backlog, in its own transaction, for each such consumer that is to get
+-- the message. Before that, it counts the entries of the key. The count is too high when messages have left meanwhile.
+-- So when it reaches the capacity, and only then, the send looks which of these few messages the consumer still owes
+-- (judge_keys()), and deletes the entries of the others. An acknowledgement deletes the entries of its messages, so
+-- that there are few to look for; but nothing relies on that. Which messages a consumer owes is known from its
+-- bundles and from the publications that it has not taken, and from nothing else. So a key has room again however a
+-- message leaves (dead, expired, cancelled, skipped), and a new way to leave need not know of this. (Counters that
+-- sends raise and settlements lower would be a rule in each of these ways, and wrong for ever after one that forgot
+-- it. They would also make claims and acknowledgements of other consumers ask.)
+--
+-- Bundles have no index by message, so to look for one may be to look at all bundles of the consumer. Most messages are
+-- found sooner: one that was not taken by its publication, one that waits for its key by the key, and one that was
+-- sent with a delay by its time. A look begins with these, and ends there if they fill the key.
+--
+-- Nobody waits for anybody: a send passes over entries that another transaction is about to delete, and open
+-- transactions do not see each other's entries. So producers that race may exceed a capacity by the messages of their
+-- open transactions; a single producer never does. A message that does not pass the consumer's filter is not entered,
+-- because filters never change. While a long transaction elsewhere keeps dead entries, to count a key reads the dead
+-- entries of its messages.
+
+-- Of consumers with per_key_capacity: the messages with a key that they may not have finished. See
+-- queue/key_capacity.sql.
+create table if not exists pgqueue.key_backlog (
+    consumer_id    int    not null,
+    key            bigint not null,  -- its hash
+    seq            bigint not null,
+    publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
+);
+
+-- Consumers whose per_key_capacity was set lately: transactions that did not know of it may still publish messages, or
+-- bring some back, that nobody enters in key_backlog. maintain() enters them, and deletes the row when none of the
+-- transactions is left.
+create table if not exists pgqueue.late_entries (
+    late_no      bigint primary key generated always as identity,
+    consumer_id  int    not null,
+    set_by       xid8   not null,  -- a transaction that begins after its commit knows of the capacity
+    transactions text[]            -- the others that are open, by their virtual ids; null: maintain() has not asked yet
+);
+
+-- Raises PQ013 when messages that are about to be published are too many of a key for one of their consumers. Locks
+-- nothing that anybody waits for.
+--   p_key  for a single message: an array with its key, which then need not be read; null: the keys are read
+-- Returns the entries of these messages, without the publication.
+create or replace function _pgqueue.check_keys(p_stream pgqueue.streams, p_seqs int8multirange, p_consumers int[],
+                                               p_key text[] default null)
+returns pgqueue.key_backlog[]
+language plpgsql
+as $$
+declare
+    v_consumer pgqueue.consumers;
+    v_entries  pgqueue.key_backlog[];
+    v_all      pgqueue.key_backlog[] := '{}';
+    v_key      bigint;
+    v_full     bigint[];
+begin
+    for v_consumer in
+        select * from pgqueue.consumers
+        where stream_id = p_stream.stream_id and per_key_capacity is not null
+          and _pgqueue.is_for(p_consumers, consumer_id)
+        order by consumer_id
+    loop
+        if p_key is null or v_consumer.filtered then
+            v_entries := _pgqueue.entries_of(v_consumer, p_seqs);
+        else
+            v_entries := case when p_key[1] is not null
+                            then array[(v_consumer.consumer_id, hashtextextended(p_key[1], 0), lower(p_seqs),
+                                        0)::pgqueue.key_backlog] end;
+        end if;
+        continue when v_entries is null;
+        if cardinality(v_entries) = 1 then
+            v_key := v_entries[1].key;
+            v_full := (select case when count(*) = v_consumer.per_key_capacity then array[v_key] end
+                       from (select from pgqueue.key_backlog b
+                             where b.consumer_id = v_consumer.consumer_id and b.key = v_key
+                             limit v_consumer.per_key_capacity) b);
+        else
+            v_full := (select array_agg(k.key)
+                       from (select n.key, count(*) as n from unnest(v_entries) n group by n.key) k
+                       where k.n + (select count(*)
+                                    from (select from pgqueue.key_backlog b
+                                          where b.consumer_id = v_consumer.consumer_id and b.key = k.key
+                                          limit greatest(0, v_consumer.per_key_capacity - k.n + 1)) b)
+                             > v_consumer.per_key_capacity);
+        end if;
+        if v_full is not null then
+            perform _pgqueue.make_room(p_stream, v_consumer, v_full, v_entries);
+        end if;
+        v_all := v_all || v_entries;
+    end loop;
+    return v_all;
+end $$;
+
+-- The entries of messages for a consumer: one for each message that has a key and passes the filter. Null: none.
+create or replace function _pgqueue.entries_of(p_consumer pgqueue.consumers, p_seqs int8multirange)
+returns pgqueue.key_backlog[]
+language plpgsql
+as $$
+declare
+    v_seqs  int8multirange := case when p_consumer.filtered then _pgqueue.passing(p_consumer, p_seqs) else p_seqs end;
+    v_entries pgqueue.key_backlog[];
+begin
+    execute format('select array_agg(($2, hashtextextended(m.key, 0), m.seq, 0)::pgqueue.key_backlog) '
+                   'from unnest($1) g cross join lateral (select seq, key from pgqueue.messages_%s '
+                   'where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m '
+                   'where m.key is not null', p_consumer.stream_id)
+    into v_entries using v_seqs, p_consumer.consumer_id, lower(v_seqs), upper(v_seqs);
+    return v_entries;
+end $$;
+
+-- Looks which messages of keys a consumer still owes. Raises PQ013 where a key has no room for the messages that are
+-- about to be published; else deletes the entries of the messages that the consumer does not owe. (A transaction that
+-- sees an old state of the database leaves them.)
+--   p_entries  the new entries, of these keys and of others
+create or replace function _pgqueue.make_room(p_stream pgqueue.streams, p_consumer pgqueue.consumers, p_keys bigint[],
+                                              p_entries pgqueue.key_backlog[])
+returns void
+language plpgsql
+as $$
+declare
+    v_key  record;  -- of which there are most
+    v_gone int8multirange;
+    v_name text;
+begin
+    for v_pass in 1..2 loop
+        select (array_agg(c.key order by c.new + c.held desc))[1] as key,
+               (array_agg(c.new order by c.new + c.held desc))[1] as new,
+               (array_agg(c.held order by c.new + c.held desc))[1] as held,
+               (array_agg(c.first_seq order by c.new + c.held desc))[1] as first_seq,
+               (array_agg(c.one order by c.new + c.held desc))[1] as one, range_agg(c.gone) as gone
+        into v_key
+        from (select n.key, n.new, n.one, coalesce(_pgqueue.cardinality(j.owed), 0) as held, lower(j.owed) as first_seq,
+              j.gone
+              from (select key, count(*) as new, min(seq) as one from unnest(p_entries) where key = any (p_keys)
+                    group by key) n
+              left join _pgqueue.judge_keys(p_consumer, p_keys, v_pass = 1) j using (key)) c;
+        if v_key.new + v_key.held > p_consumer.per_key_capacity then
+            execute format('select quote_literal(left(key, 100)) from pgqueue.messages_%s where seq = $1',
+                           p_stream.stream_id) into v_name using v_key.one;
+            raise exception 'stream % takes no % of key % now: consumer % is not done with %, '
+                            'and per_key_capacity is %',
+                            _pgqueue.called(p_stream),
+                            case v_key.new when 1 then 'message' else v_key.new || ' messages' end, v_name,
+                            _pgqueue.called(p_stream, p_consumer),
+                            case v_key.held when 0 then 'none'
+                                 else v_key.held || ' of it, the first of which is ' || v_key.first_seq end,
+                            p_consumer.per_key_capacity
+                using errcode = 'PQ013',
+                      hint = case when v_key.new > p_consumer.per_key_capacity
+                              then 'Send fewer of a key at once. Nothing was sent.'
+                                  else 'Nothing was sent. Send it when one of them is done, '
+                                       'or raise per_key_capacity with alter_consumer.' end;
+        end if;
+    end loop;
+    perform _pgqueue.delete_entries(p_consumer, p_keys, v_key.gone);
+end $$;
+
+-- Which of the entered messages of some keys a consumer owes, and which it does not owe any more. A message may have
+-- two entries: one without a publication, made while the consumer had the message in hand, and one with it, made since
+-- a seek made the message new again. The message is new then.
+--   p_quick  only what is known without looking at all bundles; the rest counts as gone
+-- Returns a row per key that has entries. One snapshot, that of the caller's statement.
+create or replace function _pgqueue.judge_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
+returns table (key bigint, owed int8multirange, gone int8multirange)
+language plpgsql stable
+as $$
+#variable_conflict use_column
+declare
+    v_id     int := p_consumer.consumer_id;
+    v_cursor pgqueue.consumer_cursors;
+    v_next   bigint;
+    v_gaps   int8multirange;
+    v_kept   int8multirange;
+    v_new    int8multirange;  -- what it has not taken
+    v_taken  int8multirange;  -- what it has in hand, or is done with
+    v_first  bigint[];        -- and the publications of that
+    v_held   int8multirange;
+begin
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = v_id order by version desc limit 1;
+    v_next := coalesce(v_cursor.next_publication, 9223372036854775807);  -- it was dropped meanwhile
+    v_gaps := _pgqueue.gap_ids(v_cursor);
+    v_kept := _pgqueue.kept(v_cursor);
+    select range_agg(int8range(b.seq, b.seq, '[]')) filter (where b.is_new),
+           range_agg(int8range(b.seq, b.seq, '[]')) filter (where not b.is_new),
+           array_agg(distinct b.publication_id) filter (where not b.is_new)
+    into v_new, v_taken, v_first
+    from (select seq, publication_id,
+                 (publication_id >= v_next
+                  or (v_gaps @> publication_id and (v_kept @> seq) is not true)) is true as is_new
+          from pgqueue.key_backlog where consumer_id = v_id and key = any (p_keys)) b;
+    if v_taken is not null then
+        v_taken := v_taken - coalesce(v_new, '{}');
+        v_held := (select range_agg(m * v_taken)
+                   from _pgqueue.unfinished_of(p_consumer, v_taken, p_keys, v_first, p_quick) m);
+        v_taken := v_taken - coalesce(v_held, '{}');
+    end if;
+    return query
+        select b.key, coalesce(range_agg(int8range(b.seq, b.seq, '[]')) filter (where (v_taken @> b.seq) is not true),
+                               '{}'),
+               coalesce(range_agg(int8range(b.seq, b.seq, '[]')) filter (where v_taken @> b.seq), '{}')
+        from pgqueue.key_backlog b
+        where b.consumer_id = v_id and b.key = any (p_keys)
+        group by b.key;
+end $$;
+
+-- Deletes entries of messages that a consumer did not owe when somebody looked, except those that another transaction
+-- is about to delete. It looks once more at what it has locked: a message may have come back since. Who brings it back
+-- later finds the entry locked, and makes another one (enter_keys()).
+--   p_keys  of these keys
+create or replace function _pgqueue.delete_entries(p_consumer pgqueue.consumers, p_keys bigint[], p_seqs int8multirange)
+returns void
+language plpgsql
+as $$
+declare
+    v_rows tid[];
+begin
+    if p_seqs <> '{}' and current_setting('transaction_isolation') = 'read committed' then
+        v_rows := array(select ctid from pgqueue.key_backlog
+                        where consumer_id = p_consumer.consumer_id and key = any (p_keys) and p_seqs @> seq
+                        for update skip locked);  -- lock: entry
+        delete from pgqueue.key_backlog
+        where ctid = any (v_rows)
+          and (select range_agg(j.gone) from _pgqueue.judge_keys(p_consumer, p_keys, false) j) @> seq;
+    end if;
+end $$;
+
+-- Enters messages with a key that a consumer owes and that are not entered: it has a capacity from now on, or they
+-- came back to it. Costs in proportion to the messages that it owes.
+--   p_seqs  only these messages, which the consumer has in hand; null: all that it owes
+create or replace function _pgqueue.enter_keys(p_consumer pgqueue.consumers, p_seqs int8multirange default null)
+returns void
+language plpgsql
+as $$
+declare
+    v_cursor  pgqueue.consumer_cursors;
+    v_new     int8multirange := '{}';
+    v_passing int8multirange;
+begin
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id
+    order by version desc limit 1;
+    if not found or p_consumer.per_key_capacity is null then
+        return;  -- it is being made, or does not count
+    end if;
+    if p_seqs is null then
+        v_new := _pgqueue.new_ids(v_cursor);
+    end if;
+    if p_consumer.filtered then
+        v_passing := _pgqueue.passing(p_consumer, coalesce(p_seqs, (
+            select range_agg(o.seqs) from _pgqueue.owed_sets(p_consumer, v_new, null) o)));
+    end if;
+    execute format($q$
+        insert into pgqueue.key_backlog (consumer_id, key, seq, publication_id)
+        select $1, k.key, k.seq, k.publication_id
+        from (select hashtextextended(m.key, 0) as key, m.seq, o.publication_id
+              from _pgqueue.owed_sets($2, $3, $4) o
+              cross join lateral unnest(o.seqs) r
+              cross join lateral (select seq, key from pgqueue.messages_%s
+                                  where seq >= lower(r) and seq < upper(r) offset 0) m
+              where m.key is not null and ($5 @> m.seq) is not false
+                and (o.publication_id = 0 or ($6 @> m.seq) is not true)) k
+        where not exists (select from pgqueue.key_backlog b
+                          where b.consumer_id = $1 and b.key = k.key and b.seq = k.seq
+                            and (k.publication_id = 0 or b.publication_id = k.publication_id)
+                          -- one that another transaction is about to delete does not count, and no other is deleted
+                          for key share skip locked) $q$, p_consumer.stream_id)  -- lock: entry
+    using p_consumer.consumer_id, p_consumer, v_new, p_seqs, v_passing, _pgqueue.kept(v_cursor);
+end $$;
+
+-- The messages that a consumer has in hand, with 0 as publication, and those that are new for it.
+--   p_new   the publications that it has not taken
+--   p_seqs  only these of the messages in hand; null: all
+create or replace function _pgqueue.owed_sets(p_consumer pgqueue.consumers, p_new int8multirange, p_seqs int8multirange)
+returns table (publication_id bigint, seqs int8multirange)
+language sql stable
+as $$
+    select 0::bigint, m.seqs * coalesce(p_seqs, m.seqs) from _pgqueue.unfinished(p_consumer.consumer_id) m
+    union all
+    select p.publication_id, p.seqs from _pgqueue.published(p_consumer.stream_id, p_new) p
+    where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)
+$$;
+
+-- Makes what a changed setting per_key_capacity needs: the note at the stream, and entries of the messages that the
+-- consumer owes already. Transactions that began before may publish others, or bring some back by a seek, a replay or a
+-- redrive: maintain() enters these.
+--   p_new  the consumer had no capacity before
+create or replace function _pgqueue.limit_keys(p_consumer pgqueue.consumers, p_new boolean) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.note_limited(p_consumer.stream_id);
+    if p_consumer.per_key_capacity is null then
+        perform _pgqueue.forget_entries(p_consumer.consumer_id);
+    elsif p_new then
+        perform _pgqueue.enter_keys(p_consumer);
+        insert into pgqueue.late_entries (consumer_id, set_by) values (p_consumer.consumer_id, pg_current_xact_id());
+    end if;
+end $$;
+
+-- Enters messages of transactions that did not know of a capacity. It waits for nobody: the first call notes the
+-- transactions that are open, and a later call enters again when some of them have ended. A transaction that begins
+-- after the first call knows of the capacity.
+create or replace function _pgqueue.enter_late() returns void
+language plpgsql
+as $$
+declare
+    v_late     pgqueue.late_entries;
+    v_consumer pgqueue.consumers;
+    v_open     text[];
+begin
+    for v_late in
+        select * from pgqueue.late_entries where set_by is distinct from pg_current_xact_id_if_assigned()
+        for update skip locked  -- lock: entry
+    loop
+        -- before the look; and a prepared transaction has another virtual id after a restart
+        v_open := array(select t from unnest(_pgqueue.open_transactions(true)) t
+                        where (t = any (v_late.transactions)) is not false or t like '-1/%');
+        continue when v_open = v_late.transactions;
+        select * into v_consumer from pgqueue.consumers where consumer_id = v_late.consumer_id;
+        perform _pgqueue.enter_keys(v_consumer);
+        if v_consumer.consumer_id is null or v_open = '{}' then
+            delete from pgqueue.late_entries where late_no = v_late.late_no;
+        else
+            update pgqueue.late_entries set transactions = v_open where late_no = v_late.late_no;
+        end if;
+    end loop;
+end $$;
+
+-- Deletes all entries of a consumer without a capacity, except those that another transaction is about to delete.
+-- Entries that are made meanwhile are left to maintain(). It looks once more at the consumer after it has locked the
+-- entries: the consumer may have a capacity again. Who sets that later finds the entries locked, and makes others.
+-- on drop_consumer: perform _pgqueue.forget_entries(p_consumer_id);
+create or replace function _pgqueue.forget_entries(p_consumer_id int) returns void
+language plpgsql
+as $$
+declare
+    v_late bigint[] := array(select late_no from pgqueue.late_entries where consumer_id = p_consumer_id
+                             for update skip locked);  -- lock: entry
+    v_rows tid[] := array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id
+                          for update skip locked);  -- lock: entry
+begin
+    if not exists (select from pgqueue.consumers
+                   where consumer_id = p_consumer_id and per_key_capacity is not null) then
+        delete from pgqueue.late_entries where late_no = any (v_late);
+        delete from pgqueue.key_backlog where ctid = any (v_rows);
+    end if;
+end $$;
+
+-- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends. It looks at
+-- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. Locks: the
+-- entries that it deletes. It waits for nobody.
+-- on maintain: perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
+create or replace function _pgqueue.tend_key_backlog() returns void
+language plpgsql
+as $$
+declare
+    v_id       int := 0;
+    v_consumer pgqueue.consumers;
+    v_from     bigint;
+    v_keys     bigint[];
+begin
+    perform _pgqueue.enter_late();
+    loop
+        v_id := (select min(b.consumer_id) from pgqueue.key_backlog b where b.consumer_id > v_id);
+        exit when v_id is null;
+        select * into v_consumer from pgqueue.consumers where consumer_id = v_id;
+        if v_consumer.per_key_capacity is null then
+            perform _pgqueue.forget_entries(v_id);
+            continue;
+        end if;
+        v_from := ((random() - 0.5) * 18446744073709549568)::bigint;
+        v_keys := array(select distinct n.key
+                        from ((select b.key from pgqueue.key_backlog b where b.consumer_id = v_id and b.key >= v_from
+                               order by b.key limit _pgqueue.limit_entries())
+                              union all
+                              (select b.key from pgqueue.key_backlog b where b.consumer_id = v_id and b.key < v_from
+                               order by b.key limit _pgqueue.limit_entries())) n);
+        perform _pgqueue.delete_entries(v_consumer, v_keys,
+                                        (select range_agg(j.gone)
+                                         from _pgqueue.judge_keys(v_consumer, v_keys, false) j));
+    end loop;
+end $$;

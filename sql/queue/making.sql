@@ -1,0 +1,206 @@
+-- Making a claim of bundles that the caller has locked, or, with the consumer's lock, of messages that are new.
+
+do $$
+begin
+    if to_regtype('pgqueue.claimed') is null then
+        create type pgqueue.claimed as (
+            claim_id bigint,      -- null: there is no claim, ...
+            message_count bigint, -- ... and then 0: there is nothing to claim
+            stream_id int,
+            -- of a claim whose messages are alike; else null
+            seqs int8multirange, priority int, deliver_count int, saved jsonb,
+            bundles bigint[]);    -- of another claim: its bundles, in the order of delivery
+    end if;
+end $$;
+
+-- Claims bundles: they are one claim, the first is its head. Bundles that were never delivered, and that no key orders,
+-- become one.
+--   p_reader  Spark's reader whose claim it is; null: a worker's
+-- Returns the claim. The bundles are locked.
+create or replace function _pgqueue.claim_bundles(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
+                                                  p_reader uuid default null) returns pgqueue.claimed
+language plpgsql
+as $$
+declare
+    v_head    pgqueue.consumer_messages := p_bundles[1];
+    v_token   bigint := _pgqueue.new_token(p_reader is not null or _pgqueue.notes_ends(p_consumer));
+    v_now     timestamptz := clock_timestamp();
+    v_numbers bigint[] := array(select b.bundle_no from unnest(p_bundles) with ordinality b order by b.ordinality);
+    v_all     int8multirange := case when cardinality(p_bundles) = 1 then v_head.seqs
+                                     else _pgqueue.seqs_of(p_bundles) end;
+    v_count   bigint := _pgqueue.count_of(p_bundles);
+    v_alike   boolean := v_head.deliver_count = 0 and v_head.note is null;
+begin
+    if cardinality(p_bundles) > 1 then
+        v_alike := v_alike and not _pgqueue.is_keyed(p_consumer.way) and lower(v_all) >= v_head.first_seq
+            and not exists (select from unnest(p_bundles) b
+                            where b.deliver_count > 0 or b.note is not null or b.priority <> v_head.priority)
+            and (select count(*) from unnest(v_all)) <= _pgqueue.limit_ranges();
+        if v_alike then
+            delete from pgqueue.consumer_messages
+            where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_numbers[2:]) n))
+              and bundle_no = any (v_numbers[2:]);
+            v_head.seqs := v_all;
+            v_head.message_count := v_count;
+        else
+            update pgqueue.consumer_messages
+            set token = v_token, claimed_at = v_now, visibility_timeout = p_consumer.visibility_timeout,
+                owner = current_setting('application_name'), head = v_head.bundle_no, reader = p_reader
+            where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_numbers[2:]) n))
+              and bundle_no = any (v_numbers[2:]);
+        end if;
+    end if;
+    update pgqueue.consumer_messages
+    set token = v_token, claimed_at = v_now, lease_until = v_now + p_consumer.visibility_timeout,
+        visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name'),
+        members = case when cardinality(v_numbers) > 1 and not v_alike then v_numbers[2:] end, reader = p_reader,
+        seqs = v_head.seqs, message_count = v_head.message_count
+    where bundle_no & 1048575 = v_head.bundle_no & 1048575 and bundle_no = v_head.bundle_no;
+    return (_pgqueue.claim_id(v_head.bundle_no, v_token), v_count, p_consumer.stream_id, v_all, v_head.priority,
+            _pgqueue.one_more(v_head.deliver_count), v_head.note -> 'saved',
+            case when not v_alike then v_numbers end)::pgqueue.claimed;
+end $$;
+
+-- The keys of messages that are new, if a claim may have them at once where nothing waits: none of them is in use.
+-- Null: it may not.
+create or replace function _pgqueue.keys_of_new(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                p_seqs int8multirange, p_count bigint) returns bigint[]
+language plpgsql
+as $$
+declare
+    v_bundle pgqueue.consumer_messages;
+    v_keys   bigint[];
+begin
+    if p_count > _pgqueue.limit_small() then
+        return null;
+    end if;
+    v_bundle.seqs := p_seqs;
+    v_bundle.message_count := p_count;
+    v_keys := _pgqueue.keys_in(p_consumer, v_bundle);
+    return case when not exists (select from _pgqueue.open_tails(p_consumer.consumer_id, p_hints, v_keys))
+                then v_keys end;
+end $$;
+
+-- Takes the next publications and claims their messages at once, if nothing is free, and they are plain, for this
+-- consumer, to be delivered now, and no more than the claim wants. The caller has called catch_up().
+-- Returns the cursor, and the claim; its id is null when nothing was done. Needs the consumer's lock.
+create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                              p_want bigint, p_upto bigint, p_reader uuid,
+                                              out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
+language plpgsql
+as $$
+declare
+    v_hints pgqueue.claim_hints := p_cursor.hints;
+    v_keyed boolean := _pgqueue.is_keyed(p_consumer.way);
+    v_new   record;
+    v_first pgqueue.publications;
+    v_keys  bigint[];
+    v_token bigint;
+    v_now   timestamptz := clock_timestamp();
+    v_place bigint;
+    v_no    bigint;
+begin
+    o_cursor := p_cursor;
+    if _pgqueue.has_free(v_hints) or _pgqueue.judges(p_consumer)
+       or (v_keyed and (v_hints.parks or v_hints.whole or _pgqueue.limits_keys(p_consumer))) then
+        return;
+    end if;
+    v_new := _pgqueue.next_new(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());
+    v_first := v_new.o_first;
+    if v_new.o_last is null or v_new.o_message_count > p_want or v_first.deliver_at > v_now
+       or v_first.expires_at is not null or not _pgqueue.is_for(v_first.consumers, p_consumer.consumer_id)
+       or (v_new.o_count = 1 and (select count(*) from unnest(v_new.o_seqs)) > _pgqueue.limit_ranges()) then
+        return;
+    end if;
+    if v_keyed then
+        v_keys := _pgqueue.keys_of_new(p_consumer, v_hints, v_new.o_seqs, v_new.o_message_count);
+        if v_keys is null then
+            return;
+        end if;
+    end if;
+    o_cursor.next_publication := v_new.o_last + 1;
+    o_cursor.last_arrival := p_cursor.last_arrival + 1;
+    o_cursor.taken := o_cursor.taken + v_new.o_message_count;
+    v_no := nextval('pgqueue.claim_numbers');
+    v_place := case when v_keyed then v_no else o_cursor.last_arrival end;
+    v_token := _pgqueue.new_token(p_reader is not null or _pgqueue.notes_ends(p_consumer));
+    insert into pgqueue.consumer_messages (
+        consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, keys, message_count, seqs,
+        token, claimed_at, lease_until, visibility_timeout, owner, reader)
+    values (p_consumer.consumer_id, v_no, case when v_keyed then _pgqueue.lane_dealt() else -v_first.priority end,
+            v_place, lower(v_new.o_seqs), o_cursor.last_arrival, v_first.priority, 0, v_keys, v_new.o_message_count,
+            v_new.o_seqs, v_token, v_now, v_now + p_consumer.visibility_timeout, p_consumer.visibility_timeout,
+            current_setting('application_name'), p_reader);
+    v_hints.was_cut := v_new.o_count = _pgqueue.limit_take();
+    o_cursor.hints := _pgqueue.stands(v_hints, case when v_keyed then _pgqueue.lane_dealt() else -v_first.priority end,
+                                      v_place, lower(v_new.o_seqs), false);
+    o_claimed := (_pgqueue.claim_id(v_no, v_token), v_new.o_message_count, p_consumer.stream_id, v_new.o_seqs,
+                  v_first.priority, 1, null, null)::pgqueue.claimed;
+end $$;
+
+-- Claims free bundles of a consumer that does not deliver by key, in the order of its lanes. A bundle that is too large
+-- is cut, for the next claims, too. A bundle whose note has at_most may hold a message that kills its worker: such a
+-- bundle is a claim of its own, with at most that many messages; a claim that has messages already ends before it. What
+-- has expired is given up, a bounded number.
+--   p_alone  the caller has the consumer's lock. False: what has a note stays
+-- Returns the hints, and the claim; its id is null when nothing is free.
+create or replace function _pgqueue.collect(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
+                                            p_reader uuid, p_alone boolean default true,
+                                            out o_hints pgqueue.claim_hints, out o_claimed pgqueue.claimed)
+language plpgsql
+as $$
+declare
+    v_lane    pgqueue.lane_hint;
+    v_next    refcursor;  -- (a loop would fetch ahead, and lock what other claims could have)
+    v_bundle  pgqueue.consumer_messages;
+    v_bundles pgqueue.consumer_messages[] := '{}';
+    v_got     bigint := 0;
+    v_at_most bigint;
+    v_fit     bigint;
+    v_count   int;
+    v_cut     record;
+    v_expired int := 0;
+begin
+    o_hints := p_hints;
+    <<lanes>>
+    foreach v_lane in array p_hints.lanes loop
+        continue when v_lane.place is null;
+        open v_next for
+            select * from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+              and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+              and (p_alone or note is null)
+            order by place, first_seq for update skip locked;  -- lock: bundle
+        loop
+            fetch v_next into v_bundle;
+            exit when not found;
+            if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
+                perform _pgqueue.give_up_expired(v_bundle);
+                v_expired := v_expired + 1;
+                exit lanes when v_expired >= _pgqueue.limit_due();
+                continue;
+            end if;
+            v_at_most := (v_bundle.note ->> 'at_most')::bigint;
+            exit lanes when v_at_most is not null and v_got > 0;
+            v_fit := least(v_at_most, p_want - v_got);
+            if v_bundle.message_count > v_fit then
+                v_count := case when v_got = 0 and v_bundle.deliver_count = 0 and v_bundle.note is null
+                                     and p_want <= _pgqueue.limit_small()
+                                then least(_pgqueue.limit_cut(), v_bundle.message_count / p_want) else 1 end;
+                v_cut := _pgqueue.cut(v_bundle, v_fit, v_count);
+                v_bundle := v_cut.o_first;
+                if v_count > 1 then
+                    o_hints.more := v_cut.o_more;
+                    o_hints.size := p_want;
+                end if;
+            end if;
+            v_bundles := v_bundles || v_bundle;
+            v_got := v_got + v_bundle.message_count;
+            exit lanes when v_got >= p_want or v_at_most is not null;
+        end loop;
+        close v_next;
+    end loop;
+    if v_got > 0 then
+        o_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_reader);
+    end if;
+end $$;

@@ -1,0 +1,180 @@
+-- How messages are taken from a consumer before it is done with them: by retention (skip()), by a full consumer
+-- (drop_oldest()), by cancel, and by the actions of a Spark write.
+
+-- The messages that were taken from a consumer before it was done with them.
+-- on drop_consumer
+create table if not exists pgqueue.skips (
+    consumer_id   int            primary key,
+    seqs          int8multirange not null,
+    message_count bigint         not null,
+    skipped_at    timestamptz    not null
+);
+
+-- Whether a consumer has messages that are to be skipped, outside of claims whose lease has not ended.
+create or replace function _pgqueue.has_to_skip(p_consumer_id int, p_seqs int8multirange) returns boolean
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return exists (select from _pgqueue.unfinished(p_consumer_id, upper(p_seqs)) m
+                   where m.seqs && p_seqs and (m.state <> 'claimed' or m.lease_until <= clock_timestamp()));
+end $$;
+
+-- Makes a consumer be done with messages, except those in a live claim whose lease has not ended. They are counted.
+-- (So are unfiltered messages, even if the filter might not let them pass: to tell, all of them would have to be
+-- read.)
+--   p_seqs  the messages
+--   p_upto  the last publication that has some of them
+-- Returns whether it did something, so that there may be more; false also when another session has the consumer's
+-- lock, or dropped the consumer. Locks, if it did something: the consumer, its expired claims.
+create or replace function _pgqueue.skip(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
+returns boolean
+language plpgsql
+as $$
+declare
+    v_cursor pgqueue.consumer_cursors;
+begin
+    select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id
+    order by version desc limit 1;
+    if not found or (v_cursor.next_publication > p_upto and not _pgqueue.gap_ids(v_cursor) && int8range(1, p_upto, '[]')
+                     and not _pgqueue.has_to_skip(p_consumer.consumer_id, p_seqs)) then
+        return false;
+    end if;
+    if not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
+        return false;
+    end if;
+    if not _pgqueue.skip_locked(p_consumer, p_seqs, p_upto) then
+        raise exception using errcode = 'PQ099';
+    end if;
+    return true;
+exception when sqlstate 'PQ099' then
+    return false;  -- and the lock is let go: what comes next in the transaction may take long
+end $$;
+
+-- Does the work of skip() with the consumer's lock. Returns whether it did something.
+create or replace function _pgqueue.skip_locked(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
+returns boolean
+language plpgsql
+as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_cursor pgqueue.consumer_cursors;
+    v_before pgqueue.consumer_cursors;
+    v_more   boolean := false;
+    v_due    record;
+    v_away   record;
+begin
+    if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
+        return false;
+    end if;
+    v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    v_cursor := v_stored;
+    for i in 1..10 loop
+        exit when v_cursor.next_publication > p_upto and not _pgqueue.gap_ids(v_cursor) && int8range(1, p_upto, '[]');
+        v_before := v_cursor;
+        v_cursor := (_pgqueue.take(p_consumer, v_cursor, greatest(p_upto, v_cursor.next_publication - 1),
+                                   _pgqueue.limit_take())).o_cursor;
+        v_more := (v_cursor.hints).was_cut;
+        exit when v_cursor.next_publication = v_before.next_publication and not v_more;
+    end loop;
+    v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs);
+    v_away := _pgqueue.take_away(p_consumer, v_due.o_cursor, p_seqs);
+    if v_away.o_gone <> '{}' then
+        insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
+        values (p_consumer.consumer_id, v_away.o_gone, _pgqueue.cardinality(v_away.o_gone), clock_timestamp())
+        on conflict (consumer_id) do update
+        set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count,
+            skipped_at = excluded.skipped_at;
+    end if;
+    perform _pgqueue.save_cursor(v_stored, v_away.o_cursor, true);
+    return v_due.o_count > 0 or v_away.o_count > 0 or v_cursor.next_publication > v_stored.next_publication
+        or v_cursor.taken > v_stored.taken
+        or v_more or _pgqueue.gap_ids(v_cursor) <> _pgqueue.gap_ids(v_stored);
+end $$;
+
+-- Releases the claims of a consumer that have some of these messages and whose lease ended, as a claim in need does.
+-- Needs the consumer's lock. Returns the cursor, and how many claims these were.
+create or replace function _pgqueue.release_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                p_seqs int8multirange,
+                                                out o_cursor pgqueue.consumer_cursors, out o_count int)
+language plpgsql
+as $$
+declare
+    v_head    bigint;
+    v_bundles pgqueue.consumer_messages[];
+begin
+    o_cursor := p_cursor;
+    o_count := 0;
+    for v_head in
+        select distinct coalesce(m.head, m.bundle_no)
+        from pgqueue.consumer_messages m
+        where m.consumer_id = p_consumer.consumer_id and m.token is not null and m.first_seq < upper(p_seqs)
+          and m.seqs && p_seqs
+        limit _pgqueue.limit_expired()
+    loop
+        v_bundles := array(select b from pgqueue.consumer_messages b
+                           where bundle_no & 1048575 = v_head & 1048575 and bundle_no = v_head
+                             and lease_until <= clock_timestamp()
+                           for update skip locked);  -- lock: bundle
+        continue when v_bundles = '{}';
+        o_cursor := _pgqueue.release(p_consumer, o_cursor, _pgqueue.lock_bundles(v_head, v_bundles[1].token));
+        o_count := o_count + 1;
+    end loop;
+end $$;
+
+-- Takes messages that are in no claim from a consumer. Bundles that another session is claiming are left for the next
+-- time. Needs the consumer's lock.
+--   p_reason  the messages become dead letters of this reason; null: nothing is kept of them
+-- Returns the cursor, the messages, of how many bundles they were, and the highest number of deliveries among them.
+create or replace function _pgqueue.take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                              p_seqs int8multirange,
+                                              p_reason text default null, out o_cursor pgqueue.consumer_cursors,
+                                              out o_count int, out o_gone int8multirange, out o_most int)
+language plpgsql
+as $$
+declare
+    v_taken record := _pgqueue.take_unclaimed(p_consumer, p_cursor.hints, p_seqs);
+begin
+    o_cursor := p_cursor;
+    o_cursor.hints := v_taken.o_hints;
+    select count(*), coalesce(range_agg(seqs), '{}'), coalesce(max(deliver_count), 0) into o_count, o_gone, o_most
+    from unnest(v_taken.o_bundles);
+    if p_reason is not null then
+        perform _pgqueue.dead_letter(b, b.seqs, p_reason, null) from unnest(v_taken.o_bundles) b;
+    end if;
+end $$;
+
+-- Locks a consumer, unless one transaction keeps the lock for longer than claims take. While the lock passes from claim
+-- to claim, the caller waits, as lock_consumer() does: it gets nothing only beside a transaction that stays open.
+-- Returns whether the caller has the lock.
+create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
+language plpgsql
+as $$
+declare
+    v_until  timestamptz := clock_timestamp() + _pgqueue.patience();
+    v_before text;  -- the transaction that had the lock after the wait before
+    v_holder text;
+begin
+    if _pgqueue.try_lock_consumer(p_consumer_id) then
+        return true;
+    end if;
+    loop
+        begin
+            perform _pgqueue.await('the lock of a consumer',
+                                   'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: consumer
+                                   p_consumer_id, jsonb_build_array(_pgqueue.lock_class_consumer()),
+                                   p_limit => _pgqueue.claim_patience());
+            return true;
+        exception when lock_not_available then
+            v_holder := (select l.virtualtransaction from pg_locks l
+                         where l.locktype = 'advisory' and l.granted and l.objsubid = 2
+                           and l.classid = _pgqueue.lock_class_consumer()::oid and l.objid = p_consumer_id::oid
+                           and l.database = (select oid from pg_database where datname = current_database()));
+            if v_holder = v_before or clock_timestamp() > v_until then
+                return false;
+            end if;
+            v_before := v_holder;
+        end;
+    end loop;
+end $$;

@@ -1,0 +1,158 @@
+-- Schedules: a message at each time that a cron expression, or an interval, says.
+
+-- Sends a message at each time that a cron expression, or an interval, says.
+-- The next claim for a consumer of the stream, or the next call of maintain(), sends it. So a message comes a moment
+-- late. When nobody claims for a while, one message is sent for all times that were missed.
+--   p_name       1 to 200 characters, unique in the stream
+--   p_cron       minute, hour, day of the month, month, day of the week, as Vixie's cron takes them, or @hourly,
+--                @daily, ...; or
+--   p_every      an interval of whole seconds
+--   p_time_zone  the name of the time zone for p_cron, and for the days and months of p_every. What happens when its
+--                clocks are changed: schedules/cron.sql
+--   p_start      the first time, from which p_every is counted; null: one interval from now
+--   p_data, p_data_bytes, p_key, p_headers, p_priority, p_consumers  the message, as send takes it. It has two headers
+--       more: schedule, the name; and planned_at, its time (the first of those that were missed) in UTC as
+--       2026-01-31T12:00:00Z. A consumer of p_consumers that is dropped later does not keep the message from the others
+--   p_replace    change an existing schedule to this one. Where its times stay the same, so does its next time
+-- Returns its next time. Errors: PQ001, PQ002, PQ003, PQ004, PQ006, PQ007. Locks: the stream's schedules, and the
+-- stream's row, so that consumers are created before or after.
+create or replace function pgqueue.create_schedule(p_stream text, p_name text, p_cron text default null,
+                                                   p_every interval default null, p_time_zone text default 'UTC',
+                                                   p_data text default null, p_key text default null,
+                                                   p_headers jsonb default null, p_priority int default 0,
+                                                   p_consumers text[] default null, p_data_bytes bytea default null,
+                                                   p_start timestamptz default null, p_replace boolean default false)
+returns timestamptz
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+    v_now    timestamptz := date_trunc('second', clock_timestamp());
+    v_new    pgqueue.schedules;
+    v_old    pgqueue.schedules;
+begin
+    perform _pgqueue.check_name('schedule', p_name);
+    perform _pgqueue.check_times(p_cron, p_every, p_time_zone, p_start);
+    perform _pgqueue.check_publication(p_priority, null);
+    perform _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
+    v_new.stream_id := v_stream.stream_id;
+    v_new.name := p_name;
+    v_new.cron := p_cron;
+    v_new.every := p_every;
+    v_new.time_zone := p_time_zone;
+    v_new.start_at := date_trunc('second', coalesce(p_start, _pgqueue.nth_time(v_now, p_every, p_time_zone, 1)));
+    v_new.data := p_data;
+    v_new.data_bytes := p_data_bytes;
+    v_new.key := p_key;
+    v_new.headers := p_headers;
+    v_new.priority := p_priority;
+    v_new.consumers := p_consumers;
+    v_new.next_at := _pgqueue.next_time(v_new, v_now);
+    perform _pgqueue.check_payload(v_stream, p_data, p_data_bytes, p_key, p_headers);
+    perform _pgqueue.check_payload(v_stream, p_data, p_data_bytes, p_key, _pgqueue.scheduled_headers(v_new));
+
+    perform _pgqueue.lock_schedules(p_stream);
+    delete from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name returning * into v_old;
+    if found and p_replace is not true then
+        raise exception 'schedule % of stream % exists already', quote_literal(p_name), quote_literal(p_stream)
+            using errcode = 'PQ006', hint = 'Give p_replace to change it.';
+    end if;
+    v_new.paused := coalesce(v_old.paused, false);
+    v_new.created_at := coalesce(v_old.created_at, clock_timestamp());
+    v_new.sent_at := v_old.sent_at;
+    v_new.planned_at := v_old.planned_at;
+    v_new.seq := v_old.seq;
+    if (v_old.cron, v_old.every, v_old.time_zone) is not distinct from (p_cron, p_every, p_time_zone)
+        and (p_start = v_old.start_at) is not false then
+        v_new.start_at := v_old.start_at;
+        v_new.next_at := v_old.next_at;
+    end if;
+    insert into pgqueue.schedules select v_new.*;
+    perform _pgqueue.note_schedules(v_stream.stream_id);
+    return v_new.next_at;
+end $$;
+
+-- Deletes a schedule; messages that it sent stay.
+-- Errors: PQ001, PQ003, PQ007. Locks: as create_schedule.
+create or replace function pgqueue.drop_schedule(p_stream text, p_name text) returns void
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := _pgqueue.lock_schedules(p_stream);
+begin
+    perform _pgqueue.schedule(v_stream, p_name);
+    delete from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name;
+    perform _pgqueue.note_schedules(v_stream.stream_id);
+end $$;
+
+-- Pauses a schedule: it sends nothing until it is resumed. Errors, locks: as drop_schedule.
+create or replace function pgqueue.pause_schedule(p_stream text, p_name text) returns void
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := _pgqueue.lock_schedules(p_stream);
+begin
+    perform _pgqueue.schedule(v_stream, p_name);
+    update pgqueue.schedules set paused = true where stream_id = v_stream.stream_id and name = p_name;
+    perform _pgqueue.note_schedules(v_stream.stream_id);
+end $$;
+
+-- Lets a paused schedule send again, from its next time on; times that passed meanwhile are skipped.
+-- Returns its next time. Errors, locks: as drop_schedule.
+create or replace function pgqueue.resume_schedule(p_stream text, p_name text) returns timestamptz
+language plpgsql
+as $$
+declare
+    v_stream   pgqueue.streams := _pgqueue.lock_schedules(p_stream);
+    v_schedule pgqueue.schedules := _pgqueue.schedule(v_stream, p_name);
+begin
+    if v_schedule.paused then
+        v_schedule.next_at := _pgqueue.next_time(v_schedule, clock_timestamp());
+        update pgqueue.schedules set paused = false, next_at = v_schedule.next_at
+        where stream_id = v_stream.stream_id and name = p_name;
+        perform _pgqueue.note_schedules(v_stream.stream_id);
+    end if;
+    return v_schedule.next_at;
+end $$;
+
+-- Returns the next times of a cron expression, or an interval, before a schedule is created.
+--   p_cron, p_every, p_time_zone, p_start  as in create_schedule
+--   p_after  times after this one; null: now
+--   p_count  how many, 1 to 1,000
+-- Errors: PQ003. Locks nothing.
+create or replace function pgqueue.schedule_times(p_cron text default null, p_every interval default null,
+                                                  p_time_zone text default 'UTC', p_after timestamptz default null,
+                                                  p_count int default 5, p_start timestamptz default null)
+returns setof timestamptz
+language plpgsql stable
+as $$
+declare
+    v_schedule pgqueue.schedules;
+    v_at       timestamptz := coalesce(p_after, clock_timestamp());
+begin
+    perform _pgqueue.check_times(p_cron, p_every, p_time_zone, p_start);
+    perform _pgqueue.check_number('p_count', p_count, 1, 1000);
+    if not isfinite(v_at) then
+        raise exception 'p_after is a time, not %', p_after using errcode = 'PQ003', column = 'p_after';
+    end if;
+    v_schedule.cron := p_cron;
+    v_schedule.every := p_every;
+    v_schedule.time_zone := p_time_zone;
+    v_schedule.start_at := date_trunc(
+        'second', coalesce(p_start, _pgqueue.nth_time(date_trunc('second', v_at), p_every, p_time_zone, 1)));
+    for i in 1..p_count loop
+        v_at := _pgqueue.next_time(v_schedule, v_at);
+        return next v_at;
+    end loop;
+end $$;
+
+-- Looking at schedules.
+
+-- One row per schedule.
+do $view$ begin perform _pgqueue.make_view('stream_schedules', $query$
+    select s.name as stream, h.name as schedule, h.cron, h.every, h.time_zone,
+           case when not h.paused then h.next_at end as next_at, h.paused,
+           h.planned_at as last_planned_at, h.sent_at as last_sent_at, h.seq as last_seq, h.last_error,
+           h.key, h.data, h.data_bytes, h.headers, h.priority, h.consumers, h.start_at, h.created_at
+    from pgqueue.schedules h join pgqueue.streams s using (stream_id)
+$query$); end $view$;

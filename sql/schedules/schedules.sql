@@ -1,0 +1,252 @@
+-- Schedules: messages that are sent at planned times. No process is in charge of them. A claim for a consumer of the
+-- stream, or maintain(), sends the messages that are due, unless another session is about to. The message and the time
+-- of the next one are written in one transaction: so each time has one message, whatever process dies. Times that
+-- passed while nobody looked have one message together.
+--
+-- A consumer's row says whether its stream has schedules: without schedules, nobody looks.
+
+-- on drop_stream
+-- on numbers: union all values ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s')
+create table if not exists pgqueue.schedules (
+    stream_id  int         not null,
+    name       text        not null,
+    cron       text,                             -- when: a cron expression, ...
+    every      interval,                         -- ... or at start_at, and each interval after it
+    start_at   timestamptz,
+    time_zone  text        not null,
+    data       text,                             -- what is sent
+    data_bytes bytea,
+    key        text,
+    headers    jsonb,
+    priority   int         not null,
+    consumers  text[],                           -- their names; null: all
+    paused     boolean     not null default false,
+    next_at    timestamptz not null,             -- its next time, or of those that were missed the first
+    sent_at    timestamptz,                      -- its last message: when it was sent, ...
+    planned_at timestamptz,                      -- ... for which time, ...
+    -- ... and its number; null: the message could not be sent, ...
+    seq        bigint,
+    last_error text,                             -- ... because of this
+    created_at timestamptz not null default clock_timestamp(),
+    primary key (stream_id, name)
+);
+
+-- When the next schedule of a stream is due, if it has any. Rows are never updated, as those of consumer_cursors: the
+-- newest version counts, and claims find it first, however many dead versions a long transaction elsewhere keeps.
+-- on drop_stream
+create table if not exists pgqueue.schedule_turns (
+    stream_id int    not null,
+    version   bigint not null,
+    due_at    timestamptz,     -- null: all are paused
+    primary key (stream_id, version)
+);
+
+-- When the next schedule of a stream is due; null: never.
+-- on due: , _pgqueue.schedule_due(p_stream_id)
+create or replace function _pgqueue.schedule_due(p_stream_id int) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return (select due_at from pgqueue.schedule_turns where stream_id = p_stream_id order by version desc limit 1);
+end $$;
+
+-- Sends the messages that are due of a stream's schedules, a bounded number, unless another session does. Waits for
+-- nobody. Locks, to the end of the transaction: the stream's schedules; the publish lock, shared.
+-- on claim: perform _pgqueue.run_schedules(p_stream_id);
+-- on maintained:
+--     perform _pgqueue.chore('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
+--     from (select distinct stream_id from pgqueue.schedules
+--           where not paused and next_at <= clock_timestamp() and stream_id = any (p_stream_ids)) t;
+create or replace function _pgqueue.run_schedules(p_stream_id int) returns void
+language plpgsql
+as $$
+declare
+    v_now      timestamptz := clock_timestamp();
+    v_stream   pgqueue.streams;
+    v_schedule pgqueue.schedules;
+begin
+    if (_pgqueue.schedule_due(p_stream_id) <= v_now) is not true
+       or not pg_try_advisory_xact_lock(_pgqueue.lock_class_schedules(), p_stream_id) then  -- lock: schedules
+        return;
+    end if;
+    select * into v_stream from pgqueue.streams where stream_id = p_stream_id;
+    for v_schedule in
+        select * from pgqueue.schedules where stream_id = p_stream_id and not paused and next_at <= v_now
+        order by next_at, name limit _pgqueue.limit_schedules()
+    loop
+        perform _pgqueue.send_scheduled(v_stream, v_schedule, v_now);
+    end loop;
+    perform _pgqueue.note_turn(p_stream_id);
+end $$;
+
+-- Sends the message of a schedule, and plans the next one. Needs the lock of the stream's schedules. A message that
+-- cannot be sent is passed over, and the schedule notes the error: it must not fail the claim that runs the schedule.
+-- A time that cannot be computed any more, because the server lost the time zone, pauses the schedule.
+create or replace function _pgqueue.send_scheduled(p_stream pgqueue.streams, p_schedule pgqueue.schedules,
+                                                   p_now timestamptz) returns void
+language plpgsql
+as $$
+declare
+    v_new pgqueue.schedules := p_schedule;
+begin
+    v_new.sent_at := clock_timestamp();
+    v_new.planned_at := p_schedule.next_at;
+    v_new.last_error := null;
+    begin
+        v_new.next_at := null;
+        v_new.next_at := _pgqueue.next_time(p_schedule, p_now);
+        if p_stream.schema is not null then  -- the schema may be newer than the schedule
+            perform _pgqueue.check_payload(p_stream, p_schedule.data, p_schedule.data_bytes, p_schedule.key, null);
+        end if;
+        v_new.seq := nextval(p_stream.message_numbers);
+        insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
+        values (v_new.seq, p_stream.stream_id, p_schedule.key, p_schedule.data, p_schedule.data_bytes,
+                _pgqueue.scheduled_headers(p_schedule));
+        perform _pgqueue.publish(p_stream, int8multirange(int8range(v_new.seq, v_new.seq, '[]')), 1,
+                                 p_schedule.priority, null,
+                                 case when p_schedule.consumers is not null then array(
+                                     select consumer_id from pgqueue.consumers
+                                     where stream_id = p_stream.stream_id and name = any (p_schedule.consumers)) end);
+    exception when others then
+        if left(sqlstate, 2) in ('40', '53', '55', '57', '58') or sqlstate in ('PQ011', '23505') then
+            raise;  -- no fault of the schedule's: later it will do
+        end if;
+        v_new.seq := null;
+        v_new.last_error := sqlerrm;
+    end;
+    update pgqueue.schedules
+    set sent_at = v_new.sent_at, planned_at = v_new.planned_at, seq = v_new.seq, last_error = v_new.last_error,
+        next_at = coalesce(v_new.next_at, 'infinity'), paused = paused or v_new.next_at is null
+    where stream_id = p_schedule.stream_id and name = p_schedule.name;
+end $$;
+
+-- The headers of a schedule's next message: those of the schedule, its name, and the planned time.
+create or replace function _pgqueue.scheduled_headers(p_schedule pgqueue.schedules) returns jsonb
+language sql stable
+as $$
+    select coalesce(p_schedule.headers, '{}')
+        || jsonb_build_object('schedule', p_schedule.name, 'planned_at',
+                              to_char(p_schedule.next_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+$$;
+
+-- The first time of a schedule after p_after; null: there is none.
+create or replace function _pgqueue.next_time(p_schedule pgqueue.schedules, p_after timestamptz) returns timestamptz
+language sql stable
+as $$
+    select case when p_schedule.cron is not null
+                  then _pgqueue.next_by_cron(p_schedule.cron, p_schedule.time_zone, p_after)
+                else _pgqueue.next_by_interval(p_schedule.start_at, p_schedule.every, p_schedule.time_zone, p_after) end
+$$;
+
+-- Notes when the next schedule of a stream is due. Needs the lock of the stream's schedules.
+create or replace function _pgqueue.note_turn(p_stream_id int) returns void
+language plpgsql
+as $$
+declare
+    v_version bigint;
+begin
+    delete from pgqueue.schedule_turns
+    where stream_id = p_stream_id
+      and version = (select version from pgqueue.schedule_turns where stream_id = p_stream_id
+                     order by version desc limit 1)
+    returning version into v_version;
+    insert into pgqueue.schedule_turns (stream_id, version, due_at)
+    select p_stream_id, coalesce(v_version, 0) + 1,
+           (select min(next_at) from pgqueue.schedules where stream_id = p_stream_id and not paused)
+    where exists (select from pgqueue.schedules where stream_id = p_stream_id);
+end $$;
+
+-- Notes when the next schedule of a stream is due, and whether the stream has schedules at all. Needs
+-- lock_schedules().
+create or replace function _pgqueue.note_schedules(p_stream_id int) returns void
+language plpgsql
+as $$
+declare
+    v_any boolean := exists (select from pgqueue.schedules where stream_id = p_stream_id);
+begin
+    perform _pgqueue.note_turn(p_stream_id);
+    perform _pgqueue.await('the settings of a consumer of stream ' || p_stream_id,
+        'with changed as (update pgqueue.consumers set scheduled = ($2 -> 0)::boolean where stream_id = $1 '
+        'and scheduled <> ($2 -> 0)::boolean returning 1) select count(*) from changed',  -- lock: settings
+        p_stream_id, jsonb_build_array(v_any));
+end $$;
+
+-- Locks the schedules of a stream, for a call that changes them; and the stream, so that no consumer is made
+-- meanwhile. Returns the stream. Errors: PQ001; 55P03 as lock_consumer().
+create or replace function _pgqueue.lock_schedules(p_stream text) returns pgqueue.streams
+language plpgsql
+as $$
+declare
+    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+begin
+    perform _pgqueue.check_isolation();
+    -- in tries: create_consumer and others wait for the stream's row, and a worker may have the schedules for long
+    perform _pgqueue.await('the schedules of stream ' || quote_literal(p_stream),
+                           'select 0 from _pgqueue.lock_schedules_now($1::int)', v_stream.stream_id,
+                           p_try => interval '20 ms', p_class => _pgqueue.lock_class_schedules());
+    return v_stream;
+end $$;
+
+-- One try of lock_schedules().
+create or replace function _pgqueue.lock_schedules_now(p_stream_id int) returns void
+language plpgsql
+as $$
+begin
+    perform _pgqueue.lock_stream(p_stream_id, p_alone => true);
+    perform _pgqueue.await_lock(_pgqueue.lock_class_schedules(), p_stream_id, false);
+end $$;
+
+-- A schedule by its name. Errors: PQ003.
+create or replace function _pgqueue.schedule(p_stream pgqueue.streams, p_name text) returns pgqueue.schedules
+language plpgsql stable
+as $$
+declare
+    v_schedule pgqueue.schedules;
+begin
+    select * into v_schedule from pgqueue.schedules where stream_id = p_stream.stream_id and name = p_name;
+    if not found then
+        raise exception 'unknown schedule % of stream %', coalesce(quote_literal(p_name), 'null'),
+                        quote_literal(p_stream.name)
+            using errcode = 'PQ003', column = 'p_name',
+                  hint = _pgqueue.is_it(p_name, array(select name from pgqueue.schedules
+                                                      where stream_id = p_stream.stream_id
+                                                      order by name limit 10));
+    end if;
+    return v_schedule;
+end $$;
+
+-- Raises PQ003 unless either p_cron or p_every says when to send, and such a time comes; and for a time zone that the
+-- server does not know by a name. (Other texts that the server accepts, such as UTC+2, mean the opposite.)
+create or replace function _pgqueue.check_times(p_cron text, p_every interval, p_time_zone text, p_start timestamptz)
+returns void
+language plpgsql stable
+as $$
+begin
+    if not exists (select from pg_timezone_names where name = p_time_zone) then
+        raise exception 'p_time_zone is the name of a time zone, such as Europe/Berlin or UTC, not %',
+                        coalesce(quote_literal(left(p_time_zone, 100)), 'null')
+            using errcode = 'PQ003', column = 'p_time_zone', hint = 'select name from pg_timezone_names';
+    elsif num_nonnulls(p_cron, p_every) <> 1 then
+        raise exception 'give either p_cron or p_every, not %',
+                        case when p_cron is null then 'none' else 'both' end
+            using errcode = 'PQ003', column = 'p_cron, p_every';
+    elsif p_cron is not null and p_start is not null then
+        raise exception 'p_start is the first time of p_every; p_cron takes none'
+            using errcode = 'PQ003', column = 'p_start';
+    elsif not isfinite(p_start) then
+        raise exception 'p_start is a time, not %', p_start using errcode = 'PQ003', column = 'p_start';
+    elsif p_every < interval '1 s' or p_every > _pgqueue.max_interval()
+          or extract(microseconds from p_every) % 1000000 <> 0
+          or least(extract(year from p_every), extract(month from p_every), extract(day from p_every),
+                   extract(epoch from p_every - _pgqueue.calendar_part(p_every))) < 0 then
+        raise exception 'p_every is an interval of whole seconds, from 1 second to 10 years, without a part that is '
+                        'negative, not %',
+                        quote_literal(p_every)
+            using errcode = 'PQ003', column = 'p_every';
+    end if;
+    if p_cron is not null and _pgqueue.next_by_cron(p_cron, p_time_zone, clock_timestamp()) is null then
+        raise exception 'p_cron never comes: no month that it allows has a day that it allows, in %',
+                        quote_literal(p_cron)
+            using errcode = 'PQ003', column = 'p_cron';
+    end if;
+end $$;

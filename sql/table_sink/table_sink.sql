@@ -1,0 +1,335 @@
+-- The Spark sink's side for tables: tasks stage rows, and the driver's commit writes them into the target, once.
+--
+-- A write has a table of its own for staged rows, which is unlogged: a crash of Postgres, or a failover, empties it.
+-- Then rows are missing at the commit, which fails, and a restart repeats the batch. The functions here run with the
+-- rights of the schema's owner. The statements that write the target run with the writer's
+-- (table_sink/table_apply.sql).
+
+-- The writes to tables that have staged rows: each has a table of its own for them, staged_rows_<write_no>. The rows of
+-- a write that was killed stay until the next write of its batch, or until maintain().
+-- on numbers: union all values ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes')
+create table if not exists pgqueue.table_writes (
+    write_no  bigint      primary key,      -- of open_table(): a try of a batch
+    sink      text        not null,
+    batch     bigint      not null,
+    given     jsonb       not null,         -- what open_table() was given
+    plan      jsonb       not null,         -- the target as it was then (table_sink/table_plan.sql)
+    role      text        not null,         -- fills the table of staged rows, and reads it
+    staged_by text        not null default session_user,
+    staged_at timestamptz not null default clock_timestamp()
+);
+
+-- Checks a write to a table, before rows are staged: the target, the columns, the unique index, and rights.
+--   p_target  an object: table, with its schema, quoted as in SQL; columns, a list of objects with name and type, as
+--             Spark's simpleString writes it; and, each null or missing without a merge, merge_keys, sequence_by and
+--             delete_when; and allow_rounding, null or missing for none: as the options of the sink
+--   p_role    who writes
+-- Returns the name of the table as SQL, and the number of this write, which tasks name when they stage: a later try of
+-- the batch has a higher number. Errors: PQ003; 42501 when the role may not write the table. Locks nothing.
+create or replace function pgqueue.open_table(p_target jsonb, p_role text default current_user)
+returns table (name text, write_no bigint)
+language plpgsql
+as $$
+begin
+    perform _pgqueue.check_target(p_target, p_role);
+    perform _pgqueue.keep_secret();
+    return query select _pgqueue.table_plan(p_target, p_role) ->> 'relation',
+                        _pgqueue.signed(nextval('pgqueue.write_numbers'));
+end $$;
+
+-- A number of a write, for the role that opened it: 31 bits count, and 32 bits prove that open_table() gave the number
+-- to this role. So nobody takes the number of another's write before it.
+create or replace function _pgqueue.signed(p_number bigint) returns bigint
+language sql stable
+as $$
+    select (p_number << 32) | ('x' || encode(substr(sha256(
+               int8send(pg_sequence_last_value('pgqueue.claim_secret')) || int8send(p_number)
+               || textsend('write of ' || session_user)), 1, 4), 'hex'))::bit(32)::bigint
+$$;
+
+-- Raises PQ003 for an object that open_table() does not take, or an unknown role.
+create or replace function _pgqueue.check_target(p_target jsonb, p_role text) returns void
+language plpgsql stable
+as $$
+begin
+    if jsonb_typeof(p_target) is distinct from 'object' or jsonb_typeof(p_target -> 'columns') is distinct from 'array'
+       or exists (select from jsonb_array_elements(p_target -> 'columns') c
+                  where coalesce(c ->> 'name', '') = '' or c ->> 'type' is null)
+       or exists (select from unnest('{merge_keys, allow_rounding}'::text[]) l (name)
+                  where jsonb_typeof(p_target -> l.name) not in ('array', 'null')
+                     or jsonb_path_exists(p_target -> l.name, 'strict $[*] ? (@.type() != "string")', silent => true))
+    then
+        raise exception 'p_target is an object with table, columns with name and type, and lists '
+                        'allow_rounding and merge_keys of names of columns, not %',
+                        coalesce(left(p_target::text, 100), 'null') using errcode = 'PQ003', column = 'p_target';
+    elsif not exists (select from pg_roles where rolname = p_role) or p_role is null then
+        raise exception 'p_role is a role of this server, not %', coalesce(quote_literal(p_role), 'null')
+            using errcode = 'PQ003', column = 'p_role';
+    end if;
+end $$;
+
+-- Finds or makes the table for the staged rows of a write. A task calls it before its first row. It drops those of
+-- earlier writes of the batch.
+--   p_write_no        of open_table()
+--   p_sink, p_batch   as of publish_staged
+--   p_target, p_role  as of open_table()
+-- Returns the name of the table in the schema pgqueue. Its columns are chunk, a random number that the task chooses for
+-- rows that it copies together, and c1, c2 and so on, in the order of p_target. The role may insert into it and read
+-- it. Errors: PQ003; 42501; PQ008 when a later write of the batch has begun, or open_table() gave this role no such
+-- number. Locks: the write, until the transaction ends; the tables of earlier writes, if nobody uses them.
+create or replace function pgqueue.open_table_write(p_write_no bigint, p_sink text, p_batch bigint, p_target jsonb,
+                                                    p_role text default current_user) returns text
+language plpgsql
+as $$
+declare
+    v_name  text := 'staged_rows_' || p_write_no;
+    v_plan  jsonb;
+    v_write pgqueue.table_writes;
+begin
+    perform _pgqueue.check_batch(p_sink, p_batch);
+    perform _pgqueue.check_target(p_target, p_role);
+    if (p_write_no > 0) is not true then
+        raise exception 'p_write_no is a number of open_table(), not %', coalesce(p_write_no::text, 'null')
+            using errcode = 'PQ003', column = 'p_write_no';
+    elsif (p_write_no = _pgqueue.signed(p_write_no >> 32)) is not true then
+        raise exception 'p_write_no % is no number that open_table() gave to role %', p_write_no, session_user
+            using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
+    end if;
+    select * into v_write from pgqueue.table_writes where write_no = p_write_no;
+    if not found then
+        v_plan := _pgqueue.table_plan(p_target, p_role);
+        if exists (select from pgqueue.table_writes w where w.sink = p_sink and w.batch = p_batch
+                   and w.staged_by = session_user and w.write_no > p_write_no
+                   and w.plan ->> 'relation' = v_plan ->> 'relation') then
+            raise exception 'batch % of sink % is written by another try of it, which began later', p_batch, p_sink
+                using errcode = 'PQ008',
+                      hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
+                             'killed. Nothing was staged.';
+        end if;
+        if _pgqueue.await(
+               'write ' || p_write_no,
+               'with noted as (insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role) '
+               'select $1, $2 ->> 0, ($2 ->> 1)::bigint, $2 -> 2, $2 -> 3, $2 ->> 4 '
+               'on conflict do nothing returning 1) select count(*) from noted',  -- lock: table write
+               p_write_no, jsonb_build_array(p_sink, p_batch, p_target, v_plan, p_role)) = '1' then
+            perform _pgqueue.make_staged_rows(v_name, v_plan, p_role);
+            perform pgqueue.drop_table_write(w.write_no) from pgqueue.table_writes w
+            where w.sink = p_sink and w.batch = p_batch and w.write_no < p_write_no and w.staged_by = session_user
+              and w.plan ->> 'relation' = v_plan ->> 'relation';
+            return v_name;
+        end if;
+        select * into v_write from pgqueue.table_writes where write_no = p_write_no;
+    end if;
+    if (v_write.sink, v_write.batch, v_write.given, v_write.role, v_write.staged_by)
+       is distinct from (p_sink, p_batch, p_target, p_role, session_user::text) then
+        raise exception 'p_write_no % is the number of another write', p_write_no
+            using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
+    end if;
+    return v_name;
+end $$;
+
+-- Makes the table for the staged rows of a write. (Its statistics are not collected: it is read once.)
+create or replace function _pgqueue.make_staged_rows(p_name text, p_plan jsonb, p_role text) returns void
+language plpgsql
+as $$
+begin
+    execute (select format('create unlogged table pgqueue.%I (chunk bigint not null, %s) '
+                           'with (autovacuum_enabled = off)', p_name,
+                           string_agg(format('c%s %s', n, c ->> 'staged')
+                                      || case when c ? 'key' or n = (p_plan -> 'sequence')::int
+                                              then ' not null' else '' end, ', ' order by n))
+             from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
+    perform _pgqueue.revoke_defaults(array[format('pgqueue.%I', p_name)::regclass]);
+    execute format('grant insert, select on pgqueue.%I to %I', p_name, p_role);
+end $$;
+
+-- Begins a batch of a table, once, as its commit; apply_table_batch() calls it.
+--   p_write_no       of open_table()
+--   p_sink, p_batch  as of publish_staged
+--   p_table          the name that open_table() returned
+--   p_rows           how many rows the batch has
+-- Returns the statements that write the rows of the chunks $1: the first counts them, and names the columns whose text
+-- would change, for which the time zone is to be UTC; the second finds a key that is there twice where that would go
+-- unnoticed (else it is null). Null, and nothing is done, when the batch was done before. Errors: PQ003; 42501 for the
+-- sink of another role; PQ008 when the target was changed since rows were staged, or the write is gone; PQ010 as of
+-- publish_staged. Locks: the batch, against another commit of it; for a merge the target, against other merges.
+create or replace function pgqueue.begin_table_batch(p_write_no bigint, p_sink text, p_batch bigint, p_table text,
+                                                     p_rows bigint) returns text[]
+language plpgsql
+as $$
+declare
+    v_write pgqueue.table_writes;
+    v_plan  jsonb;
+begin
+    perform _pgqueue.check_batch(p_sink, p_batch);
+    if coalesce(p_table, '') = '' or (p_rows >= 0) is not true then
+        raise exception 'p_table is a name of open_table() and p_rows the number of its rows, not % and %',
+                        coalesce(quote_literal(p_table), 'null'), coalesce(p_rows::text, 'null')
+            using errcode = 'PQ003', column = 'p_table, p_rows';
+    end if;
+    if not _pgqueue.begin_batch(row(p_sink, 0, 0, false, p_batch, p_rows, null, null, null, p_table)) then
+        return null;
+    end if;
+    select * into v_write from pgqueue.table_writes where write_no = p_write_no and sink = p_sink and batch = p_batch;
+    if not found then
+        raise exception 'batch % of sink % is not complete: its staged rows for table % are gone', p_batch, p_sink,
+                        p_table
+            using errcode = 'PQ008',
+                  hint = 'A later write of the batch dropped them: then two drivers do the same, and one is to stop. '
+                         'Or they were older than maintain() keeps them. Nothing was written; run the batch again.';
+    end if;
+    begin
+        v_plan := _pgqueue.table_plan(v_write.given, v_write.role);
+    exception when sqlstate 'PQ003' then
+        perform _pgqueue.refuse_changed(p_sink, p_batch, p_table, sqlerrm);
+    end;
+    if v_plan is distinct from v_write.plan then
+        perform _pgqueue.refuse_changed(p_sink, p_batch, p_table, 'a column, a type or an index is another one');
+    end if;
+    if v_plan ? 'keys' then
+        perform _pgqueue.await(
+            'a merge into table ' || p_table, 'select 0 from pg_advisory_xact_lock($1)',  -- lock: merge
+            hashtextextended('pgqueue merge ' || (v_plan ->> 'oid'), 0));
+    end if;
+    return _pgqueue.table_statements(v_plan, 'staged_rows_' || p_write_no);
+end $$;
+
+-- Raises PQ008: the target is not what it was when the tasks staged.
+create or replace function _pgqueue.refuse_changed(p_sink text, p_batch bigint, p_table text, p_what text) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'table % was changed while batch % of sink % was written: %', p_table, p_batch, p_sink, p_what
+        using errcode = 'PQ008', hint = 'Nothing was written. Run the batch again: it goes by the table as it is now.';
+end $$;
+
+-- The key of a merge, as parts of statements in which t is the table and n has the staged rows: its names, the
+-- condition that the two have the same key, its order, and its columns.
+create or replace function _pgqueue.key_parts(p_plan jsonb, out o_names text, out o_same text, out o_order text,
+                                              out o_columns text)
+language sql stable
+as $$
+    select string_agg(format('%I', c ->> 'name'), ', ' order by k.i),
+           string_agg(format('t.%I %s n.c%s%s', c ->> 'name', c #>> '{key,equals}', n, c #>> '{key,collate}'),
+                      ' and ' order by k.i),
+           string_agg(format('n.c%s%s using %s', n, c #>> '{key,collate}', c #>> '{key,less}'), ', ' order by k.i),
+           string_agg(format('n.c%s%s', n, c #>> '{key,collate}'), ', ' order by k.i)
+    from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n)
+    join jsonb_array_elements_text(p_plan -> 'keys') with ordinality k (place, i) on k.place::bigint = u.n
+$$;
+
+-- The statements of begin_table_batch(). Names are quoted by format(); casts, operators and collations have their
+-- schema, so that it does not matter where the session looks for names. More than 60 lines: one reads what a statement
+-- is made of beside it.
+create or replace function _pgqueue.table_statements(p_plan jsonb, p_staged text) returns text[]
+language plpgsql stable
+as $$
+declare
+    v_gone    int := p_plan -> 'gone';
+    v_last    int := p_plan -> 'sequence';
+    v_key     record := _pgqueue.key_parts(p_plan);
+    v_chunks  text := format('pgqueue.%I s where s.chunk operator(pg_catalog.=) any ($1)', p_staged);
+    v_rows    text := (  -- staged rows, in the target's types; for a sequence also as they were staged, as s1 and so on
+        select format('(select %s from %s) n',
+                      string_agg(format('s.c%s%s as c%1$s', n, '::' || (c ->> 'cast'))
+                                 || case when v_last is not null and c ? 'cast' then format(', s.c%s as s%1$s', n)
+                                         else '' end, ', ' order by n), v_chunks)
+        from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
+    v_stored  text := 't.' || quote_ident(p_plan -> 'columns' -> (v_last - 1) ->> 'name');
+    v_winners text := v_rows;
+    v_found   text[];
+    v_names   text;
+    v_values  text;
+    v_set     text;
+begin
+    select string_agg(format('%I', c ->> 'name'), ', ' order by n),
+           string_agg('n.c' || n, ', ' order by n),
+           string_agg(format('%1$I = excluded.%1$I', c ->> 'name'), ', ' order by n) filter (where not c ? 'key')
+    into v_names, v_values, v_set
+    from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n) where n is distinct from v_gone;
+    select array[format('select count(*), concat_ws('', '', null%s) from %s',
+                        string_agg(format(', case when bool_or(%s) then %L end', format(c ->> 'changes', 's.c' || n),
+                                          c ->> 'name'), '' order by n), v_chunks), null]
+    into v_found from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n) where c ? 'changes';
+    if not p_plan ? 'keys' then
+        return v_found || format('insert into %s (%s) select %s from %s', p_plan ->> 'relation', v_names, v_values,
+                                 v_rows);
+    elsif v_last is not null then
+        -- of the rows of a key the last one, and of equal ones a delete; else the values choose, not chance
+        v_winners := (
+            select format('(select distinct on (%s) n.* from %s order by %s, %s) n', v_key.o_columns, v_rows,
+                          v_key.o_order,
+                          string_agg(format('n.%s%s%s desc nulls last', case when c ? 'cast' then 's' else 'c' end, n,
+                                            case when c ->> 'staged' like 'text%' then ' collate pg_catalog."C"' end),
+                                     ', ' order by n is distinct from v_last, n is distinct from v_gone, n))
+            from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
+    elsif v_gone is not null then
+        v_found[2] := format('select 1 from %s group by %s having count(*) operator(pg_catalog.>) 1 limit 1', v_rows,
+                             v_key.o_columns);
+    end if;
+    if v_gone is not null then
+        v_found := v_found || format(
+            'with held as materialized (select n.* from %1$s t join %2$s on %3$s where n.c%4$s%5$s order by %6$s '
+            'for update of t) delete from %1$s t using held n where %3$s%5$s',  -- lock: target row
+            p_plan ->> 'relation', v_winners, v_key.o_same, v_gone,
+            case when v_last is null then ''
+                 else format(' and (%1$s operator(pg_catalog.<=) n.c%2$s or %1$s is null)', v_stored, v_last) end,
+            v_key.o_order);
+    end if;
+    return v_found || format(
+        'insert into %s as t (%s) select %s from %s%s order by %s on conflict (%s) do %s', p_plan ->> 'relation',
+        v_names, v_values, v_winners, ' where n.c' || v_gone || ' is not true', v_key.o_order, v_key.o_names,
+        coalesce('update set ' || v_set || case when v_last is null then '' else format(
+                     ' where %1$s operator(pg_catalog.<) excluded.%2$s or %1$s is null', v_stored,
+                     substr(v_stored, 3)) end, 'nothing'));
+end $$;
+
+-- Drops the staged rows of a write that is over, or will not commit.
+--   p_write_no  of open_table()
+-- Returns whether it did: not where the caller's role did not stage them, or somebody uses them, for whom it waits a
+-- second: maintain() then drops them. Errors: PQ003. Locks: the write, and its table.
+create or replace function pgqueue.drop_table_write(p_write_no bigint) returns boolean
+language plpgsql
+as $$
+begin
+    if p_write_no is null then
+        raise exception 'p_write_no is a number of open_table(), not null'
+            using errcode = 'PQ003', column = 'p_write_no';
+    end if;
+    return (_pgqueue.await(
+        'the staged rows of write ' || p_write_no, 'select to_jsonb(_pgqueue.drop_staged_rows($1, $2 ->> 0))',
+        p_write_no, jsonb_build_array(session_user), p_limit => interval '1 s'))::boolean;
+exception when lock_not_available or deadlock_detected then
+    return false;
+end $$;
+
+-- Drops the staged rows of a write. Returns whether there are such, staged by this role, that no other session drops.
+create or replace function _pgqueue.drop_staged_rows(p_write_no bigint, p_role text) returns boolean
+language plpgsql
+as $$
+begin
+    perform from pgqueue.table_writes where write_no = p_write_no and staged_by = p_role
+    for update skip locked;  -- lock: table write
+    if not found then
+        return false;
+    end if;
+    execute format('drop table if exists pgqueue.%I', 'staged_rows_' || p_write_no);  -- lock: staged rows
+    delete from pgqueue.table_writes where write_no = p_write_no;
+    return true;
+end $$;
+
+-- Writes whose staged rows nobody will apply: a few of those that are older than p_age, and those of batches that are
+-- done, after an hour, which leaves a repetition of the batch the time to end.
+-- on maintained:
+--     perform _pgqueue.chore('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
+--                            jsonb_build_array(w.write_no, w.staged_by))
+--     from _pgqueue.left_table_writes(p_age) w;
+create or replace function _pgqueue.left_table_writes(p_age interval) returns setof pgqueue.table_writes
+language sql stable
+as $$
+    select * from pgqueue.table_writes w
+    where w.staged_at < clock_timestamp() - p_age
+       or (w.staged_at < clock_timestamp() - least(p_age, interval '1 hour')
+           and _pgqueue.is_done(w.sink, null, w.batch, w.plan ->> 'relation'))
+    order by w.write_no limit 10
+$$;
