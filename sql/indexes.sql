@@ -27,7 +27,9 @@ begin
         ['staged_chunks_write',       'staged_chunks (sink, batch, write_no) where write_no is not null'],
         ['reservations_transaction',  'reservations (xid)']]
     loop
-        if to_regclass('pgqueue.' || v_index[1]) is null then
+        -- (a schema may be without the table of a feature)
+        if to_regclass('pgqueue.' || v_index[1]) is null
+           and to_regclass('pgqueue.' || split_part(v_index[2], ' ', 1)) is not null then
             execute format('create index %I on pgqueue.%s', v_index[1], v_index[2]);
         end if;
     end loop;

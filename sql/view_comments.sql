@@ -183,6 +183,7 @@ begin
             ['uncaptured_partitions', 'partitions whose direct writes are not captured yet: maintain() adds them '
                                       'where it may; else capture again as the owner of the table']])
     loop
+        continue when to_regclass('pgqueue.' || v_view) is null;  -- a schema may be without a feature
         execute format('comment on view pgqueue.%I is %L', v_view, v_about);
         foreach v_column slice 1 in array v_columns loop
             execute format('comment on column pgqueue.%I.%I is %L', v_view, v_column[1], v_column[2]);

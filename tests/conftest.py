@@ -88,6 +88,9 @@ SETTINGS = {
 if os.environ.get("PGQUEUE_TEST_ODD"):
     SETTINGS |= odd.SETTINGS
 
+WITHOUT = os.environ.get("PGQUEUE_TEST_WITHOUT", "").split()
+"""Features that the schemas of tests do not have."""
+
 
 class GivenServer:
     """The server of PGQUEUE_TEST_URL, with what tests use of `embedded.Server`."""
@@ -258,7 +261,7 @@ def template(request: pytest.FixtureRequest, server: Server, _templates) -> str:
         with connection.connect(server.url) as conn:
             conn.execute(f"create database {name}")  # type: ignore[arg-type]
         with connection.connect(server.url_of(name)) as conn:
-            schema.install(conn)
+            schema.install(conn, without=WITHOUT)
             # A copy is not taken for its template: the database of which is not noted.
             conn.execute("update pgqueue.servers set database = null")
             made = kind == "usual" or limits.shrink(conn)

@@ -1,6 +1,6 @@
 """The client for asyncio, for type checkers. Written by: make docs."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -299,7 +299,7 @@ class AsyncClient:
     ) -> list[Done]:
         """The last acknowledgements of a consumer with the setting `keep_history`."""
 
-    async def install(self, *, pgmq: bool = False) -> int:
+    async def install(self, *, pgmq: bool = False, without: Collection[str] = ...) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat."""
 
     async def key_stats(self, stream: str, consumer: str, *, limit: int = 100) -> list[KeyStats]:

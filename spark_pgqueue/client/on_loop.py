@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -126,7 +126,7 @@ class _Statements(Statements):
         self._connection = connection
         self._on_loop = on_loop
 
-    def install(self, *, pgmq: bool = False) -> int:
+    def install(self, *, pgmq: bool = False, without: Collection[str] = ()) -> int:
         raise PgQueueError(
             "the schema is installed over a connection of the client's own",
             hint="call pgqueue install, or install of spark_pgqueue.connect(url)",

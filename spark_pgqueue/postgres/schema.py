@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from importlib import resources
 from itertools import groupby
@@ -15,7 +15,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
-from spark_pgqueue.postgres import owners
+from spark_pgqueue.postgres import features, owners
 from spark_pgqueue.postgres.errors import (
     INSTALL_HINT,
     SCHEMA_VERSION,
@@ -75,56 +75,62 @@ def sql_files(name: str = "install.sql") -> list[Path]:
     return [main.parent / name for name in names]
 
 
-def script(*, transaction: bool = True, pgmq: bool = False) -> str:
+def script(
+    *, transaction: bool = True, pgmq: bool = False, without: Collection[str] = ()
+) -> str:
     r"""All of sql/install.sql as one file that is only SQL: without psql's own commands.
 
     Args:
         pgmq: the face of pgmq in its place, see `install`.
         transaction: whether the script begins and commits a transaction; not for tools that run
             each file in a transaction of their own.
+        without: features that are left out, see `install`.
+
+    Raises:
+        PgQueueError: there is no feature of a name.
     """
     name = PGMQ if pgmq else "install.sql"
-    return "\n".join(text for _, text in _parts(name, transaction))
+    return "\n".join(text for _, text in _parts(name, transaction, features.known(without)))
 
 
-def _parts(name: str, transaction: bool) -> Iterator[tuple[Path, str]]:
+def _parts(name: str, transaction: bool, without: frozenset[str]) -> Iterator[tuple[Path, str]]:
     r"""The parts of a file, in order: its own lines, and the files that its `\ir` lines name."""
     main, own = sql_directory() / name, list[str]()
+    left_out = {
+        feature: [f.read_text() for f in sql_files(name) if f.parent.name == feature]
+        for feature in without
+    }
     for line in main.read_text().splitlines():
         command = line.split()
         if command[:1] == ["\\ir"]:
             yield main, "\n".join(own) + "\n"
-            yield from _with_others(main.parent / command[1])
             own = []
+            file = main.parent / command[1]
+            if (feature := file.parent.name) not in without:
+                text = file.read_text()
+                is_hooks = file.name == "hooks.sql"
+                yield file, features.hooks_without(text, without) if is_hooks else text
+            elif texts := left_out.pop(feature, None):  # in place of its first file
+                yield file, features.removal(feature, texts)
         elif not line.startswith("\\") and (transaction or not line.startswith(_FRAME)):
             own.append(line)
     yield main, "\n".join(own) + "\n"
 
 
-def _with_others(file: Path) -> Iterator[tuple[Path, str]]:
-    r"""The parts of a file that is run, in order: a migration may run files of tables once more."""
-    before, *others = re.split(r"^\\ir\s+(\S+)\s*$", file.read_text(), flags=re.MULTILINE)
-    yield file, before
-    for name, after in zip(others[::2], others[1::2], strict=True):
-        folder = file.parent
-        while name.startswith("../"):  # a folder in a zip knows no ".."
-            folder, name = folder.parent, name.removeprefix("../")
-        yield from _with_others(folder / name)
-        yield file, after
-
-
-def _messages(name: str) -> Iterator[tuple[Path, str]]:
+def _messages(name: str, without: frozenset[str]) -> Iterator[tuple[Path, str]]:
     """The parts of a file as they are sent: those of a folder that follow each other in one trip.
 
     The file's own first lines go alone: they say how the server reads the rest.
     """
-    parts = [part for part in _parts(name, transaction=False) if part[1].strip()]
+    parts = [part for part in _parts(name, False, without) if part[1].strip()]
     own = sql_directory() / name
     for (_, folder), of in groupby(parts, key=lambda part: (part[0] == own, part[0].parent)):
         yield folder, "".join(text for _, text in of)
 
 
-def _run(conn: psycopg.Connection, name: str) -> None:
+def _run(
+    conn: psycopg.Connection, name: str, without: frozenset[str] = frozenset()
+) -> None:
     """Run a file of the folder in one transaction, with retries while other sessions hold locks.
 
     Other sessions hold the locks for moments, or in a transaction that stays open. So each attempt
@@ -140,7 +146,7 @@ def _run(conn: psycopg.Connection, name: str) -> None:
         try:
             with translated(), conn.transaction():
                 conn.execute("set transaction isolation level read committed read write")
-                for folder, text in _messages(name):
+                for folder, text in _messages(name, without):
                     try:
                         # Without parameters psycopg sends the text as it is, with all statements.
                         conn.execute(text.encode(), prepare=False)
@@ -192,21 +198,26 @@ def _version_by(ask: Ask, look: Look) -> int | None:
     return found[0] if found else None
 
 
-def install(conn: psycopg.Connection, *, pgmq: bool = False) -> int:
+def install(
+    conn: psycopg.Connection, *, pgmq: bool = False, without: Collection[str] = ()
+) -> int:
     """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
 
     Args:
         conn: a connection as the role that owns, or will own, the schema, in no transaction.
         pgmq: also make the schema pgmq, a face for clients of pgmq, in a transaction of its own.
+        without: features that the schema does not have, of `FEATURES`. They are removed where
+            they are; all others are there afterwards.
 
     Returns:
         the version installed.
 
     Raises:
         PgQueueError: the database has a newer schema or another owner's schema pgqueue, the role
-            lacks a permission, or another session holds locks. Nothing is changed then.
+            lacks a permission, another session holds locks, or a feature that is to be left out
+            is in use, or is none. Nothing is changed then.
     """
-    _run(conn, "install.sql")
+    _run(conn, "install.sql", features.known(without))
     if pgmq:
         _run(conn, PGMQ)
     return expected_version()

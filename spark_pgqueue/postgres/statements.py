@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from threading import RLock
@@ -140,10 +140,10 @@ class Statements:
         (row,) = self.rows(sql, parameters)
         return row
 
-    def install(self, *, pgmq: bool = False) -> int:
+    def install(self, *, pgmq: bool = False, without: Collection[str] = ()) -> int:
         """Install or upgrade the schema; see `schema.install`."""
         with self.explained():
-            version = schema.install(self.connection(), pgmq=pgmq)
+            version = schema.install(self.connection(), pgmq=pgmq, without=without)
         self._checked = True
         return version
 

@@ -7,6 +7,8 @@
 -- answer what the message of a number says. Where publications are many, a row of archive_packs has some thousands.
 
 -- Where a stream's old messages go. A stream without a row has no archive.
+-- in use: select format('the archive of stream %s', s.name)
+--     from pgqueue.archives join pgqueue.streams s using (stream_id)
 -- on drop_stream
 -- on retain: union all select stream_id from pgqueue.archives
 create table if not exists pgqueue.archives (

@@ -13,6 +13,9 @@
 -- note_captures() writes here, after it has looked at the triggers: anybody may give a trigger the name of ours.
 -- A table is known by its OID, which a dump writes as the table's name. A row whose table or trigger is gone counts
 -- for nothing; maintain() deletes it.
+-- in use: select format('the capture of table %s', d.root) from pgqueue.captured d
+--     join pg_trigger t on t.tgrelid = d.root and t.tgname = format('pgqueue_%s_insert', d.stream_id)
+--     where d.relation = d.root
 -- on drop_stream
 create table if not exists pgqueue.captured (
     relation  regclass not null,

@@ -5,6 +5,8 @@
 --
 -- A consumer's row says whether its stream has schedules: without schedules, nobody looks.
 
+-- in use: select format('schedule %s of stream %s', h.name, s.name)
+--     from pgqueue.schedules h join pgqueue.streams s using (stream_id)
 -- on drop_stream
 -- on numbers: union all values ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s')
 create table if not exists pgqueue.schedules (

@@ -7,6 +7,7 @@
 
 -- The writes to tables that have staged rows: each has a table of its own for them, staged_rows_<write_no>. The rows of
 -- a write that was killed stay until the next write of its batch, or until maintain().
+-- in use: select format('the staged rows of write %s', write_no) from pgqueue.table_writes
 -- on numbers: union all values ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes')
 create table if not exists pgqueue.table_writes (
     write_no  bigint      primary key,      -- of open_table(): a try of a batch

@@ -1,5 +1,6 @@
 -- Schemas of streams: the columns that the payloads of a json stream have, written in Spark's DDL. A schema becomes a
 -- jsonpath once, when it is set, and each payload is compared with that.
+-- in use: select format('the schema of stream %s', name) from pgqueue.streams where schema is not null
 
 -- The types of columns, but for decimal, array and struct.
 --   names  in Spark's DDL

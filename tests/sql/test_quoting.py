@@ -41,8 +41,8 @@ VARIABLES = {
     "v_calls[2]": ("payloads.sql", "formats with a number"),
     "v_call[1]": ("payloads.sql", "formats with a number"),
     "v_call[2]": ("payloads.sql", "formats with a number"),
-    "v_rows": ("scanning.sql", "a text of table_query(), with formats with %I"),
-    "v_columns": ("scanning.sql", "formats with %I"),
+    "v_rows": ("scan.sql", "a text of table_query(), with formats with %I"),
+    "v_columns": ("scan.sql", "formats with %I"),
     "v_part": ("capture_triggers.sql", "a text with words in braces, for compose()"),
     "k.kind": ("roles.sql", "a kind of object, of grants()"),
     "g.object": ("roles.sql", "a reg name as text, and quote_ident()"),
@@ -78,7 +78,7 @@ EXECUTED = {
     "capture.sql": ["v_statement"],  # capture_script(), or a format with %I
     "roles.sql": ["v_revoke"],  # a format
     "function_settings.sql": ["v_alter"],  # a format
-    "scanning.sql": ["v_query", "_pgqueue.scan_query("],
+    "scan.sql": ["v_query", "_pgqueue.scan_query("],
     "segments.sql": ["'drop table ' || v_names"],  # formats with %I
     "upgrade.sql": [
         "(select 'drop view ' || string_agg(oid::regclass::text, ', ' order by relname)",

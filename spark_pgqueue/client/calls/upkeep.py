@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from datetime import timedelta
 
 from spark_pgqueue.client import arguments
@@ -14,22 +15,25 @@ _MAINTAIN_CALLS = 10_000  # the limit of one maintain(), where there is always m
 class UpkeepCalls(Calls):
     """Installing and maintaining the schema."""
 
-    def install(self, *, pgmq: bool = False) -> int:
+    def install(self, *, pgmq: bool = False, without: Collection[str] = ()) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
 
             >>> version = queue.install()
 
         Args:
             pgmq: also make the schema pgmq, whose functions let clients of pgmq use this queue.
+            without: features to leave out: schedules, capture, archive, table_sink (Spark's sink
+                into tables), typed (schemas of payloads). One that is there and not in use is
+                removed; without the argument, all are there afterwards.
 
         Returns:
             its version.
 
         Raises:
-            PgQueueError: the database has a newer schema, or the role lacks a permission. Nothing
-                is changed then.
+            PgQueueError: the database has a newer schema, the role lacks a permission, or a
+                feature to leave out is in use, or is none. Nothing is changed then.
         """
-        return self._statements.install(pgmq=arguments.flag("pgmq", pgmq))
+        return self._statements.install(pgmq=arguments.flag("pgmq", pgmq), without=without)
 
     def maintain(
         self,

@@ -11,7 +11,21 @@ from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Group, Json, Url, Yes
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import told
-from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.postgres import connection, features, schema
+
+Without = Annotated[
+    str,
+    typer.Option(
+        metavar="FEATURES",
+        help=f"Leave out features, separated by commas: {', '.join(features.FEATURES)}.",
+        show_default=False,
+    ),
+]
+
+
+def names(text: str) -> list[str]:
+    """The names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @app.command()
@@ -19,12 +33,13 @@ def install(
     pgmq: Annotated[
         bool, typer.Option("--pgmq", help="Also make the schema pgmq, for clients of pgmq.")
     ] = False,
+    without: Without = "",
     as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Install or upgrade the schema pgqueue. Safe to repeat."""
     with connect(url) as queue:
-        version = queue.install(pgmq=pgmq)
+        version = queue.install(pgmq=pgmq, without=names(without))
     told(as_json, f"The schema pgqueue is installed, version {version}.", version=version)
 
 
@@ -40,9 +55,10 @@ def print_sql(
     pgmq: Annotated[
         bool, typer.Option("--pgmq", help="What install --pgmq runs, after the schema pgqueue.")
     ] = False,
+    without: Without = "",
 ) -> None:
     """Print what `install` runs, as one file: for `psql <`, Flyway, or `docker exec`."""
-    print(schema.script(transaction=transaction, pgmq=pgmq), end="")
+    print(schema.script(transaction=transaction, pgmq=pgmq, without=names(without)), end="")
 
 
 @app.command()

@@ -1,0 +1,149 @@
+"""A schema without some of the features that stand beside the queue."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_pgqueue import PgQueueError
+from spark_pgqueue.postgres import connection, features, schema
+from tests.sql.queue import Conn, acked, maintain, one, value
+
+ROOT = Path(__file__).parents[2]
+
+OBJECTS = """
+select format('%s.%s', n.nspname, o.name)
+from (select pronamespace as home, proname as name from pg_proc
+      union all select relnamespace, relname from pg_class where relkind in ('r', 'p', 'v', 'c')) o
+join pg_namespace n on n.oid = o.home where n.nspname in ('pgqueue', '_pgqueue')"""
+
+# What uses each feature, and its words in the error.
+USES: dict[str, tuple[Callable[[Conn], Any], str]] = {
+    "schedules": (
+        lambda conn: value(conn, "create_schedule", "s", "often", p_every="1 hour", p_data="1"),
+        "schedule often of stream s",
+    ),
+    "capture": (
+        lambda conn: conn.execute(
+            "create table public.things (id int primary key);"
+            "select pgqueue.capture('public.things', 's')"
+        ),
+        "the capture of table public.things",
+    ),
+    "archive": (
+        lambda conn: value(conn, "set_archive", "s", "file:///tmp/a"),
+        "the archive of stream s",
+    ),
+    "table_sink": (
+        lambda conn: conn.execute(
+            "insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role)"
+            " values (7, 'sink', 0, '{}', '{}', 'r')"
+        ),
+        "the staged rows of write 7",
+    ),
+    "typed": (
+        lambda conn: value(conn, "alter_stream", "s", p_settings='{"schema": "a int"}'),
+        "the schema of stream s",
+    ),
+}
+
+
+def made_by(*names: str) -> set[str]:
+    """The functions, tables and views of features, by the text of their files."""
+    made = re.compile(r"^ *create (?:or replace )?\w+(?: if not exists)? (_?pgqueue\.\w+)", re.M)
+    view = re.compile(r"make_view\('(\w+)'")
+    found = set[str]()
+    for file in schema.sql_files():
+        if file.parent.name in names:
+            text = file.read_text()
+            found |= {*made.findall(text), *(f"pgqueue.{each}" for each in view.findall(text))}
+    return found
+
+
+def objects(conn: Conn) -> set[str]:
+    return {row[0] for row in conn.execute(OBJECTS)}
+
+
+def use_the_queue(conn: Conn) -> None:
+    """Sends, claims, retention, maintain() and drops: whatever has hooks of features."""
+    value(conn, "create_stream", "q", p_kind="json")
+    value(conn, "create_consumer", "q", "c")
+    sent = value(conn, "send", "q", "1")
+    assert acked(conn, "q", "c") == [sent]
+    value(conn, "set_retention", "q", p_messages=1)
+    maintain(conn)
+    read = "select count(*) from pgqueue.read('q', pgqueue.start_offset('q', 'earliest'))"
+    assert one(conn, read) == 1
+    value(conn, "recover")
+    value(conn, "drop_consumer", "q", "c")
+    value(conn, "drop_stream", "q")
+    maintain(conn)
+
+
+@pytest.mark.parametrize(
+    "left_out", [features.FEATURES, *((each,) for each in features.FEATURES)], ids=" ".join
+)
+def test_a_schema_without_features_has_nothing_of_them(
+    empty_url: str, left_out: tuple[str, ...]
+) -> None:
+    """And the next installation adds them."""
+    with connection.connect(empty_url) as conn:
+        schema.install(conn, without=left_out)
+        assert objects(conn) & made_by(*left_out) == set()
+        assert objects(conn) >= made_by(*(set(features.FEATURES) - set(left_out)))
+        use_the_queue(conn)
+        schema.install(conn)
+        assert objects(conn) >= made_by(*features.FEATURES)
+        use_the_queue(conn)
+
+
+@pytest.mark.parametrize("feature", features.FEATURES)
+def test_what_is_not_in_use_is_removed(conn: Conn, feature: str) -> None:
+    before = objects(conn)
+    schema.install(conn, without=[feature])
+    assert before - objects(conn) == made_by(feature) & before
+    use_the_queue(conn)
+    schema.install(conn)
+    assert objects(conn) == before
+
+
+@pytest.mark.parametrize("feature", features.FEATURES)
+def test_what_is_in_use_stays(conn: Conn, feature: str) -> None:
+    value(conn, "create_stream", "s", p_kind="json")
+    use, words = USES[feature]
+    use(conn)
+    before = objects(conn)
+    with pytest.raises(PgQueueError, match=words) as caught:
+        schema.install(conn, without=features.FEATURES)
+    assert caught.value.sqlstate == "PQ006"
+    assert objects(conn) == before
+
+
+def test_a_name_of_no_feature_is_refused(conn: Conn) -> None:
+    with pytest.raises(PgQueueError, match="'archives'") as caught:
+        schema.install(conn, without=["archives"])
+    assert caught.value.hint == "did you mean archive?"
+
+
+CORE = """
+ahead claim claim_bounds claim_ids settle leases ordering dealing key_limits key_latest
+key_capacity filters gaps retention reading positions groups cancel postpone dead_letters sink
+actions readers back_pressure throttle views explain peeking free_bundles hints defer expiry
+history publish receive receive_where retry streams waiting
+""".split()
+
+
+@pytest.mark.longer
+def test_the_tests_of_the_core_pass_without_any_feature() -> None:
+    tests = [f"tests/sql/test_{name}.py" for name in CORE]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *tests]
+    env = {**os.environ, "PGQUEUE_TEST_WITHOUT": " ".join(features.FEATURES)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
