@@ -201,8 +201,8 @@ begin
         ('create_roles',
          'Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.')
     loop  -- (a schema may be without a feature)
-        continue when not exists (select from pg_proc
-                                  where pronamespace = 'pgqueue'::regnamespace and proname = v_name);
+        continue when not exists (
+            select from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname = v_name);
         execute format('comment on routine pgqueue.%I is %L', v_name, v_text);
     end loop;
 end $$;

@@ -37,18 +37,26 @@ begin
             using errcode = 'PQ006',
                   hint = 'Drop that first, or install with {feature}. Nothing was changed.';
     end if;
-    v_drop := concat_ws('; ',
-        (select 'drop view ' || string_agg(oid::regclass::text, ', ') from pg_class
-         where relnamespace = 'pgqueue'::regnamespace and relkind = 'v' and 'pgqueue.' || relname = any (v_ours)),
-        (select 'drop routine ' || string_agg(p.oid::regprocedure::text, ', ')
-         from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-         where format('%s.%s', n.nspname, p.proname) = any (v_ours)),
-        (select 'drop table ' || string_agg(oid::regclass::text, ', ') from pg_class  -- lock: table
-         where relnamespace = 'pgqueue'::regnamespace and relkind = 'r' and 'pgqueue.' || relname = any (v_ours)),
-        (select 'drop type ' || string_agg(t.oid::regtype::text, ', ')
-         from pg_type t join pg_class c on c.oid = t.typrelid and c.relkind = 'c'
-         where t.typnamespace = 'pgqueue'::regnamespace and 'pgqueue.' || t.typname = any (v_ours)));
-    if v_drop <> '' then
+    select string_agg(format('drop %s %s', o.kind, o.names), '; ' order by o.n) into v_drop
+    from (select 1, 'view', string_agg(oid::regclass::text, ', ') from pg_class
+          where relkind = 'v' and relnamespace = 'pgqueue'::regnamespace
+            and 'pgqueue.' || relname = any (v_ours)
+          union all
+          select 2, 'routine', string_agg(p.oid::regprocedure::text, ', ')
+          from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+          where format('%s.%s', n.nspname, p.proname) = any (v_ours)
+          union all
+          -- lock: table
+          select 3, 'table', string_agg(oid::regclass::text, ', ') from pg_class
+          where relkind = 'r' and relnamespace = 'pgqueue'::regnamespace
+            and 'pgqueue.' || relname = any (v_ours)
+          union all
+          select 4, 'type', string_agg(t.oid::regtype::text, ', ')
+          from pg_type t join pg_class c on c.oid = t.typrelid and c.relkind = 'c'
+          where t.typnamespace = 'pgqueue'::regnamespace
+            and 'pgqueue.' || t.typname = any (v_ours)) o (n, kind, names)
+    where o.names is not null;
+    if v_drop is not null then
         execute v_drop;
     end if;
 end $removal$;

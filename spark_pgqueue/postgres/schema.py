@@ -75,9 +75,7 @@ def sql_files(name: str = "install.sql") -> list[Path]:
     return [main.parent / name for name in names]
 
 
-def script(
-    *, transaction: bool = True, pgmq: bool = False, without: Collection[str] = ()
-) -> str:
+def script(*, transaction: bool = True, pgmq: bool = False, without: Collection[str] = ()) -> str:
     r"""All of sql/install.sql as one file that is only SQL: without psql's own commands.
 
     Args:
@@ -128,9 +126,7 @@ def _messages(name: str, without: frozenset[str]) -> Iterator[tuple[Path, str]]:
         yield folder, "".join(text for _, text in of)
 
 
-def _run(
-    conn: psycopg.Connection, name: str, without: frozenset[str] = frozenset()
-) -> None:
+def _run(conn: psycopg.Connection, name: str, without: frozenset[str] = frozenset()) -> None:
     """Run a file of the folder in one transaction, with retries while other sessions hold locks.
 
     Other sessions hold the locks for moments, or in a transaction that stays open. So each attempt
@@ -198,9 +194,7 @@ def _version_by(ask: Ask, look: Look) -> int | None:
     return found[0] if found else None
 
 
-def install(
-    conn: psycopg.Connection, *, pgmq: bool = False, without: Collection[str] = ()
-) -> int:
+def install(conn: psycopg.Connection, *, pgmq: bool = False, without: Collection[str] = ()) -> int:
     """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
 
     Args:

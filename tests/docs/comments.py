@@ -35,8 +35,8 @@ begin
 
 _END = """
     loop  -- (a schema may be without a feature)
-        continue when not exists (select from pg_proc
-                                  where pronamespace = 'pgqueue'::regnamespace and proname = v_name);
+        continue when not exists (
+            select from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname = v_name);
         execute format('comment on routine pgqueue.%I is %L', v_name, v_text);
     end loop;
 end $$;

@@ -21,7 +21,8 @@ PAGE = SQL / "guide" / "reference.md"
 TOPICS: dict[str, tuple[str, str]] = {
     "Streams": (
         "settings retention",
-        "operate/create_stream.sql typed/schemas.sql operate/set_retention.sql archive/set_archive.sql",
+        "operate/create_stream.sql typed/schemas.sql operate/set_retention.sql"
+        " archive/set_archive.sql",
     ),
     "Consumers": ("settings positions", "operate/create_consumer.sql operate/seek.sql"),
     "Sending": ("sending-once priorities defer-and-expiry", "queue/send.sql"),
@@ -50,7 +51,8 @@ TOPICS: dict[str, tuple[str, str]] = {
     "For the Spark source": (
         "",
         "spark/source.sql archive/archive_files.sql spark/admission.sql spark/checkpoint.sql"
-        " spark/quarantine.sql log/messages.sql queue/backlog.sql operate/consumer_lag.sql base/checks.sql",
+        " spark/quarantine.sql log/messages.sql queue/backlog.sql operate/consumer_lag.sql"
+        " base/checks.sql",
     ),
     "For the Spark sink": (
         "",

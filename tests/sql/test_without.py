@@ -132,12 +132,47 @@ def test_a_name_of_no_feature_is_refused(conn: Conn) -> None:
     assert caught.value.hint == "did you mean archive?"
 
 
-CORE = """
-ahead claim claim_bounds claim_ids settle leases ordering dealing key_limits key_latest
-key_capacity filters gaps retention reading positions groups cancel postpone dead_letters sink
-actions readers back_pressure throttle views explain peeking free_bundles hints defer expiry
-history publish receive receive_where retry streams waiting
-""".split()
+CORE = [
+    "ahead",
+    "claim",
+    "claim_bounds",
+    "claim_ids",
+    "settle",
+    "leases",
+    "ordering",
+    "dealing",
+    "key_limits",
+    "key_latest",
+    "key_capacity",
+    "filters",
+    "gaps",
+    "retention",
+    "reading",
+    "positions",
+    "groups",
+    "cancel",
+    "postpone",
+    "dead_letters",
+    "sink",
+    "actions",
+    "readers",
+    "back_pressure",
+    "throttle",
+    "views",
+    "explain",
+    "peeking",
+    "free_bundles",
+    "hints",
+    "defer",
+    "expiry",
+    "history",
+    "publish",
+    "receive",
+    "receive_where",
+    "retry",
+    "streams",
+    "waiting",
+]
 
 
 @pytest.mark.longer
