@@ -15,7 +15,7 @@ set local check_function_bodies = off;
 \ir schema.sql
 \ir upgrade.sql
 \ir migrations/2.sql
-\ir migrations/3_before.sql
+\ir migrations/3.sql
 \ir base/limits.sql
 \ir base/sets.sql
 \ir base/streams.sql
@@ -127,7 +127,7 @@ set local check_function_bodies = off;
 \ir table_sink/table_apply.sql
 \ir typed/schemas.sql
 \ir operate/maintain.sql
-\ir migrations/3.sql
+\ir migrations/3_after.sql
 \ir indexes.sql
 \ir hooks.sql
 \ir version.sql

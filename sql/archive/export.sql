@@ -87,7 +87,7 @@ $$;
 -- A stream that was filled before its first maintain() is one segment, however large.
 -- Errors: PQ008. Locks: none.
 create or replace function pgqueue.export_slices(p_attempt uuid)
-returns table (lo bigint, hi bigint, from_publication bigint, to_publication bigint, message_count bigint)
+returns table (lo bigint, hi bigint, from_publication bigint, to_publication bigint)
 language plpgsql stable
 as $$
 declare
@@ -95,8 +95,7 @@ declare
     v_size    bigint := _pgqueue.limit_exported();
 begin
     return query
-        select k * v_size, (k + 1) * v_size, min(p.publication_id), max(p.publication_id),
-               sum(least(upper(g), (k + 1) * v_size) - greatest(lower(g), k * v_size))::bigint
+        select k * v_size, (k + 1) * v_size, min(p.publication_id), max(p.publication_id)
         from _pgqueue.publications_in(v_segment) p
         cross join lateral unnest(p.seqs) g
         cross join lateral generate_series(lower(g) / v_size, (upper(g) - 1) / v_size) k

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
@@ -56,6 +57,21 @@ def internals_rows(conn: Conn, query: str, options: dict[str, Any]) -> list[Any]
 
 def key_is(key: str) -> str:
     return f'$.key == "{key}"'
+
+
+def test_a_condition_has_at_most_4096_bytes(conn: Conn) -> None:
+    """As Postgres writes it."""
+    consumer(conn)
+    send(conn)
+
+    def key_of(length: int) -> str:
+        short = one(conn, "select octet_length(%s::jsonpath::text)", key_is(""))
+        return key_is("k" * (length - short))
+
+    assert where(conn, key_of(4096)) == []
+    with pytest.raises(psycopg.Error, match="up to 4096 bytes, not 4097") as caught:
+        where(conn, key_of(4097))
+    assert caught.value.sqlstate == "PQ003"
 
 
 @pytest.mark.small_limits
