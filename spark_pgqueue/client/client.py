@@ -11,20 +11,8 @@ from weakref import WeakSet
 import psycopg
 
 from spark_pgqueue.client import arguments
-from spark_pgqueue.client.calls.by_number import NumberCalls
-from spark_pgqueue.client.calls.claiming import ClaimCalls
-from spark_pgqueue.client.calls.consumers import ConsumerCalls
-from spark_pgqueue.client.calls.dead import DeadCalls
-from spark_pgqueue.client.calls.describing import DescribeCalls
-from spark_pgqueue.client.calls.groups import GroupCalls
-from spark_pgqueue.client.calls.outcomes import OutcomeCalls
-from spark_pgqueue.client.calls.peeking import PeekCalls
-from spark_pgqueue.client.calls.reading import ReadCalls
-from spark_pgqueue.client.calls.schedules import ScheduleCalls
-from spark_pgqueue.client.calls.seeing import SeeCalls
-from spark_pgqueue.client.calls.sending import SendCalls
-from spark_pgqueue.client.calls.streams import StreamCalls
-from spark_pgqueue.client.calls.upkeep import UpkeepCalls
+from spark_pgqueue.client.calls.monitoring import Monitoring
+from spark_pgqueue.client.calls.receiving import Receiving
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.forks import OfThisProcess
@@ -42,22 +30,7 @@ def connect(
     return Client(statements.connection(), _statements=statements, _wake=_wake)
 
 
-class Client(
-    DescribeCalls,
-    PeekCalls,
-    SeeCalls,
-    StreamCalls,
-    ConsumerCalls,
-    SendCalls,
-    ScheduleCalls,
-    ClaimCalls,
-    NumberCalls,
-    OutcomeCalls,
-    DeadCalls,
-    ReadCalls,
-    GroupCalls,
-    UpkeepCalls,
-):
+class Client(Receiving, Monitoring):
     """A queue, over one connection. Made by `connect`, or with a connection of the caller.
 
     On the caller's connection each call takes part in the caller's transaction, if there is one:

@@ -1,4 +1,4 @@
-"""Messages read without claiming them."""
+"""Reading messages without claiming them, and groups."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
+from psycopg.rows import class_row
+
 from spark_pgqueue.client import arguments, reading
 from spark_pgqueue.client.calls.base import Calls
-from spark_pgqueue.client.messages import Batch, StoredMessage
+from spark_pgqueue.client.groups import Group
+from spark_pgqueue.client.messages import Batch, PeekedMessage, PublishedMessage, StoredMessage
+from spark_pgqueue.client.reading import headers_of
+from spark_pgqueue.client.results import GroupStats, PartitionStats
+from spark_pgqueue.postgres.errors import PgQueueError
 
 
-class ReadCalls(Calls):
-    """Messages read without claiming them."""
+class Reading(Calls):
+    """Reading messages without claiming them, and groups."""
 
     def read(
         self,
@@ -106,3 +112,193 @@ class ReadCalls(Calls):
         ['order 1', 'order 2']
         """
         return reading.read_between(self._statements, stream, first, last)
+
+    def peek(self, stream: str, consumer: str, max_messages: int = 10) -> list[PeekedMessage]:
+        """The next messages of a consumer, with their content, without claiming them.
+
+        They come about in the order of delivery; last are messages that wait for their key, and
+        delayed messages. Claimed messages and dead letters are left out. The call is for people:
+        it may read all messages that the consumer has taken and not finished.
+
+            >>> [(message.state, message.data) for message in queue.peek("orders", "billing")]
+            [('new', 'order 1'), ('new', 'order 2')]
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            max_messages: return at most this many messages, up to 100,000.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range.
+        """
+        rows = self._statements.rows(
+            "select seq, state, key, data, data_bytes, headers::text, priority, deliver_count,"
+            " not_visible_until, error, inserted_at from pgqueue.peek(%s::text, %s::text, %s::int)",
+            [
+                arguments.text("stream", stream),
+                arguments.text("consumer", consumer),
+                arguments.number("max_messages", max_messages),
+            ],
+        )
+        return [
+            PeekedMessage(seq, state, key, _data(text, binary), *_headers(headers, *others))
+            for seq, state, key, text, binary, headers, *others in rows
+        ]
+
+    def peek_at(self, stream: str, seq: int, max_messages: int = 1) -> list[PublishedMessage]:
+        """Messages of a stream by their numbers, with their content, for whichever consumers.
+
+            >>> [message.data for message in queue.peek_at("orders", 2)]
+            ['order 2']
+
+        Args:
+            stream: the stream's name.
+            seq: the first number. Messages that were trimmed, or are not published, are left out.
+            max_messages: return at most this many messages, up to 100,000.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ003 a value out of range.
+        """
+        rows = self._statements.rows(
+            "select seq, key, data, data_bytes, headers::text, priority, inserted_at,"
+            " published_at, deliver_at, consumers"
+            " from pgqueue.peek_at(%s::text, %s::bigint, %s::int)",
+            [
+                arguments.text("stream", stream),
+                arguments.long("seq", seq),
+                arguments.number("max_messages", max_messages),
+            ],
+        )
+        return [
+            PublishedMessage(seq, key, _data(text, binary), *_headers(headers, *others))
+            for seq, key, text, binary, headers, *others in rows
+        ]
+
+    def create_group(
+        self,
+        stream: str,
+        name: str,
+        *,
+        partitions: int = 16,
+        start: str | datetime | dict[str, Any] = "latest",
+        if_not_exists: bool = False,
+    ) -> int:
+        """Create a group: workers that share a stream by partitions of its keys.
+
+            >>> group_id = queue.create_group("orders", "mailing", partitions=4, start="earliest")
+
+        Args:
+            stream: the stream's name.
+            name: 1 to 200 characters, none of a consumer of the stream.
+            partitions: the highest number of workers, 1 to 1,024. It never changes.
+            start: as in `create_consumer`.
+            if_not_exists: accept an existing group with as many partitions.
+
+        Returns:
+            the group's id.
+        """
+        return self._value(
+            "select pgqueue.create_group(%s::text, %s::text, %s::int, %s::text, %s::boolean)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.number("partitions", partitions),
+            arguments.position("start", start),
+            arguments.flag("if_not_exists", if_not_exists),
+        )
+
+    def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
+        """Store the offset of a reader that keeps its offset itself as the position of a group.
+
+        So the reader's lag is visible, and retention waits for it.
+
+            >>> group_id = queue.create_group("orders", "report", partitions=1, start="earliest")
+            >>> for batch in queue.read("orders"):
+            ...     queue.note_offset("orders", "report", batch.offset)
+            >>> [group.behind for group in queue.groups("orders")]
+            [0]
+
+        Args:
+            stream: the stream's name.
+            name: the name of a group of one partition without workers, for this reader alone.
+            offset: the reader's offset.
+
+        Raises:
+            PgQueueError: PQ003 not an offset, PQ005 an offset of another stream, PQ006 a group with
+                workers, PQ007 another isolation than read committed.
+        """
+        self._value(
+            "select pgqueue.note_offset(%s::text, %s::text, %s::jsonb)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.json_text("offset", offset),
+        )
+
+    def group(self, stream: str, name: str) -> Group:
+        """A group, whose messages `Group.run` handles.
+
+            >>> group_id = queue.create_group("orders", "mailing", start="earliest")
+            >>> mailing = queue.group("orders", "mailing")
+            >>> mailing.run(lambda messages, connection: None, wait=timedelta(0))
+            2
+
+        Raises:
+            PgQueueError: the client uses the caller's connection.
+        """
+        self._check_can_wait()
+        return Group(
+            self._statements,
+            self._long_poll,
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            self._statements.another,
+        )
+
+    def groups(self, stream: str | None = None) -> list[GroupStats]:
+        """The groups of a stream, or of all streams, and how far behind they are.
+
+        >>> group_id = queue.create_group("orders", "mailing", partitions=4, start="earliest")
+        >>> [(group.name, group.partitions, group.behind) for group in queue.groups("orders")]
+        [('mailing', 4, 2)]
+        """
+        self._must_exist(stream)
+        return self._statements.rows(
+            'select stream, "group" as name, count(*)::int as partitions,'
+            " count(distinct worker)::int as workers, max(behind) as behind,"
+            " bool_or(estimated) as estimated"
+            " from pgqueue.group_stats where stream = coalesce(%s::text, stream)"
+            ' group by stream, "group" order by stream, "group"',
+            [stream],
+            row_factory=class_row(GroupStats),
+        )
+
+    def partitions(self, stream: str, name: str) -> list[PartitionStats]:
+        """The partitions of a group, with their workers, and how far behind they are.
+
+        >>> group_id = queue.create_group("orders", "mailing", partitions=2)
+        >>> [(each.partition, each.worker) for each in queue.partitions("orders", "mailing")]
+        [(0, None), (1, None)]
+        """
+        found = self._statements.rows(
+            "select partition, worker, lease_until, committed_at, behind, estimated"
+            " from pgqueue.group_stats"
+            ' where stream = %s::text and "group" = %s::text order by partition',
+            [arguments.text("stream", stream), arguments.text("name", name)],
+            row_factory=class_row(PartitionStats),
+        )
+        if not found:
+            self._must_exist(stream)
+            raise PgQueueError(
+                f"stream {stream!r} has no group {name!r}",
+                hint="create it, or see which there are: pgqueue group list",
+                sqlstate="PQ002",
+            )
+        return found
+
+
+def _data(text: str | None, binary: bytes | None) -> str | bytes:
+    return (binary or b"") if text is None else text
+
+
+def _headers(headers: str | None, *others: Any) -> tuple[Any, ...]:
+    found, error = headers_of(headers)
+    return found, *others, error

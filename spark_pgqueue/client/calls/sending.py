@@ -1,17 +1,20 @@
-"""Sending messages to a stream."""
+"""Sending messages, now and by schedules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
+
+from psycopg.rows import dict_row
 
 from spark_pgqueue.client import arguments, copying
 from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.results import Schedule
 
 
-class SendCalls(Calls):
-    """Sending messages to a stream."""
+class Sending(Calls):
+    """Sending messages, now and by schedules."""
 
     def send(
         self,
@@ -143,3 +146,177 @@ class SendCalls(Calls):
             ],
         )
         return [seq for (seq,) in rows]
+
+    def create_schedule(
+        self,
+        stream: str,
+        name: str,
+        data: str | bytes,
+        *,
+        cron: str | None = None,
+        every: timedelta | str | None = None,
+        time_zone: str = "UTC",
+        start: datetime | None = None,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        consumers: Iterable[str] | None = None,
+        replace: bool = False,
+    ) -> datetime:
+        """Send a message at each time that a cron expression, or an interval, says.
+
+        The next claim for a consumer of the stream, or the next `maintain`, sends it. Times that
+        were missed share one message. It has two more headers: `schedule`, the name, and
+        `planned_at`, the time (of several missed times the first), in UTC.
+
+            >>> at = queue.create_schedule(
+            ...     "orders", "nightly", "close", cron="0 2 * * *", time_zone="Europe/Berlin"
+            ... )
+            >>> at > datetime.now(UTC)
+            True
+
+        Args:
+            stream: the stream's name.
+            name: 1 to 200 characters.
+            data: the payload, as in `send`.
+            cron: minute, hour, day of the month, month and day of the week, in the syntax of
+                Vixie's cron; or "@hourly", "@daily", ...
+            every: an interval instead: whole seconds, or Postgres' words, such as "1 month". Days
+                and months follow the calendar; "24 hours" follows the clock.
+            time_zone: the name of the time zone of the expression, and of days and months.
+            start: the first time (with its zone), from which `every` counts; None for one interval
+                from now.
+            key: as in `send`.
+            headers: as in `send`.
+            priority: as in `send`.
+            consumers: as in `send`.
+            replace: change an existing schedule. Where its times stay the same, so does its next
+                time.
+
+        Returns:
+            the next time.
+
+        Raises:
+            PgQueueError: PQ003 times that never come or are not valid; PQ006 a schedule of that
+                name exists; and as `send`.
+        """
+        binary = isinstance(data, bytes)
+        if not isinstance(data, bytes):
+            arguments.text("data", data, "a str, or bytes for a binary stream")
+        return self._value(
+            "select pgqueue.create_schedule(%s::text, %s::text, %s::text, %s::interval, %s::text,"
+            " %s::text, %s::text, %s::jsonb, %s::int, %s::text[], %s::bytea, %s::timestamptz,"
+            " %s::boolean)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.maybe(arguments.text, "cron", cron),
+            arguments.maybe(_interval, "every", every),
+            arguments.text("time_zone", time_zone),
+            None if binary else data,
+            arguments.maybe(arguments.text, "key", key),
+            arguments.headers("headers", headers),
+            arguments.number("priority", priority, -32768, 32767),
+            arguments.maybe(arguments.texts, "consumers", consumers),
+            data if binary else None,
+            arguments.maybe(arguments.time, "start", start),
+            arguments.flag("replace", replace),
+        )
+
+    def drop_schedule(self, stream: str, name: str) -> None:
+        """Delete a schedule; what it sent stays.
+
+        >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
+        >>> queue.drop_schedule("orders", "hourly")
+        """
+        self._value("select pgqueue.drop_schedule(%s::text, %s::text)", *_names(stream, name))
+
+    def pause_schedule(self, stream: str, name: str) -> None:
+        """Let a schedule send nothing, until it is resumed. Safe to repeat.
+
+        >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
+        >>> queue.pause_schedule("orders", "hourly")
+        """
+        self._value("select pgqueue.pause_schedule(%s::text, %s::text)", *_names(stream, name))
+
+    def resume_schedule(self, stream: str, name: str) -> datetime:
+        """Let a paused schedule send again; returns its next time.
+
+        >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
+        >>> queue.resume_schedule("orders", "hourly") > datetime.now(UTC)
+        True
+        """
+        return self._value(
+            "select pgqueue.resume_schedule(%s::text, %s::text)", *_names(stream, name)
+        )
+
+    def schedules(self, stream: str | None = None) -> list[Schedule]:
+        """The schedules of a stream, or of all, by name.
+
+        >>> at = queue.create_schedule("orders", "nightly", "close the day", cron="0 2 * * *")
+        >>> [(schedule.name, schedule.cron) for schedule in queue.schedules("orders")]
+        [('nightly', '0 2 * * *')]
+        """
+        self._must_exist(stream)
+        rows = self._statements.rows(
+            "select stream, schedule as name, cron, every::text as every, time_zone, next_at,"
+            " paused, last_planned_at, last_sent_at, last_seq, last_error, key,"
+            " data, data_bytes, headers, priority, consumers"
+            " from pgqueue.stream_schedules where stream = coalesce(%s::text, stream)"
+            " order by stream, schedule",
+            [stream],
+            row_factory=dict_row,
+        )
+        return [_schedule(**row) for row in rows]
+
+    def schedule_times(
+        self,
+        *,
+        cron: str | None = None,
+        every: timedelta | str | None = None,
+        time_zone: str = "UTC",
+        start: datetime | None = None,
+        after: datetime | None = None,
+        count: int = 5,
+    ) -> list[datetime]:
+        """The next times of a schedule that does not exist: arguments as in `create_schedule`.
+
+            >>> after = datetime(2026, 1, 31, tzinfo=UTC)
+            >>> times = queue.schedule_times(cron="0 2 * * *", after=after, count=2)
+            >>> [f"{at.astimezone(UTC):%d %b %H:%M}" for at in times]
+            ['31 Jan 02:00', '01 Feb 02:00']
+
+        Args:
+            cron: as in `create_schedule`; so are the next three.
+            every: an interval instead.
+            time_zone: the time zone of these.
+            start: the time from which `every` counts.
+            after: only times after this one (with its zone); None for now.
+            count: how many times, 1 to 1,000.
+        """
+        rows = self._statements.rows(
+            "select * from pgqueue.schedule_times(%s::text, %s::interval, %s::text,"
+            " %s::timestamptz, %s::int, %s::timestamptz)",
+            [
+                arguments.maybe(arguments.text, "cron", cron),
+                arguments.maybe(_interval, "every", every),
+                arguments.text("time_zone", time_zone),
+                arguments.maybe(arguments.time, "after", after),
+                arguments.number("count", count, 1, 1000),
+                arguments.maybe(arguments.time, "start", start),
+            ],
+        )
+        return [at for (at,) in rows]
+
+
+def _names(stream: str, name: str) -> tuple[str, str]:
+    return arguments.text("stream", stream), arguments.text("name", name)
+
+
+def _interval(name: str, value: timedelta | str) -> timedelta | str:
+    return (
+        arguments.text(name, value) if isinstance(value, str) else arguments.duration(name, value)
+    )
+
+
+def _schedule(data: str | None, data_bytes: bytes | None, **others: Any) -> Schedule:
+    return Schedule(data=data if data_bytes is None else data_bytes, **others)

@@ -1,20 +1,32 @@
-"""Streams: their kinds, settings, retention, bindings and captures."""
+"""Streams, consumers, and the schema."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg.rows import class_row
 
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
-from spark_pgqueue.client.results import Archive, Binding, Capture, Retention, Stream
+from spark_pgqueue.client.results import (
+    Archive,
+    Binding,
+    Capture,
+    ConsumerHealth,
+    ConsumerInfo,
+    ConsumerStats,
+    Retention,
+    Stream,
+)
+
+_MAINTAIN_CALLS = 10_000  # the limit of one maintain(), where there is always more to do
 
 
-class StreamCalls(Calls):
-    """Streams: their kinds, settings, retention, bindings and captures."""
+class Managing(Calls):
+    """Streams, consumers, and the schema."""
 
     def create_stream(
         self,
@@ -353,3 +365,299 @@ class StreamCalls(Calls):
             ' from pgqueue.captures order by "table", stream',
             row_factory=class_row(Capture),
         )
+
+    def create_consumer(
+        self,
+        stream: str,
+        name: str,
+        *,
+        start: str | datetime | dict[str, Any] = "latest",
+        ordering: str = "none",
+        if_not_exists: bool = False,
+        topic: str | None = None,
+        where: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Create a consumer of a stream.
+
+            >>> settings = {"max_deliver_count": 5, "backoff": "exponential"}
+            >>> consumer_id = queue.create_consumer(
+            ...     "orders", "shipping", start="earliest", ordering="key", settings=settings
+            ... )
+
+        Args:
+            stream: the stream's name.
+            name: 1 to 200 characters.
+            start: "earliest" for all messages that there are, "latest" for what is published from
+                now on, a time (with its zone) for what was published since, "seq 41" for the
+                messages from that number on, or the offset of a reader (see `read`) for what that
+                has not read.
+            ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
+            if_not_exists: accept an existing one of the same ordering and filter, whatever its
+                settings.
+            topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
+                between them; * stands for one word, # for any number of them.
+            where: only messages for which this jsonpath finds something, neither false nor null,
+                in {key, headers, data}: "$.data.total > 100".
+            settings: as in `alter_consumer`.
+
+        Returns:
+            its id.
+        """
+        return self._value(
+            "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text,"
+            " %s::boolean, %s::text, pgqueue.as_jsonpath('p_where', %s::text), %s::jsonb)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.position("start", start),
+            arguments.text("ordering", ordering),
+            arguments.flag("if_not_exists", if_not_exists),
+            arguments.maybe(arguments.text, "topic", topic),
+            arguments.maybe(arguments.text, "where", where),
+            arguments.settings("settings", {} if settings is None else settings),
+        )
+
+    def alter_consumer(self, stream: str, name: str, settings: Mapping[str, Any]) -> None:
+        """Change settings of a consumer while it is in use.
+
+        The next claim, and the next failure of a message, use the new settings. Open claims keep
+        their visibility timeout.
+
+            >>> queue.alter_consumer("orders", "billing", {"max_deliver_count": 5})
+
+        Args:
+            stream: the stream's name.
+            name: the consumer's name.
+            settings: the new value of each: a number, bool, str or timedelta; None for the default,
+                also that of later versions.
+
+        Raises:
+            PgQueueError: PQ003 an unknown setting, a value that is not allowed, or one that
+                contradicts another setting; nothing was changed.
+        """
+        self._value(
+            "select pgqueue.alter_consumer(%s::text, %s::text, %s::jsonb)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+            arguments.settings("settings", settings),
+        )
+
+    def drop_consumer(self, stream: str, name: str) -> None:
+        """Delete a consumer or a group with its unfinished messages; its claims end.
+
+        >>> queue.drop_consumer("orders", "billing")
+        """
+        self._value(
+            "select pgqueue.drop_consumer(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("name", name),
+        )
+
+    def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
+        """The consumers of a stream, or of all streams, by name.
+
+        >>> [(consumer.name, consumer.ordering) for consumer in queue.consumers("orders")]
+        [('billing', 'none')]
+        """
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
+            " created_at, paused, topic, condition::text as where, settings, defaults"
+            " from pgqueue.consumer_settings"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(ConsumerInfo),
+        )
+
+    def stats(self, stream: str | None = None) -> list[ConsumerStats]:
+        """The figures of the consumers of a stream, or of all streams; the call counts no rows.
+
+        >>> [(stats.consumer, stats.backlog) for stats in queue.stats("orders")]
+        [('billing', 2)]
+        """
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
+            " backlog, claims, expired, next_expiry, skipped, paused, taken, settled, oldest_at,"
+            " oldest_claim_at, estimated, stuck, status, because from pgqueue.consumer_stats"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(ConsumerStats),
+        )
+
+    def health(self, stream: str | None = None) -> list[ConsumerHealth]:
+        """The health of the consumers of a stream, or of all: which need attention, and why.
+
+        >>> for health in queue.health("orders"):
+        ...     print(health.status, "-", health.because)
+        unattended - 2 are new or ready and no lease ended, and nobody has claimed anything yet
+        """
+        self._must_exist(stream)
+        return self._statements.rows(
+            "select stream, consumer, status, because, backlog, max_backlog, attended_at, estimated"
+            " from pgqueue.consumer_health"
+            " where stream = coalesce(%s::text, stream) order by stream, consumer",
+            [stream],
+            row_factory=class_row(ConsumerHealth),
+        )
+
+    def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
+        """Move a consumer, as if it were created at that position.
+
+        The consumer forgets messages that it has taken and not finished, and its claims end: their
+        workers notice it at their next call. Dead letters stay dead. The workers of a group go on
+        from the position.
+
+            >>> queue.seek("orders", "billing", "latest")
+            2
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            to: as `start` of `create_consumer`.
+
+        Returns:
+            how many messages it forgot or skips; an estimate for very many.
+
+        Raises:
+            PgQueueError: PQ003 not a position; 55P03 a transaction that locks some of the messages
+                stays open for 10 s.
+        """
+        return self._value(
+            "select pgqueue.seek(%s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.position("to", to),
+        )
+
+    def replay(
+        self,
+        stream: str,
+        consumer: str,
+        start: str | datetime | dict[str, Any],
+        to: str | datetime | dict[str, Any] = "latest",
+    ) -> int:
+        """Deliver messages again that a consumer has finished or skipped.
+
+        They arrive at the end of its line. Messages that it has not finished, or not taken yet,
+        come as before; dead letters stay dead.
+
+            >>> queue.receive("orders", "billing", max_messages=100).ack()
+            2
+            >>> queue.replay("orders", "billing", "earliest")
+            2
+
+        Args:
+            stream: the stream's name.
+            consumer: the consumer's name.
+            start: the first position, as `start` of `create_consumer`.
+            to: the position behind the last message.
+
+        Returns:
+            how many messages come again; an estimate for very many.
+        """
+        return self._value(
+            "select pgqueue.replay(%s::text, %s::text, %s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+            arguments.position("start", start),
+            arguments.position("to", to),
+        )
+
+    def pause(self, stream: str, consumer: str) -> None:
+        """Let a consumer claim nothing until `resume`. Claimed messages can be settled as before.
+
+        >>> queue.pause("orders", "billing")
+        >>> queue.receive("orders", "billing") is None
+        True
+        """
+        self._value(
+            "select pgqueue.pause(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+        )
+
+    def resume(self, stream: str, consumer: str) -> None:
+        """Let a paused consumer claim again.
+
+        >>> queue.resume("orders", "billing")
+        """
+        self._value(
+            "select pgqueue.resume(%s::text, %s::text)",
+            arguments.text("stream", stream),
+            arguments.text("consumer", consumer),
+        )
+
+    def install(self, *, pgmq: bool = False, without: Collection[str] = ()) -> int:
+        """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
+
+            >>> version = queue.install()
+
+        Args:
+            pgmq: also make the schema pgmq, whose functions let clients of pgmq use this queue.
+            without: features to leave out: schedules, capture, archive, table_sink (Spark's sink
+                into tables), typed (schemas of payloads). One that is there and not in use is
+                removed; without the argument, all are there afterwards.
+
+        Returns:
+            its version.
+
+        Raises:
+            PgQueueError: the database has a newer schema, the role lacks a permission, or a
+                feature to leave out is in use, or is none. Nothing is changed then.
+        """
+        return self._statements.install(pgmq=arguments.flag("pgmq", pgmq), without=without)
+
+    def maintain(
+        self,
+        staged_age: timedelta = timedelta(days=1),
+        reader_age: timedelta = timedelta(days=30),
+    ) -> dict[str, int]:
+        """Trim messages that need not be kept, and delete the chunks of failed writers.
+
+        The call also forgets abandoned checkpoints. It runs many short transactions. Streams with a
+        retention need it about every half minute. Do not call it inside of `transaction`, which
+        would hold all its locks.
+
+            >>> deleted = queue.maintain()
+
+        Args:
+            staged_age: a time longer than any Spark query takes to write a batch.
+            reader_age: a time longer than any Spark query pauses before it is started again.
+
+        Returns:
+            how many were deleted, by kind.
+        """
+        ages = [
+            arguments.duration("staged_age", staged_age),
+            arguments.duration("reader_age", reader_age),
+        ]
+        deleted: Counter[str] = Counter()
+        for _ in range(_MAINTAIN_CALLS):
+            done = dict(
+                self._statements.rows(
+                    "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)", ages
+                )
+            )
+            unfinished = done.pop("unfinished")
+            deleted.update(done)
+            if not unfinished:
+                break
+        return dict(deleted)
+
+    def recover(self) -> dict[str, int]:
+        """Begin a new incarnation of each stream, after a restore or the promotion of a standby.
+
+        Call it once, before producers come back. Offsets that are past the restored messages are
+        refused from then on; all others go on.
+
+            >>> queue.recover()
+            {'orders': 1}
+
+        Returns:
+            by stream, the last publication that counts as restored.
+
+        Raises:
+            PgQueueError: the server is a standby, or a session is publishing (55P03).
+        """
+        return dict(self._statements.rows("select stream, last_publication from pgqueue.recover()"))
