@@ -1,4 +1,5 @@
--- Consumers: what each has taken from its stream, and what it has not finished of that.
+-- Consumers, their settings and filters. What each has taken from its stream: log/cursors.sql; and what it has not
+-- finished of that: queue/consumer_messages.sql.
 
 create table if not exists pgqueue.consumers (
     consumer_id        int         generated always as identity primary key,

@@ -1,8 +1,7 @@
--- Streams, their messages, and which of them are visible. A message is written once and never changes. Whatever a
--- consumer does to it is a set of sequence numbers (int8multirange) in another table.
+-- Streams, and what streams are copied to. Their messages, and which of them are visible: log/messages.sql.
 --
 -- Only the database's clock is used. The hot tables have no foreign keys: a check per row would lock the consumer's
--- row for every claim. drop_stream and drop_consumer delete the rows that belong to them.
+-- row for every claim. drop_stream and drop_consumer delete the rows that belong to them, as hooks.sql says.
 
 create table if not exists pgqueue.streams (
     stream_id  int         generated always as identity primary key,

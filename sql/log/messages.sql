@@ -1,4 +1,5 @@
--- The messages, and which of them are visible.
+-- The messages, and which of them are visible. A message is written once and never changes. Whatever a consumer does to
+-- it is a set of sequence numbers (int8multirange) in another table.
 
 -- The messages. Each stream has a partition, made by create_stream: messages_<stream_id>, with primary key (seq) and
 -- the checks of the stream's kind. Its sequences are seq_<stream_id> and publication_<stream_id>: see log/numbers.sql.

@@ -36,7 +36,7 @@ create table if not exists pgqueue.consumer_messages (
     arrival_no         bigint         not null,  -- when it was taken: the order of arrival
     priority           int            not null,
     deliver_count      int            not null,  -- before the claim that holds it
-    key                bigint,                   -- the key's hash: of waiting and delayed bundles by key, ...
+    key                bigint,                   -- the key's hash: of waiting, delayed, held and freed bundles, ...
     behind             bigint,                   -- ... of a dealt one the bundle that has to be gone before
     not_visible_until  timestamptz,
     last_delivered_at  timestamptz,

@@ -21,8 +21,7 @@
 -- because filters never change. While a long transaction elsewhere keeps dead entries, to count a key reads the dead
 -- entries of its messages.
 
--- Of consumers with per_key_capacity: the messages with a key that they may not have finished. See
--- queue/key_capacity.sql.
+-- Of consumers with per_key_capacity: the messages with a key that they may not have finished.
 create table if not exists pgqueue.key_backlog (
     consumer_id    int    not null,
     key            bigint not null,  -- its hash

@@ -5,7 +5,7 @@
 -- has.
 
 -- Spent tokens of keys, of consumers with per_key_interval: a delivery of n messages of a key spends n of its
--- per_key_burst tokens, and they come back after per_key_interval. See queue/key_tokens.sql.
+-- per_key_burst tokens, and they come back after per_key_interval.
 -- on drop_consumer
 create table if not exists pgqueue.key_tokens (
     consumer_id int         not null,

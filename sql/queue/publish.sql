@@ -1,4 +1,5 @@
--- Publishing: one row makes messages visible. Nothing is written per consumer.
+-- Publishing: one row makes messages visible. Nothing is written per consumer, but for those with per_key_capacity or
+-- max_backlog.
 
 -- Copies messages that are being published to the streams that their topics are bound to.
 create or replace function _pgqueue.route(p_stream_id int, p_seqs int8multirange, p_priority int,

@@ -1,4 +1,5 @@
--- What a claim does with the consumer's lock before it claims anything: the work that is due, and new publications.
+-- What a claim does with the consumer's lock before it claims anything: the work that is due, and new publications; and
+-- when it makes sense to claim again.
 
 -- When it makes sense to claim again: when the next delayed message or the next schedule is due. For a claim that got
 -- nothing also: when the next lease ends; when the consumer's limits leave room; or now, if the claim stopped because

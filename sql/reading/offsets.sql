@@ -5,7 +5,7 @@
 -- that a limit or a start has cut, the first messages by seq were read, and the offset says how many. What lies
 -- between two offsets is the difference of two sets, and so the same for ever.
 
--- An offset of an offset reader, which reads a stream without claiming: see reading/offsets.sql.
+-- An offset of an offset reader, which reads a stream without claiming.
 do $$
 begin
     if to_regtype('pgqueue.reading_offset') is null then

@@ -65,7 +65,7 @@ begin
     end if;
 end $$;
 
--- The offset at a position (reading/positions.sql). Errors: PQ003. Locks: the history, shared.
+-- The offset at a position. Errors: PQ003. Locks: the history, shared.
 create or replace function _pgqueue.offset_at(p_stream pgqueue.streams, p_start text, p_argument text,
                                               p_archive boolean default false) returns pgqueue.reading_offset
 language plpgsql

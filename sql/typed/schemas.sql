@@ -273,8 +273,6 @@ begin
               hint = format('Its schema is: %s', left(p_stream.schema, 1000));
 end $$;
 
--- Schemas of streams: setting one, and looking at it. typed/schemas.sql reads them.
-
 -- Raises PQ003 for a schema that the stream cannot have: only JSON has columns, and a schema takes what the one before
 -- it took.
 -- on before_set_stream: perform _pgqueue.check_schema(p_stream.kind, p_stream.schema, p_settings);
