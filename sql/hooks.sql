@@ -251,16 +251,16 @@ begin
     delete from pgqueue.consumer_cursors where consumer_id = p_consumer_id;
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
     delete from pgqueue.taken_ahead where consumer_id = p_consumer_id;
-    -- queue/history.sql
+    -- queue/state/history.sql
     delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
-    -- queue/newest.sql
+    -- queue/keys/newest.sql
     delete from pgqueue.newest_of_keys where consumer_id = p_consumer_id;
-    -- queue/key_tokens.sql
+    -- queue/keys/key_tokens.sql
     delete from pgqueue.key_tokens where consumer_id = p_consumer_id;
-    -- queue/key_capacity.sql
-    perform _pgqueue.forget_entries(p_consumer_id);
-    -- queue/owed.sql
+    -- queue/settle/owed.sql
     delete from pgqueue.skips where consumer_id = p_consumer_id;
+    -- queue/send/key_capacity.sql
+    perform _pgqueue.forget_entries(p_consumer_id);
     -- operate/groups.sql
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
@@ -337,7 +337,7 @@ language plpgsql
 as $$
 begin
     -- on maintain
-    -- queue/key_capacity.sql
+    -- queue/send/key_capacity.sql
     perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
     -- capture/capture.sql
     perform _pgqueue.chore('select 0 from _pgqueue.capture_partitions()');
@@ -352,7 +352,7 @@ language plpgsql
 as $$
 begin
     -- on maintained
-    -- queue/back_pressure.sql
+    -- queue/send/back_pressure.sql
     perform _pgqueue.chore('select 0 from _pgqueue.forget_rooms()');
     -- schedules/schedules.sql
     perform _pgqueue.chore('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)

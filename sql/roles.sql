@@ -4,7 +4,7 @@
 -- them, and find functions and operators in pg_catalog alone (function_settings.sql). So the right to call a function
 -- is all that a role needs, except for
 --   * the messages of a stream, which Spark's tasks write and read by COPY. A producer writes into pgqueue.written,
---     with the numbers alone that its transaction reserved, and reads nothing (queue/written.sql). Nobody sees a
+--     with the numbers alone that its transaction reserved, and reads nothing (queue/send/written.sql). Nobody sees a
 --     written message until a function publishes it;
 --   * the views, for observers.
 

@@ -167,7 +167,12 @@ def test_the_wheel_and_the_sdist_hold_what_is_needed(built: Path):
     within = set(zipfile.ZipFile(wheel).namelist())
     for name in (
         *("py.typed", "client/asynchronous.pyi", "grafana.json", "web/page.html"),
-        *("sql/install.sql", "sql/queue/take.sql", "sql/guide/reference.md", "guide/options.md"),
+        *(
+            "sql/install.sql",
+            "sql/queue/take/take.sql",
+            "sql/guide/reference.md",
+            "guide/options.md",
+        ),
         "sql/pgmq/install.sql",
     ):
         assert f"spark_pgqueue/{name}" in within

@@ -11,6 +11,6 @@ COPY_TARGET: LiteralString = (
 """An expression in SQL: the table's name in the schema pgqueue.
 
 Rows of `written` go to `messages` too, and Postgres checks the number of each on the way
-(`sql/queue/written.sql`). A session that may insert into `messages`, as the owner's may, could
+(`sql/queue/send/written.sql`). A session that may insert into `messages`, as the owner's may, could
 write any number anyway, and saves that.
 """

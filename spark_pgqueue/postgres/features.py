@@ -109,7 +109,7 @@ def hooks_without(text: str, without: Collection[str]) -> str:
     def kept(hook: re.Match[str]) -> str:
         lines, keeps = list[str](), True
         for line in hook[0].splitlines():
-            if file := re.match(r" *-- (\w+)/\w+\.sql$", line):
+            if file := re.match(r" *-- (\w+)/[\w/]+\.sql$", line):
                 keeps = file[1] not in without
             if keeps or re.match(r" *-- end$", line):
                 lines.append(line)

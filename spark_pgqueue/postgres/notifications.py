@@ -1,6 +1,6 @@
 """Waiting for publications: `pgqueue.start_waiting` makes producers notify, listeners hear it.
 
-sql/queue/listen.sql explains why no publication is missed.
+sql/queue/claim/listen.sql explains why no publication is missed.
 """
 
 from __future__ import annotations

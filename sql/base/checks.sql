@@ -1,7 +1,7 @@
 -- Checks of arguments: each raises before anything is changed, and names the argument. And of the server.
 
 -- Raises PQ006 when this call is not for consumers of this kind. Returns the consumer.
---   p_call  as of begin_claim() (queue/begin.sql)
+--   p_call  as of begin_claim() (queue/claim/begin.sql)
 create or replace function _pgqueue.check_kind(p_call text, p_consumer pgqueue.consumers)
 returns pgqueue.consumers
 language plpgsql
@@ -81,7 +81,7 @@ begin
 end $$;
 
 -- Raises PQ007, or PQ003 for arguments of a claim that are not allowed. Returns the timeout.
---   p_call   as of begin_claim() (queue/begin.sql): a reader may claim all, a group looks at so many
+--   p_call   as of begin_claim() (queue/claim/begin.sql): a reader may claim all, a group looks at so many
 --   p_visibility_timeout  null: the consumer's
 create or replace function _pgqueue.check_claim(p_call text, p_max bigint, p_visibility_timeout interval)
 returns interval

@@ -1,5 +1,5 @@
 -- Consumers, their settings and filters. What each has taken from its stream: log/cursors.sql; and what it has not
--- finished of that: queue/consumer_messages.sql.
+-- finished of that: queue/state/consumer_messages.sql.
 
 create table if not exists pgqueue.consumers (
     consumer_id        int         generated always as identity primary key,
@@ -48,7 +48,7 @@ create table if not exists pgqueue.consumers (
     unique (stream_name, name)
 );
 
--- The filters of consumers, see queue/filters.sql.
+-- The filters of consumers, see queue/take/filters.sql.
 -- on drop_consumer
 create table if not exists pgqueue.consumer_filters (
     consumer_id int primary key,
@@ -78,7 +78,7 @@ as $$
     select p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null or p_consumer.fair
 $$;
 
--- Whether a consumer limits how many of its messages are in flight, or delivered in a time (queue/throttle.sql).
+-- Whether a consumer limits how many of its messages are in flight, or delivered in a time (queue/claim/throttle.sql).
 create or replace function _pgqueue.is_throttled(p_consumer pgqueue.consumers) returns boolean
 language sql immutable
 as $$ select p_consumer.max_in_flight is not null or p_consumer.rate_limit is not null $$;

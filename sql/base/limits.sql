@@ -104,7 +104,8 @@ begin
         ('max_lease', 'interval', 'interval ''1 day'''),  -- the lease of a worker in a group
         ('max_condition_bytes', 'int', '4096'),  -- bytes of a condition: a jsonpath that is asked of each message
 
-        -- lanes of consumer_messages, see queue/consumer_messages.sql; lower ones are those of priorities, and by key:
+        -- lanes of consumer_messages, see queue/state/consumer_messages.sql; lower ones are those of priorities, and by
+        -- key:
         ('lane_dealt', 'int', '0'),
         ('lane_line', 'int', '1'),
         ('lane_delayed', 'int', '1000001'),

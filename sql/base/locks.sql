@@ -398,8 +398,8 @@ begin
                    and p.database = current_database());
 end $$;
 
--- Whether a session waits for publications of a stream (queue/listen.sql). A caller that asks while another caller
--- does may get true although no session waits: it then notifies for nothing.
+-- Whether a session waits for publications of a stream (queue/claim/listen.sql). A caller that asks while another
+-- caller does may get true although no session waits: it then notifies for nothing.
 create or replace function _pgqueue.is_waited_for(p_stream_id int) returns boolean
 language sql
 as $$

@@ -55,7 +55,8 @@ create table if not exists pgqueue.consumer_cursors (
     taken            bigint               not null default 0,
     forgotten        bigint               not null default 0,
     last_arrival     bigint               not null default 0,            -- the last arrival_no that was given out
-    -- With rate_limit only: how many messages were delivered lately, and until when they count. See queue/throttle.sql.
+    -- With rate_limit only: how many messages were delivered lately, and until when they count. See
+    -- queue/claim/throttle.sql.
     delivered        int[],
     delivered_at     timestamptz[],
     hints            pgqueue.claim_hints,                                -- null: lost
@@ -78,8 +79,8 @@ create table if not exists pgqueue.consumer_gaps (
 );
 create sequence if not exists pgqueue.gap_numbers;
 
--- The publications that claims took ahead of a consumer's cursor, without its lock (queue/ahead.sql). Who moves the
--- cursor past them deletes them. A row is never updated.
+-- The publications that claims took ahead of a consumer's cursor, without its lock (queue/claim/ahead.sql). Who moves
+-- the cursor past them deletes them. A row is never updated.
 -- on drop_consumer
 create table if not exists pgqueue.taken_ahead (
     consumer_id    int    not null,

@@ -1,5 +1,6 @@
--- From version 2 (0.1.1). Runs, slots, pieces and the rows of claims become bundles (queue/consumer_messages.sql). The
--- ids of claims stay, and so do their leases and the offsets of Spark's readers.
+-- From version 2 (0.1.1). Runs, slots, pieces and the rows of claims become bundles
+-- (queue/state/consumer_messages.sql). The ids of claims stay, and so do their leases and the offsets of Spark's
+-- readers.
 --
 -- First what changes its shape is set aside in the other schema, with its indexes, whose names are free then.
 do $$

@@ -197,7 +197,7 @@ begin
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key, not_visible_until,
         last_delivered_at, note, message_count, seqs)
     with tail as materialized (
-        -- where it waits for that bundle, see queue/waiting.sql
+        -- where it waits for that bundle, see queue/keys/waiting.sql
         select consumer_id, k as key, coalesce(max(bundle_no) filter (where lane = 0),
                                                max(bundle_no) + (1::bigint << 61)) as bundle_no
         from pgqueue.consumer_messages cross join lateral unnest(keys) k group by consumer_id, k

@@ -1,12 +1,13 @@
 -- Groups: workers that share a stream by key. Each has partitions of its own, and notes in its own transactions how far
 -- they are.
 --
--- A group is a consumer with partitions. As any consumer, it takes new messages under its lock (queue/take.sql), into
--- bundles of one line. Nobody claims these bundles; all partitions share them. A message's place is two numbers that
--- are the same for all partitions: line_no, the arrival_no of its bundle, and seq. So all messages of the group have one
--- order, and each partition has its own place in it. To read is to look up what comes next; to commit is to write two
--- numbers. Everything else is the consumer's: no late commit is lost, gaps are looked into once, lag, moving the group,
--- and retention keeps what is owed. (With a consumer for each partition, sixteen consumers would do all that.)
+-- A group is a consumer with partitions. As any consumer, it takes new messages under its lock (queue/take/take.sql),
+-- into bundles of one line. Nobody claims these bundles; all partitions share them. A message's place is two numbers
+-- that are the same for all partitions: line_no, the arrival_no of its bundle, and seq. So all messages of the group
+-- have one order, and each partition has its own place in it. To read is to look up what comes next; to commit is to
+-- write two numbers. Everything else is the consumer's: no late commit is lost, gaps are looked into once, lag, moving
+-- the group, and retention keeps what is owed. (With a consumer for each partition, sixteen consumers would do all
+-- that.)
 --
 --   * The hash of a key and the number of partitions say which partition a key is in. So that number never changes. A
 --     message without a key is in any partition.

@@ -25,14 +25,15 @@ TOPICS: dict[str, tuple[str, str]] = {
         " archive/set_archive.sql",
     ),
     "Consumers": ("settings positions", "operate/create_consumer.sql operate/seek.sql"),
-    "Sending": ("sending-once priorities defer-and-expiry", "queue/send.sql"),
+    "Sending": ("sending-once priorities defer-and-expiry", "queue/send/send.sql"),
     "Receiving": (
         "workers filters",
-        "queue/receive.sql queue/receive_where.sql queue/listen.sql queue/filters.sql",
+        "queue/claim/receive.sql queue/claim/receive_where.sql queue/claim/listen.sql"
+        " queue/take/filters.sql",
     ),
     "Settling": (
         "retries defer-and-expiry cancelling",
-        "queue/acknowledge.sql operate/cancel.sql operate/postpone.sql",
+        "queue/settle/acknowledge.sql operate/cancel.sql operate/postpone.sql",
     ),
     "Dead letters": ("dead-letters", "operate/dead_letters.sql"),
     "Reading without claiming": ("reading", "reading/read.sql"),
@@ -51,7 +52,7 @@ TOPICS: dict[str, tuple[str, str]] = {
     "For the Spark source": (
         "",
         "spark/source.sql archive/archive_files.sql spark/admission.sql spark/checkpoint.sql"
-        " spark/quarantine.sql log/messages.sql queue/backlog.sql operate/consumer_lag.sql"
+        " spark/quarantine.sql log/messages.sql queue/send/backlog.sql operate/consumer_lag.sql"
         " base/checks.sql",
     ),
     "For the Spark sink": (

@@ -154,8 +154,8 @@ def test_without_the_secret_ids_are_as_good(conn: Conn, stream: int) -> None:
 
 
 ALLOWED_RANDOM = {
-    "sql/queue/key_capacity.sql": 1,  # where maintain() begins
-    "sql/queue/failures.sql": 1,  # jitter
+    "sql/queue/send/key_capacity.sql": 1,  # where maintain() begins
+    "sql/queue/settle/failures.sql": 1,  # jitter
     "sql/operate/maintain.sql": 2,  # the order of streams, and when to begin again
     "spark_pgqueue/postgres/retrying.py": 1,  # jitter
     "spark_pgqueue/spark/first_plan.py": 1,  # when to tidy up

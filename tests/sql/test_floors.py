@@ -47,10 +47,10 @@ def test_a_file_calls_only_what_stands_before_it() -> None:
 
 
 def test_who_only_looks_asks_states_and_none_of_the_tables_of_claims() -> None:
-    """How bundles and gaps make states is said once, in `queue/states.sql`."""
+    """How bundles and gaps make states is said once, in `queue/state/states.sql`."""
     stored = re.compile(rf"\bpgqueue\.(?:{'|'.join((*core.STORED, 'reader_claims'))})\b")
     looking = (
-        r"(?:archive|schedules)/.*|queue/(?:back\w+|key_capacity|publish|written|send)\.sql"
+        r"(?:archive|schedules|queue/send)/.*"
         r"|operate/(?:consumer_lag|dropped|explain|maintain|outcome|peek|recover|scan\w*|seek"
         r"|set_retention|views)\.sql"
     )

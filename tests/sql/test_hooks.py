@@ -173,8 +173,8 @@ def test_what_is_optional_is_named_by_its_own_files_and_hooks_alone() -> None:
 )
 def test_a_floor_that_names_a_feature_is_found(line: str) -> None:
     files = code()
-    files["queue/claims.sql"] += line
-    assert [name.split()[0] for name in naming(files)].count("queue/claims.sql") == 1
+    files["queue/claim/claims.sql"] += line
+    assert [name.split()[0] for name in naming(files)].count("queue/claim/claims.sql") == 1
 
 
 def test_what_is_dropped_leaves_no_row_in_any_table(conn: Conn) -> None:

@@ -1,4 +1,4 @@
-"""The table of transitions in `queue/bundles.sql` names who writes bundles, and no others."""
+"""The table of transitions in `queue/state/bundles.sql` names who writes bundles, and no others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from spark_pgqueue.postgres import schema
 from tests.measure import functions as measured
 from tests.sql import core
 
-TABLE = "queue/bundles.sql"
-HELPERS = (TABLE, "queue/placing.sql")
+TABLE = "queue/state/bundles.sql"
+HELPERS = (TABLE, "queue/state/placing.sql")
 """Functions of these files write bundles for others, which the table names, too."""
 
 WRITES = re.compile(

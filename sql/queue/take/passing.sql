@@ -1,4 +1,4 @@
--- What claims have taken ahead of a consumer's cursor (queue/ahead.sql), and the cursor itself.
+-- What claims have taken ahead of a consumer's cursor (queue/claim/ahead.sql), and the cursor itself.
 
 -- Locks a publication for a consumer if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_publication(p_consumer_id int, p_publication_id bigint) returns boolean

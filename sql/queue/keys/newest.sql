@@ -14,8 +14,8 @@
 --
 -- A replacing claim looks for the replaced messages in all bundles that wait, as cancel does.
 
--- Of consumers with per_key_latest: the newest message of each key that they have taken. (The key itself, not its hash: with
--- two keys of one hash, a message would be lost without a word.)
+-- Of consumers with per_key_latest: the newest message of each key that they have taken. (The key itself, not its hash:
+-- with two keys of one hash, a message would be lost without a word.)
 -- on drop_consumer
 create table if not exists pgqueue.newest_of_keys (
     consumer_id int         not null,

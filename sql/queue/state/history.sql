@@ -1,6 +1,6 @@
 -- History: a consumer with keep_history keeps what was acknowledged, by which worker, when, and with what result. The
 -- token of the claim says whether its end is to be noted: for that, for notify_done or per_key_capacity, or because a
--- reader has it (queue/consumer_messages.sql). An acknowledgement of any other claim does nothing of that.
+-- reader has it (queue/state/consumer_messages.sql). An acknowledgement of any other claim does nothing of that.
 
 -- An acknowledgement, of a whole claim or of some of its messages; or messages that were cancelled or replaced, without
 -- a claim. Written once.

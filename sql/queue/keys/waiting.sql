@@ -1,7 +1,7 @@
 -- Waiting by key: messages that are behind others of their key, or over a limit of it, stand in lane_waiting(), in
 -- bundles of one key each; so claims do not walk over them. Of each key that waits, one bundle is the first: its place
--- is the number of an open bundle with the key, and it may be dealt when that bundle is gone (queue/dealing.sql). To
--- the number of one in lane_held() place_of_held() is added: who deletes that one notes it in lane_freed(), so the
+-- is the number of an open bundle with the key, and it may be dealt when that bundle is gone (queue/keys/dealing.sql).
+-- To the number of one in lane_held() place_of_held() is added: who deletes that one notes it in lane_freed(), so the
 -- dealers need not look at all that is held. If no bundle with the key is open, its place is from place_of_free() on,
 -- the later the higher. The places of all others are -2. Where the first message of a key is delayed, or tokens of the
 -- key are spent, it stands in lane_delayed(), and all others wait. park() restores that after any change.

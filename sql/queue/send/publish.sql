@@ -79,7 +79,7 @@ begin
             perform _pgqueue.route(p_stream.stream_id, p_seqs, p_priority, p_deliver_at, p_expires_at);
         end if;
     end if;
-    -- after the publish lock: a session that begins to wait relies on it, see queue/listen.sql
+    -- after the publish lock: a session that begins to wait relies on it, see queue/claim/listen.sql
     if p_stream.notify and _pgqueue.is_waited_for(p_stream.stream_id) then
         perform pg_notify(_pgqueue.channel(p_stream.stream_id), '');
     end if;

@@ -1,6 +1,6 @@
 -- Tokens of keys, for consumers with per_key_interval. A key has per_key_burst tokens. A claim that delivers n messages
 -- of a key spends n of them, and they come back after per_key_interval. While a key has no token left, its messages
--- wait: the first of them is due when a token comes back (queue/key_limits.sql: gate()). Spent tokens are rows of
+-- wait: the first of them is due when a token comes back (queue/keys/key_limits.sql: gate()). Spent tokens are rows of
 -- key_tokens, so they last over restarts. They are spent with the consumer's lock, which every claim of such a consumer
 -- has.
 

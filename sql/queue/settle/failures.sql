@@ -1,6 +1,6 @@
 -- What a failure means for messages that are returned: whether they are given up, and how long they are delayed.
 
--- What it means for messages that they are returned, see return() in queue/return.sql.
+-- What it means for messages that they are returned, see return() in queue/settle/return.sql.
 do $$
 begin
     if to_regtype('pgqueue.failure') is null then

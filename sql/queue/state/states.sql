@@ -1,6 +1,6 @@
 -- The states of a consumer's messages, for all that read them and change nothing: views, statistics, peeking,
 -- explaining, scanning, backlogs, retention, pgmq. For these, this file alone knows how bundles and gaps make states.
--- The table at the top of queue/bundles.sql names the functions that change states.
+-- The table at the top of queue/state/bundles.sql names the functions that change states.
 --
 -- A message that is published to a consumer is new, unfinished, dead or done: new_sets(), unfinished(), and a row of
 -- dead_messages. These functions become a part of the query that calls them.

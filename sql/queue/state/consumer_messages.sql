@@ -11,7 +11,7 @@
 --   lane_line() 1       arrival_no             by key: ready, keys mixed, not dealt
 --   lane_delayed()      a time                 due then: the end of a delay, or tokens of its key come back
 --   lane_held()         the end of its lease   claimed for longer than a second
---   lane_waiting()      see queue/waiting.sql  by key: behind a bundle that is not gone, or may be dealt
+--   lane_waiting()      see queue/keys/waiting.sql  by key: behind a bundle that is not gone, or may be dealt
 --   lane_unfiltered()   see unfiltered_place() taken, and neither the filter nor per_key_latest has judged it
 --   lane_freed()        bundle_no              by key: has no messages; a claim in lane_held() has let go of its key
 --
@@ -61,9 +61,9 @@ create table if not exists pgqueue.consumer_messages (
 -- The numbers of bundles, of which the ids of claims are made; and those of the claims of checkpoint readers.
 create sequence if not exists pgqueue.claim_numbers;
 
--- The secret from which the tokens of claims and the numbers of table writes are made (queue/consumer_messages.sql:
--- keep_secret()): the last value of a sequence, because a claim reads no table for it. Only the owner of the schema can
--- read it.
+-- The secret from which the tokens of claims and the numbers of table writes are made
+-- (queue/state/consumer_messages.sql: keep_secret()): the last value of a sequence, because a claim reads no table for
+-- it. Only the owner of the schema can read it.
 create sequence if not exists pgqueue.claim_secret;
 
 -- The id of a claim.

@@ -3,7 +3,7 @@
 -- The table names every function that writes consumer_messages, or that calls a function of this file, or
 -- store_placed(), which does. tests/sql/test_transitions.py compares the table with the code, in both directions.
 --
--- The words of the first two columns, for one consumer (queue/consumer_messages.sql has the lanes):
+-- The words of the first two columns, for one consumer (queue/state/consumer_messages.sql has the lanes):
 --   new         the message is published, and the consumer has not taken its publication: there is no bundle
 --   unfiltered, ready, delayed, waiting, claimed: the state of its bundle
 --   line        by key: ready, and not dealt
@@ -15,67 +15,67 @@
 --               position
 --
 --   from                to                                          function          file
---   new                 unfiltered, ready, line, delayed            take_plain        queue/take.sql
---   new                 unfiltered, ready, line, delayed            take_all          queue/take.sql
---   new                 unfiltered, ready, line, delayed            take_each         queue/passing.sql
---   new                 claimed                                     claim_new         queue/making.sql
---   new                 claimed                                     take_ahead        queue/ahead.sql
---   unfiltered          as its caller says                          unfiltered        queue/filters.sql
---   unfiltered          ready, line, delayed, gone                  apply_filter      queue/filters.sql
---   ready, dealt        claimed                                     claim_free        queue/free.sql
---   ready, line, dealt  claimed                                     claim_bundles     queue/making.sql
---   ready               ready, dead                                 collect           queue/making.sql
---   ready               ready                                       cut_next          queue/free.sql
---   ready               dead                                        collect_matching  queue/matching.sql
---   ready, line         the same                                    take_matching     queue/matching.sql
---   dealt               dead                                        lock_dealt        queue/by_key.sql
---   line                line, dead                                  lock_line         queue/by_key.sql
---   line                as its caller says                          line_front        queue/free_keys.sql
---   waiting             as its caller says                          take_heads        queue/free_keys.sql
---   line, waiting       dealt                                       store_dealt       queue/dealing.sql
---   line, waiting       waiting, delayed                            store_waiting     queue/dealing.sql
---   dealt               line, waiting                               undeal            queue/waiting.sql
---   dealt               waiting                                     park_followers    queue/waiting.sql
---   dealt, claimed      the same                                    loosen            queue/waiting.sql
---   waiting             waiting                                     park              queue/waiting.sql
---   delayed, waiting    waiting                                     change_limits     queue/key_limits.sql
---   delayed             ready, line, waiting                        end_delays        queue/leases.sql
---   unclaimed           the same, due now                           retry             queue/acknowledge.sql
+--   new                 unfiltered, ready, line, delayed            take_plain        queue/take/take.sql
+--   new                 unfiltered, ready, line, delayed            take_all          queue/take/take.sql
+--   new                 unfiltered, ready, line, delayed            take_each         queue/take/passing.sql
+--   new                 claimed                                     claim_new         queue/claim/making.sql
+--   new                 claimed                                     take_ahead        queue/claim/ahead.sql
+--   unfiltered          as its caller says                          unfiltered        queue/take/filters.sql
+--   unfiltered          ready, line, delayed, gone                  apply_filter      queue/take/filters.sql
+--   ready, dealt        claimed                                     claim_free        queue/claim/free.sql
+--   ready, line, dealt  claimed                                     claim_bundles     queue/claim/making.sql
+--   ready               ready, dead                                 collect           queue/claim/making.sql
+--   ready               ready                                       cut_next          queue/claim/free.sql
+--   ready               dead                                        collect_matching  queue/claim/matching.sql
+--   ready, line         the same                                    take_matching     queue/claim/matching.sql
+--   dealt               dead                                        lock_dealt        queue/claim/by_key.sql
+--   line                line, dead                                  lock_line         queue/claim/by_key.sql
+--   line                as its caller says                          line_front        queue/keys/free_keys.sql
+--   waiting             as its caller says                          take_heads        queue/keys/free_keys.sql
+--   line, waiting       dealt                                       store_dealt       queue/keys/dealing.sql
+--   line, waiting       waiting, delayed                            store_waiting     queue/keys/dealing.sql
+--   dealt               line, waiting                               undeal            queue/keys/waiting.sql
+--   dealt               waiting                                     park_followers    queue/keys/waiting.sql
+--   dealt, claimed      the same                                    loosen            queue/keys/waiting.sql
+--   waiting             waiting                                     park              queue/keys/waiting.sql
+--   delayed, waiting    waiting                                     change_limits     queue/keys/key_limits.sql
+--   delayed             ready, line, waiting                        end_delays        queue/settle/leases.sql
+--   unclaimed           the same, due now                           retry             queue/settle/acknowledge.sql
 --   new, unclaimed      the same, later                             postpone          operate/postpone.sql
---   unclaimed           as its caller says                          take_unclaimed    queue/waiting.sql
---   unclaimed           unfiltered, ready, line, delayed            change_lanes      queue/key_limits.sql
+--   unclaimed           as its caller says                          take_unclaimed    queue/keys/waiting.sql
+--   unclaimed           unfiltered, ready, line, delayed            change_lanes      queue/keys/key_limits.sql
 --   line                gone                                        delete_passed     operate/group_workers.sql
---   claimed             claimed                                     hold              queue/held.sql
---   claimed             claimed                                     hold_line         queue/by_key.sql
---   claimed             claimed                                     expire            queue/leases.sql
---   claimed             claimed                                     extend            queue/acknowledge.sql
+--   claimed             claimed                                     hold              queue/keys/held.sql
+--   claimed             claimed                                     hold_line         queue/claim/by_key.sql
+--   claimed             claimed                                     expire            queue/settle/leases.sql
+--   claimed             claimed                                     extend            queue/settle/acknowledge.sql
 --   claimed             claimed                                     reader_extend     spark/source.sql
 --   claimed             claimed                                     reader_resume     spark/source.sql
 --   claimed             claimed                                     quarantine        spark/quarantine.sql
---   claimed             done                                        ack               queue/settle.sql
---   claimed             done, dead                                  finish            queue/settle.sql
+--   claimed             done                                        ack               queue/settle/settle.sql
+--   claimed             done, dead                                  finish            queue/settle/settle.sql
 --   claimed             done, dead                                  settle_held       spark/actions.sql
---   claimed             ready, line, dealt, waiting, delayed, dead  return            queue/return.sql
---   claimed             ready, line, dealt, delayed, dead           return_bundle     queue/return.sql
---   claimed             line, waiting, delayed, dead                return_by_key     queue/return.sql
---   claimed             gone                                        replace_returned  queue/newest.sql
+--   claimed             ready, line, dealt, waiting, delayed, dead  return            queue/settle/return.sql
+--   claimed             ready, line, dealt, delayed, dead           return_bundle     queue/settle/return.sql
+--   claimed             line, waiting, delayed, dead                return_by_key     queue/settle/return.sql
+--   claimed             gone                                        replace_returned  queue/keys/newest.sql
 --   claimed             gone                                        take_claimed      operate/cancel.sql
 --   dead                unfiltered, ready, line                     redrive           operate/dead_letters.sql
 --   any                 gone, new                                   move              operate/seek.sql
 --   any                 gone                                        drop_consumer     operate/create_consumer.sql
---   any                 gone                                        forget_bundles    queue/bundles.sql
---   ready, line, dealt  dead                                        give_up_expired   queue/bundles.sql
---   ready, line         the same                                    cut               queue/bundles.sql
---   claimed             the same                                    tidy              queue/bundles.sql
---   claimed             the same                                    note_freed        queue/bundles.sql
---   waiting             waiting                                     take_freed        queue/waiting.sql
---   any                 as its caller says                          take_out          queue/bundles.sql
---   any                 as its caller says                          store             queue/bundles.sql
---   any                 as its caller says                          stored            queue/bundles.sql
---   any                 as its caller says                          store_placed      queue/placing.sql
---   any                 as its caller says                          store_all_placed  queue/placing.sql
---   any                 as its caller says                          replace           queue/bundles.sql
---   any                 as its caller says                          delete_bundle     queue/bundles.sql
+--   any                 gone                                        forget_bundles    queue/state/bundles.sql
+--   ready, line, dealt  dead                                        give_up_expired   queue/state/bundles.sql
+--   ready, line         the same                                    cut               queue/state/bundles.sql
+--   claimed             the same                                    tidy              queue/state/bundles.sql
+--   claimed             the same                                    note_freed        queue/state/bundles.sql
+--   waiting             waiting                                     take_freed        queue/keys/waiting.sql
+--   any                 as its caller says                          take_out          queue/state/bundles.sql
+--   any                 as its caller says                          store             queue/state/bundles.sql
+--   any                 as its caller says                          stored            queue/state/bundles.sql
+--   any                 as its caller says                          store_placed      queue/state/placing.sql
+--   any                 as its caller says                          store_all_placed  queue/state/placing.sql
+--   any                 as its caller says                          replace           queue/state/bundles.sql
+--   any                 as its caller says                          delete_bundle     queue/state/bundles.sql
 --
 -- The rows "as its caller says": collect(), collect_matching(), collect_by_key(), claim_line(), claim_beside() and
 -- claim_back() lock free bundles, which claim_bundles() claims. line_front() and take_heads() are called by deal(),

@@ -1,5 +1,5 @@
--- Claiming, step by step: without waiting (queue/free.sql: claim_free()); or in turn, with the consumer's lock, where
--- fill() has the work that is due done (queue/refresh.sql: tend()), and gets the messages.
+-- Claiming, step by step: without waiting (queue/claim/free.sql: claim_free()); or in turn, with the consumer's lock,
+-- where fill() has the work that is due done (queue/claim/refresh.sql: tend()), and gets the messages.
 
 -- Gets the messages of a claim under the consumer's lock, as far as the limits of the consumer leave room: what is
 -- free; if that does not suffice, all else that can be had.

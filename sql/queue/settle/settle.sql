@@ -1,4 +1,4 @@
--- Settling: messages leave a live claim, for good or to be delivered again (queue/return.sql). Calls that
+-- Settling: messages leave a live claim, for good or to be delivered again (queue/settle/return.sql). Calls that
 -- settle come through here, but those that give messages back, and Spark's writes (spark/actions.sql).
 
 -- Takes messages out of a live claim for good: acknowledged, or kept as dead letters. Returns how many messages these

@@ -1,8 +1,8 @@
 -- The gate of a key: how many of its messages may go now. Consumers limit how many of a key may be in flight
 -- (per_key_limit) or are delivered in a time (per_key_interval, per_key_burst), or serve keys in turns (fair). What
--- goes is dealt (queue/dealing.sql). The rest waits (queue/waiting.sql) until the first open bundle with the key is
--- gone; if only what is ready counts, until it is claimed; or until tokens of the key come back (queue/key_tokens.sql).
--- A message without a key has no limit, and holds no other message up.
+-- goes is dealt (queue/keys/dealing.sql). The rest waits (queue/keys/waiting.sql) until the first open bundle with the
+-- key is gone; if only what is ready counts, until it is claimed; or until tokens of the key come back
+-- (queue/keys/key_tokens.sql). A message without a key has no limit, and holds no other message up.
 --
 -- Keys take turns because bundles do. With fair, what is dealt and free holds about the share of four claims of a key,
 -- so the rest of a key with very many messages waits.
