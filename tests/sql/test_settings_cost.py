@@ -14,7 +14,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import internals
-from tests.sql.queue import Conn, call, consumer, send, value
+from tests.sql.queue import NEEDS, SETTINGS, Conn, call, consumer, send, value
 
 FUNCTIONS = """
 select replace(schemaname, 'pgqueue', '') || funcname, calls
@@ -74,17 +74,8 @@ NEW = {
     "consumer_messages scans": 1, "consumer_messages writes": 2,
 }  # fmt: skip
 
-ALL: dict[str, dict[str, Any]] = {
-    "backoff": {"backoff": "exponential", "max_deliver_count": 5},
-    "history": {"keep_history": "1 day", "notify_done": True},
-    "back_pressure": {"max_backlog": 1000, "on_full": "drop_oldest"},
-    "in_flight": {"per_key_limit": 2},
-    "rate": {"per_key_interval": "1 s"},
-    "capacity": {"per_key_capacity": 100_000},
-    "latest": {"per_key_latest": True},
-    "fair": {"fair": True},
-    "throttle": {"max_in_flight": 1000, "rate_limit": 1000, "rate_interval": "1 s"},
-}
+ALL = {name: NEEDS.get(name, {}) | {name: each} for name, each in SETTINGS["consumer"].items()}
+"""For each setting a consumer that has it, with what it needs."""
 
 
 def counts(conn: Conn) -> dict[str, int]:

@@ -139,6 +139,7 @@ def refused(parse_side: Parse, given: Mapping[str, str], streaming: bool) -> boo
 def with_needs(option: Option, table: tuple[Option, ...]) -> dict[str, str]:
     """An option with all that it needs."""
     names = {option.name, *option.needs, *(o.name for o in table if o.required)}
+    assert names <= VALUES.keys(), f"VALUES has no value of {names - VALUES.keys()}"
     return {name: VALUES[name] for name in names}
 
 

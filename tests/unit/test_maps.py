@@ -84,13 +84,19 @@ def test_a_file_that_a_map_names_is_there(page: Path) -> None:
     assert not missing
 
 
-def test_every_setting_has_a_row_on_the_page_of_settings() -> None:
+def test_the_page_of_settings_has_each_with_its_default() -> None:
     text = (SQL / "base/settings.sql").read_text()
-    settings = re.findall(r"^ +(?:values )?\('(?:consumer|stream)', +'(\w+)'", text, re.MULTILINE)
-    assert len(settings) > 20
+    row = r"^ +(?:values )?\('(?:consumer|stream)', +'(\w+)', +'\w+', +(?:'([^']*)'|null),"
+    defaults = {name: default or "none" for name, default in re.findall(row, text, re.MULTILINE)}
+    assert len(defaults) > 20
     page = (SQL / "guide/settings.md").read_text()
-    rows = " ".join(re.findall(r"^\|([^|]+)\|", page, re.MULTILINE))
-    assert set(settings) <= set(names_in(rows))
+    shown = {
+        name: default
+        for cells in re.findall(r"^\| (`[^|]+)\|([^|]*)\|", page, re.MULTILINE)
+        for name, default in zip(names_in(cells[0]), cells[1].strip().split(", "), strict=True)
+    }
+    wrong = {name: default for name, default in defaults.items() if shown.get(name) != default}
+    assert not wrong, f"guide/settings.md has to give these defaults: {wrong}"
 
 
 def named_tests(text: str) -> set[tuple[str, str]]:
