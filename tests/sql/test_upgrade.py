@@ -170,7 +170,7 @@ def test_consumers_and_streams_of_the_first_version_keep_their_settings(empty_ur
         columns = "select attname from pg_attribute where attrelid = 'pgqueue.%s'::regclass"
         known = dict[str, dict[str, Any]]()  # what version 1 has
         for what, each in SETTINGS.items():
-            names = {row[0] for row in old.execute(columns % f"{what}s")}
+            names = {row[0] for row in old.execute((columns % f"{what}s").encode())}
             known[what] = {name: each[name] for name in each if name in names}
         for name in known["stream"]:
             value(old, "create_stream", name, "json")
