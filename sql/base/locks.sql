@@ -73,7 +73,7 @@
 --        transaction keeps it, see lock_consumer_soon()); nack, defer, redrive, purge_dead, retry, replay,
 --        settle_messages, recover; lease_partitions, leave_group, note_offset; reader_claim, reader_resume and
 --        reader_release. In tries: alter_consumer with a limit of keys or per_key_latest; seek, cancel, postpone and
---        drop_consumer, for 10 s. claim_in_turn(), claim_ahead(), start_taking(), skip(), take_for_group(),
+--        drop_consumer, for 10 s. claim_in_turn(), prefetch(), start_taking(), skip(), take_for_group(),
 --        tend_newest(), tend_tokens() and forget_readers() try, and do without it.
 -- 22. new  Advisory, by the id of the consumer. Guards what is new for it. Claims ahead of the cursor try to share it.
 --        Who takes with the cursor tries to have it alone, and else takes one by one (catch_up()). These wait, in
@@ -160,7 +160,7 @@
 
 -- Whether the next look, at p_when, need not be made yet: p_when is in the future, but less than 2 s away. A time
 -- farther away was noted before the clock was set back; waiting for it could take long, so the answer is false.
-create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean
+create or replace function _pgqueue.not_yet(p_when timestamptz) returns boolean
 language sql volatile
 as $$ select p_when > clock_timestamp() and p_when < clock_timestamp() + interval '2 s' $$;
 

@@ -14,7 +14,7 @@ end $$;
 
 -- Where claims of a consumer look, so that they pass over dead rows and over what is claimed. Hints may be
 -- lost: a hint that is too early costs time. One that is too late hides bundles: so all hints are read from
--- what is stored once a minute, see look_anew().
+-- what is stored once a minute, see rebuild_hints().
 do $$
 begin
     if to_regtype('pgqueue.claim_hints') is null then

@@ -12,7 +12,7 @@
 --     primary key finds those that a publication has. Those of rollbacks are published, and their consumers' next
 --     claims that find nothing fail (has_new).
 --   * What is called seldom, and would rely on the last number, looks for itself: create_stream, create_consumer, a
---     consumer's look beyond its cursor (has_new) or for hidden work (look_anew), claims of readers, maintain().
+--     consumer's look beyond its cursor (has_new) or for hidden work (rebuild_hints), claims of readers, maintain().
 --     reserved_... and room_... are left out: rows keep none of their values; so is the secret of claims, which is no
 --     number, and of maintain_turns only the next value matters.
 

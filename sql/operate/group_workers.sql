@@ -337,8 +337,8 @@ begin
             exit when v_cursor.last_arrival > v_stored.last_arrival or not (v_cursor.hints).was_cut;
         end loop;
     end if;
-    if not _pgqueue.looked_lately(v_cursor.hints) then
-        v_cursor.hints := _pgqueue.look_anew(v_cursor);
+    if not _pgqueue.rebuilt_lately(v_cursor.hints) then
+        v_cursor.hints := _pgqueue.rebuild_hints(v_cursor);
     end if;
     v_cursor := _pgqueue.delete_passed(p_group, v_cursor);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);

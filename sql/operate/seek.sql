@@ -81,7 +81,7 @@ begin
         v_who := _pgqueue.publishers(p_consumer.stream_id);  -- taken since the position was told, so there are others
     end if;
     v_cursor := _pgqueue.cursor_from(v_cursor, p_seen, v_next, v_who, coalesce(v_dead + p_cut, v_dead, p_cut));
-    v_cursor.hints := _pgqueue.look_anew(v_cursor);
+    v_cursor.hints := _pgqueue.rebuild_hints(v_cursor);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(p_consumer);
     perform _pgqueue.forget_newest(p_consumer.consumer_id);

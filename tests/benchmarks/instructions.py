@@ -37,7 +37,7 @@ SETTINGS = ("autovacuum=off", "checkpoint_timeout=30min", "fsync=off", "jit=off"
             "listen_addresses=", "max_wal_size=4GB")  # fmt: skip
 RARELY = {
     "probe_leases": ("interval '1 s', p_consumer.visibility_timeout / 2", "interval '1 hour'"),
-    "need_not_look": ("2 s", "2 hours"),
+    "not_yet": ("2 s", "2 hours"),
 }
 """What of a function stands for what."""
 

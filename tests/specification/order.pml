@@ -198,7 +198,7 @@ inline claim_quickly() {
 /* _pgqueue.claim_in_turn: work that is due, a deal, and a claim. */
 inline claim_in_turn() {
     atomic { consumer_lock == NOBODY -> consumer_lock = w }
-    atomic {                  /* _pgqueue.tend */
+    atomic {                  /* _pgqueue.do_due_work */
         at = 0;
         do
         :: at < MESSAGES ->

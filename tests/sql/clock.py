@@ -110,7 +110,7 @@ def pass_a_minute(conn: psycopg.Connection) -> None:
 def stop_looking(conn: psycopg.Connection) -> None:
     """No time comes at which claims look again for what is due, however long the test takes."""
     conn.execute(
-        "create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean"
+        "create or replace function _pgqueue.not_yet(p_when timestamptz) returns boolean"
         " language sql volatile as $$ select p_when > '-infinity' $$"
     )
 

@@ -91,7 +91,7 @@ TABLES = {
 """By attribute of `Tables`, the rows of all consumers."""
 
 LOOK = r"""
-create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean
+create or replace function _pgqueue.not_yet(p_when timestamptz) returns boolean
 language sql volatile as 'select false';
 """
 """Every look is made, also where the clock says that the last one was just now."""

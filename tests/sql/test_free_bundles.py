@@ -91,9 +91,9 @@ def look_rarely(conn: Conn) -> str:
     So a test counts the same on a machine that pauses between two claims. Returns the
     statement that makes it due in time again.
     """
-    usual = one(conn, "select pg_get_functiondef('_pgqueue.need_not_look'::regproc)")
+    usual = one(conn, "select pg_get_functiondef('_pgqueue.not_yet'::regproc)")
     conn.execute(
-        "create or replace function _pgqueue.need_not_look(p_when timestamptz) returns boolean"
+        "create or replace function _pgqueue.not_yet(p_when timestamptz) returns boolean"
         " language sql volatile as $$ select p_when between clock_timestamp() - interval '1 min'"
         " and clock_timestamp() + interval '2 s' $$"
     )

@@ -31,7 +31,7 @@ begin
         end if;
         v_ahead := v_next is not null or p_cursor.next_publication > v_first;
         -- the hints do not know the leases of what was taken ahead: who looks at these does so each second
-        if v_ahead and not _pgqueue.need_not_look((p_cursor.hints).probe_at) then
+        if v_ahead and not _pgqueue.not_yet((p_cursor.hints).probe_at) then
             return v_claim;
         end if;
     end if;

@@ -1,5 +1,5 @@
 -- The beginning of a claim, whichever call makes it. What a claim does before it claims with the consumer's lock (what
--- is owed, limits, leases that ended) is in fill() and tend().
+-- is owed, limits, leases that ended) is in fill() and do_due_work().
 
 -- Locks the claims of a checkpoint reader, whose lock the caller has. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_claims_of(p_reader uuid) returns void

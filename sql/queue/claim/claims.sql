@@ -1,5 +1,5 @@
 -- Claiming, step by step: without waiting (queue/claim/free.sql: claim_free()); or in turn, with the consumer's lock,
--- where fill() has the work that is due done (queue/claim/refresh.sql: tend()), and gets the messages.
+-- where fill() has the work that is due done (queue/claim/refresh.sql: do_due_work()), and gets the messages.
 
 -- Gets the messages of a claim under the consumer's lock, as far as the limits of the consumer leave room: what is
 -- free; if that does not suffice, all else that can be had.
@@ -37,7 +37,7 @@ begin
     end if;
     -- two passes; more only to get past publications that have nothing for this consumer, or nothing for now
     for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
-        o_cursor := _pgqueue.tend(p_consumer, o_cursor, v_pass > 1);
+        o_cursor := _pgqueue.do_due_work(p_consumer, o_cursor, v_pass > 1);
         if p_consumer.way = 'simple' and p_where is null and p_reader is null and p_upto is null then
             o_claimed := _pgqueue.claim_new_ahead(p_consumer, o_cursor, p_want,
                                                    _pgqueue.next_ahead(p_consumer, o_cursor));

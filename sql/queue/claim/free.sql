@@ -17,7 +17,7 @@ declare
     v_lane   pgqueue.lane_hint := v_hints.lanes[1];
     v_claim  pgqueue.claimed;
 begin
-    if _pgqueue.need_not_look(v_hints.quiet_until) is not true then
+    if _pgqueue.not_yet(v_hints.quiet_until) is not true then
         return _pgqueue.claim_at_rest(p_consumer, p_cursor, p_max);
     elsif not _pgqueue.is_keyed(p_consumer.way) then
         if v_lane.place is null then  -- of more urgent messages, only claims are left
@@ -66,7 +66,7 @@ begin
         into v_claim;
     end if;
     if (_pgqueue.number_in(v_claim.claim_id) - v_hints.more & 1048575) < 524288 then  -- a later number
-        perform _pgqueue.claim_ahead(p_consumer, p_cursor);
+        perform _pgqueue.prefetch(p_consumer, p_cursor);
     elsif v_claim.claim_id is null then
         v_claim.message_count := case when _pgqueue.is_keyed(p_consumer.way)
                                            and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
@@ -103,7 +103,7 @@ end $$;
 -- Cuts or deals more bundles while some are left, so that no claimer waits for that; if nobody has the consumer's lock,
 -- and nobody did so since. Locks: the consumer, if nobody has it.
 --   p_cursor  the cursor as the claim has read it
-create or replace function _pgqueue.claim_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+create or replace function _pgqueue.prefetch(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns void
 language plpgsql
 as $$

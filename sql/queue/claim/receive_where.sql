@@ -49,7 +49,7 @@ declare
     v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_claim  pgqueue.claimed;
 begin
-    if not _pgqueue.claims_in_turn(p_consumer) and _pgqueue.need_not_look((v_cursor.hints).quiet_until)
+    if not _pgqueue.claims_in_turn(p_consumer) and _pgqueue.not_yet((v_cursor.hints).quiet_until)
        and not _pgqueue.has_new(p_consumer.stream_id, v_cursor, false) then
         begin
             v_claim := (_pgqueue.collect_matching(p_consumer, v_cursor.hints, p_where, p_max, p_look)).o_claimed;

@@ -44,21 +44,21 @@ end $$;
 -- Does the work that is due for a consumer before anything is claimed: releases expired leases, and ends delays that
 -- are over, both bounded. Returns the cursor. Needs the consumer's lock.
 --   p_short  the free messages did not suffice (second pass). False: leases are looked at only once a second
-create or replace function _pgqueue.tend(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                         p_short boolean)
+create or replace function _pgqueue.do_due_work(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                p_short boolean)
 returns pgqueue.consumer_cursors
 language plpgsql
 as $$
 begin
-    if p_short or not _pgqueue.need_not_look((p_cursor.hints).probe_at) then
+    if p_short or not _pgqueue.not_yet((p_cursor.hints).probe_at) then
         p_cursor := _pgqueue.probe_leases(p_consumer, p_cursor);
     end if;
     return _pgqueue.end_delays(p_consumer, p_cursor);
 end $$;
 
 -- Takes new publications, a bounded number. Returns the cursor. Needs the consumer's lock, and catch_up().
---   p_short  as of tend(). False: no publication is taken if the last take was cut, because free messages come before
---            what it left
+--   p_short  as of do_due_work(). False: no publication is taken if the last take was cut, because free messages come
+--            before what it left
 --   p_want   take until about this many messages became ready, if there are so many. With per_key_latest all are taken
 --   p_upto   no publication after this one; null: all
 create or replace function _pgqueue.take_some(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,

@@ -147,6 +147,6 @@ begin
         and not _pgqueue.is_keyed(p_consumer.way);
     v_cursor := v_stored;
     v_cursor.hints := null;
-    v_cursor.hints := _pgqueue.look_anew(v_cursor);
+    v_cursor.hints := _pgqueue.rebuild_hints(v_cursor);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;

@@ -32,7 +32,7 @@ begin
         end if;
     end;
     if v_noted < 0 then
-        return case when _pgqueue.need_not_look(to_timestamp(-v_noted / 1000000.0)) then false end;
+        return case when _pgqueue.not_yet(to_timestamp(-v_noted / 1000000.0)) then false end;
     end if;
     return case when p_last - v_noted + p_more <= p_consumer.max_backlog then true end;
 end $$;

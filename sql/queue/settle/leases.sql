@@ -10,7 +10,7 @@ as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
 begin
-    return v_hints.looked_at is not null and _pgqueue.looked_lately(v_hints) and not v_hints.was_cut
+    return v_hints.looked_at is not null and _pgqueue.rebuilt_lately(v_hints) and not v_hints.was_cut
         and not _pgqueue.has_free(v_hints)
         and (v_hints.parks is not true or not _pgqueue.has_free_key(p_consumer, v_hints))
         and (_pgqueue.next_end(p_consumer.consumer_id, v_hints, p_leases) <= clock_timestamp()) is not true;
@@ -29,8 +29,8 @@ declare
     v_past  timestamptz := v_now - interval '2 s';  -- a claim may be committed a moment after its lease ended
     v_hints pgqueue.claim_hints;
 begin
-    if not _pgqueue.looked_lately(p_cursor.hints) then
-        p_cursor.hints := _pgqueue.look_anew(p_cursor);
+    if not _pgqueue.rebuilt_lately(p_cursor.hints) then
+        p_cursor.hints := _pgqueue.rebuild_hints(p_cursor);
     end if;
     p_cursor.hints := _pgqueue.set_aside(p_consumer, p_cursor.hints, v_now);
     p_cursor := _pgqueue.expire(p_consumer, p_cursor, v_now);

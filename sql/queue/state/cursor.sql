@@ -52,7 +52,7 @@ begin
     if v_cursor.consumer_id is null then
         raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
     elsif v_hints.lanes is null then
-        v_hints := _pgqueue.look_anew(v_cursor);
+        v_hints := _pgqueue.rebuild_hints(v_cursor);
         v_hints.looked_at := '-infinity';  -- the next claim looks again, and stores what it finds
         v_cursor.hints := v_hints;
     end if;
@@ -60,7 +60,7 @@ begin
 end $$;
 
 -- Stores a cursor if it differs from the stored cursor: inserts a new version and deletes the one before.
---   p_busy  something was claimed or settled. Otherwise a look alone is worth no write, except for look_anew().
+--   p_busy  something was claimed or settled. Otherwise a look alone is worth no write, except for rebuild_hints().
 -- Needs the consumer's lock.
 create or replace function _pgqueue.save_cursor(p_stored pgqueue.consumer_cursors, p_cursor pgqueue.consumer_cursors,
                                                 p_busy boolean) returns void
@@ -308,7 +308,7 @@ begin
 end $$;
 
 -- Whether the hints of a cursor were read from what is stored within the last minute.
-create or replace function _pgqueue.looked_lately(p_hints pgqueue.claim_hints) returns boolean
+create or replace function _pgqueue.rebuilt_lately(p_hints pgqueue.claim_hints) returns boolean
 language sql volatile
 as $$
     select clock_timestamp() >= p_hints.looked_at and clock_timestamp() < p_hints.looked_at + interval '1 minute'
@@ -316,7 +316,7 @@ $$;
 
 -- Reads all hints from what is stored. What a hint hides, for whatever reason, is found then. Reads dead rows that a
 -- long transaction elsewhere keeps. Returns the hints.
-create or replace function _pgqueue.look_anew(p_cursor pgqueue.consumer_cursors) returns pgqueue.claim_hints
+create or replace function _pgqueue.rebuild_hints(p_cursor pgqueue.consumer_cursors) returns pgqueue.claim_hints
 language plpgsql stable
 as $$
 declare
