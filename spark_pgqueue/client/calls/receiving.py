@@ -1,4 +1,4 @@
-"""Receiving messages, settling them, and what became of them."""
+"""Receiving messages, and settling them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from psycopg.rows import class_row
-
 from spark_pgqueue.client import arguments, consuming
 from spark_pgqueue.client.calls.base import Calls
-from spark_pgqueue.client.messages import Claim, Done, Message, Outcome
+from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.client.reading import headers_of, json_of
 from spark_pgqueue.client.unseen import undeliver
 
@@ -32,7 +30,7 @@ _RECEIVE_WHERE = (
 
 
 class Receiving(Calls):
-    """Receiving messages, settling them, and what became of them."""
+    """Receiving messages, and settling them."""
 
     def receive(
         self,
@@ -381,193 +379,6 @@ class Receiving(Calls):
             arguments.maybe(arguments.json_text, "details", details),
         )
 
-    def retry(self, stream: str, consumer: str, seqs: Iterable[int] | None = None) -> int:
-        """End the delays of messages that are not claimed, for instance after an outage.
-
-        They come in large claims again, also the messages of claims that failed as a whole.
-
-            >>> queue.receive("orders", "billing").nack(delay=timedelta(hours=1))
-            1
-            >>> queue.retry("orders", "billing")
-            1
-
-        Args:
-            stream: the stream's name.
-            consumer: the consumer's name.
-            seqs: only these messages, and with ordering the messages that wait behind them; None
-                for all messages that were delivered before.
-
-        Returns:
-            how many delays were ended.
-        """
-        return self._value(
-            "select pgqueue.retry(%s::text, %s::text, %s::bigint[])",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.maybe(arguments.seqs, "seqs", seqs),
-        )
-
-    def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
-        """Take unfinished messages from a consumer, in whatever state they are.
-
-        Claimed messages leave their claim. The worker is not stopped; it sees smaller numbers when
-        it extends or settles the claim. All or nothing. Dead letters, and messages that a Spark
-        query has claimed, are passed over.
-
-            >>> queue.cancel("orders", "billing", [1, 2])
-            2
-
-        Args:
-            stream: the stream's name.
-            consumer: the consumer's name.
-            seqs: the numbers of the messages.
-
-        Returns:
-            how many messages were cancelled.
-
-        Raises:
-            PgQueueError: 55P03 a transaction that claims or settles some of them stays open for
-                10 s; PQ006 a group.
-        """
-        return self._value(
-            "select pgqueue.cancel(%s::text, %s::text, %s::bigint[])",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.seqs("seqs", seqs),
-        )
-
-    def postpone(self, stream: str, consumer: str, seqs: Iterable[int], until: datetime) -> int:
-        """Deliver messages that nobody has claimed later, or sooner than they would come.
-
-        With ordering, later messages of the same keys wait. Claimed messages and dead letters are
-        passed over: for a claim see `defer`.
-
-            >>> queue.postpone("orders", "billing", [1], datetime.now(UTC) + timedelta(hours=1))
-            1
-
-        Args:
-            stream: the stream's name.
-            consumer: the consumer's name.
-            seqs: the numbers of the messages.
-            until: not before then, with a time zone; a time that has passed: they are due at once.
-
-        Returns:
-            how many messages were postponed.
-
-        Raises:
-            PgQueueError: 55P03 a transaction that claims some of them stays open for 10 s; PQ006 a
-                group.
-        """
-        return self._value(
-            "select pgqueue.postpone(%s::text, %s::text, %s::bigint[], %s::timestamptz)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.seqs("seqs", seqs),
-            arguments.time("until", until),
-        )
-
-    def outcome(self, stream: str, consumer: str, seq: int) -> Outcome:
-        """The outcome of a message, for one consumer.
-
-            >>> queue.receive("orders", "billing").ack()
-            1
-            >>> queue.outcome("orders", "billing", 1).state
-            'done'
-
-        Args:
-            stream: the stream's name.
-            consumer: the consumer's name.
-            seq: the message's number.
-
-        Raises:
-            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
-        """
-        (found,) = self._statements.rows(
-            "select state, result, reason, error, deliver_count, owner, claimed_at, ended_at,"
-            " due_at from pgqueue.outcome(%s::text, %s::text, %s::bigint)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.number("seq", seq, 1, 2**63 - 1),
-            ],
-            row_factory=class_row(Outcome),
-        )
-        return found
-
-    def wait_for(self, stream: str, consumer: str, seq: int, timeout: timedelta) -> Outcome:
-        """Wait until a consumer is done with a message, or the message died; return its outcome.
-
-        Where the consumer has the setting `notify_done`, the outcome arrives at once. Else the
-        client asks repeatedly, after a while once a second.
-
-            >>> queue.wait_for("orders", "billing", 1, timedelta(milliseconds=10)).state
-            'new'
-
-        Args:
-            stream: the stream's name.
-            consumer: the consumer's name.
-            seq: the message's number.
-            timeout: how long to wait.
-
-        Returns:
-            the outcome; its state is not final when the time was over before.
-
-        Raises:
-            PgQueueError: as `outcome`; or inside a transaction, or on the caller's connection.
-        """
-        seconds = arguments.patience("timeout", timeout)
-        self._check_can_wait()
-        look = partial(self.outcome, stream, consumer, seq)
-        listen = partial(
-            self._value,
-            "select pgqueue.listen_done(%s::text, %s::text, %s::int)",
-            stream,
-            consumer,
-            self._statements.connection().info.backend_pid,
-        )
-        return self._long_poll.until(look, lambda found: found.is_final, listen, seconds)
-
-    def history(
-        self,
-        stream: str,
-        consumer: str,
-        *,
-        since: datetime | None = None,
-        limit: int = 100,
-    ) -> list[Done]:
-        """The last acknowledgements of a consumer with the setting `keep_history`.
-
-            >>> queue.alter_consumer("orders", "billing", {"keep_history": timedelta(days=1)})
-            >>> queue.receive("orders", "billing").ack(result={"invoice": 17})
-            1
-            >>> [(done.seqs, done.result) for done in queue.history("orders", "billing")]
-            [([(1, 1)], {'invoice': 17})]
-
-        Args:
-            stream: the stream's name.
-            consumer: the consumer's name.
-            since: only from this time on (with its zone); None for all that is kept.
-            limit: return at most this many acknowledgements.
-
-        Returns:
-            the acknowledgements, the last one first.
-        """
-        rows = self._statements.rows(
-            "select array(select array[lower(r), upper(r) - 1] from unnest(seqs) r), message_count,"
-            " deliver_count, result, owner, claim_id, claimed_at, done_at"
-            " from pgqueue.message_history"
-            " where stream = %s::text and consumer = %s::text"
-            " and done_at >= coalesce(%s::timestamptz, '-infinity')"
-            " order by done_at desc limit %s::int",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.maybe(arguments.time, "since", since),
-                arguments.number("limit", limit),
-            ],
-        )
-        return [_done(*row) for row in rows]
-
 
 def _message(
     seq: int,
@@ -586,7 +397,3 @@ def _message(
     state, why_not = (None, None) if saved is None else json_of("saved state", saved)
     others = priority, deliver_count, inserted_at
     return Message(seq, key, data, found, *others, error=why or why_not, saved=state)
-
-
-def _done(ranges: list[list[int]], *others: Any) -> Done:
-    return Done([(first, last) for first, last in ranges], *others)
