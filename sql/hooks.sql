@@ -36,7 +36,7 @@ create or replace function _pgqueue.on_setting(p_type text, p_text text) returns
 language sql immutable
 as $$
     select case
-        when p_type is null then null
+        when p_type is null then null::boolean
         -- on setting
         -- typed/schemas.sql
         when p_type = 'schema' then _pgqueue.read_schema(p_text) is not null

@@ -74,7 +74,7 @@ def objects(conn: Conn) -> set[str]:
 def use_the_queue(conn: Conn) -> None:
     """Sends, claims, retention, maintain() and drops: whatever has hooks of features."""
     value(conn, "create_stream", "q", p_kind="json")
-    value(conn, "create_consumer", "q", "c")
+    value(conn, "create_consumer", "q", "c", p_settings='{"keep_history": "1 day"}')
     sent = value(conn, "send", "q", "1")
     assert acked(conn, "q", "c") == [sent]
     value(conn, "set_retention", "q", p_messages=1)
@@ -133,52 +133,18 @@ def test_a_name_of_no_feature_is_refused(conn: Conn) -> None:
 
 
 CORE = [
-    "ahead",
-    "claim",
-    "claim_bounds",
-    "claim_ids",
-    "settle",
-    "leases",
-    "ordering",
-    "dealing",
-    "key_limits",
-    "key_latest",
-    "key_capacity",
-    "filters",
-    "gaps",
-    "retention",
-    "reading",
-    "positions",
-    "groups",
-    "cancel",
-    "postpone",
-    "dead_letters",
-    "sink",
-    "actions",
-    "readers",
-    "back_pressure",
-    "throttle",
-    "views",
-    "explain",
-    "peeking",
-    "free_bundles",
-    "hints",
-    "defer",
-    "expiry",
-    "history",
-    "publish",
-    "receive",
-    "receive_where",
-    "retry",
-    "streams",
-    "waiting",
+    *("ahead", "claim", "settle", "leases", "ordering", "dealing", "key_limits", "filters", "gaps"),
+    *("retention", "reading", "positions", "groups", "cancel", "dead_letters", "sink", "actions"),
+    *("readers", "back_pressure", "views", "explain", "history", "publish", "receive", "streams"),
 ]
 
 
 @pytest.mark.longer
 def test_the_tests_of_the_core_pass_without_any_feature() -> None:
+    """But for one, which drops a stream that has all features."""
     tests = [f"tests/sql/test_{name}.py" for name in CORE]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *tests]
+    options = ["-q", "-n", "2", "-p", "no:cacheprovider", "-k", "not touches_no_other"]
     env = {**os.environ, "PGQUEUE_TEST_WITHOUT": " ".join(features.FEATURES)}
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
