@@ -140,6 +140,7 @@ CORE = [
 
 
 @pytest.mark.longer
+@pytest.mark.timeout(1200)
 def test_the_tests_of_the_core_pass_without_any_feature() -> None:
     """But for one, which drops a stream that has all features."""
     tests = [f"tests/sql/test_{name}.py" for name in CORE]
