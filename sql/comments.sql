@@ -87,8 +87,8 @@ begin
          'Shows how far a consumer is in its stream, for people: the first message that it has not taken.'),
         ('outcome', 'Tells how a message ended for a consumer, or in which state it is.'),
         ('failures',
-         'Lists the failed deliveries of a message that a consumer has in hand, or gave up: the last ten, in their '
-         'order.'),
+         'Lists the failed deliveries of a message that a consumer has not finished, or gave up: the last ten, in '
+         'their order.'),
         ('listen_done', 'Lets this session hear when a consumer is done with messages, acknowledged or dead.'),
         ('scan',
          'Returns rows of a table of a queue as ranges of messages: lo, hi, and the wanted columns, in this order.'),

@@ -3,9 +3,9 @@
 --
 -- A migration, migrations/<n>.sql, turns version n - 1 into n. install.sql names it after this file. It runs when the
 -- table installed has no version n yet, so once, before new tables are made; a second part of it, where there is one,
--- when all are there. Nobody is at work. Views and functions are gone, and are all made anew afterwards: grants on them
--- that others made have to be made again, and where an object of others depends on them, the installation fails and
--- nothing is changed.
+-- when all are there. Nobody is at work. Views and functions are gone, and are all made again afterwards: grants on
+-- them that others made have to be made again, and where an object of others depends on them, the installation fails
+-- and nothing is changed.
 
 do $$
 declare

@@ -25,11 +25,14 @@ _HOOK = re.compile(r"^( *)-- on \w+\n(?:.*\n)*?\1-- end\n", re.MULTILINE)
 _REMOVAL = """
 do $removal$
 declare
-    v_ours text[] := '{{{names}}}';
-    v_used text;
-    v_drop text;
+    v_ours   text[] := '{{{names}}}';
+    v_tables text[] := '{{{tables}}}';
+    v_used   text;
+    v_drop   text;
 begin
-    if not exists (select from unnest('{{{tables}}}'::text[]) t where to_regclass(t) is null) then
+    -- (an older version may have some of the tables: the query answers for those, or fails)
+    if v_tables = '{{}}'
+       or exists (select from unnest(v_tables) t where to_regclass(t) is not null) then
         select string_agg(u, ', ') into v_used from ({in_use}) u (u);
     end if;
     if v_used is not null then
@@ -67,8 +70,13 @@ def known(without: Collection[str]) -> frozenset[str]:
     """The names of features, checked.
 
     Raises:
-        PgQueueError: there is no feature of a name.
+        PgQueueError: there is no feature of a name, or this is no list of names.
     """
+    if isinstance(without, str):
+        raise PgQueueError(
+            f"without is a list of names of features, not the text {without!r}",
+            hint=f"there are: {', '.join(FEATURES)}",
+        )
     for name in without:
         if name not in FEATURES:
             raise PgQueueError(

@@ -4,7 +4,7 @@
 -- A new, ready, delayed or waiting message is not delivered any more. A claimed message leaves its claim; the worker is
 -- not stopped, but learns it from smaller numbers when it extends or settles the claim. In an ordered consumer, the
 -- later messages of the same key go on. The call cancels all of the messages or none. It passes over dead letters,
--- messages that a Spark query has in hand, and numbers that are not the consumer's. seek and replay may deliver
+-- messages that a Spark query holds, and numbers that are not the consumer's. seek and replay may deliver
 -- cancelled messages again.
 --   p_seqs  the messages
 -- Returns how many messages were cancelled. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 when a
@@ -130,9 +130,9 @@ begin
 end $$;
 
 -- Makes a consumer pass over messages that it has not taken. Their publications go into a gap; the gap keeps the
--- messages from the consumer, as it does with messages in hand when a consumer is moved (reading/positions.sql). So the
--- cost is a search for these messages, however many messages are new.
--- Returns the cursor, the messages, and their publications. Needs the consumer's lock.
+-- messages from the consumer, as it does with unfinished messages when a consumer is moved (reading/positions.sql). So
+-- the cost is a search for these messages, however many messages are new. Returns the cursor, the messages, and their
+-- publications. Needs the consumer's lock.
 create or replace function _pgqueue.pass_over(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                               p_set int8multirange, out o_gone int8multirange,
                                               out o_ids int8multirange)

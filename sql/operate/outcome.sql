@@ -43,7 +43,7 @@ begin
         left join _pgqueue.unfinished(v_consumer.consumer_id) m on m.seqs @> p_seq;
 end $$;
 
--- Lists the failed deliveries of a message that a consumer has in hand, or gave up: the last ten, in their order.
+-- Lists the failed deliveries of a message that a consumer has not finished, or gave up: the last ten, in their order.
 -- A delivery failed when it was returned (nack), or when its visibility timeout passed. Of a claim that failed as a
 -- whole, each message has the failure. The list is forgotten when the message is acknowledged or cancelled, or redriven
 -- as never delivered. The call may read all that the

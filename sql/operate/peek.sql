@@ -3,7 +3,8 @@
 -- Shows the messages that a consumer gets next, with what they hold, and changes nothing.
 -- They come in about the order of delivery: ready messages; messages that the consumer's filter has not judged, and
 -- that pass it; new messages, of up to limit_take() publications; then messages that wait for their key, and delayed
--- ones. Claimed messages and dead letters are not shown. For people: it may read all that the consumer has in hand.
+-- ones. Claimed messages and dead letters are not shown. For people: it may read all that the consumer has not
+-- finished.
 --   p_max  messages at most, 1 to 100,000
 -- Returns a row per message: its state, as in message_states; until when it is delayed; and the last error, of a
 -- message that failed.

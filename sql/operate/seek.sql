@@ -89,8 +89,8 @@ begin
 end $$;
 
 -- Delivers messages between two positions once more to a consumer that has finished or skipped them.
--- They arrive at the end of the consumer's line. Messages that the consumer has in hand, or has not taken yet, come as
--- they would; dead letters stay dead.
+-- They arrive at the end of the consumer's line. Messages that the consumer has taken and not finished, or not taken
+-- yet, come as they would; dead letters stay dead.
 --   p_from  from this position on, see seek
 --   p_to    up to this position, without what is after it
 -- Returns how many messages these are.
@@ -176,10 +176,10 @@ as $$
     from _pgqueue.published(p_stream_id, p_ids * (p_from_ids + p_to_ids)) p
 $$;
 
--- Takes messages out of what gaps keep, so that they arrive again: messages that the consumer had in hand when the gap
--- was made, that it has finished since, and that a replay asks for.
+-- Takes messages out of what gaps keep, so that they arrive again: messages that the consumer had not finished when the
+-- gap was made, that it has finished since, and that a replay asks for.
 --   p_ids   the publications that the replay asks for
---   p_kept  what the consumer has in hand now
+--   p_kept  what the consumer has not finished now
 -- Returns the cursor, and how many of these messages are of publications in those gaps.
 create or replace function _pgqueue.keep_less(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                               p_ids int8multirange, p_kept int8multirange, out o_count bigint)

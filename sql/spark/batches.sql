@@ -31,7 +31,7 @@ create table if not exists pgqueue.staged_chunks (
     expires_at    timestamptz,
     routed        boolean        not null default false,  -- its batch may have other streams too
     digest        numeric,                   -- of a query: a sum over its messages, whatever their order
-    write_no      bigint                     -- of begin_write(); null: not told
+    write_no      bigint                     -- of begin_write(); null: not given
 );
 create sequence if not exists pgqueue.write_numbers;
 

@@ -15,6 +15,7 @@ import pytest
 from spark_pgqueue import PgQueueError
 from spark_pgqueue.postgres import connection, features, schema
 from tests.sql.queue import Conn, acked, maintain, one, value
+from tests.sql.test_upgrade import install_released
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +125,24 @@ def test_what_is_in_use_stays(conn: Conn, feature: str) -> None:
         schema.install(conn, without=features.FEATURES)
     assert caught.value.sqlstate == "PQ006"
     assert objects(conn) == before
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_an_older_version_uses_stays(empty_url: str, version: int) -> None:
+    """It may lack some of the tables that the feature has now."""
+    with connection.connect(empty_url) as conn:
+        install_released(conn, version)
+        value(conn, "create_stream", "s")
+        USES["archive"][0](conn)
+        with pytest.raises(PgQueueError, match="the archive of stream s"):
+            schema.install(conn, without=["archive"])
+        assert one(conn, "select max(version) from pgqueue.installed") == version
+        assert one(conn, "select count(*) from pgqueue.archives") == 1
+
+
+def test_a_text_in_place_of_names_is_refused(conn: Conn) -> None:
+    with pytest.raises(PgQueueError, match="a list of names of features, not the text 'capture'"):
+        schema.install(conn, without="capture")
 
 
 def test_a_name_of_no_feature_is_refused(conn: Conn) -> None:

@@ -253,7 +253,7 @@ class Monitoring(Sending, Reading, Managing):
             reason: ...
             before: ...
             max_messages: at most this many messages, the lowest numbers first; None for all.
-            reset: whether their deliver_count begins anew. If not, and the consumer has a
+            reset: whether their deliver_count starts again at 0. If not, and the consumer has a
                 max_deliver_count, their next failure is the last.
 
         Returns:

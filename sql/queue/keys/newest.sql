@@ -31,7 +31,7 @@ language sql volatile
 as $$ select date_trunc('hour', clock_timestamp()) + interval '1 hour' $$;
 
 -- Notes the newest messages of keys, and replaces the messages that are older.
---   p_seqs  messages that enter; or that are in hand
+--   p_seqs  messages that enter; or that are not finished
 --   p_bundles  those of them that the caller has taken, or takes, out of the bundles: the caller counts these
 -- Returns the cursor, and those of p_seqs that are not replaced. A message without a key never is. Needs the consumer's
 -- lock.
@@ -181,7 +181,7 @@ begin
     end if;
 end $$;
 
--- Forgets the newest messages of keys that a consumer does not have in hand: it begins elsewhere, or again.
+-- Forgets the newest messages of keys of which a consumer has none unfinished: it begins elsewhere, or again.
 create or replace function _pgqueue.forget_newest(p_consumer_id int) returns void
 language sql
 as $$
