@@ -132,6 +132,37 @@ def test_what_a_claim_beside_many_others_costs_does_not_grow(
         cycle(conn)
     assert sorted(cycle(conn) for _ in range(60))[30] <= 1.5 * few + 20
     assert buffers(conn, CLAIM) <= 1.5 * few + 20
+    send(conn)
+    with conn.transaction():  # in which statistics are not sent, and so not reset
+        before = one(conn, ROWS_READ)
+        assert len(receive(conn, 1)) == 1
+        assert one(conn, ROWS_READ) - before <= 400
+
+
+ROWS_READ = """
+select coalesce(sum(idx_tup_fetch), 0) from pg_stat_xact_user_tables
+where schemaname = 'pgqueue' and relname in ('publications', 'taken_ahead')
+"""
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_poll_beside_what_was_taken_ahead_needs_no_lock(conn: Conn) -> None:
+    """But for one in a second, which looks at the leases."""
+    send(conn)
+    assert len(receive(conn, 1)) == 1
+    assert one(conn, AHEAD) == 1
+    in_turn = (
+        "select coalesce(sum(calls), 0) from pg_stat_xact_user_functions"
+        " where funcname = 'claim_in_turn'"
+    )
+    found = []
+    for _ in range(5):
+        with conn.transaction():
+            conn.execute("set local track_functions = 'all'")
+            before = one(conn, in_turn)
+            assert receive(conn, 1) == []
+            found.append(one(conn, in_turn) - before)
+    assert sum(found) <= 1
 
 
 @pytest.mark.usefixtures("begun")

@@ -142,7 +142,6 @@ declare
     v_priority int;
     v_count    bigint := 0;
     v_seqs     int8multirange := '{}';
-    v_locked   int := 0;
     v_no       bigint;
     v_token    bigint;
 begin
@@ -153,7 +152,6 @@ begin
             return v_claim;
         end if;
         continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_part.publication_id);
-        v_locked := v_locked + 1;
         -- (The cursor and what was taken ahead of it as of one snapshot: who moves the cursor deletes the rows. So "on
         -- conflict" would not do.)
         insert into pgqueue.taken_ahead (consumer_id, publication_id, message_count, lane, place, first_seq)
@@ -172,7 +170,7 @@ begin
         v_seqs := v_seqs + v_part.seqs;
     end loop;
     if v_count = 0 then
-        v_claim.message_count := case when v_locked in (0, cardinality(p_next)) then 0 end;  -- others have all
+        v_claim.message_count := 0;  -- others have all, or are taking it
         return v_claim;
     end if;
     v_no := nextval('pgqueue.claim_numbers');
