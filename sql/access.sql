@@ -7,8 +7,7 @@
 --   settings  names of run_settings(), or caller: it runs with the rights of its caller
 -- (More than 60 lines: one list.)
 create or replace function _pgqueue.access() returns table (name text, roles text[], settings text[])
-language sql immutable
-as $$
+language sql immutable as $$
     select unnest(l.names), l.roles, l.settings from (values
         -- all programs that publish or consume
         ('{schema_version, open_stream, schema_of, server_of}'::text[], '{producer, consumer, observer, admin}'::text[],
@@ -84,12 +83,12 @@ as $$
         ('{_pgqueue.failing}', null, '{plan, probe, loop}'),
         ('{_pgqueue.seen_dead, _pgqueue.check_keys}', null, '{probe}'),
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
-        ('{_pgqueue.first_of, _pgqueue.judge_keys}', null, '{plan, probe, loop}'),
+        ('{_pgqueue.first_of, _pgqueue.owed_of_keys}', null, '{plan, probe, loop}'),
         ('{_pgqueue.settle}', null, '{loop}'),
         ('{_pgqueue.payloads}', null, '{serial}'),
-        ('{_pgqueue.store_dealt, _pgqueue.store_waiting, _pgqueue.firsts}', null, '{whole}'),
+        ('{_pgqueue.store_assigned, _pgqueue.store_waiting, _pgqueue.firsts}', null, '{whole}'),
         ('{_pgqueue.by_key}', null, '{nest}'),
-        ('{_pgqueue.return_by_key, _pgqueue.gate, _pgqueue.named_in, _pgqueue.end_named}', null, '{hash}'),
+        ('{_pgqueue.return_by_key, _pgqueue.apply_key_limits, _pgqueue.named_in, _pgqueue.end_named}', null, '{hash}'),
         ('{_pgqueue.keep_newest}', null, '{probe, hash, no_jit}'),
         ('{_pgqueue.check_written, _pgqueue.entries_of}', null, '{probe, serial, no_jit}'),
         ('{_pgqueue.take_dedup_keys}', null, '{plan}'),
@@ -104,8 +103,7 @@ $$;
 -- A function that is called for every claim reads a few rows by index. Statistics are out of date for tables that fill
 -- and empty all day, and then the planner now and then prefers to read a table whole. These settings forbid that.
 create or replace function _pgqueue.run_settings() returns table (name text, settings text[])
-language sql immutable
-as $$
+language sql immutable as $$
     values
         -- the plan is kept: to plan costs more than a small claim, and a custom plan would hold arrays as constants
         ('plan',   '{plan_cache_mode = force_generic_plan}'::text[]),
@@ -128,8 +126,7 @@ $$;
 
 -- The existing functions of the list, with their rights and settings.
 create or replace function _pgqueue.listed() returns table (function oid, roles text[], settings text[])
-language sql stable
-as $$
+language sql stable as $$
     select p.oid, a.roles, a.settings
     from _pgqueue.access() a
     join pg_namespace n on n.nspname = case when strpos(a.name, '.') > 0 then split_part(a.name, '.', 1)
@@ -139,8 +136,7 @@ $$;
 
 -- The functions that queries of our views call. They run with the rights of the role that asks.
 create or replace function _pgqueue.view_functions() returns setof oid
-language sql stable
-as $$
+language sql stable as $$
     select distinct d.refobjid
     from pg_depend d join pg_rewrite r on r.oid = d.objid join pg_class v on v.oid = r.ev_class
     join pg_proc p on p.oid = d.refobjid

@@ -10,8 +10,7 @@
 
 -- A claim begins for a consumer whose row says that its stream has schedules (consumers.scheduled).
 create or replace function _pgqueue.on_claim(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on claim
     -- schedules/schedules.sql
@@ -21,8 +20,7 @@ end $$;
 
 -- When a claim for such a consumer has something to do; null: never.
 create or replace function _pgqueue.on_due(p_stream_id int) returns timestamptz
-language sql stable
-as $$
+language sql stable as $$
     select least(null::timestamptz
         -- on due
         -- schedules/schedules.sql
@@ -33,8 +31,7 @@ $$;
 
 -- A text is given for a setting whose type base/settings.sql does not know: whether it is a value of that type.
 create or replace function _pgqueue.on_setting(p_type text, p_text text) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select case
         when p_type is null then null::boolean
         -- on setting
@@ -46,8 +43,7 @@ $$;
 
 -- A stream is to have settings: raises what forbids them. Of a stream that is to be created, its kind alone is given.
 create or replace function _pgqueue.before_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on before_set_stream
     -- typed/schemas.sql
@@ -57,8 +53,7 @@ end $$;
 
 -- Settings of a stream are to be stored, and the row has them. Returns the row, with what follows from them.
 create or replace function _pgqueue.on_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns pgqueue.streams
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on set_stream
     -- typed/schemas.sql
@@ -71,8 +66,7 @@ end $$;
 
 -- Whether all that a stream takes may be copied to another one.
 create or replace function _pgqueue.on_bind(p_from pgqueue.streams, p_to pgqueue.streams) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select true
         -- on bind
         -- typed/schemas.sql
@@ -83,8 +77,7 @@ $$;
 -- A payload is not what the schema_path of its stream asks for: raises that. (Who sends asks the path first, and comes
 -- here only with such a payload.)
 create or replace function _pgqueue.on_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on misfit
     -- typed/schemas.sql
@@ -97,8 +90,7 @@ end $$;
 create or replace function _pgqueue.on_read(p_stream_id int, p_from bigint, p_below bigint)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     -- on read
     -- archive/archived.sql
@@ -110,8 +102,7 @@ end $$;
 create or replace function _pgqueue.on_read_first(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
                consumers int[])
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     -- on read_first
     -- archive/archived.sql
@@ -122,8 +113,7 @@ end $$;
 -- The last of these below an id, in the same way.
 create or replace function _pgqueue.on_read_last(p_stream_id int, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     -- on read_last
     -- archive/archived.sql
@@ -133,8 +123,7 @@ end $$;
 
 -- The first message of a stream that is kept elsewhere; null: none is.
 create or replace function _pgqueue.on_first_seq(p_stream_id int) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     select least(null::bigint
         -- on first_seq
         -- archive/archived.sql
@@ -145,8 +134,7 @@ $$;
 
 -- Where features keep numbers of sequences, as number_holders() (log/numbers.sql) has it.
 create or replace function _pgqueue.on_numbers() returns table (numbers text, quick boolean, query text)
-language sql immutable
-as $$
+language sql immutable as $$
     select null, false, null where false
     -- on numbers
     -- schedules/schedules.sql
@@ -170,8 +158,7 @@ $$;
 
 -- A segment of a stream is due, and sealed: who else holds it; null: nobody.
 create or replace function _pgqueue.on_hold(p_stream_id int, p_segment int) returns text
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(null::text
         -- on hold
         -- archive/aging.sql
@@ -182,8 +169,7 @@ $$;
 
 -- Publications of a stream are to be trimmed: the numbers of messages that are kept elsewhere, too.
 create or replace function _pgqueue.on_trim(p_stream_id int) returns int8multirange
-language sql stable
-as $$
+language sql stable as $$
     select int8multirange()
         -- on trim
         -- archive/archived.sql
@@ -193,8 +179,7 @@ $$;
 
 -- Publications were trimmed, all of whose messages are kept elsewhere (on_trim()). The messages are still stored.
 create or replace function _pgqueue.on_trimmed(p_stream_id int, p_publications pgqueue.publications[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on trimmed
     -- archive/aging.sql
@@ -204,8 +189,7 @@ end $$;
 
 -- Streams that retain() is called for, although they may have no retention.
 create or replace function _pgqueue.on_retain() returns setof int
-language sql stable
-as $$
+language sql stable as $$
     select null::int where false
     -- on retain
     -- archive/archived.sql
@@ -215,8 +199,7 @@ $$;
 
 -- A stream was trimmed, and its maintenance is locked. Returns whether there may be more to do.
 create or replace function _pgqueue.on_retained(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_more boolean := false;
 begin
@@ -230,8 +213,7 @@ end $$;
 
 -- recover() gave each stream a new incarnation.
 create or replace function _pgqueue.on_recover() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on recover
     -- archive/archived.sql
@@ -241,8 +223,7 @@ end $$;
 
 -- A try to delete a consumer: its row and its bundles are gone, and its lock is held.
 create or replace function _pgqueue.on_drop_consumer(p_consumer_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on drop_consumer
     -- base/consumers.sql
@@ -252,7 +233,7 @@ begin
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer_id;
     delete from pgqueue.taken_ahead where consumer_id = p_consumer_id;
     -- queue/state/history.sql
-    delete from pgqueue.archived_messages where consumer_id = p_consumer_id;
+    delete from pgqueue.completed_messages where consumer_id = p_consumer_id;
     -- queue/keys/newest.sql
     delete from pgqueue.newest_of_keys where consumer_id = p_consumer_id;
     -- queue/keys/key_tokens.sql
@@ -260,7 +241,7 @@ begin
     -- queue/settle/owed.sql
     delete from pgqueue.skips where consumer_id = p_consumer_id;
     -- queue/send/key_capacity.sql
-    perform _pgqueue.forget_entries(p_consumer_id);
+    perform _pgqueue.delete_old_entries(p_consumer_id);
     -- operate/groups.sql
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
@@ -274,8 +255,7 @@ end $$;
 
 -- A stream is to be deleted: raises what forbids it. Nothing is locked.
 create or replace function _pgqueue.before_drop_stream(p_stream pgqueue.streams) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on before_drop_stream
     -- capture/capture.sql
@@ -285,8 +265,7 @@ end $$;
 
 -- A try to delete a stream: its row is there and locked, its consumers are gone.
 create or replace function _pgqueue.on_drop_stream(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on drop_stream
     -- base/streams.sql
@@ -313,8 +292,7 @@ end $$;
 
 -- A stream was dropped, and no transaction is left that may have seen it (operate/dropped.sql).
 create or replace function _pgqueue.on_clear_stream(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on clear_stream
     -- log/messages.sql
@@ -333,14 +311,13 @@ end $$;
 
 -- Chores of maintain(), before it trims.
 create or replace function _pgqueue.on_maintain() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on maintain
     -- queue/send/key_capacity.sql
-    perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
+    perform _pgqueue.run_task('select 0 from _pgqueue.maintain_key_backlog()');
     -- capture/capture.sql
-    perform _pgqueue.chore('select 0 from _pgqueue.capture_partitions()');
+    perform _pgqueue.run_task('select 0 from _pgqueue.capture_partitions()');
     -- end
 end $$;
 
@@ -348,18 +325,17 @@ end $$;
 --   p_stream_ids  the streams whose turn it is
 --   p_age         of what failed writers left
 create or replace function _pgqueue.on_maintained(p_stream_ids int[], p_age interval) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- on maintained
     -- queue/send/back_pressure.sql
-    perform _pgqueue.chore('select 0 from _pgqueue.forget_rooms()');
+    perform _pgqueue.run_task('select 0 from _pgqueue.delete_backlogs()');
     -- schedules/schedules.sql
-    perform _pgqueue.chore('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
+    perform _pgqueue.run_task('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
     from (select distinct stream_id from pgqueue.schedules
           where not paused and next_at <= clock_timestamp() and stream_id = any (p_stream_ids)) t;
     -- table_sink/table_sink.sql
-    perform _pgqueue.chore('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
+    perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
                            jsonb_build_array(w.write_no, w.staged_by))
     from _pgqueue.left_table_writes(p_age) w;
     -- end

@@ -46,12 +46,12 @@ set local check_function_bodies = off;
 \ir queue/state/history.sql
 \ir queue/keys/key_sets.sql
 \ir queue/keys/waiting.sql
-\ir queue/keys/held.sql
+\ir queue/keys/long_claims.sql
 \ir queue/keys/newest.sql
 \ir queue/keys/key_tokens.sql
 \ir queue/keys/key_limits.sql
 \ir queue/keys/free_keys.sql
-\ir queue/keys/dealing.sql
+\ir queue/keys/assigning.sql
 \ir queue/take/filters.sql
 \ir queue/take/passing.sql
 \ir queue/take/take.sql
@@ -73,7 +73,7 @@ set local check_function_bodies = off;
 \ir queue/claim/making.sql
 \ir queue/claim/by_key.sql
 \ir queue/claim/matching.sql
-\ir queue/claim/refresh.sql
+\ir queue/claim/due_work.sql
 \ir queue/claim/ahead.sql
 \ir queue/claim/free.sql
 \ir queue/claim/claims.sql

@@ -10,13 +10,11 @@
 
 -- The group roles.
 create or replace function _pgqueue.group_roles() returns text[]
-language sql immutable
-as $$ select '{pgqueue_producer, pgqueue_consumer, pgqueue_observer, pgqueue_admin}'::text[] $$;
+language sql immutable as $$ select '{pgqueue_producer, pgqueue_consumer, pgqueue_observer, pgqueue_admin}'::text[] $$;
 
 -- The group roles that this database uses: those that may use the schema.
 create or replace function _pgqueue.roles() returns setof text
-language sql stable
-as $$
+language sql stable as $$
     select r.rolname::text
     from unnest(_pgqueue.group_roles()) with ordinality g (name, n) join pg_roles r on r.rolname = g.name
     where exists (select from pg_namespace n cross join lateral aclexplode(n.nspacl) a
@@ -29,8 +27,7 @@ $$;
 -- a schema only where they trust its owner (spark_pgqueue/postgres/owners.py): an owner that is no superuser, and not
 -- the database's owner, needs to be in the role pgqueue_owner.
 create or replace function _pgqueue.complete_roles() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_owner oid := (select nspowner from pg_namespace where nspname = 'pgqueue');
     v_there boolean := exists (select from pg_roles where rolname = 'pgqueue_owner');
@@ -68,8 +65,7 @@ end $$;
 -- are missing. Errors: PQ006 when a role of such a name can do more than belong to a group; 42501 when the caller may
 -- not create roles. Locks: none that others wait for.
 create or replace function pgqueue.create_roles() returns table (role text, members text[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_found pg_roles;
 begin
@@ -105,8 +101,7 @@ end $$;
 
 -- Grants the group roles of this database what they need, and takes from them what they do not need any more.
 create or replace function _pgqueue.grant_roles() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_role text;
 begin
@@ -129,8 +124,7 @@ end $$;
 
 -- Grants what the group roles need of a stream, if this database uses them, and nothing to anybody else.
 create or replace function _pgqueue.grant_stream(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_role text;
 begin
@@ -143,8 +137,7 @@ end $$;
 
 -- The schemas of this project in this database; pgmq only if it is the face of the queue, and not pgmq itself.
 create or replace function _pgqueue.schemas() returns setof oid
-language sql stable
-as $$
+language sql stable as $$
     select n.oid from pg_namespace n
     where n.nspname in ('pgqueue', '_pgqueue')
        or (n.nspname = 'pgmq' and obj_description(n.oid, 'pg_namespace') like 'spark-pgqueue:%'
@@ -152,10 +145,8 @@ as $$
 $$;
 
 -- The grants on the schemas and on what is in them, but for those of the owner. object and grantee are quoted.
-create or replace function _pgqueue.grants()
-returns table (oid oid, object text, grantee text, privileges text)
-language sql stable
-as $$
+create or replace function _pgqueue.grants() returns table (oid oid, object text, grantee text, privileges text)
+language sql stable as $$
     with acl as (
         select oid, 'schema ' || quote_ident(nspname) as object, coalesce(nspacl, acldefault('n', nspowner)) as rights,
                nspowner as owner
@@ -183,8 +174,7 @@ $$;
 -- for grants to PUBLIC.
 --   p_new  the objects that were just made; tables stand for their types too
 create or replace function _pgqueue.revoke_defaults(p_new oid[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_new    oid[] := p_new || array(select reltype from pg_class where oid = any (p_new));
     v_revoke text;
@@ -202,8 +192,7 @@ end $$;
 -- The grants that this project did not make, and the sessions that hold locks of the queue and have no right in it: for
 -- pgqueue doctor. Locks of a class and an id can be held by anybody who may connect (base/locks.sql).
 create or replace function _pgqueue.foreign_rights() returns table (what text, advice text)
-language sql stable
-as $$
+language sql stable as $$
     select format('%s may %s %s', g.grantee, g.privileges, g.object),
            format('revoke all on %s from %s', g.object, g.grantee)
     from _pgqueue.grants() g
@@ -227,8 +216,7 @@ $$;
 -- The same for all that an installation has made: pgqueue.objects_before has what was there. PUBLIC loses its grants on
 -- that, too.
 create or replace function _pgqueue.revoke_made() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.revoke_defaults(array(
         select g.oid from _pgqueue.grants() g

@@ -1,8 +1,8 @@
 -- The version of the schema.
 
 -- The version of this schema. Locks nothing.
-create or replace function pgqueue.schema_version() returns int language sql stable
-as $$ select max(version) from pgqueue.installed $$;
+create or replace function pgqueue.schema_version() returns int
+language sql stable as $$ select max(version) from pgqueue.installed $$;
 
 -- Consumers and streams that were given no value of a setting have its default, also if this version has another one.
 do $$

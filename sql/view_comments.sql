@@ -132,7 +132,7 @@ begin
             ['worker', 'the worker that has it; null: none has'],
             ['lease_until', 'until when other workers leave it to that worker'],
             ['committed_at', 'when an offset was committed last; null: never'],
-            ['committed', 'how far the partition is processed: line_no and seq of the last message that is done'],
+            ['committed', 'how far the partition is processed: arrival_no and seq of the last message that is done'],
             ['behind', 'messages of the whole group after that, of all keys: about one in as many as there are '
                        'partitions is of this partition'],
             ['estimated', 'whether behind is an estimate, because more than 3,000 publications are new']]),

@@ -49,9 +49,11 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
             hint='read with option("keyOrder", "column"), and call it before columns are dropped',
         )
     share = F.coalesce("key", F.col("seq").cast("string"))
-    dealt = frame.repartition(share) if partitions is None else frame.repartition(partitions, share)
+    shuffled = (
+        frame.repartition(share) if partitions is None else frame.repartition(partitions, share)
+    )
     if not frame.isStreaming:
-        return dealt.sortWithinPartitions("arrival")
+        return shuffled.sortWithinPartitions("arrival")
 
     # Spark does not sort a streaming frame. The inner function is pickled with the query.
     def by_arrival(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,4 +69,4 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
             for first in range(0, table.num_rows, 10_000):
                 yield from table.take(rows.slice(first, 10_000)).to_batches()
 
-    return dealt.mapInArrow(by_arrival, dealt.schema)
+    return shuffled.mapInArrow(by_arrival, shuffled.schema)

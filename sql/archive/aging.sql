@@ -5,8 +5,7 @@
 -- Packs the next publications in the archive of a stream into one row. Returns whether there were so many. Those that
 -- come late, with ids below the last pack, stay as they are. Locks: none; the caller has the maintenance of the stream.
 create or replace function _pgqueue.pack(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_from bigint := coalesce((select max(last_publication) + 1 from pgqueue.archive_packs
                                where stream_id = p_stream_id), 1);
@@ -45,8 +44,7 @@ end $$;
 
 -- Makes single rows of a pack that has publications of a segment, if there is one.
 create or replace function _pgqueue.unpack_of(p_segment pgqueue.archive_segments) returns void
-language sql
-as $$
+language sql as $$
     with old as materialized (
         select k.* from pgqueue.archive_packs k
         where k.stream_id = p_segment.stream_id and k.first_publication <= p_segment.last_publication
@@ -65,8 +63,7 @@ $$;
 
 -- The first publication in the archive of a stream; null: there is none.
 create or replace function _pgqueue.first_archived(p_stream_id int) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     select least((select min(publication_id) from pgqueue.archive_publications where stream_id = p_stream_id),
                  (select min(first_publication) from pgqueue.archive_packs where stream_id = p_stream_id))
 $$;
@@ -74,8 +71,7 @@ $$;
 -- Who holds a segment of a stream that retention would trim: its exporter, which has not written it. Null: nobody.
 -- on hold: , _pgqueue.awaits_export(p_stream_id, p_segment)
 create or replace function _pgqueue.awaits_export(p_stream_id int, p_segment int) returns text
-language sql stable
-as $$
+language sql stable as $$
     select 'the archive, to which no exporter has written it'
     where exists (select from pgqueue.archives
                   where stream_id = p_stream_id and uri is not null and not dropped)
@@ -85,8 +81,7 @@ $$;
 -- Notes publications that were trimmed, all of whose messages are in files and are still stored.
 -- on trimmed: perform _pgqueue.move_to_archive(p_stream_id, p_publications);
 create or replace function _pgqueue.move_to_archive(p_stream_id int, p_publications pgqueue.publications[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_bytes bigint[] := _pgqueue.data_bytes(p_stream_id, array(select seqs from unnest(p_publications) with ordinality p
                                                                order by p.ordinality));
@@ -105,8 +100,7 @@ end $$;
 --     v_more := _pgqueue.expire_archive(p_stream_id) or v_more;
 --     v_more := _pgqueue.pack(p_stream_id) or v_more;
 create or replace function _pgqueue.expire_archive(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_archive pgqueue.archives;
     v_old     pgqueue.archive_segments;
@@ -160,8 +154,7 @@ end $$;
 -- Has exporters delete the files of a segment. Those of an earlier incarnation stay: after a restore, another server
 -- may go on with them.
 create or replace function _pgqueue.leave_files(p_segment pgqueue.archive_segments) returns void
-language sql
-as $$
+language sql as $$
     insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)
     select p_segment.attempt, p_segment.stream_id, p_segment.segment, p_segment.uri, p_segment.folder
     from pgqueue.streams s

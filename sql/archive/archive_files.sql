@@ -8,8 +8,7 @@
 -- Errors: none. Locks: none.
 create or replace function pgqueue.archive_files(p_stream_id int, p_lo bigint default null, p_hi bigint default null)
 returns table (lo bigint, hi bigint, uri text, folder text, files jsonb)
-language sql stable
-as $$
+language sql stable as $$
     select a.lo, a.hi, a.uri, a.folder, a.files from pgqueue.archive_segments a
     where a.stream_id = p_stream_id and a.lo < coalesce(p_hi, 9223372036854775807) and a.hi > coalesce(p_lo, 0)
     order by a.lo

@@ -104,8 +104,7 @@ create table if not exists pgqueue.archive_packs (
 create or replace function _pgqueue.unpacked(p_pack pgqueue.archive_packs)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
-language sql stable
-as $$
+language sql stable as $$
     select p_pack.first_publication + e.id, e.n, e.bytes, p_pack.published_at + e.later * interval '1 microsecond',
            coalesce(e.seqs::int8multirange, int8multirange(int8range(e.lo, e.lo + e.n))), e.consumers::int[]
     from (select u.i, u.n, u.bytes, u.seqs, u.consumers, (sum(u.id) over upto)::bigint as id,
@@ -121,8 +120,7 @@ $$;
 create or replace function _pgqueue.archived_from(p_stream_id int, p_from bigint, p_below bigint)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 begin
     return query
@@ -142,8 +140,7 @@ end $$;
 create or replace function _pgqueue.first_in_archive(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
                consumers int[])
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 begin
     return query
@@ -163,8 +160,7 @@ end $$;
 -- on read_last: return query select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows);
 create or replace function _pgqueue.last_in_archive(p_stream_id int, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 begin
     return query
@@ -183,8 +179,7 @@ end $$;
 -- The numbers of the segments of a stream that are in files.
 -- on trim: + _pgqueue.archive_ranges(p_stream_id)
 create or replace function _pgqueue.archive_ranges(p_stream_id int) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments
             where stream_id = p_stream_id);
@@ -193,8 +188,7 @@ end $$;
 -- The first message of a stream that is in files; null: none is.
 -- on first_seq: , _pgqueue.first_in_files(p_stream_id)
 create or replace function _pgqueue.first_in_files(p_stream_id int) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     select min((f ->> 'lo')::bigint) from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f
     where a.stream_id = p_stream_id
 $$;

@@ -12,8 +12,7 @@
 
 -- The streams for which there is something to export or to delete, the dropped ones too.
 create or replace function pgqueue.export_streams() returns table (stream_id int, stream text)
-language sql stable
-as $$
+language sql stable as $$
     select i.id, s.name
     from (select a.stream_id from pgqueue.archives a where a.uri is not null
           union select t.stream_id from pgqueue.archive_attempts t) i (id)
@@ -24,8 +23,7 @@ $$;
 -- Locks the export of a stream, if no other exporter has it, to the end of the transaction. Returns whether the caller
 -- has it now. Errors: none. Locks: as it says.
 create or replace function pgqueue.lock_export(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return pg_try_advisory_xact_lock(_pgqueue.lock_class_export(), p_stream_id);  -- lock: export
 end $$;
@@ -34,8 +32,7 @@ end $$;
 -- the attempt. The caller has the export lock, on another connection. Errors: none. Locks: none.
 create or replace function pgqueue.begin_export(p_stream_id int)
 returns table (attempt uuid, segment int, uri text, folder text, kind text)
-language sql
-as $$
+language sql as $$
     with next as (
         select s.stream_id, g.segment, a.uri, format('%s/%s', s.incarnation, g.segment) as folder, s.kind
         from pgqueue.archives a
@@ -55,8 +52,7 @@ $$;
 
 -- The segment of an attempt. Errors: PQ008 when another exporter has ended the attempt, or the segment is gone.
 create or replace function _pgqueue.segment_of(p_attempt uuid) returns pgqueue.segments
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_segment pgqueue.segments;
 begin
@@ -74,8 +70,7 @@ end $$;
 create or replace function _pgqueue.publications_in(p_segment pgqueue.segments, p_from bigint default 1)
 returns table (publication_id bigint, part int, published_at timestamptz, deliver_at timestamptz,
                expires_at timestamptz, priority int, consumers int[], seqs int8multirange)
-language sql stable
-as $$
+language sql stable as $$
     select p.publication_id, p.part, p.published_at, p.deliver_at, p.expires_at, p.priority, p.consumers,
            p.seqs * int8multirange(int8range(p_segment.lo, p_segment.hi))
     from pgqueue.publications p
@@ -88,8 +83,7 @@ $$;
 -- Errors: PQ008. Locks: none.
 create or replace function pgqueue.export_slices(p_attempt uuid)
 returns table (lo bigint, hi bigint, from_publication bigint, to_publication bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_segment pgqueue.segments := _pgqueue.segment_of(p_attempt);
     v_size    bigint := _pgqueue.limit_exported();
@@ -107,8 +101,7 @@ end $$;
 create or replace function pgqueue.export_ranges(p_attempt uuid, p_lo bigint, p_hi bigint, p_from bigint, p_to bigint)
 returns table (lo bigint, hi bigint, publication_id bigint, published_at timestamptz, deliver_at timestamptz,
                expires_at timestamptz, priority int, consumers text[])
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_segment pgqueue.segments := _pgqueue.segment_of(p_attempt);
 begin
@@ -125,12 +118,11 @@ end $$;
 -- Refuses files other than an exporter writes for an attempt: readers open what is noted, and go by what it says.
 -- Errors: PQ003.
 create or replace function _pgqueue.check_files(p_attempt uuid, p_segment pgqueue.segments, p_files jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
-    v_file  jsonb;
-    v_n     bigint;
-    v_from  bigint := p_segment.lo;
+    v_file jsonb;
+    v_n    bigint;
+    v_from bigint := p_segment.lo;
 begin
     if jsonb_typeof(p_files) is distinct from 'array' then
         raise exception 'p_files is an array of files, not %', coalesce(left(p_files::text, 100), 'null')
@@ -154,8 +146,7 @@ end $$;
 
 -- Whether JSON has the names and types of a file.
 create or replace function _pgqueue.is_file(p_file jsonb) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select count(*) = 8 and bool_and(case
         when e.key in ('lo', 'hi', 'messages', 'bytes', 'footer_bytes') then e.value::text ~ '^[0-9]{1,18}$'
         when e.key in ('sha256', 'footer_sha256') then e.value::text ~ '^"[0-9a-f]{64}"$'
@@ -169,8 +160,7 @@ $$;
 -- Errors: PQ003; PQ008 when the files have not all messages of the segment, or another exporter has ended the attempt;
 -- 55P03 when another exporter has the export lock. Locks: the export.
 create or replace function pgqueue.end_export(p_attempt uuid, p_files jsonb) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_segment   pgqueue.segments := _pgqueue.segment_of(p_attempt);
     v_stored    record;
@@ -203,13 +193,11 @@ end $$;
 -- another server than was noted: its archive may be in use there (recover()). The caller has the export lock. Errors:
 -- none. Locks: none.
 create or replace function pgqueue.export_leftovers(p_stream_id int) returns table (attempt uuid, uri text, folder text)
-language sql stable
-as $$
+language sql stable as $$
     select t.attempt, t.uri, t.folder from pgqueue.archive_attempts t
     where t.stream_id = p_stream_id and not _pgqueue.is_elsewhere()
 $$;
 
 -- Forgets an attempt whose files were deleted. Errors: none. Locks: none that others wait for.
 create or replace function pgqueue.forget_leftover(p_attempt uuid) returns void
-language sql
-as $$ delete from pgqueue.archive_attempts where attempt = p_attempt $$;
+language sql as $$ delete from pgqueue.archive_attempts where attempt = p_attempt $$;

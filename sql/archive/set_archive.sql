@@ -9,8 +9,7 @@
 --   p_keep  how long files are kept, from their last message; null: for ever
 -- Errors: PQ001; PQ003 also for null where the stream has no archive. Locks: none that others wait for.
 create or replace function pgqueue.set_archive(p_stream text, p_uri text, p_keep interval default null) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -34,8 +33,7 @@ end $$;
 -- files. To keep what is there, and archive no more: set_archive with null.
 -- Errors: PQ001; PQ003 for a stream without an archive. Locks: none that others wait for.
 create or replace function pgqueue.drop_archive(p_stream text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -50,8 +48,7 @@ end $$;
 -- Refuses a uri that says more than where a folder is, or where that is not plain. What the uri names, others open with
 -- credentials of their own: it does not say how. Errors: PQ003, which repeats nothing that may be a secret.
 create or replace function _pgqueue.check_archive_uri(p_uri text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_uri ~ '://.*@' then
         raise exception 'p_uri has a user or a password'
@@ -73,8 +70,7 @@ end $$;
 
 -- Refuses a stream without an archive, before anything changes. Errors: PQ003.
 create or replace function _pgqueue.check_archive(p_stream pgqueue.streams) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not exists (select from pgqueue.archives where stream_id = p_stream.stream_id) then
         raise exception 'p_stream % has no archive', quote_literal(p_stream.name)

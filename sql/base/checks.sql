@@ -2,10 +2,8 @@
 
 -- Raises PQ006 when this call is not for consumers of this kind. Returns the consumer.
 --   p_call  as of begin_claim() (queue/claim/begin.sql)
-create or replace function _pgqueue.check_kind(p_call text, p_consumer pgqueue.consumers)
-returns pgqueue.consumers
-language plpgsql
-as $$
+create or replace function _pgqueue.check_kind(p_call text, p_consumer pgqueue.consumers) returns pgqueue.consumers
+language plpgsql as $$
 begin
     if p_call = 'group' and p_consumer.partitions is null then
         raise exception 'consumer % of stream % is no group: its messages are claimed',
@@ -16,7 +14,7 @@ begin
             quote_literal(p_consumer.name)
             using errcode = 'PQ006',
                   hint = 'Call lease_partitions and read_partitions; or create_consumer, with another name.';
-    elsif p_call = 'where' and _pgqueue.is_keyed(p_consumer.way) then
+    elsif p_call = 'where' and _pgqueue.is_keyed(p_consumer.profile) then
         raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), and so nothing '
                         'out of its turn', quote_literal(p_consumer.name)
             using errcode = 'PQ006',
@@ -33,8 +31,7 @@ end $$;
 -- Raises PQ007 unless each statement sees all that was committed before it. Claims and settlements decide by the rows
 -- that they see after they have a lock.
 create or replace function _pgqueue.check_isolation() returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'claims and settlements need transaction isolation read committed, not %',
@@ -46,8 +43,7 @@ end $$;
 
 -- Raises PQ003 unless a name of a stream or consumer has 1 to 200 characters.
 create or replace function _pgqueue.check_name(p_what text, p_name text) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if p_name is null or length(p_name) not between 1 and 200 or p_name <> btrim(p_name) then
         raise exception 'the name of a % is 1 to 200 characters without spaces around, not %', p_what,
@@ -57,9 +53,7 @@ end $$;
 
 -- Raises PQ003 unless a number is within its bounds.
 create or replace function _pgqueue.check_number(p_argument text, p_value bigint, p_least bigint, p_most bigint)
-returns void
-language plpgsql immutable
-as $$
+returns void language plpgsql immutable as $$
 begin
     if (p_value between p_least and p_most) is not true then
         raise exception '% is % to %, not %', p_argument, p_least, p_most, coalesce(p_value::text, 'null')
@@ -70,8 +64,7 @@ end $$;
 -- Refuses a visibility timeout that is not allowed. Errors: PQ003 unless the interval is longer than 0 and up to 10
 -- years.
 create or replace function pgqueue.check_timeout(p_argument text, p_value interval) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if p_value is null or p_value <= interval '0' or p_value > _pgqueue.max_interval() then
         raise exception '% is an interval longer than 0 and up to 10 years, not %', p_argument,
@@ -84,9 +77,7 @@ end $$;
 --   p_call   as of begin_claim() (queue/claim/begin.sql): a reader may claim all, a group looks at so many
 --   p_visibility_timeout  null: the consumer's
 create or replace function _pgqueue.check_claim(p_call text, p_max bigint, p_visibility_timeout interval)
-returns interval
-language plpgsql stable
-as $$
+returns interval language plpgsql stable as $$
 begin
     perform _pgqueue.check_isolation();
     if p_call = 'group' then
@@ -104,8 +95,7 @@ end $$;
 -- Raises PQ003 for a priority or a time that is not allowed.
 create or replace function _pgqueue.check_publication(p_priority int, p_deliver_at timestamptz,
                                                       p_expires_at timestamptz default null) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if p_priority is null or p_priority not between -32768 and 32767 then
         raise exception 'p_priority is -32768 to 32767, not %', coalesce(p_priority::text, 'null')
@@ -122,13 +112,11 @@ end $$;
 
 -- A time, rounded up to the second, so that messages that are sent within a second expire together.
 create or replace function _pgqueue.whole_second(p_at timestamptz) returns timestamptz
-language sql immutable parallel safe
-as $$ select date_trunc('second', p_at + interval '999999 us') $$;
+language sql immutable parallel safe as $$ select date_trunc('second', p_at + interval '999999 us') $$;
 
 -- Raises PQ003: a key is too long. Keys are indexed.
 create or replace function _pgqueue.refuse_key(p_key text) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception 'p_key, or one of p_keys, is longer than 1,024 bytes: % (%...)', octet_length(p_key),
                     quote_literal(left(p_key, 50)) using errcode = 'PQ003', column = 'p_key, p_keys';
@@ -136,8 +124,7 @@ end $$;
 
 -- Raises PQ004: a payload is too long for its stream.
 create or replace function _pgqueue.refuse_size(p_stream pgqueue.streams, p_bytes int) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception 'a message of stream % has at most % bytes, not %', _pgqueue.called(p_stream),
                     p_stream.max_bytes, p_bytes
@@ -147,8 +134,7 @@ end $$;
 
 -- Whether headers are an object of at most p_max_bytes, and not nested too deep to be read. True for null.
 create or replace function _pgqueue.headers_fit(p_headers jsonb, p_max_bytes int) returns boolean
-language sql immutable parallel safe
-as $$
+language sql immutable parallel safe as $$
     select p_headers is null or (jsonb_typeof(p_headers) = 'object' and octet_length(p_headers::text) <= p_max_bytes
            and (octet_length(p_headers::text) <= _pgqueue.short_headers()
                 or not jsonb_path_exists(p_headers, format('$.**{%s}', _pgqueue.max_header_depth() + 1)::jsonpath)))
@@ -156,8 +142,7 @@ $$;
 
 -- Raises PQ003: headers do not fit.
 create or replace function _pgqueue.refuse_headers(p_stream pgqueue.streams, p_headers jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception 'p_headers, in stream %, is null or a JSON object of at most % bytes and % levels, not %',
                     _pgqueue.called(p_stream),
@@ -174,10 +159,8 @@ end $$;
 -- stream. No error holds a payload. (There is no exception block around the insert: a subtransaction with an id for
 -- every message would slow down every snapshot of the server.)
 create or replace function _pgqueue.check_payload(p_stream pgqueue.streams, p_data text, p_data_bytes bytea, p_key text,
-                                                  p_headers jsonb)
-returns void
-language plpgsql immutable
-as $$
+                                                  p_headers jsonb) returns void
+language plpgsql immutable as $$
 begin
     if not _pgqueue.headers_fit(p_headers, p_stream.max_header_bytes) then
         perform _pgqueue.refuse_headers(p_stream, p_headers);
@@ -215,8 +198,7 @@ end $$;
 
 -- Raises PQ003 for an offset of a checkpoint reader that is not allowed.
 create or replace function _pgqueue.check_offset(p_reader uuid, p_claim bigint, p_messages bigint) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if p_reader is null or (p_claim >= 0 and p_messages >= 0) is not true then
         raise exception 'p_reader is not null, and p_start_claim, p_end_claim and p_start_messages are at least 0; '
@@ -231,8 +213,7 @@ end $$;
 -- reaches would stand above all batches to come. A txnVersion is chosen by the user; its bound leaves room above it,
 -- and nanoseconds since 1970 are allowed.
 create or replace function _pgqueue.check_batch(p_sink text, p_batch bigint) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_most bigint := case when p_sink like 'txn:%' then 4000000000000000000 else 1000000000000 end;
 begin
@@ -249,8 +230,7 @@ end $$;
 -- for the files it must be a superuser, or have pg_stat_file. For a standby, which is a copy, the files are null too.
 create or replace function _pgqueue.server(out system_identifier bigint, out timeline int, out database oid,
                                            out files_since bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     database := (select oid from pg_database where datname = current_database());
     select s.system_identifier into system_identifier from pg_control_system() s;
@@ -266,9 +246,8 @@ exception when insufficient_privilege or feature_not_supported then
 end $$;
 
 -- Notes where this database is, for is_elsewhere().
-create or replace function _pgqueue.note_server() returns void
-language sql
-as $$
+create or replace function _pgqueue.record_server() returns void
+language sql as $$
     insert into pgqueue.servers (system_identifier, timeline, database, files_since)
     select s.system_identifier, s.timeline, s.database, s.files_since from _pgqueue.server() s
 $$;
@@ -276,8 +255,7 @@ $$;
 -- Whether this database is surely somewhere else than was noted. The files are not asked: a volume whose owner is set
 -- at each mount (`chown -R`, Kubernetes' fsGroup) has files of a later time, and is the same. See is_restored().
 create or replace function _pgqueue.is_elsewhere() returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_noted pgqueue.servers;
     v_now   record := _pgqueue.server();

@@ -6,8 +6,7 @@
 -- of its exponent. (So what is beyond numeric stays beyond double.)
 -- Returns null for JSON that is nested too deeply or is too large for that.
 create or replace function _pgqueue.as_jsonb(p_data text) returns jsonb
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     begin
         return p_data::jsonb;

@@ -35,7 +35,7 @@ begin
         -- messages up to which a claim is small: bundles of its size are cut ahead, for the next claims
         ('limit_small', 'int', '256'),
         ('limit_cut', 'int', '256'),  -- bundles that are cut at once
-        ('limit_held', 'int', '1000'),  -- claims older than a second that one look moves out of the way of the others
+        ('limit_long', 'int', '1000'),  -- claims older than a second that one look moves out of the way of the others
         ('limit_lanes', 'int', '64'),  -- lanes whose first place is remembered
         ('limit_expired', 'int', '100'),  -- expired claims that one claim releases
         ('limit_due', 'int', '1000'),  -- delayed bundles that one claim makes ready
@@ -52,7 +52,7 @@ begin
         -- seconds. More are estimated
         ('limit_shown', 'int', '3000'),
         ('limit_read', 'int', '100000'),  -- publications that one read walks, of an offset reader
-        ('limit_forgotten', 'int', '100000'),  -- old dedup keys of a stream that maintain() deletes at once
+        ('limit_deleted', 'int', '100000'),  -- old dedup keys of a stream that maintain() deletes at once
         ('limit_maintained', 'int', '100'),  -- streams that one maintain() looks at, whose locks it holds to its end
         -- entries of key_backlog that maintain() looks at, of a consumer with per_key_capacity
         ('limit_entries', 'int', '10000'),
@@ -81,11 +81,11 @@ begin
         ('segment_count', 'int', '8'),
 
         -- by key
-        ('limit_chain', 'int', '24'),  -- bundles of a key that are dealt one behind the other
+        ('limit_chain', 'int', '24'),  -- bundles of a key that are assigned one behind the other
         ('limit_chain_of_stream', 'int', '128'),  -- ... of a consumer with ordering=stream
-        ('limit_deal', 'int', '4096'),  -- messages that are dealt at once, about
-        ('limit_looks', 'int', '10000'),  -- messages that one claim looks at
-        ('limit_whole', 'int', '1000'),  -- messages that a claim wants at least to have the line whole
+        ('limit_assign', 'int', '4096'),  -- messages that are assigned at once, about
+        ('limit_examined', 'int', '10000'),  -- messages that one claim looks at
+        ('limit_all_keys', 'int', '1000'),  -- messages that a claim wants at least to have the line whole
 
         ('max_key_bytes', 'int', '1024'),  -- bytes of a key: keys are indexed
         -- levels of objects and lists in the headers of a message: clients read them by recursion
@@ -106,14 +106,14 @@ begin
 
         -- lanes of consumer_messages, see queue/state/consumer_messages.sql; lower ones are those of priorities, and by
         -- key:
-        ('lane_dealt', 'int', '0'),
-        ('lane_line', 'int', '1'),
+        ('lane_assigned', 'int', '0'),
+        ('lane_unassigned', 'int', '1'),
         ('lane_delayed', 'int', '1000001'),
-        ('lane_held', 'int', '1000002'),
+        ('lane_long', 'int', '1000002'),
         ('lane_waiting', 'int', '1000003'),
-        ('place_of_members', 'bigint', '1::bigint << 62'),  -- in lane_held, behind all leases: some 146,000 years
+        ('place_of_members', 'bigint', '1::bigint << 62'),  -- in lane_long, behind all leases: some 146,000 years
         ('place_of_free', 'bigint', '-1::bigint << 61'),  -- in lane_waiting, of keys that wait for no bundle
-        ('place_of_held', 'bigint', '1::bigint << 61'),  -- ... of keys that wait for bundles in lane_held: from here on
+        ('place_behind_long', 'bigint', '1::bigint << 61'),  -- ... of keys that wait for bundles in lane_long
         ('lane_unfiltered', 'int', '1000004'),
         ('lane_freed', 'int', '1000005'),
 
@@ -135,9 +135,9 @@ begin
 end $$;
 
 -- The channel that notifies of a stream's publications.
-create or replace function _pgqueue.channel(p_stream_id int) returns text language sql immutable parallel safe
-as $$ select 'pgqueue_' || p_stream_id $$;
+create or replace function _pgqueue.channel(p_stream_id int) returns text
+language sql immutable parallel safe as $$ select 'pgqueue_' || p_stream_id $$;
 
 -- The channel that notifies of the messages that a consumer has settled.
-create or replace function _pgqueue.done_channel(p_consumer_id int) returns text language sql immutable parallel safe
-as $$ select 'pgqueue_done_' || p_consumer_id $$;
+create or replace function _pgqueue.done_channel(p_consumer_id int) returns text
+language sql immutable parallel safe as $$ select 'pgqueue_done_' || p_consumer_id $$;

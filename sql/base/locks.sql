@@ -32,7 +32,7 @@
 -- 8. reservation  A row of reservations. Guards numbers of a stream that are taken and not published.
 --        use_reservation() takes them in the order of their ids, and waits for another commit or for maintain.
 --        maintain passes over those that others hold.
--- 9. sink stream  A row of sink_streams, by its primary key. Notes to which streams a query writes. note_stream()
+-- 9. sink stream  A row of sink_streams, by its primary key. Notes to which streams a query writes. record_stream()
 --        waits for another batch of the query that notes the same stream. maintain passes over those of others.
 -- 10. seqs  Advisory, by the id of the stream. Lets one call after the other take many numbers, so that those of a
 --        call are one range. take_seqs() waits for a second, then goes on without the lock. It lets go of the lock
@@ -54,7 +54,7 @@
 -- 16. stream  A row of streams. Guards the settings of a stream, its schedules, and its tables while they are
 --        changed. alter_stream, bind, unbind, recover and create_consumer (by the foreign key) wait; in tries
 --        drop_stream, create_schedule and the like, and alter_consumer with a limit of the backlog. capture and
---        release share it, and wait for 100 ms at a time; maintain shares it if it can. tend_segments() passes over
+--        release share it, and wait for 100 ms at a time; maintain shares it if it can. maintain_segments() passes over
 --        the stream.
 -- 17. schedules  Advisory, by the id of the stream. Makes each time of a schedule send one message. create_schedule
 --        and the like wait, in tries. run_schedules() sends nothing while somebody else has it.
@@ -62,19 +62,19 @@
 --        resume, and create_schedule and the like wait; in tries alter_consumer and drop_consumer.
 -- 19. reader  Advisory, by the hash of the reader's id. Lets one session at a time move a checkpoint reader:
 --        reader_claim, reader_resume, reader_ack, reader_release and reader_fork wait.
---        forget_readers() passes over it.
--- 20. claim  A row of reader_claims. Guards what is noted of a checkpoint reader's claim. settle_messages waits for
+--        delete_readers() passes over it.
+-- 20. reader claim  A row of reader_claims. Guards what is stored of a reader's claim. settle_messages waits for
 --        those of a query, in the order of ids; reader_claim, reader_resume, reader_ack and reader_release wait for
 --        those of their reader.
 -- 21. consumer  Advisory, by the id of the consumer. Guards the cursor, its gaps, skips, newest_of_keys and
---        group_workers: who has it takes publications, deals keys and makes bundles free. These wait: claims that find
+--        group_workers: who has it takes publications, assigns keys and frees bundles. These wait: claims that find
 --        nothing free; all claims of a consumer with per_key_interval, per_key_latest, max_in_flight or rate_limit, or
 --        whose backlog may be full; claims by receive_where that go on with the lock (these claims get nothing if one
 --        transaction keeps it, see lock_consumer_soon()); nack, defer, redrive, purge_dead, retry, replay,
 --        settle_messages, recover; lease_partitions, leave_group, note_offset; reader_claim, reader_resume and
 --        reader_release. In tries: alter_consumer with a limit of keys or per_key_latest; seek, cancel, postpone and
---        drop_consumer, for 10 s. claim_in_turn(), prefetch(), start_taking(), skip(), take_for_group(),
---        tend_newest(), tend_tokens() and forget_readers() try, and do without it.
+--        drop_consumer, for 10 s. claim_locked(), prefetch(), start_taking(), skip(), take_for_group(),
+--        maintain_newest(), maintain_tokens() and delete_readers() try, and do without it.
 -- 22. new  Advisory, by the id of the consumer. Guards what is new for it. Claims ahead of the cursor try to share it.
 --        Who takes with the cursor tries to have it alone, and else takes one by one (catch_up()). These wait, in
 --        tries: seek, replay, cancel, postpone, drop_consumer, and alter_consumer with a limit of keys or
@@ -107,7 +107,7 @@
 --        maintain 50 ms.
 -- 32. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
 --        over those that others hold.
--- 33. archive  A row of archived_messages. maintain deletes old ones, and passes over those that others hold. Nobody
+-- 33. history  A row of completed_messages. maintain deletes old ones, and passes over those that others hold. Nobody
 --        waits for it.
 -- 34. waiting  Advisory, by the id of the stream, shared by sessions that wait for publications. A producer tries to
 --        have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for it.
@@ -115,28 +115,28 @@
 --        its transaction has the lock for as long as it writes. Nobody waits for it: another exporter passes over the
 --        stream.
 --
--- Exceptions: functions that wait for a place while they hold a later one. "f: bundle before claim" means: f takes a
--- bundle, then waits for a claim, which is an earlier place.
+-- Exceptions: functions that wait for a place while they hold a later one. "f: bundle before consumer" means: f takes a
+-- bundle, then waits for a consumer, which is an earlier place.
 --
 -- The function has the lock already, or has let go of the later one, or does only one of the two:
 --   _pgqueue.ack: bundle before consumer.  Where the end of messages is to be noted, it locks the consumer first.
 --   _pgqueue.claim: bundle before consumer.  It has a free bundle that is no match, for which nobody waits but in
 --     tries.
---   _pgqueue.claim_in_turn: bundle before consumer.  claim_beside() locks nothing where it claims nothing; and what is
+--   _pgqueue.claim_locked: bundle before consumer.  claim_without_lock() locks nothing where it claims nothing; what is
 --     acknowledged last is locked while the consumer's lock is there.
 --   _pgqueue.claim_where: bundle before consumer.  An exception block lets go of the bundles.
 --   _pgqueue.set_consumer: settings, consumer, bundle before stream.  Where it needs the stream's row, it locks that
 --     first.
 --   _pgqueue.set_consumer: bundle before consumer.  It changes lanes or limits, not both.
 --   pgqueue.ack: bundle before consumer.  As of _pgqueue.ack.
---   pgqueue.reader_claim: consumer before claim.  own_reader() has locked the claims.
---   pgqueue.reader_release: consumer before claim.  As of reader_claim.
+--   pgqueue.reader_claim: consumer before reader claim.  own_reader() has locked the claims.
+--   pgqueue.reader_release: consumer before reader claim.  As of reader_claim.
 --   pgqueue.create_consumer: settings before stream.  Where set_consumer() asks for the stream's row, the call has it.
 --   pgqueue.create_group: consumer, bundle before settings.  The group is new.
 --   pgqueue.receive: bundle before consumer.  As of _pgqueue.claim.
 --   pgqueue.receive_where: bundle before consumer.  As of _pgqueue.claim_where.
 --   pgqueue.change_capture: captured before stream.  It has locked the stream's row before.
---   _pgqueue.forget_staged: chunk before reservation.  It has locked the reservation, without waiting, before it
+--   _pgqueue.delete_staged: chunk before reservation.  It has locked the reservation, without waiting, before it
 --     deletes numbers of it.
 --   pgqueue.unstage: chunk before reservation.  As maintain.
 --   _pgqueue.end_earlier_writes: chunk before reservation.  As maintain.
@@ -161,13 +161,11 @@
 -- Whether the next look, at p_when, need not be made yet: p_when is in the future, but less than 2 s away. A time
 -- farther away was noted before the clock was set back; waiting for it could take long, so the answer is false.
 create or replace function _pgqueue.not_yet(p_when timestamptz) returns boolean
-language sql volatile
-as $$ select p_when > clock_timestamp() and p_when < clock_timestamp() + interval '2 s' $$;
+language sql volatile as $$ select p_when > clock_timestamp() and p_when < clock_timestamp() + interval '2 s' $$;
 
 -- Locks a consumer. Errors: 55P03 when another transaction holds the lock for a minute.
 create or replace function _pgqueue.lock_consumer(p_consumer_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id) then  -- lock: consumer
         perform _pgqueue.await_lock(_pgqueue.lock_class_consumer(), p_consumer_id, false);
@@ -176,8 +174,7 @@ end $$;
 
 -- Locks a consumer if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_consumer(p_consumer_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id);  -- lock: consumer
 end $$;
@@ -185,8 +182,7 @@ end $$;
 -- Locks a consumer, and what is new for it, so that nobody claims anything new meanwhile. For callers in tries: who has
 -- claimed new messages may need the consumer's lock next. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_consumer_alone(p_consumer_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.lock_consumer(p_consumer_id);
     if not _pgqueue.try_lock_new(p_consumer_id) then
@@ -196,19 +192,18 @@ end $$;
 
 -- Locks what is new for a consumer, alone, if nobody shares the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_new(p_consumer_id int) returns boolean
-language sql
-as $$ select pg_try_advisory_xact_lock(_pgqueue.lock_class_new(), p_consumer_id) $$;  -- lock: new
+language sql as $$ select pg_try_advisory_xact_lock(_pgqueue.lock_class_new(), p_consumer_id) $$;  -- lock: new
 
 -- Notes that this transaction publishes to a stream. Returns false, and notes nothing, while another session has the
 -- lock alone: then call lock_publish(), which waits. (In SQL, so that it becomes a part of the caller's expression.)
 create or replace function _pgqueue.try_lock_publish(p_stream_id int) returns boolean
-language sql
-as $$ select pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_publish(), p_stream_id) $$;  -- lock: publish
+language sql as $$
+    select pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_publish(), p_stream_id)  -- lock: publish
+$$;
 
 -- Notes that this transaction publishes to a stream, and waits if it must. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_publish(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not _pgqueue.try_lock_publish(p_stream_id) then
         perform _pgqueue.await_lock(_pgqueue.lock_class_publish(), p_stream_id, true);
@@ -278,8 +273,7 @@ end $$;
 
 -- Who has an advisory lock, in words.
 create or replace function _pgqueue.holders(p_class int, p_id int) returns text
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(string_agg(case when l.pid is null then 'a prepared transaction'
                                     else format('process %s (%s, %s)', l.pid, coalesce(a.usename, '?'),
                                                 coalesce(nullif(a.application_name, ''), '?')) end, ', '),
@@ -291,8 +285,7 @@ $$;
 
 -- Waits for an advisory lock that the caller could not have at once. Errors: 55P03, see await().
 create or replace function _pgqueue.await_lock(p_class int, p_id int, p_shared boolean) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.await(
         case p_class when _pgqueue.lock_class_consumer() then 'the lock of ' || _pgqueue.consumer_name(p_id)
@@ -309,8 +302,7 @@ end $$;
 -- Locks the row of a stream, against others that change it.
 --   p_alone  also against those that make consumers or captures, which refer to it
 create or replace function _pgqueue.lock_stream(p_stream_id int, p_alone boolean default false) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.await('stream ' || p_stream_id,
         case when p_alone then 'select 0 from pgqueue.streams where stream_id = $1 for update'  -- lock: stream
@@ -320,16 +312,14 @@ end $$;
 
 -- Locks the bindings of all streams, against others that change them.
 create or replace function _pgqueue.lock_bindings() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.await('the table of bindings', 'select 0 from _pgqueue.lock_bindings_now()', null);
 end $$;
 
 -- The lock of lock_bindings(), for as long as the caller waits.
 create or replace function _pgqueue.lock_bindings_now() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     lock table pgqueue.bindings in share row exclusive mode;  -- lock: bindings
 end $$;
@@ -337,8 +327,7 @@ end $$;
 -- Locks the numbers of a stream against others that take many. A caller that does not get the lock within a second
 -- goes on without it: only the order of its numbers suffers.
 create or replace function _pgqueue.lock_seqs(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_seqs(), p_stream_id) then  -- lock: seqs
         begin
@@ -354,8 +343,7 @@ end $$;
 -- Keeps the old publications of a stream, and their messages, while this transaction relies on them. Errors: as
 -- lock_consumer().
 create or replace function _pgqueue.lock_history(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_history(), p_stream_id) then  -- lock: history
         perform _pgqueue.await_lock(_pgqueue.lock_class_history(), p_stream_id, true);
@@ -365,16 +353,14 @@ end $$;
 -- Keeps all others from relying on old publications of a stream, so that the caller can delete some; only if nobody
 -- relies on them now. Returns whether the caller may delete.
 create or replace function _pgqueue.try_lock_history_alone(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return pg_try_advisory_xact_lock(_pgqueue.lock_class_history(), p_stream_id);  -- lock: history
 end $$;
 
 -- The virtual ids of the open transactions that may have published to a stream.
 create or replace function _pgqueue.publishers(p_stream_id int) returns text[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select coalesce(array_agg(virtualtransaction order by virtualtransaction), '{}') from pg_locks
             where locktype = 'advisory' and classid = _pgqueue.lock_class_publish()::oid and objid = p_stream_id::oid
@@ -386,8 +372,7 @@ end $$;
 -- calls nothing.)
 --   p_prepared  the prepared ones, too
 create or replace function _pgqueue.open_transactions(p_prepared boolean) returns text[]
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return array(select l.virtualxid from pg_locks l join pg_stat_activity a on a.pid = l.pid
                  where l.locktype = 'virtualxid' and l.granted and l.mode = 'ExclusiveLock'
@@ -401,8 +386,7 @@ end $$;
 -- Whether a session waits for publications of a stream (queue/claim/listen.sql). A caller that asks while another
 -- caller does may get true although no session waits: it then notifies for nothing.
 create or replace function _pgqueue.is_waited_for(p_stream_id int) returns boolean
-language sql
-as $$
+language sql as $$
     select not case when pg_try_advisory_lock(_pgqueue.lock_class_waiting(), p_stream_id)  -- lock: waiting
                     then pg_advisory_unlock(_pgqueue.lock_class_waiting(), p_stream_id) else false end
 $$;
@@ -410,15 +394,13 @@ $$;
 -- Wakes up sessions that wait for messages of a stream, unless the stream does not notify: a transaction that has
 -- notified cannot be prepared.
 create or replace function _pgqueue.wake(p_stream_id int) returns void
-language sql
-as $$
+language sql as $$
     select pg_notify(_pgqueue.channel(stream_id), '') from pgqueue.streams where stream_id = p_stream_id and notify
 $$;
 
 -- Locks a checkpoint reader. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_reader(p_reader uuid) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not _pgqueue.try_lock_reader(p_reader) then
         perform _pgqueue.await(
@@ -429,14 +411,14 @@ end $$;
 
 -- Locks a checkpoint reader if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_reader(p_reader uuid) returns boolean
-language sql
-as $$ select pg_try_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0)) $$;  -- lock: reader
+language sql as $$
+    select pg_try_advisory_xact_lock(hashtextextended('pgqueue reader ' || p_reader::text, 0))  -- lock: reader
+$$;
 
 -- Makes the caller's commit be on disk when it returns, also with synchronous_commit = off: Spark's log goes on from
 -- the database's answer. (All earlier commits are on disk then, too.)
 create or replace function _pgqueue.commit_durably() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if current_setting('synchronous_commit') = 'off' then
         perform set_config('synchronous_commit', 'local', true);

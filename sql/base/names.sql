@@ -2,21 +2,20 @@
 
 -- The last sequence number of a stream that was given out; 0: none.
 create or replace function _pgqueue.last_seq(p_stream_id int) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', p_stream_id)::regclass), 0);
 end $$;
 
 -- The role that calls: of a function that runs with its owner's rights, too.
 create or replace function _pgqueue.caller() returns text
-language sql stable
-as $$ select case current_setting('role') when 'none' then session_user else current_setting('role') end $$;
+language sql stable as $$
+    select case current_setting('role') when 'none' then session_user else current_setting('role') end
+$$;
 
 -- Whether the caller may look at streams: not one that only sends.
 create or replace function _pgqueue.may_look() returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select has_table_privilege(_pgqueue.caller(), 'pgqueue.stream_stats', 'select')
         or exists (select from pg_proc p
                    where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'open_streams'
@@ -26,8 +25,7 @@ $$;
 -- A stream in an error: its name; of a stream whose number the caller gave (stream_of()) the name only if the caller
 -- may look at streams, else the number.
 create or replace function _pgqueue.called(p_stream pgqueue.streams) returns text
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(quote_literal(p_stream.name),
                     (select quote_literal(name) from pgqueue.streams
                      where stream_id = p_stream.stream_id and _pgqueue.may_look()),
@@ -36,16 +34,14 @@ $$;
 
 -- A consumer of such a stream in an error.
 create or replace function _pgqueue.called(p_stream pgqueue.streams, p_consumer pgqueue.consumers) returns text
-language sql stable
-as $$
+language sql stable as $$
     select case when p_stream.name is not null or _pgqueue.may_look() then quote_literal(p_consumer.name)
                 else 'number ' || p_consumer.consumer_id end
 $$;
 
 -- Some names, for the hint of an error; none for a caller who may look at no stream, as one that only sends.
 create or replace function _pgqueue.there_are(p_names text[]) returns text
-language sql stable
-as $$
+language sql stable as $$
     select case when _pgqueue.may_look()
                 then format(' There are: %s.', coalesce((select string_agg(quote_literal(n), ', ' order by n)
                                                          from unnest(p_names) n), 'none')) else '' end
@@ -53,8 +49,7 @@ $$;
 
 -- The stream of a name. Errors: PQ001. Locks nothing.
 create or replace function _pgqueue.stream(p_name text) returns pgqueue.streams
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_stream pgqueue.streams;
 begin
@@ -71,8 +66,7 @@ end $$;
 -- The stream of an id that the caller gave, as a running query has it. It comes without its name: who counts ids learns
 -- no names from errors, see called(). Errors: PQ001.
 create or replace function _pgqueue.stream_of(p_stream_id int) returns pgqueue.streams
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_stream pgqueue.streams;
 begin
@@ -87,8 +81,7 @@ end $$;
 
 -- The consumer of an id that the caller gave, as a running query has it. Errors: PQ002.
 create or replace function _pgqueue.consumer_of(p_consumer_id int) returns pgqueue.consumers
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers;
 begin
@@ -103,9 +96,7 @@ end $$;
 -- The consumer of a name. Errors: PQ001, PQ002. Locks nothing.
 --   p_kind  what the caller calls it: consumer, or group
 create or replace function _pgqueue.consumer(p_stream text, p_name text, p_kind text default 'consumer')
-returns pgqueue.consumers
-language plpgsql stable
-as $$
+returns pgqueue.consumers language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers;
 begin
@@ -127,8 +118,7 @@ end $$;
 -- The ids of consumers of a stream, by their names; null for null. Errors: PQ002 for an unknown name, PQ003 for an
 -- empty list.
 create or replace function _pgqueue.consumer_ids(p_stream_id int, p_names text[]) returns int[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_ids     int[];
     v_unknown text;
@@ -155,18 +145,15 @@ end $$;
 
 -- The name of a consumer, for an error message.
 create or replace function _pgqueue.consumer_name(p_consumer_id int) returns text
-language sql stable
-as $$
+language sql stable as $$
     select coalesce((select format('consumer %L of stream %L', name, stream_name) from pgqueue.consumers
                      where consumer_id = p_consumer_id), 'a dropped consumer')
 $$;
 
 -- The name of an object of a schema, as SQL.
 create or replace function _pgqueue.sql_name(p_namespace oid, p_name text) returns text
-language sql stable
-as $$ select format('%I.%I', nspname, p_name) from pg_namespace where oid = p_namespace $$;
+language sql stable as $$ select format('%I.%I', nspname, p_name) from pg_namespace where oid = p_namespace $$;
 
 -- The name of a table, as SQL; null when it was dropped.
 create or replace function _pgqueue.sql_name(p_relation regclass) returns text
-language sql stable
-as $$ select _pgqueue.sql_name(relnamespace, relname) from pg_class where oid = p_relation $$;
+language sql stable as $$ select _pgqueue.sql_name(relnamespace, relname) from pg_class where oid = p_relation $$;

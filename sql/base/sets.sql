@@ -2,13 +2,11 @@
 
 -- Whether a publication is for a consumer.
 create or replace function _pgqueue.is_for(p_consumers int[], p_consumer_id int) returns boolean
-language sql immutable parallel safe
-as $$ select p_consumers is null or p_consumer_id = any (p_consumers) $$;
+language sql immutable parallel safe as $$ select p_consumers is null or p_consumer_id = any (p_consumers) $$;
 
 -- The number of elements of a set.
 create or replace function _pgqueue.cardinality(p_set int8multirange) returns bigint
-language plpgsql immutable strict parallel safe
-as $$
+language plpgsql immutable strict parallel safe as $$
 begin
     if p_set = int8multirange(range_merge(p_set)) then
         return coalesce(upper(p_set) - lower(p_set), 0);
@@ -17,14 +15,13 @@ begin
 end $$;
 
 -- The number of deliveries after one more: the largest int stays.
-create or replace function _pgqueue.one_more(p_deliver_count int) returns int language sql immutable parallel safe
-as $$ select least(p_deliver_count, 2147483646) + 1 $$;
+create or replace function _pgqueue.one_more(p_deliver_count int) returns int
+language sql immutable parallel safe as $$ select least(p_deliver_count, 2147483646) + 1 $$;
 
 -- The set of some numbers. Null for null. Errors: PQ003 when one of the numbers is null, or the array has several
 -- dimensions.
 create or replace function _pgqueue.set_of(p_seqs bigint[]) returns int8multirange
-language plpgsql immutable strict parallel safe
-as $$
+language plpgsql immutable strict parallel safe as $$
 begin
     if array_ndims(p_seqs) > 1 then
         raise exception 'p_seqs has one dimension, not %', array_ndims(p_seqs)
@@ -41,13 +38,11 @@ end $$;
 
 -- The elements of a set that are below p_below.
 create or replace function _pgqueue.below(p_set int8multirange, p_below bigint) returns int8multirange
-language sql immutable parallel safe
-as $$ select p_set * int8multirange(int8range(null, p_below)) $$;
+language sql immutable parallel safe as $$ select p_set * int8multirange(int8range(null, p_below)) $$;
 
 -- The bound below which a set has exactly p_n elements. p_n is positive, and at most the number of elements.
 create or replace function _pgqueue.bound_of(p_set int8multirange, p_n bigint) returns bigint
-language plpgsql immutable parallel safe
-as $$
+language plpgsql immutable parallel safe as $$
 declare
     v_range int8range;
     v_left  bigint := p_n;
@@ -65,8 +60,7 @@ end $$;
 -- to its ranges.
 create or replace function _pgqueue.split_set(p_set int8multirange)
 returns table (seqs int8multirange, message_count bigint, first_seq bigint)
-language sql immutable parallel safe
-as $$
+language sql immutable parallel safe as $$
     select p_set, upper(p_set) - lower(p_set), lower(p_set)  -- a range, as nearly all are
     where p_set = int8multirange(range_merge(p_set)) and p_set <> '{}'
     union all
@@ -80,8 +74,7 @@ $$;
 -- Cuts a set into stretches that are in another set, or outside of it, in order.
 create or replace function _pgqueue.stretches(p_set int8multirange, p_other int8multirange)
 returns table (inside boolean, seqs int8multirange)
-language sql immutable parallel safe
-as $$
+language sql immutable parallel safe as $$
     select s.inside, range_agg(s.r)
     from (select e.inside, e.r, row_number() over (order by e.r)
                                 - row_number() over (partition by e.inside order by e.r) as stretch

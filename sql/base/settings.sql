@@ -12,8 +12,7 @@
 create or replace function _pgqueue.settings()
 returns table (of_what text, name text, type text, default_value text, low text, high text, choices text[],
                no_value text)
-language sql immutable
-as $$
+language sql immutable as $$
     values ('consumer', 'visibility_timeout', 'interval', '30 s', '1 us', _pgqueue.max_interval()::text, null::text[],
             null),
            ('consumer', 'max_deliver_count',  'integer',  '25', '1', '2147483647', null, 'never'),
@@ -45,8 +44,7 @@ $$;
 
 -- Raises PQ003 for settings of a consumer that contradict each other. Each contradiction is a branch of the case.
 create or replace function _pgqueue.check_policies(p_consumer pgqueue.consumers) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_contradiction text := case
         when p_consumer.partitions is not null and p_consumer.given <> '{}'
@@ -75,9 +73,7 @@ end $$;
 
 -- The allowed values of a setting, in words.
 create or replace function _pgqueue.allowed(p_type text, p_low text, p_high text, p_choices text[], p_no_value text)
-returns text
-language sql stable
-as $$
+returns text language sql stable as $$
     select concat_ws(', or ', case p_type
         when 'boolean' then 'true or false'
         when 'schema' then 'columns in Spark''s DDL'
@@ -92,9 +88,7 @@ $$;
 -- Raises PQ003 unless a value is allowed for a setting. Null stands for the default, and is always allowed.
 --   p_argument  the argument's name in the error
 create or replace function _pgqueue.check_setting(p_of_what text, p_name text, p_value jsonb, p_argument text)
-returns void
-language plpgsql stable
-as $$
+returns void language plpgsql stable as $$
 declare
     v_setting record;
     v_text    text := p_value #>> '{}';
@@ -129,8 +123,7 @@ end $$;
 
 -- Raises PQ003 unless there are such settings, and each value is allowed.
 create or replace function _pgqueue.check_settings(p_of_what text, p_settings jsonb) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_unknown text;
 begin
@@ -154,8 +147,7 @@ end $$;
 
 -- Settings as they are stored: with the default in place of null, and null in place of the word for none.
 create or replace function _pgqueue.stored_settings(p_of_what text, p_settings jsonb) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(jsonb_object_agg(e.key, case when e.value = 'null' then to_jsonb(s.default_value)
                                                  when e.value <> to_jsonb(s.no_value) is not false
                                                  then e.value end), '{}')
@@ -164,14 +156,14 @@ $$;
 
 -- The defaults of all settings, as they are stored.
 create or replace function _pgqueue.defaults(p_of_what text) returns jsonb
-language sql stable
-as $$ select jsonb_object_agg(name, default_value) from _pgqueue.settings() where of_what = p_of_what $$;
+language sql stable as $$
+    select jsonb_object_agg(name, default_value) from _pgqueue.settings() where of_what = p_of_what
+$$;
 
 -- The settings of a row that have an older default, each with null, which sets it to the default.
 --   p_row  of pgqueue.consumers or pgqueue.streams; p_with_defaults: the same with the default of each setting
 create or replace function _pgqueue.changed_defaults(p_row jsonb, p_with_defaults jsonb) returns jsonb
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce(jsonb_object_agg(d.key, null), '{}')
     from jsonb_each(p_with_defaults) d
     where d.value <> p_row -> d.key and not p_row -> 'given' ? d.key
@@ -179,16 +171,14 @@ $$;
 
 -- The column given after some settings were set, or set back to their default by null.
 create or replace function _pgqueue.given_after(p_given text[], p_settings jsonb) returns text[]
-language sql immutable
-as $$
+language sql immutable as $$
     select array(select g from unnest(p_given) g where not p_settings ? g
                  union select key from jsonb_each(p_settings) where value <> 'null' order by 1)
 $$;
 
 -- The hint for a word that is none of some words: the nearest, if one is near, and all.
 create or replace function _pgqueue.is_it(p_word text, p_words text[]) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select concat_ws(' ', 'Is it ' || _pgqueue.nearest(p_word, p_words) || '?',
                      format('There are: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
 $$;
@@ -196,8 +186,7 @@ $$;
 -- The word of some words that is most like p_word: it has the most pairs of letters in common with it. Null: none is
 -- like it. Names that other queues have for the same thing come first.
 create or replace function _pgqueue.nearest(p_word text, p_words text[]) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce(
     (select a.name
      from (values ('{max_attempts,attempts,max_retries,max_retry,retries,max_tries,max_receive_count,'
@@ -228,8 +217,7 @@ $$;
 -- The settings of a consumer or stream: those that somebody gave it, and all others, which have the default.
 --   p_row  its row of pgqueue.consumers or pgqueue.streams
 create or replace function _pgqueue.settings_of(p_of_what text, p_row jsonb, out o_given jsonb, out o_defaults jsonb)
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(jsonb_object_agg(s.name, v.value) filter (where p_row -> 'given' ? s.name), '{}'),
            coalesce(jsonb_object_agg(s.name, v.value) filter (where not p_row -> 'given' ? s.name), '{}')
     from _pgqueue.settings() s

@@ -13,8 +13,7 @@
 
 -- A table that may be captured. Errors: PQ003.
 create or replace function _pgqueue.captured_table(p_table regclass) returns pg_class
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_table pg_class;
     v_part  pg_class;
@@ -56,12 +55,11 @@ end $$;
 --   p_primary  the columns of its primary key; null: it has none
 create or replace function _pgqueue.check_captured(p_table pg_class, p_primary text[], p_keys text[], p_columns text[],
                                                    p_outbox boolean) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_name    text := _pgqueue.sql_name(p_table.oid);
     v_unknown text;
-    v_word text;
+    v_word    text;
 begin
     if p_keys is null or array_ndims(p_keys) > 1 then
         raise exception 'p_keys is a list of columns, and may be left out where the table has a primary key, '
@@ -100,16 +98,14 @@ end $$;
 
 -- Whether a role may send the rows of its tables.
 create or replace function _pgqueue.may_send(p_role oid) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select has_function_privilege(p_role, 'pgqueue.send_captured(int, text[], json[], jsonb[], int[])', 'execute')
        and has_schema_privilege(p_role, 'pgqueue', 'usage')
 $$;
 
 -- The versions of the schemas that a table and its partitions are in: another one after each change of a schema.
 create or replace function _pgqueue.schemas_of(p_table regclass) returns text[]
-language sql stable
-as $$
+language sql stable as $$
     select array_agg(format('%s %s %s', n.oid, n.xmin, n.ctid) order by n.oid) from pg_namespace n
     where n.oid in (select c.relnamespace from pg_class c
                     where c.oid = p_table or c.oid in (select relid from pg_partition_tree(p_table)))
@@ -118,8 +114,7 @@ $$;
 -- Notes which capturing triggers a table and its partitions have. It goes by what it finds. A trigger counts whose
 -- function belongs to the owner of the trigger's table, who is the owner of the captured table and may send.
 create or replace function _pgqueue.store_captures(p_table regclass, p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     delete from pgqueue.captured d
     where d.stream_id = p_stream_id and p_table in (d.relation, d.root)
@@ -143,8 +138,7 @@ end $$;
 -- drop_stream.
 create or replace function pgqueue.note_captures(p_table regclass, p_stream text, out captured boolean,
                                                  out schemas text[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -161,9 +155,7 @@ end $$;
 create or replace function pgqueue.capture_script(p_table regclass, p_stream text, p_capture boolean,
                                                   p_keys text[] default null, p_columns text[] default null,
                                                   p_old boolean default false, p_outbox boolean default false)
-returns setof text
-language plpgsql stable
-as $$
+returns setof text language plpgsql stable as $$
 declare
     v_stream  pgqueue.streams := _pgqueue.stream(p_stream);
     v_table   pg_class;
@@ -230,8 +222,7 @@ end $$;
 -- Executes statements as a role that the caller may become, and then is the caller again; for capture and release.
 -- A caller with that role's rights could do the same by set role. Errors: PQ003 when the caller may not become it.
 create or replace function pgqueue.execute_as(p_role text, p_statements text[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_role      text := current_setting('role');
     v_caller    text := current_user;
@@ -265,10 +256,7 @@ end $$;
 create or replace function pgqueue.change_capture(p_table regclass, p_stream text, p_capture boolean,
                                                   p_keys text[] default null, p_columns text[] default null,
                                                   p_old boolean default false, p_outbox boolean default false)
-returns void
-language plpgsql
-set lock_timeout = '100ms'
-as $$
+returns void language plpgsql set lock_timeout = '100ms' as $$
 declare
     v_until     timestamptz := clock_timestamp() + interval '30 s';
     v_stream_id int := (select stream_id from pgqueue.open_sink(p_stream));
@@ -351,24 +339,20 @@ end $$;
 create or replace function pgqueue.capture(p_table regclass, p_stream text, p_keys text[] default null,
                                            p_columns text[] default null, p_old boolean default false,
                                            p_outbox boolean default false) returns void
-language sql
-as $$ select pgqueue.change_capture(p_table, p_stream, true, p_keys, p_columns, p_old, p_outbox) $$;
+language sql as $$ select pgqueue.change_capture(p_table, p_stream, true, p_keys, p_columns, p_old, p_outbox) $$;
 
 -- Ends the capture of a table; messages that were captured stay.
 -- Errors: PQ001; PQ003 when the table is not captured, or not the caller's; PQ007; 55P03 as capture. Locks: the table,
 -- as capture.
 create or replace function pgqueue.release(p_table regclass, p_stream text) returns void
-language sql
-as $$ select pgqueue.change_capture(p_table, p_stream, false) $$;
+language sql as $$ select pgqueue.change_capture(p_table, p_stream, false) $$;
 
 -- Makes the triggers of partitions that are new since their table was captured, and notes them; for maintain(). Only
 -- where table, partition and function belong to the owner of this schema: for others their owners call capture() again.
 -- Partitions that somebody is at, or whose columns have another order, wait for the next time, or for capture().
--- on maintain: perform _pgqueue.chore('select 0 from _pgqueue.capture_partitions()');
+-- on maintain: perform _pgqueue.run_task('select 0 from _pgqueue.capture_partitions()');
 create or replace function _pgqueue.capture_partitions() returns void
-language plpgsql
-set lock_timeout = '50ms'
-as $$
+language plpgsql set lock_timeout = '50ms' as $$
 declare
     v_part      record;
     v_schemas   text[];
@@ -378,7 +362,7 @@ begin
     for v_part in
         select r.relid, c.oid as root, d.stream_id, p.oid as function,
                not exists (select from pg_trigger x where x.tgrelid = c.oid
-                                                      and x.tgname = format('pgqueue_%s_delete', d.stream_id)) as outbox
+                           and x.tgname = format('pgqueue_%s_delete', d.stream_id)) as outbox
         from pgqueue.captured d
         join pg_roles o on o.rolname = current_user
         join pg_class c on c.oid = d.root and c.oid = d.relation and c.relkind = 'p' and c.relowner = o.oid
@@ -415,8 +399,7 @@ end $$;
 -- Raises 2BP01 where a table is captured to a stream.
 -- on before_drop_stream: perform _pgqueue.refuse_captured(p_stream);
 create or replace function _pgqueue.refuse_captured(p_stream pgqueue.streams) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_table regclass := (select d.relation from pgqueue.captured d
                          join pg_trigger t on t.tgrelid = d.relation

@@ -7,8 +7,7 @@
 -- Errors: PQ001, PQ003, PQ004. Locks: as send.
 create or replace function pgqueue.send_captured(p_stream_id int, p_keys text[], p_data json[], p_headers jsonb[],
                                                  p_counts int[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream  pgqueue.streams := _pgqueue.stream_of(p_stream_id);
     v_count   int := cardinality(p_data);
@@ -63,8 +62,7 @@ end $$;
 --   p_table  as the messages call it
 -- Errors: none. Locks: none.
 create or replace function pgqueue.was_truncated(p_stream_id int, p_table text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_seq   bigint;
     v_found boolean;
@@ -85,8 +83,7 @@ end $$;
 -- what is no part's name stays.
 --   p_parts  each is SQL already: a quoted name or literal, a number, or a text made here
 create or replace function _pgqueue.compose(p_text text, p_parts jsonb) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select string_agg(coalesce(p_parts ->> m[2], m[1]), '' order by i)
     from regexp_matches(p_text, E'([^{]+|\\{(\\w+)\\}|\\{)', 'g') with ordinality r (m, i)
 $$;
@@ -104,10 +101,9 @@ $$;
 -- (More than 60 lines: a text, and a list of the parts that go into it.)
 create or replace function _pgqueue.capture_body(p_names jsonb, p_stream_id int, p_label text, p_old boolean,
                                                  p_outbox boolean, p_primary boolean) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
-    v_text text := $template$
+    v_text    text := $template$
 -- Publishes the rows that a statement wrote. Made by pgqueue.capture.
 declare
     v_before  text := coalesce(current_setting({setting}, true), '');
@@ -203,8 +199,7 @@ end $$;
 --   p_into   the variables for its columns
 --   p_send   the arguments of send_captured() after the stream
 create or replace function _pgqueue.capture_pieces(p_query text, p_into text, p_send text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select _pgqueue.compose($template$open v_rows for {query};
         loop
             fetch v_rows into {into};
@@ -219,8 +214,7 @@ $$;
 --   p_operation  what the headers say
 --   p_inserts    triggers that come later in this transaction are to know that it inserted rows
 create or replace function _pgqueue.capture_rows(p_rows text, p_operation text, p_inserts boolean) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select _pgqueue.compose(_pgqueue.compose($template$select array_agg(r.key), array_agg(r.data) into v_keys, v_data
         from (select {rows} limit 1001) r;
         if v_keys is null then
@@ -246,8 +240,7 @@ $$;
 -- The part of that text that sends rows that were updated. A row whose key changed is deleted, and inserted: first all
 -- deletes, then all inserts, because the new key of one row may be the old key of another.
 create or replace function _pgqueue.capture_updates() returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select $template$select array_agg(r.key), array_agg(r.data) into v_keys_2, v_data_2
         from (select {key}(o.r) as key, {old} as data from {old_rows} limit 1001) r;
         select array_agg(r.key), array_agg(r.data) into v_keys, v_data

@@ -26,21 +26,20 @@ create table if not exists pgqueue.captured (
 
 -- Columns in a text, each in this format, in which %1$I and %1$L are its name.
 create or replace function _pgqueue.each_column(p_columns text[], p_format text, p_between text) returns text
-language sql immutable
-as $$ select string_agg(format(p_format, k), p_between order by i) from unnest(p_columns) with ordinality k (k, i) $$;
+language sql immutable as $$
+    select string_agg(format(p_format, k), p_between order by i) from unnest(p_columns) with ordinality k (k, i)
+$$;
 
 -- The columns of a table in their order.
 create or replace function _pgqueue.column_names(p_table regclass) returns name[]
-language sql stable
-as $$
+language sql stable as $$
     select array_agg(attname order by attnum) from pg_attribute
     where attrelid = p_table and attnum > 0 and not attisdropped
 $$;
 
 -- The columns of a table's primary key in their order; null: it has none.
 create or replace function _pgqueue.primary_key(p_table regclass) returns text[]
-language sql stable
-as $$
+language sql stable as $$
     select array_agg(a.attname::text order by k.i)
     from pg_index x
     cross join lateral unnest(x.indkey) with ordinality k (attnum, i)
@@ -52,8 +51,7 @@ $$;
 --   p_table  the captured table
 --   p_name   of the triggers' function, without its schema
 create or replace function _pgqueue.capture_names(p_table regclass, p_name text) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select jsonb_object_agg(n.part, _pgqueue.sql_name(c.relnamespace, n.name))
            || jsonb_build_object('relation', _pgqueue.sql_name(p_table))
     from pg_class c,
@@ -71,8 +69,7 @@ $$;
 create or replace function _pgqueue.function_statements(p_names jsonb, p_base jsonb, p_stream_id int, p_keys text[],
                                                         p_columns text[], p_primary text[], p_old boolean,
                                                         p_outbox boolean) returns setof text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_same text := _pgqueue.each_column(p_primary, 'x.%1$I = ($1).%1$I', ' and ');
     v_part text;
@@ -135,8 +132,7 @@ end $$;
 --   p_function  of the triggers, as SQL
 create or replace function _pgqueue.trigger_statements(p_relation regclass, p_table regclass, p_stream_id int,
                                                        p_function text, p_outbox boolean) returns setof text
-language sql stable
-as $$
+language sql stable as $$
     -- lock: captured
     select format('create trigger pgqueue_%s_%s %s on %s %s for each statement execute function %s(%s)', p_stream_id,
                   t.kind, t.event, _pgqueue.sql_name(p_relation), t.rows, p_function,
@@ -152,23 +148,21 @@ $$;
 
 -- The OID of the trigger by which a table, or a partition, is captured; null: none. Anybody may name a trigger so.
 create or replace function _pgqueue.capture_trigger(p_relation regclass, p_stream_id int) returns oid
-language sql stable
-as $$ select oid from pg_trigger where tgrelid = p_relation and tgname = format('pgqueue_%s_insert', p_stream_id) $$;
+language sql stable as $$
+    select oid from pg_trigger where tgrelid = p_relation and tgname = format('pgqueue_%s_insert', p_stream_id)
+$$;
 
 -- Whether a table is captured to a stream; or a partition, for writes straight into it.
 create or replace function _pgqueue.is_captured(p_table regclass, p_stream_id int) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select _pgqueue.capture_trigger(p_table, p_stream_id) is not null
        and exists (select from pgqueue.captured where relation = p_table and stream_id = p_stream_id)
 $$;
 
 -- The triggers of a captured table and of its partitions, also of those that were detached since; of a partition its
 -- own.
-create or replace function _pgqueue.captured_triggers(p_table regclass, p_stream_id int)
-returns setof pg_trigger
-language sql stable
-as $$
+create or replace function _pgqueue.captured_triggers(p_table regclass, p_stream_id int) returns setof pg_trigger
+language sql stable as $$
     select t.*
     from pgqueue.captured d join pg_trigger t on t.tgrelid = d.relation
     where d.stream_id = p_stream_id and p_table in (d.relation, d.root)
@@ -179,8 +173,7 @@ $$;
 -- The functions that only these triggers need, by their OIDs: such as belong to the table's owner. A partition may have
 -- functions of its own, or those of its table.
 create or replace function _pgqueue.captured_functions(p_table regclass, p_stream_id int) returns setof oid
-language sql stable
-as $$
+language sql stable as $$
     with run as (
         select p.oid, p.proname, p.pronamespace, p.proowner
         from pg_proc p join pg_class c on c.oid = p_table and p.proowner = c.relowner
@@ -202,8 +195,7 @@ $$;
 
 -- The statements that drop what captures a table; of a partition only its own. None when it is not captured.
 create or replace function _pgqueue.drop_statements(p_table regclass, p_stream_id int) returns setof text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_functions oid[] := array(select _pgqueue.captured_functions(p_table, p_stream_id));
 begin

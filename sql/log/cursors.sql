@@ -19,25 +19,25 @@ do $$
 begin
     if to_regtype('pgqueue.claim_hints') is null then
         create type pgqueue.claim_hints as (
-            lanes       pgqueue.lane_hint[],  -- of ready bundles, in the order in which they are served, ...
-            lanes_from  int,          -- ... and no bundle is in other lanes below this one; null: in no other lane
-            due_from    timestamptz,  -- no delayed bundle is due before; null: none is delayed
-            held_from   timestamptz,  -- no lease of a bundle in lane_held() ended before: nearly always
-            probe_at    timestamptz,  -- claims look for leases that ended from then on,
-            looked_at   timestamptz,  -- all hints were read from what is stored then,
-            gaps_probe  timestamptz,  -- and while something is ready, claims look into the gaps again from then on
-            quiet_until timestamptz,  -- until then, nothing that is known comes before the first free bundle
-            was_cut     boolean,      -- the last take stopped at its limit
-            filter_from bigint,       -- the place of the first unfiltered bundle, or one before; null: there is none
-            more        bigint,       -- who claims a bundle from this number on cuts, or deals, ahead; null: nobody
-            size        int,          -- messages of the bundles that were cut or dealt last
-            parks       boolean,      -- by key: bundles may be waiting or delayed, or held with a key
-            waits_from  bigint,       -- in lane_waiting no key is behind a bundle before this place, ...
-            free_from   bigint,       -- ... and none that may be dealt stands before this one
-            freed_from  bigint,       -- the place of the first bundle in lane_freed, when all hints were read
-            tokens_from timestamptz,  -- no spent token of a key came back before
-            whole       boolean,      -- by key: a claim may hold all keys
-            dealt_until timestamptz); -- another claimer was turned away: until then no claim takes all keys
+            lanes          pgqueue.lane_hint[],  -- of ready bundles, in the order in which they are served, ...
+            lanes_from     int,                -- ... and no bundle is in other lanes below; null: in none
+            due_from       timestamptz,        -- no delayed bundle is due before; null: none is delayed
+            long_from      timestamptz,        -- no lease of a bundle in lane_long() ended before: nearly always
+            probe_at       timestamptz,        -- claims look for leases that ended from then on,
+            rebuilt_at     timestamptz,        -- all hints were read from what is stored then,
+            gaps_probe     timestamptz,        -- and, while something is ready, into the gaps
+            idle_until     timestamptz,        -- until then, nothing that is known comes before the first free bundle
+            was_cut        boolean,            -- the last take stopped at its limit
+            filter_from    bigint,             -- where the first unfiltered bundle is, or before; null: none
+            prefetch_at    bigint,             -- a claim of a bundle from this number on prefetches; null: none
+            size           int,                -- messages of the bundles that were cut or assigned last
+            any_waiting    boolean,            -- by key: bundles may be waiting or delayed, or held with a key
+            waits_from     bigint,             -- in lane_waiting no key is behind a bundle before this place, ...
+            free_from      bigint,             -- ... and none that may be assigned stands before this one
+            freed_from     bigint,             -- the place of the first bundle in lane_freed, when all hints were read
+            tokens_from    timestamptz,        -- no spent token of a key came back before
+            all_keys       boolean,            -- by key: a claim may hold all keys
+            assigned_until timestamptz);       -- another claimer was turned away: until then no claim takes all keys
     end if;
 end $$;
 

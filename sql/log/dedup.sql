@@ -26,9 +26,7 @@ create table if not exists pgqueue.dedup_keys (
 -- number, for a duplicate that of the other message. Errors: PQ003. Locks: the keys. It waits for open transactions
 -- that took one of them.
 create or replace function _pgqueue.take_dedup_keys(p_stream pgqueue.streams, p_dedup_keys text[], p_seqs bigint[])
-returns bigint[]
-language plpgsql
-as $$
+returns bigint[] language plpgsql as $$
 declare
     v_now timestamptz := clock_timestamp();
     v_new bigint;
@@ -55,9 +53,7 @@ end $$;
 
 -- The same for a single message, whose key is not null: in a third of the time.
 create or replace function _pgqueue.take_dedup_key(p_stream pgqueue.streams, p_dedup_key text, p_seq bigint)
-returns bigint
-language plpgsql
-as $$
+returns bigint language plpgsql as $$
 declare
     v_now timestamptz := clock_timestamp();
 begin
@@ -78,8 +74,7 @@ end $$;
 
 -- The number of the first message of each dedup key, all of which are taken; for null the given number.
 create or replace function _pgqueue.first_of(p_stream_id int, p_dedup_keys text[], p_seqs bigint[]) returns bigint[]
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return array(select coalesce(d.seq, k.seq)
                  from unnest(p_dedup_keys, p_seqs) with ordinality k (dedup_key, seq, i)
@@ -94,8 +89,7 @@ end $$;
 -- Returns the messages that are left to publish, and the array of take_dedup_keys(). Errors and locks: as there.
 create or replace function _pgqueue.keep_first(p_stream pgqueue.streams, p_seqs int8multirange, p_dedup_keys text[])
 returns table (seqs int8multirange, first_seqs bigint[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_seqs       bigint[] := array(select generate_series(lower(r), upper(r) - 1) from unnest(p_seqs) r);
     v_duplicates int8multirange;
@@ -117,9 +111,7 @@ end $$;
 
 -- Raises PQ003 unless the stream takes dedup keys, and there is an allowed key, or null, for each message.
 create or replace function _pgqueue.check_dedup_keys(p_stream pgqueue.streams, p_dedup_keys text[], p_count bigint)
-returns void
-language plpgsql
-as $$
+returns void language plpgsql as $$
 begin
     if p_stream.dedup_window is null then
         raise exception 'stream % has no dedup_window, and so takes no dedup keys', _pgqueue.called(p_stream)
@@ -140,11 +132,10 @@ begin
     end if;
 end $$;
 
--- Deletes dedup keys whose window has passed, the oldest first, at most limit_forgotten() of each stream. Returns how
+-- Deletes dedup keys whose window has passed, the oldest first, at most limit_deleted() of each stream. Returns how
 -- many it deleted, and how many streams may have more. Locks: the keys that it deletes. It waits for nobody.
-create or replace function _pgqueue.forget_dedup_keys(out o_deleted bigint, out o_unfinished bigint)
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_dedup_keys(out o_deleted bigint, out o_unfinished bigint)
+language plpgsql as $$
 declare
     v_stream pgqueue.streams;
     v_count  bigint;
@@ -155,13 +146,13 @@ begin
         with old as materialized (
             select dedup_key from pgqueue.dedup_keys
             where stream_id = v_stream.stream_id and sent_at <= clock_timestamp() - coalesce(v_stream.dedup_window, '0')
-            order by sent_at limit _pgqueue.limit_forgotten()
+            order by sent_at limit _pgqueue.limit_deleted()
             for update skip locked  -- lock: dedup
         )
         delete from pgqueue.dedup_keys d using old
         where d.stream_id = v_stream.stream_id and d.dedup_key = old.dedup_key;
         get diagnostics v_count = row_count;
         o_deleted := o_deleted + v_count;
-        o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_forgotten())::int;
+        o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_deleted())::int;
     end loop;
 end $$;

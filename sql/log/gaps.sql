@@ -18,10 +18,8 @@
 
 -- The publications of a set of ids, without those of the archive. (In SQL, so that it becomes a part of the caller's
 -- statement.)
-create or replace function _pgqueue.published(p_stream_id int, p_ids int8multirange)
-returns setof pgqueue.publications
-language sql stable
-as $$
+create or replace function _pgqueue.published(p_stream_id int, p_ids int8multirange) returns setof pgqueue.publications
+language sql stable as $$
     select p.*
     from unnest(p_ids) g
     cross join lateral (select * from pgqueue.publications
@@ -33,9 +31,7 @@ $$;
 --   p_publishers  the transactions that held the publish lock when asked after the snapshot of the look
 -- Returns the rows of the gaps; null when none needs a look.
 create or replace function _pgqueue.gaps_to_look_into(p_cursor pgqueue.consumer_cursors, p_publishers text[])
-returns pgqueue.consumer_gaps[]
-language plpgsql
-as $$
+returns pgqueue.consumer_gaps[] language plpgsql as $$
 begin
     return (select array_agg(g) from pgqueue.consumer_gaps g
             where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps)
@@ -49,10 +45,8 @@ end $$;
 --   p_was_cut     the look stopped at a limit, and has not seen all
 -- Returns the cursor.
 create or replace function _pgqueue.shrink_gaps(p_cursor pgqueue.consumer_cursors, p_looked pgqueue.consumer_gaps[],
-                                                p_found int8multirange,
-                                                p_publishers text[], p_was_cut boolean) returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+                                                p_found int8multirange, p_publishers text[], p_was_cut boolean)
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_gap  pgqueue.consumer_gaps;
     v_left int8multirange;
@@ -64,7 +58,7 @@ begin
                       else array(select w from unnest(p_publishers) w
                                  where w = any (v_gap.publishers) or w like '-1/%') end;
         continue when v_gap.look = p_was_cut and v_left = v_gap.publication_ids and v_who = v_gap.publishers;
-        p_cursor := _pgqueue.forget_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
         if v_left <> '{}' and (p_was_cut or v_who <> '{}') then
             if v_gap.kept is not null and v_left <> v_gap.publication_ids then
                 -- forget the kept messages of publications that left the gap: these may be put into a gap again, and
@@ -77,7 +71,7 @@ begin
                                                       and publication_id >= lower(g) and publication_id < upper(g)
                                                       and seqs && v_gap.kept offset 0) p), '{}');
             end if;
-            p_cursor := _pgqueue.note_gap(p_cursor, v_left, v_who, p_was_cut, v_gap.kept);
+            p_cursor := _pgqueue.record_gap(p_cursor, v_left, v_who, p_was_cut, v_gap.kept);
         end if;
     end loop;
     return p_cursor;
@@ -85,12 +79,9 @@ end $$;
 
 -- Notes a gap. Returns the cursor.
 --   p_kept  messages in the gap that are not to be taken; null: none
-create or replace function _pgqueue.note_gap(p_cursor pgqueue.consumer_cursors, p_ids int8multirange,
-                                             p_publishers text[], p_look boolean,
-                                             p_kept int8multirange default null)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+create or replace function _pgqueue.record_gap(p_cursor pgqueue.consumer_cursors, p_ids int8multirange,
+                                               p_publishers text[], p_look boolean, p_kept int8multirange default null)
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_gap_no bigint := nextval('pgqueue.gap_numbers');
 begin
@@ -102,10 +93,8 @@ begin
 end $$;
 
 -- Forgets a gap. Returns the cursor.
-create or replace function _pgqueue.forget_gap(p_cursor pgqueue.consumer_cursors, p_gap_no bigint)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_gap(p_cursor pgqueue.consumer_cursors, p_gap_no bigint)
+returns pgqueue.consumer_cursors language plpgsql as $$
 begin
     delete from pgqueue.consumer_gaps where consumer_id = p_cursor.consumer_id and gap_no = p_gap_no;
     p_cursor.gaps := array_remove(p_cursor.gaps, p_gap_no);
@@ -117,8 +106,7 @@ end $$;
 -- left alone, so that a gap which grows for long is not written anew by every take. Call merge_gaps() only after
 -- shrink_gaps(): a merge before it would keep ids that the look has found. Returns the cursor.
 create or replace function _pgqueue.merge_gaps(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_merged record;
 begin
@@ -137,7 +125,7 @@ begin
             delete from pgqueue.consumer_gaps
             where consumer_id = p_cursor.consumer_id and gap_no = any (v_merged.gap_nos);
             p_cursor.gaps := array(select g from unnest(p_cursor.gaps) g where g <> all (v_merged.gap_nos));
-            p_cursor := _pgqueue.note_gap(p_cursor, v_merged.ids, v_merged.who, v_merged.look);
+            p_cursor := _pgqueue.record_gap(p_cursor, v_merged.ids, v_merged.who, v_merged.look);
         end loop;
         exit when cardinality(p_cursor.gaps) <= 4 * _pgqueue.limit_gaps();
     end loop;
@@ -146,8 +134,7 @@ end $$;
 
 -- The messages in a consumer's gaps that are not to be taken; null: none.
 create or replace function _pgqueue.kept(p_cursor pgqueue.consumer_cursors) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select range_agg(kept) from pgqueue.consumer_gaps
             where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps));
@@ -155,8 +142,7 @@ end $$;
 
 -- All publication ids in a consumer's gaps.
 create or replace function _pgqueue.gap_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select coalesce(range_agg(publication_ids), '{}') from pgqueue.consumer_gaps
             where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps));

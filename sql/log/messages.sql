@@ -42,6 +42,5 @@ create table if not exists pgqueue.decided (
 
 -- The last publication of a stream that is visible now; 0: none.
 create or replace function pgqueue.last_publication(p_stream_id int) returns bigint
-language sql stable
-as $$ select coalesce((select publication_id from pgqueue.publications where stream_id = p_stream_id
+language sql stable as $$ select coalesce((select publication_id from pgqueue.publications where stream_id = p_stream_id
                        order by publication_id desc limit 1), 0) $$;

@@ -22,8 +22,7 @@
 --   query    returns the highest number, or null; %1$s: the id of the stream
 -- (More than 60 lines: one list.)
 create or replace function _pgqueue.number_holders() returns table (numbers text, quick boolean, query text)
-language sql immutable
-as $$
+language sql immutable as $$
     values
         ('seq_%s', true, 'select 0'),
         -- (the owner may write a number that nobody gave out: one that is far away does not count)
@@ -36,7 +35,7 @@ as $$
         ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.dead_messages where stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.consumer_messages m '
                           'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.archived_messages m '
+        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.completed_messages m '
                           'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
         ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.reader_claims m '
                           'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
@@ -71,7 +70,7 @@ as $$
         ('claim_numbers', false, 'select max(claim_id) >> 24 from pgqueue.reader_claims'),
         ('claim_numbers', false, 'select max(greatest(acked_claim, last_claim, planned_to)) >> 24 '
                                  'from pgqueue.readers'),
-        ('claim_numbers', false, 'select max(greatest(bundle_no, behind, head)) from pgqueue.consumer_messages'),
+        ('claim_numbers', false, 'select max(greatest(bundle_no, predecessor, head)) from pgqueue.consumer_messages'),
         ('claim_numbers', false, 'select max(head) from pgqueue.reader_claims'),
         ('gap_numbers', false, 'select max(gap_no) from pgqueue.consumer_gaps'),
         ('gap_numbers', false, 'select max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
@@ -92,8 +91,7 @@ $$;
 --   p_quick  asks only for what is read by a few rows of an index
 create or replace function _pgqueue.numbers(p_names text[] default null, p_quick boolean default false)
 returns table (sequence regclass, last_number bigint, highest bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_one record;
 begin
@@ -136,8 +134,7 @@ end $$;
 
 -- Raises PQ011: numbers of what is named were given out before.
 create or replace function _pgqueue.refuse_behind(p_what text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception 'the numbers of % are behind its rows: the database was restored or replicated without the values '
                     'of its sequences', p_what
@@ -147,17 +144,15 @@ begin
 end $$;
 
 -- Raises PQ011: a consumer is beyond the last publication of the stream, and would never take what is published now.
-create or replace function _pgqueue.refuse_to_look(p_stream_id int) returns void
-language sql
-as $$
+create or replace function _pgqueue.refuse_lost_publications(p_stream_id int) returns void
+language sql as $$
     select _pgqueue.refuse_behind('stream ' || quote_literal(s.name)) from pgqueue.streams s
     where s.stream_id = p_stream_id
 $$;
 
 -- Raises PQ011 when one of these sequences is behind the rows that are quick to find.
 create or replace function _pgqueue.check_numbers(p_what text, p_names text[]) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.refuse_behind(p_what)
     where exists (select from _pgqueue.numbers(p_names, true) where last_number < highest);
@@ -165,18 +160,15 @@ end $$;
 
 -- The names of the sequences of a stream.
 create or replace function _pgqueue.sequences_of(p_stream_id int) returns text[]
-language sql immutable
-as $$ select array[format('seq_%s', p_stream_id), format('publication_%s', p_stream_id)] $$;
+language sql immutable as $$ select array[format('seq_%s', p_stream_id), format('publication_%s', p_stream_id)] $$;
 
 -- Moves the sequences that are behind their rows; none moves back.
 create or replace function _pgqueue.move_numbers() returns void
-language sql
-as $$ select setval(sequence, highest) from _pgqueue.numbers() where last_number < highest $$;
+language sql as $$ select setval(sequence, highest) from _pgqueue.numbers() where last_number < highest $$;
 
 -- The last publication id of a stream that was given out; 0: none.
 create or replace function _pgqueue.last_publication_id(p_stream_id int) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return coalesce(pg_sequence_last_value(format('pgqueue.publication_%s', p_stream_id)::regclass), 0);
 end $$;

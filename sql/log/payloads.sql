@@ -11,15 +11,15 @@ end $$;
 
 -- The name of a segment's table.
 create or replace function _pgqueue.segment_name(p_stream_id int, p_segment int) returns text
-language sql immutable parallel safe
-as $$ select format('messages_%s_%s', p_stream_id, coalesce(p_segment::text, 'rest')) $$;
+language sql immutable parallel safe as $$
+    select format('messages_%s_%s', p_stream_id, coalesce(p_segment::text, 'rest'))
+$$;
 
 -- The statements that read the payloads of a stream's messages: for a stream in segments one for each segment, and one
 -- for all.
 --   p_ranges  a query for the ranges of the messages, in the order of delivery, with what is known of each
 create or replace function _pgqueue.payload_queries(p_stream_id int, p_ranges text) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_query    text := $q$
             return query
@@ -45,8 +45,7 @@ end $$;
 -- The statements that read one message of a stream, p_seq: for a stream in segments one for each segment, and one for
 -- all.
 create or replace function _pgqueue.payload_query(p_stream_id int) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_query text := $q$
             return (p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, p_priority, p_deliver_count,
@@ -66,8 +65,7 @@ end $$;
 -- one segment, as nearly all are; a new segment makes the functions anew. The query sorts the ranges, not the
 -- messages: the nested loop, to which receive is confined (function_settings.sql), keeps the order of the ranges.
 create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_unlike text := $q$
                   select c.priority, c.deliver_count + 1 as deliver_count, c.note, g

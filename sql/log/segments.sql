@@ -17,7 +17,7 @@
 --   emptied  all these publications are trimmed (operate/retention.sql). Its table was truncated, which needs a lock of
 --            this segment only
 --   dropped  at a moment when nobody writes to the stream
--- maintain() waits at most 50 ms for a lock that others wait for (tend_segments()).
+-- maintain() waits at most 50 ms for a lock that others wait for (maintain_segments()).
 --
 -- A statement that reads a stream's messages is planned each time (execute), or names one segment. Postgres (18.4)
 -- keeps a plan over a partitioned table that lacks a partition which was attached while the plan was made: the session
@@ -45,8 +45,7 @@ create table if not exists pgqueue.segments (
 
 -- The tables that hold the messages of a stream, with their bytes.
 create or replace function _pgqueue.message_tables(p_stream_id int) returns table (name regclass, bytes bigint)
-language sql stable
-as $$
+language sql stable as $$
     select t.relid, pg_total_relation_size(t.relid)
     from pg_partition_tree(to_regclass(format('pgqueue.messages_%s', p_stream_id))) t
     where t.isleaf
@@ -55,8 +54,7 @@ $$;
 -- The open transactions that may have a number of a stream. A number is given out under a lock of the sequence, which
 -- Postgres keeps to the end of the transaction, also of a prepared one.
 create or replace function _pgqueue.writers(p_stream_id int) returns text[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select coalesce(array_agg(distinct virtualtransaction), '{}') from pg_locks
             where locktype = 'relation' and relation = format('pgqueue.seq_%s', p_stream_id)::regclass
@@ -66,9 +64,8 @@ end $$;
 -- Does what the segments of a stream need: each step for which it gets the locks. Needs the stream's maintenance lock.
 -- Returns whether it did something, so that there may be more to do. Locks: it waits at most 50 ms for the locks of a
 -- step, and has them for the rest of the transaction: end it at once.
-create or replace function _pgqueue.tend_segments(p_stream_id int) returns boolean
-language plpgsql
-as $$
+create or replace function _pgqueue.maintain_segments(p_stream_id int) returns boolean
+language plpgsql as $$
 declare
     v_step text;
     v_done boolean;
@@ -108,8 +105,7 @@ end $$;
 -- may take minutes. Returns whether there was such a table. Locks: nothing that sending, reading or create_consumer
 -- needs.
 create or replace function _pgqueue.check_bound(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_bound pg_constraint;
 begin
@@ -126,12 +122,11 @@ begin
 end $$;
 
 -- Notes that all numbers of a segment were given out or passed over. Returns whether there was such a segment.
-create or replace function _pgqueue.note_closed(p_stream_id int) returns boolean
-language plpgsql
-as $$
+create or replace function _pgqueue.record_closed(p_stream_id int) returns boolean
+language plpgsql as $$
 declare
     v_segment pgqueue.segments;
-    v_last bigint;
+    v_last    bigint;
 begin
     select * into v_segment from pgqueue.segments
     where stream_id = p_stream_id and closed_at is null and hi <= _pgqueue.last_seq(p_stream_id) + 1
@@ -153,10 +148,9 @@ end $$;
 
 -- Notes which closed segments can have no new publication any more. Returns whether there was one.
 create or replace function _pgqueue.seal_segment(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
-    v_segment    pgqueue.segments;
+    v_segment pgqueue.segments;
     v_writers text[];
     v_sealed  boolean := false;
 begin
@@ -189,8 +183,7 @@ end $$;
 -- Makes the table of a stream its first segment, or adds a segment when fewer than two are ready. Returns whether it
 -- did something.
 create or replace function _pgqueue.add_segment(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_next bigint := _pgqueue.last_seq(p_stream_id) + 1;
     v_hi   bigint := (select max(hi) from pgqueue.segments where stream_id = p_stream_id);
@@ -216,12 +209,11 @@ end $$;
 
 -- Makes an empty segment that begins at a number. Locks nothing that sending or reading needs.
 create or replace function _pgqueue.make_segment(p_stream_id int, p_lo bigint) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_segment int := (select coalesce(max(segment), 0) + 1 from pgqueue.segments where stream_id = p_stream_id);
-    v_name text := _pgqueue.segment_name(p_stream_id, v_segment);
-    v_hi   bigint := p_lo + _pgqueue.segment_size();
+    v_name    text := _pgqueue.segment_name(p_stream_id, v_segment);
+    v_hi      bigint := p_lo + _pgqueue.segment_size();
 begin
     perform _pgqueue.make_message_table(p_stream_id, v_name);
     -- lock: table
@@ -232,8 +224,7 @@ end $$;
 
 -- Makes a table that is to become a part of a stream's table.
 create or replace function _pgqueue.make_message_table(p_stream_id int, p_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     execute format('create table pgqueue.%I (like pgqueue.messages_%s including defaults, primary key (seq))', p_name,
                    p_stream_id);
@@ -250,17 +241,16 @@ end $$;
 -- Returns whether it did something. Locks: for a moment the stream, and for its only table all of messages. (More than
 -- 60 lines: the statements that change tables, in the one order that Postgres allows.)
 create or replace function _pgqueue.enclose(p_stream_id int, p_lo bigint) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
-    v_table  text := case when p_lo is null then format('messages_%s', p_stream_id)
-                          else _pgqueue.segment_name(p_stream_id, null) end;
-    v_last   bigint;  -- what is in it is below, also what was written with a number that was not given out
-    v_segment   int := (select coalesce(max(segment), 0) + 1 from pgqueue.segments where stream_id = p_stream_id);
-    v_name   text := _pgqueue.segment_name(p_stream_id, v_segment);
-    v_hi     bigint;
-    v_bound  pg_constraint;
-    v_role   text;
+    v_table   text := case when p_lo is null then format('messages_%s', p_stream_id)
+                           else _pgqueue.segment_name(p_stream_id, null) end;
+    v_last    bigint;  -- what is in it is below, also what was written with a number that was not given out
+    v_segment int := (select coalesce(max(segment), 0) + 1 from pgqueue.segments where stream_id = p_stream_id);
+    v_name    text := _pgqueue.segment_name(p_stream_id, v_segment);
+    v_hi      bigint;
+    v_bound   pg_constraint;
+    v_role    text;
 begin
     execute format('select max(seq) from pgqueue.%I', v_table) into v_last;
     -- numbers have an end
@@ -323,13 +313,12 @@ end $$;
 -- Closes the open segment of a stream if it has its share of the kept messages: the next number belongs to the next
 -- segment. Returns whether it did.
 create or replace function _pgqueue.close_segment(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
-    v_rules pgqueue.retention;
-    v_last  bigint := _pgqueue.last_seq(p_stream_id);
-    v_segment  pgqueue.segments;
-    v_bytes bigint;
+    v_rules   pgqueue.retention;
+    v_last    bigint := _pgqueue.last_seq(p_stream_id);
+    v_segment pgqueue.segments;
+    v_bytes   bigint;
 begin
     select * into v_rules from pgqueue.retention where stream_id = p_stream_id;
     select * into v_segment from pgqueue.segments where stream_id = p_stream_id and lo <= v_last and hi > v_last + 1;
@@ -362,13 +351,12 @@ begin
         perform nextval(format('pgqueue.seq_%s', p_stream_id)::regclass)
         from generate_series(v_last + 1, v_segment.hi - 1);
     end if;
-    return _pgqueue.note_closed(p_stream_id);
+    return _pgqueue.record_closed(p_stream_id);
 end $$;
 
 -- Drops the empty segments, if nobody writes to the stream at the moment. Returns whether there were some.
 create or replace function _pgqueue.drop_segments(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_names text := (select string_agg(format('pgqueue.%I', _pgqueue.segment_name(stream_id, segment)), ', ')
                      from pgqueue.segments where stream_id = p_stream_id and emptied);

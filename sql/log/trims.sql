@@ -14,11 +14,9 @@ create table if not exists pgqueue.trims (
 
 -- Notes publications and messages that were trimmed.
 --   p_archived  of the publications, those that are in the archive
-create or replace function _pgqueue.note_trim(p_stream_id int, p_publications int8multirange, p_seqs int8multirange,
-                                              p_count bigint,
-                                              p_archived int8multirange default '{}') returns void
-language sql
-as $$
+create or replace function _pgqueue.record_trim(p_stream_id int, p_publications int8multirange, p_seqs int8multirange,
+                                                p_count bigint, p_archived int8multirange default '{}') returns void
+language sql as $$
     insert into pgqueue.trims as t (stream_id, publication_ids, seqs, message_count, trimmed_at, archive_ids)
     values (p_stream_id, p_publications, p_seqs, p_count, clock_timestamp(), p_archived)
     on conflict (stream_id) do update
@@ -34,8 +32,7 @@ $$;
 create or replace function _pgqueue.trimmed(p_stream_id int, p_archive boolean default false,
                                             out o_publications int8multirange, out o_seqs int8multirange,
                                             out o_archive int8multirange)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     select case when p_archive then publication_ids - archive_ids else publication_ids end, seqs, archive_ids
     into o_publications, o_seqs, o_archive from pgqueue.trims where stream_id = p_stream_id;

@@ -16,4 +16,9 @@ begin
     end loop;
     drop table pgqueue.freed_keys;
     alter table pgqueue.key_tokens drop column arrival_no, drop column first_seq;
+    -- and what has another name now
+    alter table pgqueue.consumers rename column way to profile;
+    alter table pgqueue.group_partitions rename column line_no to arrival_no;
+    alter table pgqueue.archived_messages rename to completed_messages;
+    alter index pgqueue.archived_messages_done rename to completed_messages_done;
 end $$;

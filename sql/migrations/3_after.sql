@@ -40,9 +40,9 @@ begin
     select *, v_last + ((row_number() over (partition by bits order by claim_id) - 1) << 20) + bits as head from claim;
     v_last := greatest(v_last, (select max(head) from _pgqueue.old_claims));
 
-    -- All that consumers hold, in parts that are alike, and where each stands: held, by a claim; dealt; keyed, if it
+    -- All that consumers hold, in parts that are alike, and where each stands: held, by a claim; assigned; keyed, if it
     -- waits or is delayed by its key; or free, anywhere else. What is to be held by key, or to wait by key although it
-    -- was dealt, is split by key before.
+    -- was assigned, is split by key before.
     create table _pgqueue.old_parts as
     with stored as (
         select consumer_id, state, claim_id, priority, deliver_count, arrival_no, not_visible_until, last_delivered_at,
@@ -67,13 +67,13 @@ begin
         cross join lateral (select range_agg(r) as seqs from unnest(s.rest[:coalesce(s.parts, 1)]) r) r
         where rest is not null
     ), judged as materialized (
-        select row_number() over () as run_no, c.stream_id, c.ordering, c.way like '% keyed' as keyed, s.*,
+        select row_number() over () as run_no, c.stream_id, c.ordering, c.profile like '% keyed' as keyed, s.*,
                o.claim_id is not null as claimed, c.ordering = 'stream' or p.consumer_id is not null as whole,
                case when o.claim_id is null and s.key is not null then 'keyed'
                     when o.claim_id is null and (s.piece is null or c.ordering = 'stream') then 'free'
                     when o.claim_id is null and l.is_large then case c.ordering when 'none' then 'free' else 'split' end
-                    when o.claim_id is null then 'dealt'
-                    when c.way not like '% keyed' or c.ordering = 'stream' or p.consumer_id is not null
+                    when o.claim_id is null then 'assigned'
+                    when c.profile not like '% keyed' or c.ordering = 'stream' or p.consumer_id is not null
                          or (c.ordering = 'none' and c.per_key_limit is null) then 'held'
                     else 'split' end as stands
         from stored s
@@ -82,7 +82,7 @@ begin
         left join _pgqueue.pieces p  -- with all keys
             on s.state = 'claimed' and c.ordering = 'key' and p.consumer_id = s.consumer_id and p.piece = s.piece
                and p.keys is null
-        cross join lateral (  -- larger than its note allows: its keys wait, to be dealt again
+        cross join lateral (  -- larger than its note allows: its keys wait, to be assigned again
             select s.note ? 'at_most' and (s.note ->> 'at_most')::bigint < sum(upper(g) - lower(g)) as is_large
             from unnest(s.seqs) g) l
         where s.seqs <> '{}'
@@ -112,11 +112,11 @@ begin
            coalesce(cut.seqs, judged.seqs) as seqs
     from judged left join cut using (run_no);
 
-    -- By key: the keys of what is dealt, with an order each of them once, else one for each message; and the parts of
-    -- each key of what is to be split. Messages without a key, or that are gone, stay together.
+    -- By key: the keys of what is assigned, with an order each of them once, else one for each message; and the parts
+    -- of each key of what is to be split. Messages without a key, or that are gone, stay together.
     create table _pgqueue.old_keys as select 0::bigint as part_no, '{}'::bigint[] as keys limit 0;
     for v_stream_id in
-        select distinct stream_id from _pgqueue.old_parts where stands in ('dealt', 'split')
+        select distinct stream_id from _pgqueue.old_parts where stands in ('assigned', 'split')
     loop
         execute format($q$
             create table _pgqueue.old_messages as
@@ -125,11 +125,11 @@ begin
             cross join lateral unnest(p.seqs) g
             cross join lateral (select seq, hashtextextended(key, 0) as key from pgqueue.messages_%1$s
                                 where seq >= lower(g) and seq < upper(g) and key is not null offset 0) m
-            where p.stream_id = %1$s and p.stands in ('dealt', 'split')
+            where p.stream_id = %1$s and p.stands in ('assigned', 'split')
             $q$, v_stream_id);
         insert into _pgqueue.old_keys
         select part_no, case ordering when 'none' then array_agg(key) else array_agg(distinct key) end
-        from _pgqueue.old_messages where stands = 'dealt' group by part_no, ordering;
+        from _pgqueue.old_messages where stands = 'assigned' group by part_no, ordering;
         insert into _pgqueue.old_parts
         select null, case when claim_id is not null then 'held' else 'keyed' end, consumer_id, stream_id, ordering,
                keyed, whole, 'waiting', claim_id, priority, deliver_count, arrival_no, null, last_delivered_at, note,
@@ -180,7 +180,7 @@ begin
     perform setval('pgqueue.claim_numbers',
                    greatest(v_last, (select max(bundle_no) from pgqueue.consumer_messages)) + 1);
 
-    -- What is dealt, in its order.
+    -- What is assigned, in its order.
     insert into pgqueue.consumer_messages (
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, last_delivered_at, note,
         keys, message_count, seqs)
@@ -189,7 +189,7 @@ begin
     from (select nextval('pgqueue.claim_numbers') as bundle_no, d.*
           from (select p.*, coalesce(k.keys, '{}') as keys
                 from _pgqueue.old_parts p left join _pgqueue.old_keys k using (part_no)
-                where p.stands = 'dealt' order by p.consumer_id, p.place, p.first_seq) d) d
+                where p.stands = 'assigned' order by p.consumer_id, p.place, p.first_seq) d) d
     cross join lateral (select sum(upper(g) - lower(g)) as message_count from unnest(seqs) g) n;
 
     -- All else stands where it would have been taken. By key it waits for the last open bundle with its key.

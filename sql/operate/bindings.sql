@@ -5,8 +5,7 @@
 --   p_key      null and the empty text have no words
 -- Errors: PQ003. Locks: none.
 create or replace function pgqueue.test_topic(p_pattern text, p_key text) returns boolean
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return _pgqueue.words(p_key) ~ _pgqueue.topic_regex('p_pattern', p_pattern);
 end $$;
@@ -20,8 +19,7 @@ end $$;
 --                p_stream itself
 -- Errors: PQ001, PQ003, PQ007. Locks: other calls of bind and unbind.
 create or replace function pgqueue.bind(p_stream text, p_topic text, p_to_stream text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_from pgqueue.streams;
     v_to   pgqueue.streams;
@@ -59,8 +57,7 @@ end $$;
 -- Stops copying messages of a topic to another stream. Sends that are under way may still be copied.
 -- Returns whether the topic was bound. Errors: PQ001. Locks: as bind.
 create or replace function pgqueue.unbind(p_stream text, p_topic text, p_to_stream text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_from  int := (_pgqueue.stream(p_stream)).stream_id;
     v_to    int := (_pgqueue.stream(p_to_stream)).stream_id;

@@ -11,8 +11,7 @@
 -- transaction that claims or settles some of the messages, or with an order the ones before them, stays open for 10 s.
 -- Locks: the consumer; then the claims that hold some of the messages.
 create or replace function pgqueue.cancel(p_stream text, p_consumer text, p_seqs bigint[]) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_set      int8multirange := _pgqueue.chosen(v_consumer, p_seqs, 'seek takes all messages from a consumer.');
@@ -32,9 +31,7 @@ end $$;
 --   p_instead  a sentence about what to call for all messages
 -- Errors: PQ003 for null; PQ006 for a group; PQ007.
 create or replace function _pgqueue.chosen(p_consumer pgqueue.consumers, p_seqs bigint[], p_instead text)
-returns int8multirange
-language plpgsql
-as $$
+returns int8multirange language plpgsql as $$
 declare
     v_set int8multirange := _pgqueue.set_of(p_seqs);
 begin
@@ -50,8 +47,7 @@ end $$;
 
 -- The messages of a set that are stored.
 create or replace function _pgqueue.existing(p_stream_id int, p_set int8multirange) returns int8multirange
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_set int8multirange;
 begin
@@ -64,8 +60,7 @@ end $$;
 
 -- One try to cancel messages; see cancel. Errors: PQ099 when another session is claiming some of the messages.
 create or replace function _pgqueue.cancel(p_consumer pgqueue.consumers, p_set int8multirange) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
@@ -80,7 +75,7 @@ begin
     perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_taken := _pgqueue.take_claimed(p_consumer.consumer_id, p_set);
-    v_away := _pgqueue.take_away(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
+    v_away := _pgqueue.remove_unclaimed(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
     v_cursor := v_away.o_cursor;
     v_gone := _pgqueue.seqs_of(v_taken) + v_away.o_gone;
     if exists (select from pgqueue.consumer_messages
@@ -89,8 +84,8 @@ begin
         raise exception using errcode = 'PQ099';
     end if;
     v_hints := v_cursor.hints;
-    if _pgqueue.is_keyed(p_consumer.way) and v_taken <> '{}' then
-        v_hints := _pgqueue.loosen(p_consumer, v_hints);
+    if _pgqueue.is_keyed(p_consumer.profile) and v_taken <> '{}' then
+        v_hints := _pgqueue.reread_keys(p_consumer, v_hints);
         v_cursor.hints := v_hints;
     end if;
     v_cursor.forgotten := v_cursor.forgotten + _pgqueue.cardinality(v_gone);
@@ -99,9 +94,9 @@ begin
     v_count := _pgqueue.cardinality(v_gone + v_new.o_gone);
     v_nobody.consumer_id := p_consumer.consumer_id;
     v_nobody.owner := current_setting('application_name');
-    perform _pgqueue.note_done(v_nobody, null, v_gone + v_new.o_gone, v_count, greatest(v_away.o_most, (
+    perform _pgqueue.record_done(v_nobody, null, v_gone + v_new.o_gone, v_count, greatest(v_away.o_most, (
         select max(_pgqueue.one_more(b.deliver_count)) from unnest(v_taken) b)), null);
-    if _pgqueue.is_keyed(p_consumer.way) and v_gone <> '{}' then
+    if _pgqueue.is_keyed(p_consumer.profile) and v_gone <> '{}' then
         perform _pgqueue.wake(p_consumer.stream_id);  -- the messages that waited for them
     end if;
     return v_count;
@@ -110,9 +105,7 @@ end $$;
 -- Takes messages out of the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for
 -- who settles them.
 create or replace function _pgqueue.take_claimed(p_consumer_id int, p_set int8multirange)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
     v_head  pgqueue.consumer_messages;
     v_taken pgqueue.consumer_messages[] := '{}';
@@ -124,7 +117,7 @@ begin
         where m.consumer_id = p_consumer_id and m.token is not null and m.reader is null and m.seqs && p_set
         order by h.bundle_no
     loop
-        v_taken := v_taken || _pgqueue.take_out(_pgqueue.lock_bundles(v_head.bundle_no, v_head.token), p_set);
+        v_taken := v_taken || _pgqueue.remove_messages(_pgqueue.lock_bundles(v_head.bundle_no, v_head.token), p_set);
     end loop;
     return v_taken;
 end $$;
@@ -134,10 +127,8 @@ end $$;
 -- the cost is a search for these messages, however many messages are new. Returns the cursor, the messages, and their
 -- publications. Needs the consumer's lock.
 create or replace function _pgqueue.pass_over(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                              p_set int8multirange, out o_gone int8multirange,
-                                              out o_ids int8multirange)
-language plpgsql
-as $$
+                                              p_set int8multirange, out o_gone int8multirange, out o_ids int8multirange)
+language plpgsql as $$
 declare
     v_found record := _pgqueue.find_new(p_consumer, p_cursor, p_set);
     v_gap   pgqueue.consumer_gaps;
@@ -152,17 +143,17 @@ begin
     loop
         v_kept := o_gone * (select range_agg(seqs) from _pgqueue.published(p_consumer.stream_id,
                                                                            v_gap.publication_ids * v_found.o_ids));
-        p_cursor := _pgqueue.forget_gap(p_cursor, v_gap.gap_no);
-        p_cursor := _pgqueue.note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
-                                      coalesce(v_gap.kept, '{}') + v_kept);
+        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.record_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
+                                        coalesce(v_gap.kept, '{}') + v_kept);
     end loop;
     if v_last >= p_cursor.next_publication then
         v_kept := o_gone
             * (select range_agg(seqs)
                from _pgqueue.published(p_consumer.stream_id, v_found.o_ids
                                        * int8multirange(int8range(p_cursor.next_publication, null))));
-        p_cursor := _pgqueue.note_gap(p_cursor, int8multirange(int8range(p_cursor.next_publication, v_last, '[]')),
-                                      _pgqueue.publishers(p_consumer.stream_id), true, v_kept);
+        p_cursor := _pgqueue.record_gap(p_cursor, int8multirange(int8range(p_cursor.next_publication, v_last, '[]')),
+                                        _pgqueue.publishers(p_consumer.stream_id), true, v_kept);
         p_cursor.next_publication := v_last + 1;
     end if;
 end $$;
@@ -172,8 +163,7 @@ end $$;
 -- publications.
 create or replace function _pgqueue.find_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_set int8multirange, out o_ids int8multirange, out o_seqs int8multirange)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_new  int8multirange := _pgqueue.new_ids(p_cursor);
     v_left int8multirange := p_set;

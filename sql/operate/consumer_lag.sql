@@ -3,8 +3,7 @@
 -- When the first new message of a consumer that could be delivered now was published; null: there is none, or only far
 -- behind messages for others.
 create or replace function _pgqueue.oldest_new(p_consumer_id int) returns timestamptz
-language sql stable
-as $$
+language sql stable as $$
     select n.published_at  -- (they come in the order of the publications)
     from pgqueue.consumers c
     cross join lateral _pgqueue.cursor(c.consumer_id) k
@@ -15,8 +14,7 @@ $$;
 
 -- When a message was sent; null: it is gone.
 create or replace function _pgqueue.sent_at(p_stream_id int, p_seq bigint) returns timestamptz
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_at timestamptz;
 begin
@@ -32,8 +30,7 @@ end $$;
 --   estimated  whether backlog is an estimate, because more than 3,000 publications are new
 create or replace function pgqueue.consumer_lag(p_consumer_id int, out backlog bigint, out oldest_at timestamptz,
                                                 out estimated boolean)
-language sql stable
-as $$
+language sql stable as $$
     select n.o_count + coalesce(u.messages, 0)::bigint,
            least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, u.oldest)), n.o_estimated
     from pgqueue.consumers c
@@ -49,8 +46,7 @@ $$;
 -- Messages that wait for their key count, delayed messages do not. Locks nothing.
 --   p_enough  the count may end when there are so many; null: all are counted
 create or replace function pgqueue.consumer_available(p_consumer_id int, p_enough bigint default null) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return _pgqueue.with_new(p_consumer_id, (select coalesce(sum(message_count), 0)::bigint
                                              from _pgqueue.unfinished(p_consumer_id)

@@ -1,10 +1,9 @@
 -- Consumers: creating, changing and dropping them.
 
--- Locks the row of a stream for settings of a consumer that can make sends fail: note_limited() locks it for these. It
--- comes before the consumer's row, as in calls that change schedules.
+-- Locks the row of a stream for settings of a consumer that can make sends fail: record_limited() locks it for these.
+-- It comes before the consumer's row, as in calls that change schedules.
 create or replace function _pgqueue.lock_stream_for(p_settings jsonb, p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_settings ?| '{max_backlog, on_full, per_key_capacity}' then
         perform _pgqueue.lock_stream(p_stream_id);
@@ -15,8 +14,7 @@ end $$;
 -- Locks, until the caller commits: the consumer's row, which claims read all the same. Before it the stream's row, for
 -- settings that can make sends fail.
 create or replace function _pgqueue.set_consumer(p_consumer_id int, p_settings jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_before   pgqueue.consumers;
     v_consumer pgqueue.consumers;
@@ -35,10 +33,10 @@ begin
                            string_agg(format('%1$I = ($1).%1$I', k), ', '))
              from jsonb_object_keys(p_settings) k) using v_consumer;
     select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
-    if _pgqueue.is_keyed(v_consumer.way) <> _pgqueue.is_keyed(v_before.way) then
+    if _pgqueue.is_keyed(v_consumer.profile) <> _pgqueue.is_keyed(v_before.profile) then
         perform _pgqueue.change_lanes(v_consumer);
     elsif p_settings ?| '{fair, per_key_limit, per_key_interval, per_key_burst}'
-          and _pgqueue.is_keyed(v_consumer.way) then
+          and _pgqueue.is_keyed(v_consumer.profile) then
         perform _pgqueue.change_limits(v_consumer);
     end if;
     if v_consumer.per_key_latest <> v_before.per_key_latest then
@@ -69,12 +67,11 @@ end $$;
 -- history,
 -- shared; with settings that can make sends fail, the stream's row, for which changes of the stream wait. (More than 60
 -- lines: the checks of its arguments are most of it.)
-create or replace function pgqueue.create_consumer(
-    p_stream text, p_name text, p_start text default 'latest', p_ordering text default 'none',
-    p_if_not_exists boolean default false, p_topic text default null, p_where jsonpath default null,
-    p_settings jsonb default '{}') returns int
-language plpgsql
-as $$
+create or replace function pgqueue.create_consumer(p_stream text, p_name text, p_start text default 'latest',
+                                                   p_ordering text default 'none',
+                                                   p_if_not_exists boolean default false, p_topic text default null,
+                                                   p_where jsonpath default null, p_settings jsonb default '{}')
+returns int language plpgsql as $$
 declare
     v_stream   pgqueue.streams := _pgqueue.stream(p_stream);
     v_consumer pgqueue.consumers;
@@ -154,8 +151,7 @@ end $$;
 --               base/settings.sql lists all settings
 -- Errors: PQ001, PQ002; PQ003 also when one setting contradicts another. Locks: other calls of this function; no claim.
 create or replace function pgqueue.alter_consumer(p_stream text, p_name text, p_settings jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.check_settings('consumer', p_settings);
     -- in tries: it may wait for claims that are being made, and other claimers for the consumer
@@ -169,8 +165,7 @@ end $$;
 -- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of the consumer's messages stays open for 10 s. Locks:
 -- the consumer's.
 create or replace function pgqueue.drop_consumer(p_stream text, p_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     -- in tries: a claimer may hold what this needs, and need what this has
     perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
@@ -180,10 +175,9 @@ begin
 end $$;
 
 -- One try to delete a consumer; see drop_consumer. Its sequence stays for senders that are about to look at it, and
--- open senders have a lock of it: maintain() drops it, see forget_rooms().
+-- open senders have a lock of it: maintain() drops it, see delete_backlogs().
 create or replace function _pgqueue.drop_consumer(p_consumer_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream_id int;
     v_limited   boolean;
@@ -192,8 +186,8 @@ begin
     delete from pgqueue.consumers where consumer_id = p_consumer_id  -- lock: settings
     returning stream_id, max_backlog is not null or per_key_capacity is not null into v_stream_id, v_limited;
     if v_limited then
-        perform _pgqueue.note_limited(v_stream_id);
+        perform _pgqueue.record_limited(v_stream_id);
     end if;
-    perform _pgqueue.forget_bundles(p_consumer_id);
+    perform _pgqueue.delete_bundles(p_consumer_id);
     perform _pgqueue.on_drop_consumer(p_consumer_id);
 end $$;

@@ -4,8 +4,7 @@
 -- Errors: PQ001, PQ002, PQ003.
 create or replace function pgqueue.open_sink(p_stream text, p_consumers text[] default null)
 returns table (stream_id int, kind text)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -15,8 +14,7 @@ end $$;
 
 -- Stores settings of a stream that were checked; null sets one back to its default.
 create or replace function _pgqueue.set_stream(p_stream_id int, p_settings jsonb) returns void
-language sql
-as $$
+language sql as $$
     update pgqueue.streams s
     set (given, notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
       = (select _pgqueue.given_after(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
@@ -35,9 +33,7 @@ $$;
 -- partition; sends and reads go on.
 create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text',
                                                  p_if_not_exists boolean default false, p_settings jsonb default '{}')
-returns int
-language plpgsql
-as $$
+returns int language plpgsql as $$
 declare
     v_stream  pgqueue.streams;
     v_columns text := (select string_agg(name, ', ') from _pgqueue.settings() where of_what = 'stream');
@@ -82,8 +78,7 @@ end $$;
 
 -- Makes the table and the sequences of a stream, and notes the sequences.
 create or replace function _pgqueue.make_tables(p_stream_id int, p_kind text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_name text;
 begin
@@ -126,8 +121,7 @@ end $$;
 -- is copied to it; PQ003 for a schema that does not take all that the one before it took. Locks: other calls of this
 -- function; bind and unbind where the limits or the schema change.
 create or replace function pgqueue.alter_stream(p_stream text, p_settings jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams;
     v_other  text;
@@ -166,19 +160,17 @@ end $$;
 -- Errors: PQ001; 2BP01 when tables are captured to it; 55P03 after 30 s behind a transaction that has its consumers.
 -- Locks, to the end of the transaction: the stream and its consumers, and bindings: end the transaction at once.
 create or replace function pgqueue.drop_stream(p_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.before_drop_stream(_pgqueue.stream(p_name));
-    perform _pgqueue.await('stream ' || quote_literal(p_name), 'select 0 from _pgqueue.forget_stream($2 ->> 0)', null,
+    perform _pgqueue.await('stream ' || quote_literal(p_name), 'select 0 from _pgqueue.delete_stream($2 ->> 0)', null,
                            jsonb_build_array(p_name), p_try => interval '5 ms', p_limit => interval '30 s');
 end $$;
 
 -- Deletes a stream and its consumers, in the order of locks. What sessions may need that have seen the stream, and are
 -- at work with it, stays for a while (operate/dropped.sql).
-create or replace function _pgqueue.forget_stream(p_name text) returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_stream(p_name text) returns void
+language plpgsql as $$
 declare
     v_id int;
 begin

@@ -24,8 +24,7 @@ create table if not exists pgqueue.dead_messages (
 --   p_max  at most so many; null: all
 create or replace function _pgqueue.take_dead(p_consumer_id int, p_seqs int8multirange, p_reason text,
                                               p_before timestamptz, p_max bigint) returns setof pgqueue.dead_messages
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_chosen bigint[];
     v_set    int8multirange;
@@ -72,8 +71,7 @@ end $$;
 create or replace function pgqueue.redrive(p_stream text, p_consumer text, p_seqs bigint[] default null,
                                            p_reason text default null, p_before timestamptz default null,
                                            p_max int default 1000, p_reset boolean default true) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_stored   pgqueue.consumer_cursors;
@@ -97,10 +95,10 @@ begin
               from (select priority, case when p_reset is not false then 0 else deliver_count end as deliver_count,
                            -- the notes that would end the message at once again, or limit the size of its claims, are
                            -- dropped
-                           _pgqueue.noted(note, '{"at_most": null, "expires": null}'
-                                          || case when p_reset is not false
-                                                  then '{"error": null, "attempts": null, "spark": null}'
-                                                  else '{}' end::jsonb) as note, r
+                           _pgqueue.merged_note(note, '{"at_most": null, "expires": null}'
+                                                || case when p_reset is not false
+                                                        then '{"error": null, "attempts": null, "spark": null}'
+                                                        else '{}' end::jsonb) as note, r
                     from _pgqueue.take_dead(v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max)
                     cross join lateral unnest(seqs) r) d) s
         group by priority, deliver_count, note, stretch
@@ -133,8 +131,7 @@ end $$;
 create or replace function pgqueue.purge_dead(p_stream text, p_consumer text, p_seqs bigint[] default null,
                                               p_reason text default null, p_before timestamptz default null,
                                               p_max int default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_id int := (_pgqueue.consumer(p_stream, p_consumer)).consumer_id;
 begin
@@ -146,8 +143,7 @@ end $$;
 
 -- Raises PQ003 or PQ007 for a call that cannot act on dead letters.
 create or replace function _pgqueue.check_dead(p_max int) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform _pgqueue.check_isolation();
     if p_max < 1 then
@@ -167,8 +163,7 @@ create or replace function pgqueue.read_dead(p_stream text, p_consumer text, p_s
                                              p_max int default 100, p_after bigint default 0)
 returns table (seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, inserted_at timestamptz,
                reason text, error text, details jsonb, deliver_count int, owner text, died_at timestamptz)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
 begin

@@ -7,8 +7,7 @@
 -- at work with the stream, notes these. Returns whether drop_tables() may follow. Locks: the maintenance of the stream,
 -- if nobody has it.
 create or replace function _pgqueue.clear_dropped(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_dropped pgqueue.dropped_streams;
     v_open    text[];
@@ -38,8 +37,7 @@ end $$;
 -- Drops the tables of a stream that was dropped. The sequences come first: their locks wait for prepared transactions
 -- that have a number of the stream. Behind the last lock, of messages, the senders of all streams wait. Locks: these.
 create or replace function _pgqueue.drop_tables(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', p_stream_id);  -- lock: table
     execute format('lock table pgqueue.messages_%s in access exclusive mode', p_stream_id);  -- lock: table

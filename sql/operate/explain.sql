@@ -2,19 +2,20 @@
 
 -- A number of messages, in words.
 create or replace function _pgqueue.messages_of(p_count bigint) returns text
-language sql immutable parallel safe
-as $$ select case p_count when 1 then '1 message' else p_count || ' messages' end $$;
+language sql immutable parallel safe as $$
+    select case p_count when 1 then '1 message' else p_count || ' messages' end
+$$;
 
 -- A number of deliveries, in words.
 create or replace function _pgqueue.deliveries_of(p_count int) returns text
-language sql immutable parallel safe
-as $$ select case p_count when 1 then 'delivered once' else 'delivered ' || p_count || ' times' end $$;
+language sql immutable parallel safe as $$
+    select case p_count when 1 then 'delivered once' else 'delivered ' || p_count || ' times' end
+$$;
 
 -- The owner of a claim, in words.
 --   p_run  messages that it holds, a row of unfinished()
 create or replace function _pgqueue.holder(p_run record) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return case when p_run.reader is null then coalesce(nullif(p_run.owner, ''), 'a worker')
                 else format('the Spark query %s',
@@ -28,9 +29,7 @@ end $$;
 
 -- Whether one of some messages has a key, by its hash.
 create or replace function _pgqueue.has_key(p_consumer pgqueue.consumers, p_seqs int8multirange, p_key bigint)
-returns boolean
-language plpgsql stable
-as $$
+returns boolean language plpgsql stable as $$
 declare
     v_has boolean;
 begin
@@ -46,8 +45,7 @@ end $$;
 -- Returns why, and until when at least; nulls when the key is free.
 create or replace function _pgqueue.busy_with(p_consumer pgqueue.consumers, p_key bigint, p_seq bigint,
                                               out o_because text, out o_until timestamptz)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_run   record;
     v_spent bigint;
@@ -90,8 +88,7 @@ end $$;
 -- each state.)
 create or replace function _pgqueue.explain_run(p_consumer pgqueue.consumers, p_run record, p_seq bigint,
                                                 out o_state text, out o_because text, out o_until timestamptz)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_key     bigint := p_run.key;
     v_behind  text;
@@ -123,8 +120,8 @@ begin
                     then ', which is now: the next claim that finds too little ready makes it so' else '' end
             || v_history;
     end if;
-    if (p_consumer.ordering <> 'none' and p_run.lane <> _pgqueue.lane_dealt())
-       or (_pgqueue.is_keyed(p_consumer.way) and o_state = 'waiting') then
+    if (p_consumer.ordering <> 'none' and p_run.lane <> _pgqueue.lane_assigned())
+       or (_pgqueue.is_keyed(p_consumer.profile) and o_state = 'waiting') then
         if v_key is null and p_consumer.ordering = 'stream' then
             v_key := 0;
         elsif v_key is null then
@@ -155,13 +152,12 @@ end $$;
 create or replace function _pgqueue.explain_published(p_consumer pgqueue.consumers, p_publication pgqueue.publications,
                                                       p_seq bigint, out o_state text, out o_because text,
                                                       out o_until timestamptz)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_in_gap boolean := _pgqueue.gap_ids(v_cursor) @> p_publication.publication_id;
     v_new    boolean := _pgqueue.new_ids(v_cursor) @> p_publication.publication_id;
-    v_done   pgqueue.archived_messages;
+    v_done   pgqueue.completed_messages;
 begin
     if not _pgqueue.is_for(p_publication.consumers, p_consumer.consumer_id) then
         o_state := 'not for it';
@@ -209,8 +205,7 @@ end $$;
 -- Explains a message that is in no publication: see explain_message.
 create or replace function _pgqueue.explain_unpublished(p_consumer pgqueue.consumers, p_seq bigint, out o_state text,
                                                         out o_because text)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_last    bigint := _pgqueue.last_seq(p_consumer.stream_id);
     v_stored  boolean;
@@ -261,8 +256,7 @@ end $$;
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.explain_message(p_stream text, p_consumer text, p_seq bigint)
 returns table (state text, because text, until timestamptz)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer    pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_run         record;
@@ -317,8 +311,7 @@ end $$;
 create or replace function pgqueue.key_stats(p_stream text, p_consumer text, p_max int default 100)
 returns table (key text, waiting bigint, delayed bigint, in_flight bigint, first_seq bigint, until timestamptz,
                unfinished bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
@@ -354,7 +347,7 @@ begin
                   group by key order by count(*) desc limit $2) e
         ), unfinished as (
             select m.key, _pgqueue.cardinality(j.owed) as unfinished, lower(j.owed) as first_seq
-            from entered e cross join lateral _pgqueue.judge_keys($3, e.keys, false) j
+            from entered e cross join lateral _pgqueue.owed_of_keys($3, e.keys, false) j
             left join lateral (select key from pgqueue.messages_%1$s where seq = lower(j.owed)) m on true
             where j.owed <> '{}'
         ), any_key as (

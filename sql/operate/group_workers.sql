@@ -11,8 +11,7 @@
 create or replace function pgqueue.lease_partitions(p_stream text, p_group text, p_worker text,
                                                     p_lease interval default '30 s')
 returns table (partition int, lease_id bigint, to_release boolean, committed bigint[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
     v_due   int;
@@ -57,15 +56,14 @@ begin
         v_held := v_held + _pgqueue.save_partition(v_free, v_mine)::int;
     end loop;
     return query
-        select p.partition, p.lease_id, row_number() over (order by p.partition) > v_due, array[p.line_no, p.seq]
+        select p.partition, p.lease_id, row_number() over (order by p.partition) > v_due, array[p.arrival_no, p.seq]
         from _pgqueue.partitions(v_group) p where p.worker = p_worker order by 1;
 end $$;
 
 -- How many partitions are a worker's share: the same number for all. What is left over goes to the workers that have
 -- most, so that little moves.
 create or replace function _pgqueue.due_partitions(p_group pgqueue.consumers, p_worker text) returns int
-language sql stable
-as $$
+language sql stable as $$
     select p_group.partitions / count + (place <= p_group.partitions % count)::int
     from (select w.worker, count(*) over ()::int as count,
                  row_number() over (order by (select count(*) from _pgqueue.partitions(p_group) p
@@ -77,8 +75,7 @@ $$;
 -- Ends a worker of a group: its partitions are free, except those that it is committing. Safe to repeat.
 -- Errors: PQ001, PQ002, PQ006. Locks, to the end of the transaction: the group's.
 create or replace function pgqueue.leave_group(p_stream text, p_group text, p_worker text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
     v_mine  pgqueue.group_partitions;
@@ -108,9 +105,7 @@ end $$;
 -- and another worker has the partition, or the group was dropped. Locks: the partition, to the end of the transaction.
 -- Nobody else waits for it.
 create or replace function pgqueue.commit_offset(p_lease_id bigint, p_offset bigint[], p_release boolean default false)
-returns void
-language plpgsql
-as $$
+returns void language plpgsql as $$
 declare
     v_stored pgqueue.group_partitions;
     v_mine   pgqueue.group_partitions;
@@ -131,16 +126,16 @@ begin
         end if;
         v_mine := v_stored;
         if p_offset is not null then
-            if p_offset <= array[v_stored.line_no, v_stored.seq] then
+            if p_offset <= array[v_stored.arrival_no, v_stored.seq] then
                 raise exception 'p_offset is %, and partition % is done up to % already',
-                    p_offset, v_stored.partition, array[v_stored.line_no, v_stored.seq]
+                    p_offset, v_stored.partition, array[v_stored.arrival_no, v_stored.seq]
                     using errcode = 'PQ003', column = 'p_offset',
                           hint = 'Roll back: another process works with this lease.';
             elsif p_offset[1] > (_pgqueue.cursor(v_stored.consumer_id)).last_arrival then
                 raise exception 'p_offset is %, which read_partitions has not given', p_offset
                     using errcode = 'PQ003', column = 'p_offset';
             end if;
-            v_mine.line_no := p_offset[1];
+            v_mine.arrival_no := p_offset[1];
             v_mine.seq := p_offset[2];
             v_mine.committed_at := clock_timestamp();
         end if;
@@ -156,16 +151,15 @@ end $$;
 -- These are the messages that read_partitions would return, for a worker that reads the payloads itself.
 --   p_lease_ids  of the worker's partitions; partitions of other workers are passed over
 --   p_max        messages to look at, at most, of all partitions of the group: 1 to 1,000,000
--- Returns one row, or none when there is nothing: the ranges, and the line_no of each; the leases of those partitions
--- that are furthest behind, whose messages these are; which messages of the ranges are theirs, as a condition on the
--- columns key and seq; and the offset to commit for each of these leases when all that is done. Errors: PQ001, PQ002,
--- PQ003, PQ006, PQ007. Locks: as read_partitions.
+-- Returns one row, or none when there is nothing: the ranges, and the arrival_no of each; the leases of those
+-- partitions that are furthest behind, whose messages these are; which messages of the ranges are theirs, as a
+-- condition on the columns key and seq; and the offset to commit for each of these leases when all that is done.
+-- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks: as read_partitions.
 create or replace function pgqueue.plan_partitions(p_stream text, p_group text, p_lease_ids bigint[],
                                                    p_max int default 1000)
-returns table (stream_id int, lo bigint[], hi bigint[], line_nos bigint[], lease_ids bigint[], condition text,
+returns table (stream_id int, lo bigint[], hi bigint[], arrival_nos bigint[], lease_ids bigint[], condition text,
                next_offset bigint[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_group pgqueue.consumers := _pgqueue.begin_claim('group', p_max, null, p_stream, p_group);
     v_here  bigint[];  -- the place of the partitions that are furthest behind ...
@@ -178,25 +172,25 @@ begin
             using errcode = 'PQ003', column = 'p_lease_ids',
                   hint = 'Give those that lease_partitions returned; none is an empty array.';
     end if;
-    select min(array[p.line_no, p.seq]) into v_here from _pgqueue.partitions(v_group) p
+    select min(array[p.arrival_no, p.seq]) into v_here from _pgqueue.partitions(v_group) p
     where p.lease_id = any (p_lease_ids);
-    select array_agg(p.lease_id order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
-           array_agg(p.partition order by p.partition) filter (where array[p.line_no, p.seq] = v_here),
-           min(array[p.line_no, p.seq]) filter (where array[p.line_no, p.seq] > v_here)
+    select array_agg(p.lease_id order by p.partition) filter (where array[p.arrival_no, p.seq] = v_here),
+           array_agg(p.partition order by p.partition) filter (where array[p.arrival_no, p.seq] = v_here),
+           min(array[p.arrival_no, p.seq]) filter (where array[p.arrival_no, p.seq] > v_here)
     into lease_ids, v_mine, v_until
     from _pgqueue.partitions(v_group) p where p.lease_id = any (p_lease_ids);
     if v_mine is null or v_group.paused then
         return;
     end if;
-    v_plan := _pgqueue.next_in_line(v_group.consumer_id, v_here, v_until, p_max);
+    v_plan := _pgqueue.next_of_group(v_group.consumer_id, v_here, v_until, p_max);
     if v_plan.o_end is null and v_until is null then
         perform _pgqueue.take_for_group(v_group);
-        v_plan := _pgqueue.next_in_line(v_group.consumer_id, v_here, null, p_max);
+        v_plan := _pgqueue.next_of_group(v_group.consumer_id, v_here, null, p_max);
     end if;
     stream_id := v_group.stream_id;
     lo := v_plan.o_lo;
     hi := v_plan.o_hi;
-    line_nos := v_plan.o_line_nos;
+    arrival_nos := v_plan.o_arrival_nos;
     next_offset := coalesce(v_plan.o_end, v_until);
     condition := case when cardinality(v_mine) = v_group.partitions then 'true'
                       else format('%s operator(pg_catalog.=) any (%L::pg_catalog.int8[])',
@@ -221,8 +215,7 @@ create or replace function pgqueue.read_partitions(p_stream text, p_group text, 
                                                    p_max int default 1000)
 returns table (partition int, lease_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb,
                inserted_at timestamptz, next_offset bigint[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_group pgqueue.consumers;
     v_plan  record;
@@ -234,12 +227,12 @@ begin
     v_group := _pgqueue.group(p_stream, p_group);
     return query execute format(
         'select m.partition, ($4)[m.partition + 1], m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, '
-        'array[r.line_no, m.seq] '
-        'from unnest($1, $2, $3) r (lo, hi, line_no) '
+        'array[r.arrival_no, m.seq] '
+        'from unnest($1, $2, $3) r (lo, hi, arrival_no) '
         'cross join lateral (select *, %s::int as partition from pgqueue.messages_%s x '
         'where x.seq >= r.lo and x.seq < r.hi and %s order by x.seq) m',
         _pgqueue.partition_sql(v_group.partitions), v_group.stream_id, v_plan.condition)
-    using v_plan.lo, v_plan.hi, v_plan.line_nos,
+    using v_plan.lo, v_plan.hi, v_plan.arrival_nos,
         array(select p.lease_id from _pgqueue.partitions(v_group) p order by p.partition);
     return query
         select p.partition, p.lease_id, null::bigint, null::text, null::text, null::bytea, null::jsonb,
@@ -250,21 +243,19 @@ end $$;
 -- The partition of a message, as an expression in its key and seq. The hash is the one that Postgres uses for hash
 -- partitions of tables, so it stays.
 create or replace function _pgqueue.partition_sql(p_partitions int) returns text
-language sql immutable parallel safe
-as $$
+language sql immutable parallel safe as $$
     select format('((pg_catalog.hashtextextended(coalesce(key, seq::pg_catalog.text), 0) operator(pg_catalog.&)'
                   ' 9223372036854775807)'
                   ' operator(pg_catalog.%%) %s)', p_partitions)
 $$;
 
 -- The messages of a line after a place, p_max at most and no further than p_until (null: all).
--- Returns them as ranges in order, with the line_no of each, and the place of the last message; nulls when there are
+-- Returns them as ranges in order, with the arrival_no of each, and the place of the last message; nulls when there are
 -- none.
-create or replace function _pgqueue.next_in_line(p_consumer_id int, p_after bigint[], p_until bigint[], p_max bigint,
-                                                 out o_lo bigint[], out o_hi bigint[], out o_line_nos bigint[],
-                                                 out o_end bigint[])
-language plpgsql stable
-as $$
+create or replace function _pgqueue.next_of_group(p_consumer_id int, p_after bigint[], p_until bigint[], p_max bigint,
+                                                  out o_lo bigint[], out o_hi bigint[], out o_arrival_nos bigint[],
+                                                  out o_end bigint[])
+language plpgsql stable as $$
 declare
     v_run  record;
     v_line record;
@@ -273,33 +264,32 @@ declare
     v_no   bigint;
 begin
     for v_run in  -- and one more row, by which the last line ends
-        (select m.place as line_no, m.seqs from pgqueue.consumer_messages m
-         where m.consumer_id = p_consumer_id and m.lane = _pgqueue.lane_line() and m.place >= p_after[1]
+        (select m.place as arrival_no, m.seqs from pgqueue.consumer_messages m
+         where m.consumer_id = p_consumer_id and m.lane = _pgqueue.lane_unassigned() and m.place >= p_after[1]
            and (p_until is null or m.place <= p_until[1])
          order by m.place, m.first_seq)
         union all select null, null
     loop
-        if v_no is distinct from v_run.line_no and v_set <> '{}' then
-            v_line := _pgqueue.first_in_line(v_set, v_left);
+        if v_no is distinct from v_run.arrival_no and v_set <> '{}' then
+            v_line := _pgqueue.first_of_set(v_set, v_left);
             o_lo := o_lo || v_line.o_lo;
             o_hi := o_hi || v_line.o_hi;
-            o_line_nos := o_line_nos || array_fill(v_no, array[cardinality(v_line.o_lo)]);
+            o_arrival_nos := o_arrival_nos || array_fill(v_no, array[cardinality(v_line.o_lo)]);
             o_end := array[v_no, v_line.o_last];
             v_left := v_left - v_line.o_count;
             v_set := '{}';
         end if;
-        exit when v_left = 0 or v_run.line_no is null;
-        v_no := v_run.line_no;
+        exit when v_left = 0 or v_run.arrival_no is null;
+        v_no := v_run.arrival_no;
         v_set := v_set + v_run.seqs * int8multirange(int8range(case when v_no = p_after[1] then p_after[2] + 1 end,
                                                                case when v_no = p_until[1] then p_until[2] + 1 end));
     end loop;
 end $$;
 
 -- The first p_max messages of a set as ranges; how many they are; and the last of them.
-create or replace function _pgqueue.first_in_line(p_set int8multirange, p_max bigint, out o_lo bigint[],
-                                                  out o_hi bigint[], out o_count bigint, out o_last bigint)
-language plpgsql immutable
-as $$
+create or replace function _pgqueue.first_of_set(p_set int8multirange, p_max bigint, out o_lo bigint[],
+                                                 out o_hi bigint[], out o_count bigint, out o_last bigint)
+language plpgsql immutable as $$
 begin
     o_count := _pgqueue.cardinality(p_set);
     if o_count > p_max then
@@ -314,8 +304,7 @@ end $$;
 -- this one waits for it for a moment, because nobody wakes up workers that find nothing: a publication woke all of them
 -- at once, and one of them took it.
 create or replace function _pgqueue.take_for_group(p_group pgqueue.consumers) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
@@ -346,19 +335,17 @@ end $$;
 
 -- Deletes the bundles that all partitions of a group have passed. Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.delete_passed(p_group pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
-    v_line   pgqueue.lane_hint := _pgqueue.lane_of(p_cursor.hints, _pgqueue.lane_line());
+    v_line   pgqueue.lane_hint := _pgqueue.lane_of(p_cursor.hints, _pgqueue.lane_unassigned());
     v_passed bigint[];
 begin
     if v_line.place is null then
         return p_cursor;
     end if;
-    select min(array[p.line_no, p.seq]) into v_passed from _pgqueue.partitions(p_group) p;
+    select min(array[p.arrival_no, p.seq]) into v_passed from _pgqueue.partitions(p_group) p;
     delete from pgqueue.consumer_messages
-    where consumer_id = p_group.consumer_id and lane = _pgqueue.lane_line() and place >= v_line.place
+    where consumer_id = p_group.consumer_id and lane = _pgqueue.lane_unassigned() and place >= v_line.place
       and place <= v_passed[1] and array[place, upper(seqs) - 1] <= v_passed;
     if found then
         p_cursor := _pgqueue.raise_hints(p_group, p_cursor);

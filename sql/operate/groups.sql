@@ -3,7 +3,7 @@
 --
 -- A group is a consumer with partitions. As any consumer, it takes new messages under its lock (queue/take/take.sql),
 -- into bundles of one line. Nobody claims these bundles; all partitions share them. A message's place is two numbers
--- that are the same for all partitions: line_no, the arrival_no of its bundle, and seq. So all messages of the group
+-- that are the same for all partitions: arrival_no, the arrival_no of its bundle, and seq. So all messages of the group
 -- have one order, and each partition has its own place in it. To read is to look up what comes next; to commit is to
 -- write two numbers. Everything else is the consumer's: no late commit is lost, gaps are looked into once, lag, moving
 -- the group, and retention keeps what is owed. (With a consumer for each partition, sixteen consumers would do all
@@ -28,11 +28,11 @@ create table if not exists pgqueue.group_partitions (
     consumer_id  int         not null,
     partition    int         not null,
     version      bigint      not null,
-    line_no      bigint      not null,  -- all messages up to this place are done: by bundle ...
+    arrival_no      bigint      not null,  -- all messages up to this place are done: by bundle ...
     seq          bigint      not null,  -- ... and of that one up to this number
     lease_id     bigint,                -- who has it commits
     worker       text,                  -- null: nobody has it
-    committed_at timestamptz,           -- with line_no 0: by an offset reader (note_offset)
+    committed_at timestamptz,           -- with arrival_no 0: by an offset reader (note_offset)
     primary key (consumer_id, partition, version)
 );
 
@@ -54,9 +54,7 @@ create table if not exists pgqueue.group_workers (
 -- a group with another number of partitions. Locks: none that others wait for.
 create or replace function pgqueue.create_group(p_stream text, p_group text, p_partitions int default 16,
                                                 p_start text default 'latest', p_if_not_exists boolean default false)
-returns int
-language plpgsql
-as $$
+returns int language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_group  pgqueue.consumers;
@@ -81,7 +79,7 @@ begin
     end if;
     v_group.consumer_id := pgqueue.create_consumer(p_stream, p_group, p_start, 'key');
     update pgqueue.consumers set partitions = p_partitions where consumer_id = v_group.consumer_id;  -- lock: settings
-    insert into pgqueue.group_partitions (consumer_id, partition, version, line_no, seq)
+    insert into pgqueue.group_partitions (consumer_id, partition, version, arrival_no, seq)
     select v_group.consumer_id, p, 1, 0, 0 from generate_series(0, p_partitions - 1) p;
     return v_group.consumer_id;
 end $$;
@@ -93,8 +91,7 @@ end $$;
 -- Errors: PQ001, PQ002, PQ003, PQ005, PQ006, PQ007; 55P03 as seek. Locks, to the end of the transaction, so make it a
 -- transaction of its own: as seek.
 create or replace function pgqueue.note_offset(p_stream text, p_group text, p_offset jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_group  pgqueue.consumers := _pgqueue.group(p_stream, p_group);
     v_stored pgqueue.group_partitions;
@@ -109,7 +106,7 @@ begin
     select * into v_stored from _pgqueue.partitions(v_group) limit 1;
     v_has := case when v_group.partitions > 1 then v_group.partitions || ' partitions'
                   when v_stored.worker is not null then 'a worker, ' || quote_literal(v_stored.worker)
-                  when v_stored.line_no > 0 then 'had workers' end;
+                  when v_stored.arrival_no > 0 then 'had workers' end;
     if v_has is not null then
         raise exception 'group % of stream % is not for a reader that keeps its offset itself: it has %',
             quote_literal(p_group), quote_literal(p_stream), v_has
@@ -123,16 +120,14 @@ end $$;
 
 -- The group of a name. Errors: PQ001, PQ002, PQ006.
 create or replace function _pgqueue.group(p_stream text, p_group text) returns pgqueue.consumers
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return _pgqueue.check_kind('group', _pgqueue.consumer(p_stream, p_group, 'group'));
 end $$;
 
 -- The partitions of a group as they are.
 create or replace function _pgqueue.partitions(p_group pgqueue.consumers) returns setof pgqueue.group_partitions
-language sql stable
-as $$
+language sql stable as $$
     select n.*
     from generate_series(0, p_group.partitions - 1) p
     cross join lateral (select * from pgqueue.group_partitions
@@ -143,8 +138,7 @@ $$;
 -- Returns whether it was stored.
 create or replace function _pgqueue.save_partition(p_stored pgqueue.group_partitions,
                                                    p_partition pgqueue.group_partitions) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     delete from pgqueue.group_partitions  -- lock: partition
     where consumer_id = p_stored.consumer_id and partition = p_stored.partition and version = p_stored.version;
@@ -158,11 +152,10 @@ end $$;
 
 -- How many messages of a group, of all keys, come after a place, among those that the group has taken.
 create or replace function _pgqueue.behind(p_consumer_id int, p_line_no bigint, p_seq bigint) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(sum(case when place > p_line_no then message_count
                              else _pgqueue.cardinality(seqs * int8multirange(int8range(p_seq + 1, null))) end),
                     0)::bigint
     from pgqueue.consumer_messages
-    where consumer_id = p_consumer_id and lane = _pgqueue.lane_line() and place >= p_line_no
+    where consumer_id = p_consumer_id and lane = _pgqueue.lane_unassigned() and place >= p_line_no
 $$;

@@ -21,14 +21,13 @@ create sequence if not exists pgqueue.maintain_turns;
 -- Returns what was deleted and how much; unfinished is how many streams have more to trim or to forget, or were not
 -- looked at: one call looks at limit_maintained() of them, the next call at the next ones. Errors: PQ003, PQ007.
 -- Locks: the staged chunks and reservations that it deletes; the rows of streams that published; of streams with a
--- retention the locks of trim() and tend_segments(): end the transaction at once.
+-- retention the locks of trim() and maintain_segments(): end the transaction at once.
 -- Each chore is undone alone if it fails: for a lock that it has no time to wait for, or with a warning. (More than 60
 -- lines: a list of chores, in their order.)
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day',
                                             p_reader_age interval default '30 days')
 returns table (what text, deleted bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_ages       jsonb := jsonb_build_array(p_staged_age::text, p_reader_age::text);
     v_done       jsonb;
@@ -43,21 +42,21 @@ begin
     perform _pgqueue.check_isolation();
     perform pgqueue.check_timeout('p_staged_age', p_staged_age);
     perform pgqueue.check_timeout('p_reader_age', p_reader_age);
-    v_done := _pgqueue.chore('select jsonb_build_array(o_chunks, o_messages) '
-                             'from _pgqueue.forget_staged(($2 ->> 0)::interval)', null, v_ages);
+    v_done := _pgqueue.run_task('select jsonb_build_array(o_chunks, o_messages) '
+                                'from _pgqueue.delete_staged(($2 ->> 0)::interval)', null, v_ages);
     return query values ('staged chunks', coalesce((v_done -> 0)::bigint, 0)),
                         ('unpublished messages', coalesce((v_done -> 1)::bigint, 0));
-    v_keys := _pgqueue.chore('select jsonb_build_array(o_deleted, o_unfinished) from _pgqueue.forget_dedup_keys()');
-    v_history := _pgqueue.chore('select jsonb_build_array(o_deleted, o_unfinished) from _pgqueue.forget_history()');
-    v_done := _pgqueue.chore('select n from _pgqueue.forget_batches(($2 ->> 0)::interval) n', null, v_ages);
+    v_keys := _pgqueue.run_task('select jsonb_build_array(o_deleted, o_unfinished) from _pgqueue.delete_dedup_keys()');
+    v_history := _pgqueue.run_task('select jsonb_build_array(o_deleted, o_unfinished) from _pgqueue.delete_history()');
+    v_done := _pgqueue.run_task('select n from _pgqueue.delete_batches(($2 ->> 0)::interval) n', null, v_ages);
     return query values ('old sink batches', coalesce(v_done::bigint, 0));
-    v_done := _pgqueue.chore('select n from _pgqueue.forget_readers(($2 ->> 1)::interval) n', null, v_ages);
+    v_done := _pgqueue.run_task('select n from _pgqueue.delete_readers(($2 ->> 1)::interval) n', null, v_ages);
     return query values ('abandoned readers', coalesce(v_done::bigint, 0)),
                         ('old dedup keys', coalesce((v_keys -> 0)::bigint, 0)),
                         ('old history', coalesce((v_history -> 0)::bigint, 0));
-    perform _pgqueue.chore('select 0 from _pgqueue.forget_sink_streams(($2 ->> 1)::interval)', null, v_ages);
+    perform _pgqueue.run_task('select 0 from _pgqueue.delete_sink_streams(($2 ->> 1)::interval)', null, v_ages);
     perform _pgqueue.on_maintain();
-    perform _pgqueue.chore('select 0 from _pgqueue.note_numbers($1::int), _pgqueue.note_decided($1::int)', id)
+    perform _pgqueue.run_task('select 0 from _pgqueue.record_numbers($1::int), _pgqueue.record_decided($1::int)', id)
     from unnest(v_turn.o_ids) id;  -- before anything is trimmed
 
     -- One stream a call, by chance, ends the trimming when it has more to do: so locks of its segments are not kept
@@ -68,8 +67,8 @@ begin
         where stream_id = any (v_turn.o_ids)
         order by random()
     loop
-        v_done := _pgqueue.chore('select jsonb_build_array(o_count, o_dead, o_more::int) '
-                                 'from _pgqueue.retain($1::int)', v_stream_id);
+        v_done := _pgqueue.run_task('select jsonb_build_array(o_count, o_dead, o_more::int) '
+                                    'from _pgqueue.retain($1::int)', v_stream_id);
         v_count := v_count + coalesce((v_done -> 0)::bigint, 0);
         v_dead := v_dead + coalesce((v_done -> 1)::bigint, 0);
         v_unfinished := coalesce((v_done -> 2)::bigint, 0);
@@ -78,28 +77,28 @@ begin
     perform _pgqueue.on_maintained(v_turn.o_ids, p_staged_age);
     for v_stream_id in select stream_id from pgqueue.dropped_streams limit _pgqueue.limit_maintained() loop
         v_done := jsonb_build_array(v_stream_id);
-        if (_pgqueue.chore('select to_jsonb(c) from _pgqueue.clear_dropped(($2 -> 0)::int) c', null, v_done))::boolean
+        if (_pgqueue.run_task('select to_jsonb(c) from _pgqueue.clear_dropped(($2 -> 0)::int) c', null,
+                              v_done))::boolean
         then
-            perform _pgqueue.chore('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, v_done);
+            perform _pgqueue.run_task('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, v_done);
         end if;
     end loop;
     -- the last chores, because they keep locks of consumers
-    perform _pgqueue.chore('select 0 from _pgqueue.tend_newest(($2 ->> 0)::interval)', null, v_ages);
-    perform _pgqueue.chore('select 0 from _pgqueue.tend_tokens()');
+    perform _pgqueue.run_task('select 0 from _pgqueue.maintain_newest(($2 ->> 0)::interval)', null, v_ages);
+    perform _pgqueue.run_task('select 0 from _pgqueue.maintain_tokens()');
     -- sometimes also when there is more to do: so that it need not be done for the others to have their turn
     perform nextval('pgqueue.maintain_turns') where v_unfinished = 0 or random() < 0.1;
     v_unfinished := v_unfinished + v_turn.o_later;
     return query values ('trimmed messages', v_count), ('old dead letters', v_dead),
                         ('unfinished', v_unfinished + coalesce((v_keys -> 1)::bigint, 0)
-                                           + coalesce((v_history -> 1)::bigint, 0));
+                                              + coalesce((v_history -> 1)::bigint, 0));
 end $$;
 
 -- The streams for which it is maintain()'s turn: limit_maintained() of them, in the order of their ids. A transaction
 -- that has locks of all streams would need more than the server has. The next turn is for the next ones, also where
 -- others call maintain(), and after the last come the first. Returns how many streams come after these, too.
 create or replace function _pgqueue.streams_in_turn(out o_ids int[], out o_later bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_count bigint := (select count(*) from pgqueue.streams);
     v_from  bigint := coalesce(pg_sequence_last_value('pgqueue.maintain_turns'), 0)
@@ -114,10 +113,8 @@ end $$;
 -- there is a next time. It says nothing of a stream that was dropped meanwhile.
 --   p_statement  see await(); p_id is a stream
 -- Returns what the statement returned; null: the chore failed.
-create or replace function _pgqueue.chore(p_statement text, p_id bigint default null, p_more jsonb default null)
-returns jsonb
-language plpgsql
-as $$
+create or replace function _pgqueue.run_task(p_statement text, p_id bigint default null, p_more jsonb default null)
+returns jsonb language plpgsql as $$
 begin
     return _pgqueue.await('what a chore needs', p_statement, p_id, p_more, p_limit => interval '50 ms');
 exception
@@ -131,9 +128,8 @@ exception
 end $$;
 
 -- Deletes staged chunks and reservations that failed writers left, see maintain(). Locks: those that it deletes.
-create or replace function _pgqueue.forget_staged(p_age interval, out o_chunks bigint, out o_messages bigint)
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_staged(p_age interval, out o_chunks bigint, out o_messages bigint)
+language plpgsql as $$
 declare
     v_chunk       pgqueue.staged_chunks;
     v_reservation pgqueue.reservations;
@@ -167,9 +163,8 @@ end $$;
 
 -- Deletes all but the last ten batches of each sink, and notes of batch writes that are older than p_age. Returns how
 -- many. Locks: those that it deletes; it waits for nobody.
-create or replace function _pgqueue.forget_batches(p_age interval) returns bigint
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_batches(p_age interval) returns bigint
+language plpgsql as $$
 declare
     v_count bigint;
 begin
@@ -186,9 +181,8 @@ begin
 end $$;
 
 -- Deletes notes of queries that wrote to streams that were dropped. Locks: these notes, if nobody has them.
-create or replace function _pgqueue.forget_sink_streams(p_age interval) returns void
-language sql
-as $$
+create or replace function _pgqueue.delete_sink_streams(p_age interval) returns void
+language sql as $$
     delete from pgqueue.sink_streams where ctid = any (array(
         select k.ctid from pgqueue.sink_streams k
         where k.noted_at < clock_timestamp() - p_age

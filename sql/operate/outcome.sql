@@ -14,11 +14,10 @@
 create or replace function pgqueue.outcome(p_stream text, p_consumer text, p_seq bigint)
 returns table (state text, result jsonb, reason text, error text, deliver_count int, owner text, claimed_at timestamptz,
                ended_at timestamptz, due_at timestamptz)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_done     pgqueue.archived_messages;
+    v_done     pgqueue.completed_messages;
     v_dead     pgqueue.dead_messages;
 begin
     perform _pgqueue.check_number('p_seq', p_seq, 1, 9223372036854775807);
@@ -54,8 +53,7 @@ end $$;
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.failures(p_stream text, p_consumer text, p_seq bigint)
 returns table (failed_at timestamptz, owner text, error text)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_id int := (_pgqueue.consumer(p_stream, p_consumer)).consumer_id;
 begin
@@ -77,8 +75,7 @@ end $$;
 -- outcome again now and then. Errors: PQ001, PQ002. Locks: none. The session hears notifications once this transaction
 -- has ended.
 create or replace function pgqueue.listen_done(p_stream text, p_consumer text, p_pid int default null) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
 begin

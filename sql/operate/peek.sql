@@ -12,8 +12,7 @@
 create or replace function pgqueue.peek(p_stream text, p_consumer text, p_max int default 10)
 returns table (seq bigint, state text, key text, data text, data_bytes bytea, headers jsonb, priority int,
                deliver_count int, not_visible_until timestamptz, error text, inserted_at timestamptz)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
 begin
@@ -83,8 +82,7 @@ end $$;
 create or replace function pgqueue.peek_at(p_stream text, p_seq bigint, p_max int default 1)
 returns table (seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, inserted_at timestamptz,
                published_at timestamptz, deliver_at timestamptz, consumers text[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -100,8 +98,7 @@ end $$;
 
 -- The names of consumers, without those that were dropped; null for null, which is all consumers.
 create or replace function _pgqueue.consumer_names(p_consumers int[]) returns text[]
-language sql stable
-as $$
+language sql stable as $$
     select case when p_consumers is not null
                 then array(select name from pgqueue.consumers where consumer_id = any (p_consumers) order by name) end
 $$;
@@ -113,8 +110,7 @@ $$;
 -- Errors: PQ001, PQ002. Locks: none.
 create or replace function pgqueue.consumer_position(p_stream text, p_consumer text)
 returns table (next_seq bigint, published_at timestamptz, in_gaps bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);

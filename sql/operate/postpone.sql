@@ -11,9 +11,7 @@
 -- transaction that claims some of the messages, or with an order claims or settles the ones before them, stays open for
 -- 10 s. Locks: the consumer.
 create or replace function pgqueue.postpone(p_stream text, p_consumer text, p_seqs bigint[], p_until timestamptz)
-returns bigint
-language plpgsql
-as $$
+returns bigint language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_set      int8multirange := _pgqueue.chosen(v_consumer, p_seqs, 'pause stops a whole consumer.');
@@ -36,9 +34,7 @@ end $$;
 -- One try to postpone messages; see postpone. Errors: PQ099 when another session is claiming some of the messages.
 -- (More than 60 lines: bundles are judged and stored one by one.)
 create or replace function _pgqueue.postpone(p_consumer pgqueue.consumers, p_set int8multirange, p_until timestamptz)
-returns bigint
-language plpgsql
-as $$
+returns bigint language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
@@ -56,7 +52,7 @@ begin
     v_cursor := v_new.p_cursor;
     v_hints := v_cursor.hints;
     if p_consumer.ordering <> 'none' then
-        v_hints := _pgqueue.undeal(p_consumer, v_hints);  -- the messages of a key are by themselves then
+        v_hints := _pgqueue.unassign(p_consumer, v_hints);  -- the messages of a key are by themselves then
     end if;
     v_taken := _pgqueue.take_unclaimed(p_consumer, v_hints, case
         when p_consumer.ordering = 'none' then p_set
@@ -88,8 +84,8 @@ begin
             v_hints := _pgqueue.store_placed(v_hints, v_one, v_part.seqs);
         end loop;
     end loop;
-    if _pgqueue.is_keyed(p_consumer.way) then
-        v_hints := _pgqueue.park(p_consumer, v_hints, array(
+    if _pgqueue.is_keyed(p_consumer.profile) then
+        v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, array(
             select distinct b.key from unnest(v_taken.o_bundles) b where b.key is not null));
     end if;
     v_cursor.hints := v_hints;
@@ -103,8 +99,7 @@ end $$;
 -- stored. Needs the consumer's lock.
 create or replace function _pgqueue.take_early(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                                p_set int8multirange, out o_bundles pgqueue.consumer_messages[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_look   record;
     v_before pgqueue.consumer_cursors;

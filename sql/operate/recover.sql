@@ -21,8 +21,7 @@
 -- It is noted when the schema is installed, and by recover(). A copied volume looks like the original, and so does a
 -- copied directory to an owner that is no superuser. Locks nothing.
 create or replace function pgqueue.is_restored() returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select _pgqueue.is_elsewhere()
         or coalesce((select s.files_since <> (_pgqueue.server()).files_since
                      from pgqueue.servers s order by s.server_no desc limit 1), false)
@@ -33,8 +32,9 @@ $$;
 -- Returns the sequence, the number that it gave out last, and the highest number that a row has. No row: all is well.
 -- Reads tables whole. Locks nothing.
 create or replace function pgqueue.numbers_behind() returns table (sequence text, last_number bigint, highest bigint)
-language sql stable
-as $$ select n.sequence::text, n.last_number, n.highest from _pgqueue.numbers() n where n.last_number < n.highest $$;
+language sql stable as $$
+    select n.sequence::text, n.last_number, n.highest from _pgqueue.numbers() n where n.last_number < n.highest
+$$;
 
 -- Begins a new incarnation of each stream, after a restore or a promotion, and moves sequences beyond their rows.
 -- Call it once, before producers come back. Messages that they publish before the call count as restored, and an offset
@@ -46,8 +46,7 @@ as $$ select n.sequence::text, n.last_number, n.highest from _pgqueue.numbers() 
 -- Locks, to the end of the transaction: the rows of streams;
 -- where messages are missing, the consumer that owes them.
 create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams;
 begin
@@ -80,15 +79,14 @@ begin
     end loop;
     perform _pgqueue.pass_over_missing(o.c) from (select c from pgqueue.consumers c order by c.consumer_id) o;
     perform _pgqueue.on_recover();
-    perform _pgqueue.note_server();
+    perform _pgqueue.record_server();
 end $$;
 
 -- Makes a consumer be done with messages that it owes and that are not stored, except those in claims. These become
 -- dead letters when they are delivered (receive()). Costs in proportion to what the consumer owes. Locks: the consumer,
 -- if messages are missing.
 create or replace function _pgqueue.pass_over_missing(p_consumer pgqueue.consumers) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_cursor  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_new     int8multirange := _pgqueue.new_ids(v_cursor);
@@ -116,8 +114,8 @@ end $$;
 -- The installation notes the server once; later, recover() does. What version 1 did not note is added.
 do $$
 begin
-    perform _pgqueue.note_server() where not exists (select from pgqueue.servers);
-    perform _pgqueue.note_server()
+    perform _pgqueue.record_server() where not exists (select from pgqueue.servers);
+    perform _pgqueue.record_server()
     from (select * from pgqueue.servers order by server_no desc limit 1) s
     where s.database is null and not _pgqueue.is_elsewhere();
 end $$;

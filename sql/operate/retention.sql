@@ -29,8 +29,7 @@ create table if not exists pgqueue.retention (
 -- Empties a sealed segment none of whose messages is published any more. Returns whether there was one. Locks: the
 -- segment.
 create or replace function _pgqueue.empty_segment(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_segment pgqueue.segments;
 begin
@@ -46,7 +45,7 @@ begin
     execute format('truncate pgqueue.%I', _pgqueue.segment_name(p_stream_id, v_segment.segment));  -- lock: table
     update pgqueue.segments set emptied = true, held_by = '{}'
     where stream_id = p_stream_id and segment = v_segment.segment;
-    perform _pgqueue.note_trim(p_stream_id, '{}', int8multirange(int8range(v_segment.lo, v_segment.hi)), 0);
+    perform _pgqueue.record_trim(p_stream_id, '{}', int8multirange(int8range(v_segment.lo, v_segment.hi)), 0);
     return true;
 end $$;
 
@@ -59,8 +58,7 @@ create or replace function _pgqueue.trim_at_once() returns int language sql immu
 create or replace function _pgqueue.due_segments(p_stream_id int)
 returns table (segment int, lo bigint, hi bigint, closed_publication bigint, last_publication bigint, over boolean,
                aged boolean, done boolean, may_go boolean)
-language sql stable
-as $$
+language sql stable as $$
     with sized as (
         select l.*, coalesce(l.last_seq, least(_pgqueue.last_seq(p_stream_id), l.hi - 1)) - l.lo + 1 as messages,
                pg_total_relation_size(to_regclass(format('pgqueue.%I',
@@ -94,8 +92,7 @@ $$;
 -- transaction: the history, if nobody has it; where unread messages are dropped, the consumers of which it skipped
 -- some, if nobody has them: then there may be more.
 create or replace function _pgqueue.trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_rules   pgqueue.retention;
     v_due     record;
@@ -114,10 +111,10 @@ begin
     into v_due
     from _pgqueue.due_segments(p_stream_id) d where may_go;
     if v_due.upto is null then
-        perform _pgqueue.note_holders(p_stream_id);
+        perform _pgqueue.record_holders(p_stream_id);
         return;
     elsif not _pgqueue.try_lock_history_alone(p_stream_id) then
-        perform _pgqueue.note_holders(p_stream_id, _pgqueue.history_holders(p_stream_id));
+        perform _pgqueue.record_holders(p_stream_id, _pgqueue.history_holders(p_stream_id));
         return;
     end if;
     if v_rules.unread = 'drop' and v_due.drop <> '{}' then
@@ -139,7 +136,7 @@ begin
     v_trim := _pgqueue.delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged,
                                            clock_timestamp() - v_rules.keep_for, v_decided);
     if v_trim.o_ids <> '{}' then
-        perform _pgqueue.note_trim(p_stream_id, v_trim.o_ids, '{}', v_trim.o_count, v_trim.o_archived);
+        perform _pgqueue.record_trim(p_stream_id, v_trim.o_ids, '{}', v_trim.o_count, v_trim.o_archived);
     end if;
     o_count := v_trim.o_count;
     update pgqueue.retention set trim_from = coalesce(v_trim.o_next, 1)
@@ -147,7 +144,7 @@ begin
     if v_trim.o_next is not null then
         o_more := true;
     elsif not o_more then
-        perform _pgqueue.note_holders(p_stream_id);
+        perform _pgqueue.record_holders(p_stream_id);
     end if;
 end $$;
 
@@ -239,8 +236,7 @@ end $$;
 
 -- The sessions that rely on old publications of a stream, so that nothing of it is trimmed.
 create or replace function _pgqueue.history_holders(p_stream_id int) returns text[]
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return array(
         select case when l.pid is not null then format('open transaction of process %s', l.pid)
@@ -258,11 +254,8 @@ end $$;
 
 -- Notes in the rows of the segments that are due why each of them is still kept.
 --   p_others  what else keeps all of them
-create or replace function _pgqueue.note_holders(p_stream_id int, p_others text[] default '{}') returns void
-language plpgsql
-set enable_seqscan = off
-set jit = off
-as $$
+create or replace function _pgqueue.record_holders(p_stream_id int, p_others text[] default '{}') returns void
+language plpgsql set enable_seqscan = off set jit = off as $$
 begin
     with held as materialized (
         select d.segment,
@@ -297,8 +290,7 @@ end $$;
 -- Deletes dead letters of a stream that are older than its rules allow, a bounded number. Returns how many messages
 -- these are.
 create or replace function _pgqueue.trim_dead(p_stream_id int) returns bigint
-language sql
-as $$
+language sql as $$
     with gone as (
         delete from pgqueue.dead_messages
         where dead_id = any (array(
@@ -317,10 +309,9 @@ $$;
 
 -- Does a bounded part of the work that the retention of a stream asks for; nothing while another session does it.
 -- Returns how many messages and dead letters it trimmed, and whether there may be more to do. Locks: as trim() and
--- tend_segments().
+-- maintain_segments().
 create or replace function _pgqueue.retain(p_stream_id int, out o_count bigint, out o_dead bigint, out o_more boolean)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_trim record;
 begin
@@ -345,6 +336,6 @@ begin
     -- not while it has locks of consumers
     if (o_count = 0 and not v_trim.o_skipped)
        or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
-        o_more := _pgqueue.tend_segments(p_stream_id) or o_more;
+        o_more := _pgqueue.maintain_segments(p_stream_id) or o_more;
     end if;
 end $$;

@@ -6,8 +6,7 @@
 -- A time that Python and Spark can hold in any time zone; the last such time for infinity, and for times beyond the
 -- year 9999.
 create or replace function _pgqueue.near(p_time timestamptz) returns timestamptz
-language sql immutable parallel safe
-as $$
+language sql immutable parallel safe as $$
     select case when p_time is not null
                 then least(greatest(p_time, '0001-01-02 00:00:00+00'), '9999-12-30 00:00:00+00') end
 $$;
@@ -15,8 +14,7 @@ $$;
 -- The time of a place in the history. Places before all times and behind them have a time before and behind all that
 -- happens.
 create or replace function _pgqueue.time_at(p_place bigint) returns timestamptz
-language sql immutable parallel safe
-as $$
+language sql immutable parallel safe as $$
     select timestamptz 'epoch'
            + least(greatest(p_place, -100000000000000000), 9000000000000000000) * interval '1 microsecond'
 $$;
@@ -28,8 +26,7 @@ $$;
 --   p_columns  ", a, b": the wanted columns. Of the published messages, those that have these in common are one row:
 --              messages that were sent one by one have many times, and one priority
 create or replace function _pgqueue.table_query(p_table text, p_columns text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select case
         when p_table = 'messages' then
             'select consumer_id, null::bigint as place, range_agg(seqs) as seqs' || p_columns || '
@@ -63,7 +60,7 @@ as $$
             'select a.consumer_id, (extract(epoch from a.done_at) * 1000000)::bigint as place, a.message_count as size,
                     a.seqs, c.name as consumer, a.result::text as result, a.deliver_count, a.owner, a.claimed_at,
                     a.done_at
-             from pgqueue.consumers c join pgqueue.archived_messages a on a.consumer_id = c.consumer_id
+             from pgqueue.consumers c join pgqueue.completed_messages a on a.consumer_id = c.consumer_id
              where c.stream_id = $1 and ($2 is null or c.consumer_id = $2)
                and ($3 is null or (a.consumer_id, a.done_at) >= ($3[1], _pgqueue.time_at($3[2])))
                and ($4 is null or (a.consumer_id, a.done_at) <= ($4[1], _pgqueue.time_at($4[2])))'
@@ -80,8 +77,7 @@ $$;
 
 -- The query of a scan, with the parameters of table_query. Errors: PQ003 for a column that the table has not.
 create or replace function _pgqueue.scan_query(p_table text, p_columns text[]) returns text
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_rows    text := _pgqueue.table_query(
                   p_table, coalesce((select string_agg(format(', %I', name), '') from unnest(p_columns) name), ''));
@@ -117,8 +113,7 @@ end $$;
 create or replace function pgqueue.scan(p_stream text, p_table text, p_consumer text default null,
                                         p_columns text[] default '{}', p_from bigint[] default null,
                                         p_to bigint[] default null) returns setof record
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_id     int := case when p_consumer is not null or p_table = 'pending'
@@ -137,8 +132,7 @@ end $$;
 -- Returns ranges in order; those of one consumer do not overlap. Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.scan_claimed(p_stream text, p_consumer text default null,
                                                 p_columns text[] default '{}') returns setof record
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_id     int := case when p_consumer is not null then (_pgqueue.consumer(p_stream, p_consumer)).consumer_id end;
@@ -156,10 +150,8 @@ end $$;
 -- Returns for each bound between two shares the number of all messages, and the bound; for one share the number alone.
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.scan_bounds(p_stream text, p_table text, p_consumer text default null,
-                                               p_count bigint default 1)
-returns table (total bigint, bound bigint[])
-language plpgsql stable
-as $$
+                                               p_count bigint default 1) returns table (total bigint, bound bigint[])
+language plpgsql stable as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_id     int := case when p_consumer is not null then (_pgqueue.consumer(p_stream, p_consumer)).consumer_id end;

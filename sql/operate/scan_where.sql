@@ -6,8 +6,7 @@
 -- The words of a condition that are no columns and no functions: those of comparisons, of types and of parts of times.
 -- No word of a query is among them, and no type that looks things up, such as regclass.
 create or replace function _pgqueue.condition_words() returns text[]
-language sql immutable
-as $$
+language sql immutable as $$
     select string_to_array(
         'and or not is null true false unknown isnull notnull distinct from in between symmetric like ilike similar to '
         'escape any some all case when then else end cast as array coalesce nullif greatest least trim both leading '
@@ -21,8 +20,7 @@ $$;
 -- effects, and go by their arguments alone. (So do those that are named here: Postgres calls them stable because they
 -- also go by the session's time zone or the like.)
 create or replace function _pgqueue.may_be_asked(p_function text) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(bool_and(oid < 16384 and prokind = 'f' and not proretset and not prosecdef
                              and (provolatile = 'i' or proname = any ('{age, concat, concat_ws, date_add, date_part,
                                   date_subtract, date_trunc, extract, format, length, make_timestamptz, to_char,
@@ -38,8 +36,7 @@ $$;
 -- Returns the condition as to be asked, without parentheses around it, and the columns that it names. Errors: PQ003.
 -- Locks: none.
 create or replace function pgqueue.scan_where(p_where text, p_columns text[], out condition text, out columns text[])
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_words text[];
     v_word  text;
@@ -93,9 +90,7 @@ end $$;
 
 -- Raises PQ003 unless a condition may have a word that is no column.
 create or replace function _pgqueue.check_condition_word(p_word text, p_is_called boolean, p_columns text[])
-returns void
-language plpgsql stable
-as $$
+returns void language plpgsql stable as $$
 begin
     if lower(p_word) = any (_pgqueue.condition_words()) or p_is_called and _pgqueue.may_be_asked(lower(p_word)) then
         return;
@@ -111,8 +106,7 @@ end $$;
 -- Raises PQ003 for a text that Postgres reads as a time which goes by the moment of reading: each task would read
 -- another one.
 create or replace function _pgqueue.check_condition_literal(p_text text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if p_text !~* '[[:<:]](now|today|tomorrow|yesterday)[[:>:]]' then
         return;

@@ -11,8 +11,7 @@
 -- of the consumer's messages stays open for 10 s. Locks, to the end of the transaction: the history, shared; the
 -- consumer, its claims and its messages.
 create or replace function pgqueue.seek(p_stream text, p_consumer text, p_to text) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return _pgqueue.seek(_pgqueue.consumer(p_stream, p_consumer), p_to, 'p_to');
 end $$;
@@ -20,8 +19,7 @@ end $$;
 -- Moves a consumer that is known: see seek.
 --   p_argument  what the caller calls p_to
 create or replace function _pgqueue.seek(p_consumer pgqueue.consumers, p_to text, p_argument text) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_seen record;
 begin
@@ -40,8 +38,7 @@ end $$;
 -- One try to move a consumer: see seek, and for the arguments seen_from().
 create or replace function _pgqueue.move(p_consumer pgqueue.consumers, p_seen int8multirange, p_next bigint,
                                          p_publishers text[], p_cut int8multirange) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_before pgqueue.consumer_cursors;
@@ -55,7 +52,7 @@ begin
     perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_before := _pgqueue.pass_taken(v_stored, true);
-    v_count := _pgqueue.forget_bundles(p_consumer.consumer_id);
+    v_count := _pgqueue.delete_bundles(p_consumer.consumer_id);
     v_cursor.taken := v_before.taken;
     v_cursor.forgotten := v_before.forgotten + v_count;
     v_new := _pgqueue.new_ids(v_before);
@@ -84,7 +81,7 @@ begin
     v_cursor.hints := _pgqueue.rebuild_hints(v_cursor);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(p_consumer);
-    perform _pgqueue.forget_newest(p_consumer.consumer_id);
+    perform _pgqueue.delete_newest(p_consumer.consumer_id);
     return v_count;
 end $$;
 
@@ -96,9 +93,7 @@ end $$;
 -- Returns how many messages these are.
 -- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007. Locks: the history, shared; then the consumer.
 create or replace function pgqueue.replay(p_stream text, p_consumer text, p_from text, p_to text default 'latest')
-returns bigint
-language plpgsql
-as $$
+returns bigint language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_from     record;
@@ -144,11 +139,11 @@ begin
     -- what is kept holds for all gaps: so nothing of a publication that is in another gap
     v_kept := v_kept + _pgqueue.cut_off(v_consumer.stream_id, v_ids, v_from_ids, v_from.o_cut, v_to_ids, v_to.o_cut);
     if v_ids <> '{}' then
-        v_cursor := _pgqueue.note_gap(v_cursor, v_ids, '{}', true, v_kept);
+        v_cursor := _pgqueue.record_gap(v_cursor, v_ids, '{}', true, v_kept);
     end if;
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(v_consumer);
-    perform _pgqueue.forget_newest(v_consumer.consumer_id);
+    perform _pgqueue.delete_newest(v_consumer.consumer_id);
     return v_less.o_count + _pgqueue.messages_in(v_consumer, v_ids, v_kept);
 end $$;
 
@@ -156,9 +151,7 @@ end $$;
 --   p_ids  among these
 --   p_cut  messages that are before the position; null: none
 create or replace function _pgqueue.cut_ids(p_stream_id int, p_ids int8multirange, p_cut int8multirange)
-returns int8multirange
-language sql stable
-as $$
+returns int8multirange language sql stable as $$
     select coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')), '{}')
     from _pgqueue.published(p_stream_id, p_ids) p
     where p_cut is not null and p.seqs && p_cut
@@ -168,9 +161,7 @@ $$;
 -- the second.
 create or replace function _pgqueue.cut_off(p_stream_id int, p_ids int8multirange, p_from_ids int8multirange,
                                             p_from_cut int8multirange, p_to_ids int8multirange, p_to_cut int8multirange)
-returns int8multirange
-language sql stable
-as $$
+returns int8multirange language sql stable as $$
     select coalesce(range_agg(p.seqs) filter (where p_from_ids @> p.publication_id) * p_from_cut, '{}')
          + coalesce(range_agg(p.seqs) filter (where p_to_ids @> p.publication_id) - p_to_cut, '{}')
     from _pgqueue.published(p_stream_id, p_ids * (p_from_ids + p_to_ids)) p
@@ -183,8 +174,7 @@ $$;
 -- Returns the cursor, and how many of these messages are of publications in those gaps.
 create or replace function _pgqueue.keep_less(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                               p_ids int8multirange, p_kept int8multirange, out o_count bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_gap  pgqueue.consumer_gaps;
     v_seqs record;
@@ -201,9 +191,9 @@ begin
         from _pgqueue.published(p_consumer.stream_id, p_ids) p
         where p.seqs && (v_gap.kept - p_kept) and _pgqueue.is_for(p.consumers, p_consumer.consumer_id);
         continue when v_seqs.again = '{}';
-        p_cursor := _pgqueue.forget_gap(p_cursor, v_gap.gap_no);
-        p_cursor := _pgqueue.note_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
-                                      v_gap.kept - v_seqs.again);
+        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.record_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
+                                        v_gap.kept - v_seqs.again);
         o_count := o_count + _pgqueue.cardinality(v_seqs.here);
     end loop;
 end $$;
@@ -213,8 +203,7 @@ end $$;
 -- get messages. Safe to repeat.
 -- Errors: PQ001, PQ002. Locks: none that others wait for.
 create or replace function pgqueue.pause(p_stream text, p_consumer text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.pause_or_resume(_pgqueue.consumer(p_stream, p_consumer), true);
 end $$;
@@ -222,8 +211,7 @@ end $$;
 -- Lets a paused consumer claim again, and wakes up workers that wait for messages. Safe to repeat.
 -- Errors: PQ001, PQ002. Locks: none that others wait for.
 create or replace function pgqueue.resume(p_stream text, p_consumer text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
 begin
@@ -233,8 +221,7 @@ end $$;
 
 -- Notes that a consumer is paused, or is not.
 create or replace function _pgqueue.pause_or_resume(p_consumer pgqueue.consumers, p_paused boolean) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.await('the settings of ' || _pgqueue.consumer_name(p_consumer.consumer_id),
         'with changed as (update pgqueue.consumers set paused = not paused where consumer_id = $1 '

@@ -16,8 +16,7 @@ create or replace function pgqueue.set_retention(p_stream text, p_for interval d
                                                  p_messages bigint default null, p_bytes bigint default null,
                                                  p_done boolean default false, p_unread text default 'keep',
                                                  p_dead interval default null) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -61,8 +60,7 @@ end $$;
 
 -- Raises PQ003 unless an age is positive, or null. (Unlike a timeout it may be more than ten years.)
 create or replace function _pgqueue.check_age(p_argument text, p_age interval) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if not isfinite(clock_timestamp() + p_age) or not isfinite(clock_timestamp() - p_age) or p_age <= interval '0' then
         raise exception '% is an interval longer than 0, not %', p_argument, quote_literal(p_age)

@@ -3,8 +3,7 @@
 -- Makes a view, or replaces one that has changed. A view that is up to date is left alone: to replace it waits for
 -- every transaction that looks at it, and makes others wait meanwhile. Installing again must not do that.
 create or replace function _pgqueue.make_view(p_name text, p_query text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_view regclass := to_regclass('pgqueue.' || p_name);
 begin
@@ -24,8 +23,7 @@ end $$;
 create or replace function _pgqueue.seen(p_consumer_id int)
 returns table (seqs int8multirange, state text, priority int, deliver_count int, not_visible_until timestamptz,
                claim_id bigint, lease_until timestamptz, error text)
-language sql stable rows 10
-as $$
+language sql stable rows 10 as $$
     select seqs, _pgqueue.shown_state(state, not_visible_until), priority, deliver_count, not_visible_until, claim_id,
            lease_until, note ->> 'error'
     from _pgqueue.unfinished(p_consumer_id)
@@ -33,22 +31,21 @@ $$;
 
 -- The dead letters of a consumer, for views.
 create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof pgqueue.dead_messages
-language sql stable rows 10
-as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
+language sql stable rows 10 as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
 
 -- Each number of a set, for views. Strict, so that this one does not become a part of a query either: the planner would
 -- count 100,000 numbers in each set, and so have the query compiled (jit), which takes a second.
 create or replace function _pgqueue.seen_seqs(p_seqs int8multirange) returns setof bigint
-language sql immutable strict parallel safe rows 10
-as $$ select generate_series(lower(g), upper(g) - 1) from unnest(p_seqs) g $$;
+language sql immutable strict parallel safe rows 10 as $$
+    select generate_series(lower(g), upper(g) - 1) from unnest(p_seqs) g
+$$;
 
 -- How many messages a consumer has taken and not finished, by their state; the first of those that could be delivered
 -- now; and how many dead letters it has.
 create or replace function _pgqueue.count_taken(p_consumer_id int, out in_hand bigint, out oldest bigint,
-                                               out unfiltered bigint, out ready bigint, out delayed bigint,
-                                               out waiting bigint, out claimed bigint, out dead bigint)
-language sql stable
-as $$
+                                                out unfiltered bigint, out ready bigint, out delayed bigint,
+                                                out waiting bigint, out claimed bigint, out dead bigint)
+language sql stable as $$
     select coalesce(sum(message_count), 0),
            min(first_seq) filter (where state in ('unfiltered', 'ready', 'delayed') and not later),
            coalesce(sum(message_count) filter (where state = 'unfiltered'), 0),
@@ -69,8 +66,7 @@ $$;
 create or replace function _pgqueue.count_claims(p_consumer_id int, out claims bigint, out expired bigint,
                                                  out next_expiry timestamptz, out oldest_claim_at timestamptz,
                                                  out stuck bigint, out stuck_since timestamptz, out stuck_owner text)
-language sql stable
-as $$
+language sql stable as $$
     select count(*), count(*) filter (where x.lease_until <= clock_timestamp()), min(x.lease_until), min(x.claimed_at),
            count(*) filter (where s.stuck), min(x.claimed_at) filter (where s.stuck),
            (array_agg(x.owner order by x.claimed_at) filter (where s.stuck))[1]
@@ -84,8 +80,7 @@ $$;
 -- How many messages of a consumer were delivered ten times or more, and the last error of the one that was delivered
 -- most often. Of no consumer it is none.
 create or replace function _pgqueue.failing(p_consumer_id int, out often bigint, out error text)
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(sum(m.message_count), 0), (array_agg(m.note ->> 'error' order by m.deliver_count desc))[1]
     from _pgqueue.unfinished(p_consumer_id) m where m.deliver_count >= 10
 $$;
@@ -191,7 +186,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                                    where w.consumer_id = c.consumer_id),
                                   (select max(least(p.committed_at + _pgqueue.reader_patience(), clock_timestamp()))
                                    from _pgqueue.partitions(c) p
-                                   where p.line_no = 0 and p.committed_at is not null)) end as since offset 0) a
+                                   where p.arrival_no = 0 and p.committed_at is not null)) end as since offset 0) a
     cross join lateral (
         select coalesce(sum(message_count), 0) as died, (array_agg(reason))[1] as reason
         from (select message_count, reason, died_at from pgqueue.dead_messages
@@ -252,7 +247,7 @@ $query$); end $view$;
 do $view$ begin perform _pgqueue.make_view('message_history', $query$
     select c.stream_name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner,
            a.claim_id, a.claimed_at, a.done_at
-    from pgqueue.archived_messages a join pgqueue.consumers c using (consumer_id)
+    from pgqueue.completed_messages a join pgqueue.consumers c using (consumer_id)
 $query$); end $view$;
 
 -- One row per stream. A retention passes over many numbers: last_seq is only a bound of what was sent, and sent leaves
@@ -279,8 +274,8 @@ $query$); end $view$;
 -- One row per partition of a group: its worker, and how far behind it is, with new messages.
 do $view$ begin perform _pgqueue.make_view('group_stats', $query$
     select c.stream_name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at,
-           array[p.line_no, p.seq] as committed,
-           _pgqueue.behind(c.consumer_id, p.line_no, p.seq) + n.o_count as behind, n.o_estimated as estimated
+           array[p.arrival_no, p.seq] as committed,
+           _pgqueue.behind(c.consumer_id, p.arrival_no, p.seq) + n.o_count as behind, n.o_estimated as estimated
     from pgqueue.consumers c
     cross join lateral _pgqueue.estimate_new(c.consumer_id) n
     cross join lateral _pgqueue.partitions(c) p

@@ -6,8 +6,7 @@
 -- looks, as pg_monitor does, sees what messages hold. What a role does not need any more is taken from it. pgqueue
 -- grant calls it, too.
 create or replace function pgmq._grant() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_role text;
 begin

@@ -3,16 +3,13 @@
 -- A payload as pgmq shows it: as jsonb, or as a text where it is nested too deeply, or is too large, for jsonb. It
 -- never fails: a read that fails counts for nothing, and so would come again for ever.
 create or replace function pgmq._message(data text) returns jsonb
-language sql immutable
-as $$ select coalesce(_pgqueue.as_jsonb(data), to_jsonb(data)) $$;
+language sql immutable as $$ select coalesce(_pgqueue.as_jsonb(data), to_jsonb(data)) $$;
 
 -- What a queue holds, or those messages of it: visible ones, ones that are read and not settled, and delayed ones. It
 -- reads all that the consumer has taken, and unless all messages are found there, all new publications.
 --   p_set  null: all
 create or replace function pgmq._rows(p_consumer pgqueue.consumers, p_set int8multirange)
-returns setof pgmq.message_record
-language plpgsql stable
-as $$
+returns setof pgmq.message_record language plpgsql stable as $$
 declare
     v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
 begin
@@ -41,15 +38,14 @@ end $$;
 
 -- What a queue holds: for the view q_<queue>.
 create or replace function pgmq._rows(queue_name text) returns setof pgmq.message_record
-language sql stable
-as $$ select * from pgmq._rows(pgmq._consumer(queue_name), null) $$;
+language sql stable as $$ select * from pgmq._rows(pgmq._consumer(queue_name), null) $$;
 
 -- An array of message numbers as a set.
 create or replace function pgmq._set(msg_ids bigint[]) returns int8multirange
-language sql immutable
-as $$ select coalesce(range_agg(int8range(i, i, '[]')), '{}') from unnest(msg_ids) i where i < 9223372036854775807 $$;
+language sql immutable as $$
+    select coalesce(range_agg(int8range(i, i, '[]')), '{}') from unnest(msg_ids) i where i < 9223372036854775807
+$$;
 
 -- A number of seconds as a lease: not visible until then.
 create or replace function pgmq._lease(vt integer) returns interval
-language sql immutable
-as $$ select greatest(make_interval(secs => coalesce(vt, 0)), interval '1 microsecond') $$;
+language sql immutable as $$ select greatest(make_interval(secs => coalesce(vt, 0)), interval '1 microsecond') $$;

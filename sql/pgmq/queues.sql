@@ -2,13 +2,11 @@
 
 -- The stream of a queue: pgmq, too, knows a queue by its name in lower case.
 create or replace function pgmq._stream_of(queue_name text) returns text
-language sql immutable
-as $$ select lower(queue_name) $$;
+language sql immutable as $$ select lower(queue_name) $$;
 
 -- The consumer of a queue. Errors: 42P01 when there is no such queue.
 create or replace function pgmq._consumer(queue_name text) returns pgqueue.consumers
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers;
 begin
@@ -22,8 +20,7 @@ end $$;
 
 -- Raises an error for a queue that does not exist.
 create or replace function pgmq._refuse(queue_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception 'relation "pgmq.q_%" does not exist', coalesce(pgmq._stream_of(queue_name), '')
         using errcode = 'undefined_table',
@@ -34,8 +31,7 @@ end $$;
 -- Raises pgmq's error for a queue that does not exist, where pgmq looks for it before.
 --   what  the queue, in words
 create or replace function pgmq._check_queue(queue_name text, what text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if coalesce(queue_name, '') = '' then
         raise exception 'queue_name cannot be NULL or empty' using errcode = 'P0001';
@@ -48,8 +44,7 @@ end $$;
 
 -- Raises an error for a name that no queue can have.
 create or replace function pgmq.validate_queue_name(queue_name text) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if queue_name = '' or queue_name is null then
         raise exception 'queue_name is a name, not %', coalesce(quote_literal(queue_name), 'null')
@@ -65,8 +60,7 @@ end $$;
 
 -- The name that pgmq gives a queue's table: here of the view.
 create or replace function pgmq.format_table_name(queue_name text, prefix text) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if queue_name ~ '[$;'']|--' then
         perform pgmq.validate_queue_name(queue_name);
@@ -76,13 +70,11 @@ end $$;
 
 -- Lets one transaction at a time make or drop a queue of a name, for programs that call it as pgmq does.
 create or replace function pgmq.acquire_queue_lock(queue_name text) returns void
-language plpgsql
-as $$ begin perform pg_advisory_xact_lock(hashtext('pgmq.queue_' || queue_name)); end $$;
+language plpgsql as $$ begin perform pg_advisory_xact_lock(hashtext('pgmq.queue_' || queue_name)); end $$;
 
 -- Makes a queue; one that exists stays as it is. Messages that it is done with are trimmed by maintain().
 create or replace function pgmq._create(queue_name text, partitioned boolean, unlogged boolean) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream text := pgmq._stream_of(queue_name);
 begin
@@ -110,25 +102,20 @@ begin
 end $$;
 
 create or replace function pgmq.create(queue_name text) returns void
-language plpgsql
-as $$ begin perform pgmq._create(queue_name, false, false); end $$;
+language plpgsql as $$ begin perform pgmq._create(queue_name, false, false); end $$;
 
 create or replace function pgmq.create_non_partitioned(queue_name text) returns void
-language plpgsql
-as $$ begin perform pgmq._create(queue_name, false, false); end $$;
+language plpgsql as $$ begin perform pgmq._create(queue_name, false, false); end $$;
 
 -- (The stream is logged all the same.)
 create or replace function pgmq.create_unlogged(queue_name text) returns void
-language plpgsql
-as $$ begin perform pgmq._create(queue_name, false, true); end $$;
+language plpgsql as $$ begin perform pgmq._create(queue_name, false, true); end $$;
 
 -- Makes a queue that keeps messages for a time, or some number of messages, whether they were read or not. Streams
 -- choose their segments themselves: partition_interval and premake mean nothing.
 create or replace function pgmq.create_partitioned(queue_name text, partition_interval text default '10000',
-                                                   retention_interval text default '100000',
-                                                   premake integer default 4) returns void
-language plpgsql
-as $$
+                                                   retention_interval text default '100000', premake integer default 4)
+returns void language plpgsql as $$
 begin
     perform pgmq._create(queue_name, true, false);
     if retention_interval ~ '^[0-9]+$' then
@@ -142,8 +129,7 @@ end $$;
 
 -- Drops a queue with all its messages, archived ones too. Returns whether there was one.
 create or replace function pgmq.drop_queue(queue_name text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream text := pgmq._stream_of(queue_name);
 begin
@@ -158,17 +144,16 @@ begin
 end $$;
 
 create or replace function pgmq.drop_queue(queue_name text, partitioned boolean) returns boolean
-language plpgsql
-as $$ begin return pgmq.drop_queue(queue_name); end $$;
+language plpgsql as $$ begin return pgmq.drop_queue(queue_name); end $$;
 
 create or replace function pgmq.list_queues() returns setof pgmq.queue_record
-language sql stable
-as $$ select queue_name, is_partitioned, is_unlogged, created_at from pgmq.meta order by created_at, queue_name $$;
+language sql stable as $$
+    select queue_name, is_partitioned, is_unlogged, created_at from pgmq.meta order by created_at, queue_name
+$$;
 
 -- Deletes all messages of a queue, those too that somebody works at. Returns how many.
 create or replace function pgmq.purge_queue(queue_name text) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgmq._consumer(queue_name);
     return pgqueue.seek(pgmq._stream_of(queue_name), 'pgmq', 'latest');
@@ -177,8 +162,7 @@ end $$;
 -- The figures of a queue, from sums of the consumer's rows and of 3,000 new publications at most. Beyond these the
 -- lengths are estimates.
 create or replace function pgmq.metrics(queue_name text) returns pgmq.metrics_result
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
     v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);
@@ -205,27 +189,22 @@ begin
 end $$;
 
 create or replace function pgmq.metrics_all() returns setof pgmq.metrics_result
-language sql stable
-as $$
+language sql stable as $$
     select m.* from pgmq.meta q cross join lateral pgmq.metrics(q.queue_name) m order by q.created_at, q.queue_name
 $$;
 
 -- Functions of pgmq that have nothing to do here.
 
 create or replace function pgmq.create_fifo_index(queue_name text) returns void
-language plpgsql
-as $$ begin perform pgmq._consumer(queue_name); end $$;
+language plpgsql as $$ begin perform pgmq._consumer(queue_name); end $$;
 
 create or replace function pgmq.create_fifo_indexes_all() returns void
-language plpgsql
-as $$ begin null; end $$;
+language plpgsql as $$ begin null; end $$;
 
 create or replace function pgmq.detach_archive(queue_name text) returns void
-language plpgsql
-as $$ begin raise warning 'detach_archive does nothing'; end $$;
+language plpgsql as $$ begin raise warning 'detach_archive does nothing'; end $$;
 
 create or replace function pgmq.convert_archive_partitioned(table_name text, partition_interval text default '10000',
                                                             retention_interval text default '100000',
                                                             leading_partition int default 10) returns void
-language plpgsql
-as $$ begin raise notice 'archives of this queue are not partitioned'; end $$;
+language plpgsql as $$ begin raise notice 'archives of this queue are not partitioned'; end $$;

@@ -3,8 +3,7 @@
 -- Begins a claim of messages that are looked for by what they are, with the consumer's lock. Returns the consumer; null
 -- while nothing can be had. Locks: the consumer.
 create or replace function pgmq._begin(p_consumer pgqueue.consumers) returns pgqueue.consumers
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     p_consumer := _pgqueue.begin_claim('claim', 1, null, p_consumer.stream_name, p_consumer.name);
     if p_consumer.paused or not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then
@@ -16,9 +15,7 @@ end $$;
 -- Claims the messages of a set that nobody has, or whose claims have ended, as one claim, and returns them. Needs the
 -- consumer's lock. Locks: those claims, the bundles.
 create or replace function pgmq._claim(p_consumer pgqueue.consumers, p_set int8multirange, p_lease interval)
-returns setof pgmq.message_record
-language plpgsql
-as $$
+returns setof pgmq.message_record language plpgsql as $$
 declare
     v_stored  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor  pgqueue.consumer_cursors;
@@ -36,7 +33,7 @@ begin
     v_taken := _pgqueue.take_unclaimed(p_consumer, v_cursor.hints, p_set);
     v_cursor.hints := v_taken.o_hints;
     foreach v_bundle in array v_taken.o_bundles || v_new.o_bundles loop
-        v_bundle.note := _pgqueue.noted(v_bundle.note, '{"at_most": null}');  -- pgmq does not look for who is to blame
+        v_bundle.note := _pgqueue.merged_note(v_bundle.note, '{"at_most": null}');  -- pgmq does not bisect
         v_bundle.not_visible_until := null;
         v_bundle := _pgqueue.placed(p_consumer, v_bundle);
         v_bundles := v_bundles || _pgqueue.stored(v_bundle, v_bundle.seqs);
@@ -60,9 +57,7 @@ end $$;
 -- Reads messages: they are not visible to others for vt seconds.
 --   conditional  only messages that contain this
 create or replace function pgmq.read(queue_name text, vt integer, qty integer, conditional jsonb default '{}')
-returns setof pgmq.message_record
-language plpgsql
-as $$
+returns setof pgmq.message_record language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
     v_lease    interval := pgmq._lease(vt);
@@ -107,9 +102,7 @@ end $$;
 --   how  grouped: as many as possible of the oldest group, then of the next; rr: one of each group in turns; head: the
 --        first of each group
 create or replace function pgmq._read_grouped(queue_name text, vt integer, qty integer, how text)
-returns setof pgmq.message_record
-language plpgsql
-as $$
+returns setof pgmq.message_record language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := pgmq._begin(pgmq._consumer(queue_name));
     v_order    bigint[];
@@ -138,9 +131,7 @@ end $$;
 -- the consumer while it waits.
 create or replace function pgmq._poll(queue_name text, vt integer, qty integer, max_poll_seconds integer,
                                       poll_interval_ms integer, how text, conditional jsonb default '{}')
-returns setof pgmq.message_record
-language plpgsql
-as $$
+returns setof pgmq.message_record language plpgsql as $$
 declare
     v_end  timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
     v_rows pgmq.message_record[];
@@ -166,8 +157,7 @@ end $$;
 create or replace function pgmq.read_with_poll(queue_name text, vt integer, qty integer,
                                                max_poll_seconds integer default 5, poll_interval_ms integer default 100,
                                                conditional jsonb default '{}') returns setof pgmq.message_record
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return query select * from pgmq._poll(queue_name, vt, qty, max_poll_seconds, poll_interval_ms, 'read', conditional);
 end $$;
@@ -195,8 +185,7 @@ end $do$;
 -- Reads messages and deletes them at once. It returns them as they were before. Of those that were read before, that
 -- is looked up: the first read is undone for it.
 create or replace function pgmq.pop(queue_name text, qty integer default 1) returns setof pgmq.message_record
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_rows   pgmq.message_record[];
     v_before pgmq.message_record[];

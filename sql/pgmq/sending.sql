@@ -2,18 +2,15 @@
 
 -- When a message is due; null: at once.
 create or replace function pgmq._due(delay timestamptz) returns timestamptz
-language sql volatile
-as $$ select case when delay > clock_timestamp() then delay end $$;
+language sql volatile as $$ select case when delay > clock_timestamp() then delay end $$;
 
 create or replace function pgmq._due(delay integer) returns timestamptz
-language sql volatile
-as $$ select clock_timestamp() + make_interval(secs => coalesce(delay, 0)) $$;
+language sql volatile as $$ select clock_timestamp() + make_interval(secs => coalesce(delay, 0)) $$;
 
 -- Raises an error for a queue that does not exist; notifies those that listen to the queue, where
 -- enable_notify_insert says so.
 create or replace function pgmq._sending(queue_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgmq._consumer(queue_name);
     update pgmq.notify_insert_throttle n set last_notified_at = clock_timestamp()
@@ -27,12 +24,12 @@ end $$;
 
 -- The group of a message is its key, so that consumers of this queue can go by it; not where it is too long.
 create or replace function pgmq._key(headers jsonb) returns text
-language sql immutable
-as $$ select case when octet_length(headers ->> 'x-pgmq-group') <= 1024 then headers ->> 'x-pgmq-group' end $$;
+language sql immutable as $$
+    select case when octet_length(headers ->> 'x-pgmq-group') <= 1024 then headers ->> 'x-pgmq-group' end
+$$;
 
 create or replace function pgmq.send(queue_name text, msg jsonb, headers jsonb, delay timestamptz) returns setof bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgmq._sending(queue_name);
     return next pgqueue.send(pgmq._stream_of(queue_name), msg::text, pgmq._key(headers), headers,
@@ -41,9 +38,7 @@ end $$;
 
 -- Sends messages together. Errors: where there is none, or not as many headers.
 create or replace function pgmq.send_batch(queue_name text, msgs jsonb[], headers jsonb[], delay timestamptz)
-returns setof bigint
-language plpgsql
-as $$
+returns setof bigint language plpgsql as $$
 begin
     if coalesce(cardinality(msgs), 0) = 0 then
         raise exception 'msgs cannot be NULL or empty' using errcode = 'P0001';
@@ -82,9 +77,7 @@ end $do$;
 
 -- Notifies the channel pgmq.q_<queue>.INSERT of what is sent to a queue by these functions, at most once in a time.
 create or replace function pgmq.enable_notify_insert(queue_name text, throttle_interval_ms integer default 250)
-returns void
-language plpgsql
-as $$
+returns void language plpgsql as $$
 begin
     if (throttle_interval_ms >= 0) is not true then
         raise exception 'throttle_interval_ms must be non-negative, got: %',
@@ -97,15 +90,13 @@ begin
 end $$;
 
 create or replace function pgmq.disable_notify_insert(queue_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     delete from pgmq.notify_insert_throttle n where n.queue_name = disable_notify_insert.queue_name;
 end $$;
 
 create or replace function pgmq.update_notify_insert(queue_name text, throttle_interval_ms integer) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if (throttle_interval_ms >= 0) is not true then
         raise exception 'throttle_interval_ms must be non-negative, got: %',
@@ -123,5 +114,6 @@ end $$;
 
 create or replace function pgmq.list_notify_insert_throttles()
 returns table (queue_name text, throttle_interval_ms integer, last_notified_at timestamptz)
-language sql stable
-as $$ select queue_name, throttle_interval_ms, last_notified_at from pgmq.notify_insert_throttle order by queue_name $$;
+language sql stable as $$
+    select queue_name, throttle_interval_ms, last_notified_at from pgmq.notify_insert_throttle order by queue_name
+$$;

@@ -5,9 +5,7 @@
 
 -- The heads of the open claims that hold some messages of a set.
 create or replace function pgmq._claims_of(p_consumer pgqueue.consumers, p_set int8multirange)
-returns setof pgqueue.consumer_messages
-language sql stable
-as $$
+returns setof pgqueue.consumer_messages language sql stable as $$
     select distinct on (h.bundle_no) h.*
     from pgqueue.consumer_messages m
     cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
@@ -18,8 +16,7 @@ $$;
 -- Removes messages from a queue, claimed or not. Returns which of them it had. Locks: their claims; for messages that
 -- nobody has read, the consumer.
 create or replace function pgmq._settle(p_consumer pgqueue.consumers, p_set int8multirange) returns int8multirange
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_done    int8multirange := '{}';
     v_head    pgqueue.consumer_messages;
@@ -50,28 +47,26 @@ end $$;
 
 -- The numbers of an array that are in a set, in the order of the array.
 create or replace function pgmq._those(msg_ids bigint[], p_set int8multirange) returns setof bigint
-language sql immutable
-as $$ select i from (select i, min(n) as n from unnest(msg_ids) with ordinality u (i, n) group by i) d
-      where p_set @> i order by n $$;
+language sql immutable as $$
+    select i from (select i, min(n) as n from unnest(msg_ids) with ordinality u (i, n) group by i) d
+    where p_set @> i order by n
+$$;
 
 create or replace function pgmq.delete(queue_name text, msg_id bigint) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return pgmq._settle(pgmq._consumer(queue_name), pgmq._set(array[msg_id])) <> '{}';
 end $$;
 
 create or replace function pgmq.delete(queue_name text, msg_ids bigint[]) returns setof bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return query select pgmq._those(msg_ids, pgmq._settle(pgmq._consumer(queue_name), pgmq._set(msg_ids)));
 end $$;
 
 -- Moves messages from a queue to its archive, the view a_<queue>.
 create or replace function pgmq.archive(queue_name text, msg_ids bigint[]) returns setof bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
     v_name     varchar := (select m.queue_name from pgmq.meta m
@@ -86,14 +81,11 @@ begin
 end $$;
 
 create or replace function pgmq.archive(queue_name text, msg_id bigint) returns boolean
-language plpgsql
-as $$ begin return exists (select from pgmq.archive(queue_name, array[msg_id])); end $$;
+language plpgsql as $$ begin return exists (select from pgmq.archive(queue_name, array[msg_id])); end $$;
 
 -- Gives messages of a claim a claim of their own, whose lease ends at a time. Returns which of them the claim held.
 create or replace function pgmq._hold(p_head pgqueue.consumer_messages, p_set int8multirange, p_until timestamptz)
-returns int8multirange
-language plpgsql
-as $$
+returns int8multirange language plpgsql as $$
 declare
     v_bundles pgqueue.consumer_messages[] := _pgqueue.lock_bundles(p_head.bundle_no, p_head.token);
     v_part    int8multirange := _pgqueue.seqs_of(v_bundles) * p_set;
@@ -102,12 +94,12 @@ begin
     if v_bundles is null or v_part = '{}' then
         return '{}';
     end if;
-    foreach v_bundle in array _pgqueue.take_out(v_bundles, v_part) loop
+    foreach v_bundle in array _pgqueue.remove_messages(v_bundles, v_part) loop
         v_bundle.token := _pgqueue.new_token(v_bundle.token & 1 = 0);
         v_bundle.lease_until := p_until;
         v_bundle.members := null;
         v_bundle.head := null;
-        v_bundle.lane := _pgqueue.lane_held();
+        v_bundle.lane := _pgqueue.lane_long();
         v_bundle.place := _pgqueue.place_at(p_until);
         perform _pgqueue.store(v_bundle, v_bundle.seqs);
     end loop;
@@ -116,50 +108,45 @@ end $$;
 
 -- Says until when messages are not visible, whoever has them, and returns them.
 create or replace function pgmq.set_vt(queue_name text, msg_ids bigint[], vt timestamptz)
-returns setof pgmq.message_record
-language plpgsql
-as $$
+returns setof pgmq.message_record language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
     v_set      int8multirange := pgmq._set(msg_ids);
     v_held     int8multirange := '{}';
     v_head     pgqueue.consumer_messages;
 begin  -- what is not claimed, or not any more, is postponed
-    perform _pgqueue.check_isolation();
-    if isfinite(vt) is not true then
-        raise exception 'vt is a number of seconds or a time, not %', coalesce(vt::text, 'null')
-            using errcode = 'P0001', column = 'vt';
-    end if;
-    for v_head in select * from pgmq._claims_of(v_consumer, v_set) loop
-        if vt > clock_timestamp() then
-            v_held := v_held + pgmq._hold(v_head, v_set, vt);
-        else  -- it is visible at once, so its claim ends
-            perform _pgqueue.give_back(_pgqueue.claim_id(v_head.bundle_no, v_head.token), v_set, 'named', '0', null);
-        end if;
-    end loop;
-    if v_set <> v_held then
-        perform pgqueue.postpone(pgmq._stream_of(queue_name), 'pgmq',
-                                 array(select s from unnest(v_set - v_held) g
-                                       cross join lateral generate_series(lower(g), upper(g) - 1) s), vt);
-    end if;
-    return query select * from pgmq._rows(v_consumer, v_set);
+    perform    _pgqueue.check_isolation();
+    if         isfinite(vt) is not true then
+                raise exception 'vt is a number of seconds or a time, not %', coalesce(vt::text, 'null')
+                    using errcode = 'P0001', column = 'vt';
+    end        if;
+    for        v_head in select * from pgmq._claims_of(v_consumer, v_set) loop
+               if vt > clock_timestamp() then
+                   v_held := v_held + pgmq._hold(v_head, v_set, vt);
+               else  -- it is visible at once, so its claim ends
+                   perform _pgqueue.give_back(_pgqueue.claim_id(v_head.bundle_no, v_head.token), v_set, 'named', '0',
+                                              null);
+               end if;
+    end        loop;
+    if         v_set <> v_held then
+                perform pgqueue.postpone(pgmq._stream_of(queue_name), 'pgmq',
+                                         array(select s from unnest(v_set - v_held) g
+                                               cross join lateral generate_series(lower(g), upper(g) - 1) s), vt);
+    end        if;
+    return     query select * from pgmq._rows(v_consumer, v_set);
 end $$;
 
 create or replace function pgmq.set_vt(queue_name text, msg_ids bigint[], vt integer) returns setof pgmq.message_record
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return query select * from pgmq.set_vt(queue_name, msg_ids, clock_timestamp() + make_interval(secs => vt));
 end $$;
 
-create or replace function pgmq.set_vt(queue_name text, msg_id bigint, vt timestamptz)
-returns setof pgmq.message_record
-language plpgsql
-as $$ begin return query select * from pgmq.set_vt(queue_name, array[msg_id], vt); end $$;
+create or replace function pgmq.set_vt(queue_name text, msg_id bigint, vt timestamptz) returns setof pgmq.message_record
+language plpgsql as $$ begin return query select * from pgmq.set_vt(queue_name, array[msg_id], vt); end $$;
 
 create or replace function pgmq.set_vt(queue_name text, msg_id bigint, vt integer) returns setof pgmq.message_record
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return query select * from pgmq.set_vt(queue_name, array[msg_id], clock_timestamp() + make_interval(secs => vt));
 end $$;

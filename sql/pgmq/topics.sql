@@ -3,8 +3,7 @@
 -- Raises pgmq's error for a text that is no routing key, or no pattern.
 --   allowed, in_words  the characters that it may have: for a regular expression, and for the error
 create or replace function pgmq._check_topic(argument text, given text, allowed text, in_words text) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_wrong text := case
         when given !~ ('^[.' || allowed || ']+$')
@@ -28,8 +27,7 @@ begin
 end $$;
 
 create or replace function pgmq.validate_routing_key(routing_key text) returns boolean
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     perform pgmq._check_topic('routing_key', routing_key, 'a-zA-Z0-9_-',
                               'alphanumeric, dots, hyphens, and underscores');
@@ -37,8 +35,7 @@ begin
 end $$;
 
 create or replace function pgmq.validate_topic_pattern(pattern text) returns boolean
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     perform pgmq._check_topic('pattern', pattern, 'a-zA-Z0-9_*#-',
                               'alphanumeric, dots, hyphens, underscores, *, and #');
@@ -46,8 +43,7 @@ begin
 end $$;
 
 create or replace function pgmq.bind_topic(pattern text, queue_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgmq.validate_topic_pattern(pattern);
     perform pgmq._check_queue(queue_name, 'the queue');
@@ -58,8 +54,7 @@ begin
 end $$;
 
 create or replace function pgmq.unbind_topic(pattern text, queue_name text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if coalesce(pattern, '') = '' or coalesce(queue_name, '') = '' then
         raise exception '% cannot be NULL or empty', case when pattern <> '' then 'queue_name' else 'pattern' end
@@ -73,20 +68,17 @@ end $$;
 
 create or replace function pgmq.list_topic_bindings()
 returns table (pattern text, queue_name text, bound_at timestamptz, compiled_regex text)
-language sql stable
-as $$ select pattern, queue_name, bound_at, compiled_regex from pgmq.topic_bindings
+language sql stable as $$ select pattern, queue_name, bound_at, compiled_regex from pgmq.topic_bindings
       order by bound_at desc, pattern, queue_name $$;
 
 create or replace function pgmq.list_topic_bindings(queue_name text)
 returns table (pattern text, queue_name text, bound_at timestamptz, compiled_regex text)
-language sql stable
-as $$ select b.* from pgmq.list_topic_bindings() b
+language sql stable as $$ select b.* from pgmq.list_topic_bindings() b
       where pgmq._stream_of(b.queue_name) = pgmq._stream_of($1) $$;
 
 create or replace function pgmq.test_routing(routing_key text)
 returns table (pattern text, queue_name text, compiled_regex text)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     perform pgmq.validate_routing_key(routing_key);
     return query select b.pattern, b.queue_name, b.compiled_regex from pgmq.topic_bindings b
@@ -96,8 +88,7 @@ end $$;
 -- (A role that may only send sees no names of queues: queue_name is null.)
 create or replace function pgmq.send_batch_topic(routing_key text, msgs jsonb[], headers jsonb[], delay timestamptz)
 returns table (queue_name text, msg_id bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_queue    text;
     v_may_look boolean := _pgqueue.may_look();
@@ -111,8 +102,7 @@ begin
 end $$;
 
 create or replace function pgmq.send_topic(routing_key text, msg jsonb, headers jsonb, delay integer) returns integer
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform pgmq.validate_routing_key(routing_key);
     if msg is null then
@@ -126,12 +116,10 @@ begin
 end $$;
 
 create or replace function pgmq.send_topic(routing_key text, msg jsonb) returns integer
-language plpgsql
-as $$ begin return pgmq.send_topic(routing_key, msg, null, 0); end $$;
+language plpgsql as $$ begin return pgmq.send_topic(routing_key, msg, null, 0); end $$;
 
 create or replace function pgmq.send_topic(routing_key text, msg jsonb, delay integer) returns integer
-language plpgsql
-as $$ begin return pgmq.send_topic(routing_key, msg, null, delay); end $$;
+language plpgsql as $$ begin return pgmq.send_topic(routing_key, msg, null, delay); end $$;
 
 -- The forms with fewer arguments, and with a delay in seconds.
 do $do$

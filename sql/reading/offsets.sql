@@ -18,8 +18,7 @@ end $$;
 
 -- An offset as a JSON value.
 create or replace function _pgqueue.offset_json(p_stream pgqueue.streams, p_offset pgqueue.reading_offset) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return jsonb_build_object('stream', p_stream.name, 'incarnation', p_stream.incarnation, 'next',
                               p_offset.next_publication, 'messages', p_offset.messages)
@@ -41,8 +40,7 @@ end $$;
 -- synchronous_commit = off: else a crash forgets it, and its numbers are given out again. Before PostgreSQL 17, what
 -- leaves an open transaction is on disk when that transaction ends. Where everything is on disk, this costs nothing.
 create or replace function _pgqueue.see_durably() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if pg_is_in_recovery() or pg_current_wal_insert_lsn() <= pg_current_wal_flush_lsn() then
         return;
@@ -58,8 +56,7 @@ end $$;
 --   p_known  the caller has given this one: it left before
 create or replace function _pgqueue.hand_out(p_stream pgqueue.streams, p_offset pgqueue.reading_offset,
                                              p_known pgqueue.reading_offset) returns jsonb
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_offset is distinct from p_known then
         perform _pgqueue.see_durably();
@@ -69,18 +66,17 @@ end $$;
 
 -- The publication ids below the next one that an offset has not read.
 create or replace function _pgqueue.unread(p_offset pgqueue.reading_offset) returns int8multirange
-language sql immutable parallel safe
-as $$ select p_offset.old_ids + p_offset.new_ids $$;
+language sql immutable parallel safe as $$ select p_offset.old_ids + p_offset.new_ids $$;
 
 -- The publication ids that an offset has not read, also those to come.
 create or replace function _pgqueue.ahead_of(p_offset pgqueue.reading_offset) returns int8multirange
-language sql immutable parallel safe
-as $$ select _pgqueue.unread(p_offset) + int8multirange(int8range(p_offset.next_publication, null)) $$;
+language sql immutable parallel safe as $$
+    select _pgqueue.unread(p_offset) + int8multirange(int8range(p_offset.next_publication, null))
+$$;
 
 -- Raises PQ003: a value is not an offset.
 create or replace function _pgqueue.refuse_offset(p_argument text, p_what text, p_offset jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception '% is no offset of a stream: %', p_argument, p_what
         using errcode = 'PQ003', column = p_argument,
@@ -91,8 +87,7 @@ end $$;
 -- A whole number in an offset. Errors: PQ003.
 create or replace function _pgqueue.offset_number(p_argument text, p_name text, p_value jsonb, p_least bigint,
                                                   p_offset jsonb) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if jsonb_typeof(p_value) is distinct from 'number'
        or (p_value::numeric between p_least and 4611686018427387904) is not true
@@ -111,8 +106,7 @@ end $$;
 -- publication.
 create or replace function _pgqueue.parse_offset(p_stream pgqueue.streams, p_argument text, p_offset jsonb,
                                                  p_archive boolean default false) returns pgqueue.reading_offset
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_offset pgqueue.reading_offset;
     v_gap    jsonb;
@@ -185,10 +179,8 @@ end $$;
 -- Raises PQ005 unless an offset belongs to the stream as it is now: it has the same incarnation; or recover() ended
 -- its incarnation, and all that the offset has read came before that.
 create or replace function _pgqueue.check_incarnation(p_stream pgqueue.streams, p_argument text, p_json jsonb,
-                                                      p_offset pgqueue.reading_offset)
-returns void
-language plpgsql
-as $$
+                                                      p_offset pgqueue.reading_offset) returns void
+language plpgsql as $$
 declare
     v_ended pgqueue.incarnations;
 begin
@@ -233,9 +225,7 @@ end $$;
 -- So the result is the position's offset or a later one, even if the two offsets were made with different knowledge of
 -- dead publications.
 create or replace function _pgqueue.offset_not_before(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset)
-returns pgqueue.reading_offset
-language plpgsql
-as $$
+returns pgqueue.reading_offset language plpgsql as $$
 declare
     v_next   bigint := greatest(p_from.next_publication, p_to.next_publication);
     v_unread int8multirange := _pgqueue.ahead_of(p_to) * _pgqueue.ahead_of(p_from);
@@ -258,9 +248,7 @@ end $$;
 
 -- The publications that the second of two offsets has cut, and that have messages between the two offsets.
 create or replace function _pgqueue.cut_between(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset)
-returns int8multirange
-language sql immutable
-as $$
+returns int8multirange language sql immutable as $$
     select coalesce(range_agg(int8range(t.id, t.id, '[]')), '{}')
     from (select * from unnest(p_to.cut_publications, p_to.cut_messages)
           except select * from unnest(p_from.cut_publications, p_from.cut_messages)) t (id, n)
@@ -269,10 +257,8 @@ $$;
 -- Raises PQ010 when messages between two offsets were trimmed, all or some. The caller asks after it has read them.
 -- (Messages that are not stored any more were noted as trimmed before they were deleted, see operate/retention.sql.)
 create or replace function _pgqueue.check_not_trimmed(p_stream pgqueue.streams, p_argument text,
-                                                      p_from pgqueue.reading_offset,
-                                                      p_to pgqueue.reading_offset) returns void
-language plpgsql
-as $$
+                                                      p_from pgqueue.reading_offset, p_to pgqueue.reading_offset)
+returns void language plpgsql as $$
 declare
     v_gone int8multirange := (_pgqueue.trimmed(p_stream.stream_id, p_from.in_archive)).o_publications;
 begin
@@ -296,8 +282,7 @@ end $$;
 
 -- The messages before the cut, of publications that an offset has cut.
 create or replace function _pgqueue.before_cut(p_stream_id int, p_offset pgqueue.reading_offset) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select coalesce(range_agg(_pgqueue.below(
                        p.seqs, _pgqueue.bound_of(p.seqs, least(c.n, _pgqueue.cardinality(p.seqs))))), '{}')
@@ -312,8 +297,7 @@ end $$;
 -- The messages between two offsets.
 create or replace function _pgqueue.messages_between(p_stream_id int, p_from pgqueue.reading_offset,
                                                      p_to pgqueue.reading_offset) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_ids  int8multirange := _pgqueue.ahead_of(p_from) - _pgqueue.ahead_of(p_to);
     v_seqs int8multirange;

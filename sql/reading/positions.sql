@@ -13,15 +13,14 @@
 -- noted right afterwards. So a time is found by halves: among publications, because "since" asks what became visible,
 -- and a sink writes messages long before it publishes them. Whether an id that is not visible is dead is known from
 -- the publish lock (log/gaps.sql): it is, when no transaction has the lock that had it before; from consumers that
--- have taken the id or passed it; and from the notes of maintain() (note_decided()).
+-- have taken the id or passed it; and from the notes of maintain() (record_decided()).
 
 -- What is before an offset that is given as text; see seen_from() for the results. Needs the history's lock. Errors:
 -- PQ003; PQ005, also when the offset has read a publication that this snapshot does not see, and has to.
 create or replace function _pgqueue.seen_by(p_stream_id int, p_offset text, p_argument text, p_archive boolean,
                                             out o_seen int8multirange, out o_next bigint, out o_publishers text[],
                                             out o_cut int8multirange)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream  pgqueue.streams := _pgqueue.stream_of(p_stream_id);
     v_json    jsonb;
@@ -68,8 +67,7 @@ end $$;
 -- The offset at a position. Errors: PQ003. Locks: the history, shared.
 create or replace function _pgqueue.offset_at(p_stream pgqueue.streams, p_start text, p_argument text,
                                               p_archive boolean default false) returns pgqueue.reading_offset
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_seen   record := _pgqueue.seen_from(p_stream.stream_id, p_start, p_argument, p_archive);
     v_offset pgqueue.reading_offset;
@@ -95,8 +93,7 @@ end $$;
 -- The publication of a message; no row when it is not visible, or trimmed. The search begins where the message's
 -- number points. A message that a sink wrote long before it published it is found by reading all publications since.
 create or replace function _pgqueue.publication_of(p_stream_id int, p_seq bigint) returns setof pgqueue.publications
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_from bigint := _pgqueue.below_position(p_stream_id, null, p_seq);
 begin
@@ -110,8 +107,7 @@ end $$;
 --   p_argument  the name of the argument, for errors
 create or replace function _pgqueue.position(p_stream_id int, p_position text, p_argument text, p_archive boolean,
                                              out o_time timestamptz, out o_seq bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_next  bigint := _pgqueue.last_seq(p_stream_id) + 1;
     v_first bigint;
@@ -157,10 +153,8 @@ end $$;
 -- caller holds for as long as it relies on the result.
 create or replace function _pgqueue.seen_from(p_stream_id int, p_position text, p_argument text,
                                               p_archive boolean default false, out o_seen int8multirange,
-                                              out o_next bigint, out o_publishers text[],
-                                              out o_cut int8multirange)
-language plpgsql
-as $$
+                                              out o_next bigint, out o_publishers text[], out o_cut int8multirange)
+language plpgsql as $$
 declare
     v_gone    record;
     v_trimmed int8multirange;
@@ -196,8 +190,7 @@ end $$;
 create or replace function _pgqueue.seen_at(p_stream_id int, p_position text, p_argument text, p_archive boolean,
                                             out o_seen int8multirange, out o_next bigint, out o_publishers text[],
                                             out o_cut int8multirange)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_position record;
     v_below    bigint;  -- ids below are before it, if they are visible
@@ -265,8 +258,7 @@ end $$;
 -- is not exact about publications that were under way at once: the caller looks at those near it.
 create or replace function _pgqueue.below_position(p_stream_id int, p_time timestamptz, p_seq bigint,
                                                    p_archive boolean default false) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_lo   bigint := 0;  -- is before
     -- this id and those above it are not below the position, or not known to be
@@ -308,8 +300,7 @@ end $$;
 -- (More than 60 lines: one look, whose reads are right in this order only.)
 create or replace function _pgqueue.decided(p_stream_id int, p_below bigint, out o_seen int8multirange,
                                             out o_publishers text[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     -- read before the publishers
     v_issued  bigint := _pgqueue.last_publication_id(p_stream_id);
@@ -362,9 +353,8 @@ end $$;
 
 -- Notes the last publication id that was given out, for sends (log/numbers.sql). Locks: the stream's row, if nobody
 -- has it.
-create or replace function _pgqueue.note_numbers(p_stream_id int) returns void
-language sql
-as $$
+create or replace function _pgqueue.record_numbers(p_stream_id int) returns void
+language sql as $$
     update pgqueue.streams s set publications_from = l.last + 1
     from (select stream_id, _pgqueue.last_publication_id(stream_id) as last from pgqueue.streams
           where stream_id = p_stream_id and publications_from <= _pgqueue.last_publication_id(stream_id)
@@ -374,9 +364,8 @@ $$;
 
 -- Notes up to which id all publications of a stream are visible or dead. So a position is found without reading the
 -- history, even while somebody publishes. Does nothing while another session notes the same.
-create or replace function _pgqueue.note_decided(p_stream_id int) returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.record_decided(p_stream_id int) returns void
+language plpgsql as $$
 declare
     v_decided pgqueue.decided;
     v_issued  bigint;
@@ -403,8 +392,9 @@ end $$;
 
 -- The virtual ids of this transaction.
 create or replace function _pgqueue.own_ids() returns text[]
-language sql stable
-as $$ select array(select distinct virtualtransaction from pg_locks where pid = pg_backend_pid()) $$;
+language sql stable as $$
+    select array(select distinct virtualtransaction from pg_locks where pid = pg_backend_pid())
+$$;
 
 -- A cursor that goes on from a position.
 --   p_cursor  without gaps
@@ -413,16 +403,14 @@ as $$ select array(select distinct virtualtransaction from pg_locks where pid = 
 --   p_kept    messages that are new, below p_next, and not for the consumer: settled, or in its hands; null: none
 -- Returns the cursor, whose gaps are stored.
 create or replace function _pgqueue.cursor_from(p_cursor pgqueue.consumer_cursors, p_seen int8multirange, p_next bigint,
-                                                p_publishers text[],
-                                                p_kept int8multirange default null) returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+                                                p_publishers text[], p_kept int8multirange default null)
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_missing int8multirange := int8multirange(int8range(1, p_next)) - p_seen;
 begin
     p_cursor.next_publication := p_next;
     if v_missing <> '{}' then
-        p_cursor := _pgqueue.note_gap(p_cursor, v_missing, p_publishers, true, p_kept);
+        p_cursor := _pgqueue.record_gap(p_cursor, v_missing, p_publishers, true, p_kept);
     end if;
     return p_cursor;
 end $$;

@@ -10,8 +10,7 @@
 -- Errors: PQ001, PQ003. Locks: the history, shared.
 create or replace function pgqueue.start_offset(p_stream text, p_start text default 'earliest',
                                                 p_archive boolean default false) returns jsonb
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -26,8 +25,7 @@ end $$;
 -- Errors: PQ001, PQ003, PQ005. Locks: the history, shared.
 create or replace function pgqueue.end_offset(p_stream text, p_offset jsonb, p_end text,
                                               p_archive boolean default false) returns jsonb
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_from   pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_offset', p_offset, p_archive);
@@ -42,8 +40,7 @@ end $$;
 -- A source of PySpark 4.0 must name an end before Spark tells it where the query is. This call fits that end to the
 -- start, and returns the same for the same two offsets, for ever. Errors: PQ001, PQ003, PQ005. Locks: none.
 create or replace function pgqueue.end_after(p_stream text, p_from jsonb, p_to jsonb) returns jsonb
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -58,8 +55,7 @@ end $$;
 -- PQ005. Locks: none.
 create or replace function pgqueue.offset_lag(p_stream text, p_offset jsonb, p_archive boolean default false,
                                               out messages bigint, out since timestamptz)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_from   pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_offset', p_offset, p_archive);
@@ -86,10 +82,8 @@ end $$;
 -- committed: at an old snapshot gaps stay open.)
 create or replace function pgqueue.read_to(p_stream text, p_offset jsonb, p_max bigint default null,
                                            p_upto bigint default null, p_skip_trimmed boolean default false,
-                                           p_archive boolean default false)
-returns jsonb
-language plpgsql
-as $$
+                                           p_archive boolean default false) returns jsonb
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_from   pgqueue.reading_offset;
@@ -109,8 +103,7 @@ end $$;
 -- An offset, or what stands for one at the beginning. Errors: PQ003, PQ005.
 create or replace function _pgqueue.offset_or_start(p_stream pgqueue.streams, p_offset jsonb,
                                                     p_archive boolean default false) returns pgqueue.reading_offset
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_offset is null or jsonb_typeof(p_offset) in ('null', 'string') then
         return _pgqueue.offset_at(p_stream, coalesce(p_offset #>> '{}', 'earliest'), 'p_offset', p_archive);
@@ -127,8 +120,7 @@ end $$;
 create or replace function pgqueue.read_plan(p_stream text, p_from jsonb, p_to jsonb,
                                              p_skip_trimmed boolean default false, p_archive boolean default false)
 returns table (lo bigint, hi bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_from   pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_from', p_from, p_archive);
@@ -153,8 +145,7 @@ end $$;
 -- Errors: PQ001, PQ003, PQ005. Locks: none.
 create or replace function pgqueue.size_between(p_stream text, p_from jsonb, p_to jsonb,
                                                 p_archive boolean default false) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream  pgqueue.streams := _pgqueue.stream(p_stream);
     v_from    pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_from', p_from, p_archive);
@@ -176,8 +167,7 @@ end $$;
 create or replace function _pgqueue.trimmed_size(p_stream_id int, p_from pgqueue.reading_offset,
                                                  p_to pgqueue.reading_offset, p_seqs int8multirange,
                                                  out o_seqs int8multirange, out o_bytes bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_ids int8multirange := (_pgqueue.ahead_of(p_from) - _pgqueue.ahead_of(p_to)
                              + _pgqueue.cut_between(p_from, p_to)) * (_pgqueue.trimmed(p_stream_id)).o_archive;
@@ -199,8 +189,7 @@ end $$;
 create or replace function pgqueue.read(p_stream text, p_offset jsonb default null, p_max int default 1000)
 returns table (seq bigint, key text, data text, data_bytes bytea, headers jsonb, inserted_at timestamptz,
                next_offset jsonb)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_from   pgqueue.reading_offset;

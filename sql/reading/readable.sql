@@ -9,8 +9,7 @@
 create or replace function _pgqueue.readable(p_stream_id int, p_archive boolean, p_from bigint, p_below bigint)
 returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
                consumers int[])
-language sql stable
-as $$
+language sql stable as $$
     select publication_id, message_count, published_at, seqs, consumers
     from pgqueue.publications
     where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
@@ -25,8 +24,7 @@ create or replace function _pgqueue.first_readable(p_stream_id int, p_archive bo
                                                    p_rows bigint)
 returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
                consumers int[])
-language sql stable
-as $$
+language sql stable as $$
     select * from (
         (select publication_id, message_count, published_at, seqs, consumers from pgqueue.publications
          where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
@@ -39,8 +37,7 @@ $$;
 -- The last of these below an id, in the same way, the last one first.
 create or replace function _pgqueue.last_readable(p_stream_id int, p_archive boolean, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
-language sql stable
-as $$
+language sql stable as $$
     select * from (
         (select publication_id, published_at, seqs from pgqueue.publications
          where stream_id = p_stream_id and publication_id < p_below
@@ -52,8 +49,7 @@ $$;
 
 -- The bytes of data that sets of messages have, each for itself. The data itself is not read.
 create or replace function _pgqueue.data_bytes(p_stream_id int, p_sets int8multirange[]) returns bigint[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_bytes bigint[];
 begin

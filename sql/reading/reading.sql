@@ -25,11 +25,10 @@
 -- Returns the publications that were read whole; the one that was cut, and how many of its messages were read; how
 -- many messages were read in all; the last id that was walked; and whether a limit ended the walk.
 create or replace function _pgqueue.walk(p_stream_id int, p_archive boolean, p_ids int8multirange, p_max bigint,
-                                         p_rows int,
-                                         out o_read int8multirange, out o_cut bigint, out o_cut_messages bigint,
-                                         out o_messages bigint, out o_last bigint, out o_limited boolean)
-language plpgsql
-as $$
+                                         p_rows int, out o_read int8multirange, out o_cut bigint,
+                                         out o_cut_messages bigint, out o_messages bigint, out o_last bigint,
+                                         out o_limited boolean)
+language plpgsql as $$
 begin
     -- limited twice, per range and in all, so that no more is read than is wanted
     with part as materialized (
@@ -69,10 +68,8 @@ end $$;
 
 -- The offset after the next messages: at most p_max, and no publication after p_upto (null: all).
 create or replace function _pgqueue.read_on(p_stream pgqueue.streams, p_offset pgqueue.reading_offset, p_max bigint,
-                                            p_upto bigint)
-returns pgqueue.reading_offset
-language plpgsql
-as $$
+                                            p_upto bigint) returns pgqueue.reading_offset
+language plpgsql as $$
 declare
     v_upto   bigint := greatest(least(_pgqueue.last_publication_id(p_stream.stream_id), p_upto), 0);
     -- after those ids were given out, before the look; null where that says nothing about what the look will not see
@@ -114,9 +111,7 @@ end $$;
 
 -- Reads the rest of the publications that were cut, at most p_max messages.
 create or replace function _pgqueue.read_cut(p_stream pgqueue.streams, p_offset pgqueue.reading_offset, p_max bigint)
-returns pgqueue.reading_offset
-language plpgsql
-as $$
+returns pgqueue.reading_offset language plpgsql as $$
 declare
     v_left bigint := p_max;
     v_cut  bigint;
@@ -147,10 +142,8 @@ end $$;
 --            was no such look
 --   p_known  publications that are visible or dead for sure, known before the look; null: nobody asked
 create or replace function _pgqueue.close_gaps(p_offset pgqueue.reading_offset, p_read int8multirange, p_who text[],
-                                               p_known int8multirange)
-returns pgqueue.reading_offset
-language plpgsql
-as $$
+                                               p_known int8multirange) returns pgqueue.reading_offset
+language plpgsql as $$
 begin
     p_read := p_read + coalesce(p_known, '{}');
     p_offset.old_ids := p_offset.old_ids - p_read;
@@ -183,10 +176,8 @@ end $$;
 
 -- Reads on from the next publication, which nobody has looked at.
 create or replace function _pgqueue.read_beyond(p_stream pgqueue.streams, p_offset pgqueue.reading_offset, p_max bigint,
-                                                p_upto bigint,
-                                                p_who text[], p_known int8multirange) returns pgqueue.reading_offset
-language plpgsql
-as $$
+                                                p_upto bigint, p_who text[], p_known int8multirange)
+returns pgqueue.reading_offset language plpgsql as $$
 declare
     v_rows   bigint := 64;  -- more each time: nobody knows before how many publications p_max messages are
     v_left   bigint := p_max;
@@ -244,8 +235,7 @@ end $$;
 
 -- Warns of an offset that has many gaps, and names the sessions that are the reason.
 create or replace function _pgqueue.warn_of_gaps(p_stream pgqueue.streams, p_offset pgqueue.reading_offset) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_ranges bigint := (select count(*) from unnest(_pgqueue.unread(p_offset)));
 begin
@@ -264,10 +254,9 @@ begin
 end $$;
 
 -- The publications of which any later look will find that they are visible or dead: consumers of the stream have taken
--- or passed them, or maintain() has noted it (note_decided()).
+-- or passed them, or maintain() has noted it (record_decided()).
 create or replace function _pgqueue.decided_ids(p_stream_id int) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select coalesce(range_agg(d.ids), '{}')
             from (select int8multirange(int8range(1, c.next_publication)) - _pgqueue.gap_ids(c) as ids

@@ -22,9 +22,7 @@ create or replace function pgqueue.create_schedule(p_stream text, p_name text, p
                                                    p_headers jsonb default null, p_priority int default 0,
                                                    p_consumers text[] default null, p_data_bytes bytea default null,
                                                    p_start timestamptz default null, p_replace boolean default false)
-returns timestamptz
-language plpgsql
-as $$
+returns timestamptz language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_now    timestamptz := date_trunc('second', clock_timestamp());
@@ -68,40 +66,37 @@ begin
         v_new.next_at := v_old.next_at;
     end if;
     insert into pgqueue.schedules select v_new.*;
-    perform _pgqueue.note_schedules(v_stream.stream_id);
+    perform _pgqueue.record_schedules(v_stream.stream_id);
     return v_new.next_at;
 end $$;
 
 -- Deletes a schedule; messages that it sent stay.
 -- Errors: PQ001, PQ003, PQ007. Locks: as create_schedule.
 create or replace function pgqueue.drop_schedule(p_stream text, p_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.lock_schedules(p_stream);
 begin
     perform _pgqueue.schedule(v_stream, p_name);
     delete from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name;
-    perform _pgqueue.note_schedules(v_stream.stream_id);
+    perform _pgqueue.record_schedules(v_stream.stream_id);
 end $$;
 
 -- Pauses a schedule: it sends nothing until it is resumed. Errors, locks: as drop_schedule.
 create or replace function pgqueue.pause_schedule(p_stream text, p_name text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.lock_schedules(p_stream);
 begin
     perform _pgqueue.schedule(v_stream, p_name);
     update pgqueue.schedules set paused = true where stream_id = v_stream.stream_id and name = p_name;
-    perform _pgqueue.note_schedules(v_stream.stream_id);
+    perform _pgqueue.record_schedules(v_stream.stream_id);
 end $$;
 
 -- Lets a paused schedule send again, from its next time on; times that passed meanwhile are skipped.
 -- Returns its next time. Errors, locks: as drop_schedule.
 create or replace function pgqueue.resume_schedule(p_stream text, p_name text) returns timestamptz
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream   pgqueue.streams := _pgqueue.lock_schedules(p_stream);
     v_schedule pgqueue.schedules := _pgqueue.schedule(v_stream, p_name);
@@ -110,7 +105,7 @@ begin
         v_schedule.next_at := _pgqueue.next_time(v_schedule, clock_timestamp());
         update pgqueue.schedules set paused = false, next_at = v_schedule.next_at
         where stream_id = v_stream.stream_id and name = p_name;
-        perform _pgqueue.note_schedules(v_stream.stream_id);
+        perform _pgqueue.record_schedules(v_stream.stream_id);
     end if;
     return v_schedule.next_at;
 end $$;
@@ -123,9 +118,7 @@ end $$;
 create or replace function pgqueue.schedule_times(p_cron text default null, p_every interval default null,
                                                   p_time_zone text default 'UTC', p_after timestamptz default null,
                                                   p_count int default 5, p_start timestamptz default null)
-returns setof timestamptz
-language plpgsql stable
-as $$
+returns setof timestamptz language plpgsql stable as $$
 declare
     v_schedule pgqueue.schedules;
     v_at       timestamptz := coalesce(p_after, clock_timestamp());

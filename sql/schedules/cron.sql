@@ -23,14 +23,13 @@ end $$;
 --   p_names     words for p_lo and the numbers that follow it
 create or replace function _pgqueue.cron_field(p_cron text, p_what text, p_field text, p_lo int, p_hi int,
                                                p_names text[] default '{}') returns int[]
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
-    v_item  text;
-    v_part  text[];
-    v_ends  int[];
-    v_step  int;
-    v_all   int[] := '{}';
+    v_item text;
+    v_part text[];
+    v_ends int[];
+    v_step int;
+    v_all  int[] := '{}';
 begin
     foreach v_item in array string_to_array(lower(p_field collate "C"), ',') loop
         v_part := regexp_match(v_item, '^(?:[*]|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
@@ -61,8 +60,7 @@ end $$;
 
 -- Reads a cron expression. Errors: PQ003.
 create or replace function _pgqueue.parse_cron(p_cron text) returns pgqueue.cron
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_names  text[] := '{@hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually}';
     v_means  text[] := '{0 * * * *, 0 0 * * *, 0 0 * * *, 0 0 * * 0, 0 0 1 * *, 0 0 1 1 *, 0 0 1 1 *}';
@@ -92,8 +90,7 @@ end $$;
 -- The first local time from p_from on that a cron expression allows; null: there is none. Every expression that comes
 -- at all comes within 41 years: that is how long a February 29 may wait for its day of the week.
 create or replace function _pgqueue.first_match(p_cron pgqueue.cron, p_from timestamp) returns timestamp
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_from   timestamp := date_trunc('minute', p_from + interval '59.999999 s');
     v_day    date := v_from;
@@ -121,14 +118,12 @@ end $$;
 
 -- A time in UTC as the local time of a time zone.
 create or replace function _pgqueue.local(p_u timestamp, p_time_zone text) returns timestamp
-language sql stable
-as $$ select p_u at time zone 'UTC' at time zone p_time_zone $$;
+language sql stable as $$ select p_u at time zone 'UTC' at time zone p_time_zone $$;
 
 -- When the clocks of a time zone are changed first, after p_u and up to p_to, all in UTC and whole seconds; null: not
 -- in that time.
 create or replace function _pgqueue.clock_change(p_time_zone text, p_u timestamp, p_to timestamp) returns timestamp
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_ahead interval := _pgqueue.local(p_u, p_time_zone) - p_u;
     v_lo    timestamp;
@@ -152,8 +147,7 @@ end $$;
 
 -- When a local time comes, in UTC: the first of two; the end of the gap, where it does not exist.
 create or replace function _pgqueue.first_at(p_local timestamp, p_time_zone text) returns timestamp
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_u      timestamp := p_local at time zone p_time_zone at time zone 'UTC';
     v_change timestamp := _pgqueue.clock_change(p_time_zone, v_u - interval '1 day', v_u + interval '1 day');
@@ -169,8 +163,7 @@ end $$;
 
 -- The first time of a cron expression after p_after; null: there is none. Errors: PQ003.
 create or replace function _pgqueue.next_by_cron(p_cron text, p_time_zone text, p_after timestamptz) returns timestamptz
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_cron   pgqueue.cron := _pgqueue.parse_cron(p_cron);
     v_u      timestamp := date_trunc('second', p_after at time zone 'UTC');
@@ -199,9 +192,7 @@ end $$;
 -- The p_n-th time after the start of a schedule that repeats by an interval. Its months and days go by the calendar,
 -- the rest by the clock.
 create or replace function _pgqueue.nth_time(p_start timestamptz, p_every interval, p_time_zone text, p_n bigint)
-returns timestamptz
-language plpgsql stable
-as $$
+returns timestamptz language plpgsql stable as $$
 declare
     v_days interval := _pgqueue.calendar_part(p_every);
 begin
@@ -212,8 +203,7 @@ end $$;
 
 -- The months and days of an interval, without its hours.
 create or replace function _pgqueue.calendar_part(p_every interval) returns interval
-language sql immutable
-as $$
+language sql immutable as $$
     select make_interval(years => extract(year from p_every)::int, months => extract(month from p_every)::int,
                          days => extract(day from p_every)::int)
 $$;
@@ -221,8 +211,7 @@ $$;
 -- The first time after p_after of a schedule that repeats by an interval.
 create or replace function _pgqueue.next_by_interval(p_start timestamptz, p_every interval, p_time_zone text,
                                                      p_after timestamptz) returns timestamptz
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     -- an estimate: months differ in length
     v_n    bigint := greatest(0, floor(extract(epoch from p_after - p_start) / extract(epoch from p_every)));

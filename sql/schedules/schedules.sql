@@ -46,8 +46,7 @@ create table if not exists pgqueue.schedule_turns (
 -- When the next schedule of a stream is due; null: never.
 -- on due: , _pgqueue.schedule_due(p_stream_id)
 create or replace function _pgqueue.schedule_due(p_stream_id int) returns timestamptz
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select due_at from pgqueue.schedule_turns where stream_id = p_stream_id order by version desc limit 1);
 end $$;
@@ -56,12 +55,11 @@ end $$;
 -- nobody. Locks, to the end of the transaction: the stream's schedules; the publish lock, shared.
 -- on claim: perform _pgqueue.run_schedules(p_stream_id);
 -- on maintained:
---     perform _pgqueue.chore('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
+--     perform _pgqueue.run_task('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
 --     from (select distinct stream_id from pgqueue.schedules
 --           where not paused and next_at <= clock_timestamp() and stream_id = any (p_stream_ids)) t;
 create or replace function _pgqueue.run_schedules(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_now      timestamptz := clock_timestamp();
     v_stream   pgqueue.streams;
@@ -78,7 +76,7 @@ begin
     loop
         perform _pgqueue.send_scheduled(v_stream, v_schedule, v_now);
     end loop;
-    perform _pgqueue.note_turn(p_stream_id);
+    perform _pgqueue.record_turn(p_stream_id);
 end $$;
 
 -- Sends the message of a schedule, and plans the next one. Needs the lock of the stream's schedules. A message that
@@ -86,8 +84,7 @@ end $$;
 -- A time that cannot be computed any more, because the server lost the time zone, pauses the schedule.
 create or replace function _pgqueue.send_scheduled(p_stream pgqueue.streams, p_schedule pgqueue.schedules,
                                                    p_now timestamptz) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_new pgqueue.schedules := p_schedule;
 begin
@@ -124,8 +121,7 @@ end $$;
 
 -- The headers of a schedule's next message: those of the schedule, its name, and the planned time.
 create or replace function _pgqueue.scheduled_headers(p_schedule pgqueue.schedules) returns jsonb
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(p_schedule.headers, '{}')
         || jsonb_build_object('schedule', p_schedule.name, 'planned_at',
                               to_char(p_schedule.next_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
@@ -133,17 +129,15 @@ $$;
 
 -- The first time of a schedule after p_after; null: there is none.
 create or replace function _pgqueue.next_time(p_schedule pgqueue.schedules, p_after timestamptz) returns timestamptz
-language sql stable
-as $$
+language sql stable as $$
     select case when p_schedule.cron is not null
                   then _pgqueue.next_by_cron(p_schedule.cron, p_schedule.time_zone, p_after)
                 else _pgqueue.next_by_interval(p_schedule.start_at, p_schedule.every, p_schedule.time_zone, p_after) end
 $$;
 
 -- Notes when the next schedule of a stream is due. Needs the lock of the stream's schedules.
-create or replace function _pgqueue.note_turn(p_stream_id int) returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.record_turn(p_stream_id int) returns void
+language plpgsql as $$
 declare
     v_version bigint;
 begin
@@ -160,13 +154,12 @@ end $$;
 
 -- Notes when the next schedule of a stream is due, and whether the stream has schedules at all. Needs
 -- lock_schedules().
-create or replace function _pgqueue.note_schedules(p_stream_id int) returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.record_schedules(p_stream_id int) returns void
+language plpgsql as $$
 declare
     v_any boolean := exists (select from pgqueue.schedules where stream_id = p_stream_id);
 begin
-    perform _pgqueue.note_turn(p_stream_id);
+    perform _pgqueue.record_turn(p_stream_id);
     perform _pgqueue.await('the settings of a consumer of stream ' || p_stream_id,
         'with changed as (update pgqueue.consumers set scheduled = ($2 -> 0)::boolean where stream_id = $1 '
         'and scheduled <> ($2 -> 0)::boolean returning 1) select count(*) from changed',  -- lock: settings
@@ -176,8 +169,7 @@ end $$;
 -- Locks the schedules of a stream, for a call that changes them; and the stream, so that no consumer is made
 -- meanwhile. Returns the stream. Errors: PQ001; 55P03 as lock_consumer().
 create or replace function _pgqueue.lock_schedules(p_stream text) returns pgqueue.streams
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -191,8 +183,7 @@ end $$;
 
 -- One try of lock_schedules().
 create or replace function _pgqueue.lock_schedules_now(p_stream_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.lock_stream(p_stream_id, p_alone => true);
     perform _pgqueue.await_lock(_pgqueue.lock_class_schedules(), p_stream_id, false);
@@ -200,8 +191,7 @@ end $$;
 
 -- A schedule by its name. Errors: PQ003.
 create or replace function _pgqueue.schedule(p_stream pgqueue.streams, p_name text) returns pgqueue.schedules
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_schedule pgqueue.schedules;
 begin
@@ -220,9 +210,7 @@ end $$;
 -- Raises PQ003 unless either p_cron or p_every says when to send, and such a time comes; and for a time zone that the
 -- server does not know by a name. (Other texts that the server accepts, such as UTC+2, mean the opposite.)
 create or replace function _pgqueue.check_times(p_cron text, p_every interval, p_time_zone text, p_start timestamptz)
-returns void
-language plpgsql stable
-as $$
+returns void language plpgsql stable as $$
 begin
     if not exists (select from pg_timezone_names where name = p_time_zone) then
         raise exception 'p_time_zone is the name of a time zone, such as Europe/Berlin or UTC, not %',

@@ -41,8 +41,7 @@ end $$;
 create or replace function pgqueue.settle_messages(p_sink text, p_batch bigint, p_actions jsonb,
                                                    p_query_id text default null, p_replayed boolean default true)
 returns table (done boolean, changed bigint, passed_over bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_actions pgqueue.action[] := _pgqueue.actions(p_actions, '{ack,nack,dead_letter}');
     v_begun   pgqueue.action[];
@@ -63,8 +62,7 @@ end $$;
 -- Actions by consumer, in the order in which consumers are locked.
 create or replace function _pgqueue.by_consumer(p_actions pgqueue.action[])
 returns table (consumer pgqueue.consumers, actions pgqueue.action[])
-language sql stable
-as $$
+language sql stable as $$
     select c, o.actions
     from (select a.stream, a.consumer, array_agg(a) as actions from unnest(p_actions) a group by a.stream, a.consumer) o
     cross join lateral _pgqueue.consumer(o.stream, o.consumer) c order by c.consumer_id
@@ -74,8 +72,7 @@ $$;
 -- before.
 create or replace function _pgqueue.begin_actions(p_sink text, p_batch bigint, p_actions pgqueue.action[],
                                                   p_revived boolean) returns pgqueue.action[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_one   record;
     v_begun pgqueue.action[] := '{}';
@@ -98,8 +95,7 @@ end $$;
 -- settle_messages. It passes over messages that are not dead, or not delayed.
 create or replace function pgqueue.revive_messages(p_sink text, p_batch bigint, p_actions jsonb)
 returns table (done boolean, changed bigint, passed_over bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_actions pgqueue.action[] := _pgqueue.actions(p_actions, '{redrive,retry}');
     v_begun   pgqueue.action[];
@@ -125,8 +121,7 @@ end $$;
 
 -- The actions of a list of objects. Errors: PQ003 for numbers and delays that their types cannot hold.
 create or replace function _pgqueue.read_actions(p_actions jsonb) returns pgqueue.action[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return array(select (a.action, a.stream, a.consumer, a.seqs, a.delay, a.reason, a.details)::pgqueue.action
                  from jsonb_to_recordset(p_actions) as a (action text, stream text, consumer text, seqs int8multirange,
@@ -143,8 +138,7 @@ end $$;
 -- The actions of a batch, checked: each message is named by one action. Errors: PQ001, PQ002, PQ003, PQ006.
 --   p_allowed  the actions that are allowed
 create or replace function _pgqueue.actions(p_actions jsonb, p_allowed text[]) returns pgqueue.action[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_actions  pgqueue.action[];
     v_action   pgqueue.action;
@@ -195,15 +189,13 @@ end $$;
 
 -- How many messages actions name.
 create or replace function _pgqueue.named_by(p_actions pgqueue.action[]) returns bigint
-language sql immutable
-as $$ select coalesce(sum(_pgqueue.cardinality(seqs)), 0)::bigint from unnest(p_actions) $$;
+language sql immutable as $$ select coalesce(sum(_pgqueue.cardinality(seqs)), 0)::bigint from unnest(p_actions) $$;
 
 -- Settles messages of one consumer; see settle_messages. Returns how many it changed. Locks: claims of checkpoint
 -- readers, the consumer, bundles.
 create or replace function _pgqueue.settle_here(p_consumer pgqueue.consumers, p_actions pgqueue.action[],
                                                 p_query_id text, p_replayed boolean) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_named  int8multirange := (select range_agg(seqs) from unnest(p_actions));
     v_left   int8multirange := v_named;
@@ -244,25 +236,22 @@ end $$;
 -- lock_consumer().
 --   p_reader  only of this one; null: of any
 create or replace function _pgqueue.lock_reader_claims(p_consumer_id int, p_reader uuid, p_seqs int8multirange)
-returns void
-language plpgsql
-as $$
+returns void language plpgsql as $$
 begin
     perform _pgqueue.await('claims of ' || _pgqueue.consumer_name(p_consumer_id),
         'select count(*) from (select from pgqueue.reader_claims where consumer_id = $1 '
         'and ($2 ->> 0 is null or reader = ($2 ->> 0)::uuid) and seqs && ($2 ->> 1)::int8multirange '
-        'order by claim_id for update) c',  -- lock: claim
+        'order by claim_id for update) c',  -- lock: reader claim
         p_consumer_id, jsonb_build_array(p_reader, p_seqs::text));
 end $$;
 
 -- Settles messages that the claim of a checkpoint reader holds. Needs the claim's lock and the consumer's. Returns the
 -- cursor, and the messages that left the claim.
 create or replace function _pgqueue.settle_held(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_claim pgqueue.reader_claims,
-                                                p_actions pgqueue.action[], p_replayed boolean,
-                                                out o_cursor pgqueue.consumer_cursors, out o_gone int8multirange)
-language plpgsql
-as $$
+                                                p_claim pgqueue.reader_claims, p_actions pgqueue.action[],
+                                                p_replayed boolean, out o_cursor pgqueue.consumer_cursors,
+                                                out o_gone int8multirange)
+language plpgsql as $$
 declare
     v_before pgqueue.consumer_messages[] := coalesce(_pgqueue.lock_bundles(p_claim.head, p_claim.token), '{}');
     v_held   int8multirange := _pgqueue.seqs_of(v_before);
@@ -278,7 +267,7 @@ begin
     -- first the messages that are done or given up: a nack returns later messages of its key, unless they are gone
     v_part := v_held * (select coalesce(range_agg(seqs), '{}') from unnest(p_actions) where action <> 'nack');
     if v_part <> '{}' then
-        perform _pgqueue.end_named(p_consumer, _pgqueue.take_out(v_before, v_part), p_actions, p_claim.claim_id);
+        perform _pgqueue.end_named(p_consumer, _pgqueue.remove_messages(v_before, v_part), p_actions, p_claim.claim_id);
     end if;
     foreach v_action in array array(select a from unnest(p_actions) a where action = 'nack' and seqs && v_held
                                     order by lower(seqs)) loop
@@ -289,7 +278,7 @@ begin
                                         jsonb_build_object('error', v_action.reason));
         end if;
     end loop;
-    o_gone := v_held - coalesce((select range_agg(seqs) from _pgqueue.held_by(p_claim)), '{}');
+    o_gone := v_held - coalesce((select range_agg(seqs) from _pgqueue.bundles_of_reader(p_claim)), '{}');
     update pgqueue.reader_claims
     set settled = settled + _pgqueue.cardinality(o_gone),
         acted = case when p_replayed then acted || array(
@@ -303,11 +292,9 @@ end $$;
 -- Needs the consumer's lock. Returns the cursor, and how many messages these were. Locks: expired claims and bundles.
 -- It waits for none of them.
 create or replace function _pgqueue.settle_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_actions pgqueue.action[],
-                                                p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,
-                                                out o_count bigint)
-language plpgsql
-as $$
+                                                p_actions pgqueue.action[], p_seqs int8multirange,
+                                                out o_cursor pgqueue.consumer_cursors, out o_count bigint)
+language plpgsql as $$
 declare
     v_before pgqueue.consumer_cursors;
     v_upto   bigint;
@@ -337,8 +324,7 @@ end $$;
 --   p_claim_id  the claim that had them; null: none
 create or replace function _pgqueue.end_named(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
                                               p_actions pgqueue.action[], p_claim_id bigint) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_seqs int8multirange := _pgqueue.seqs_of(p_bundles);
     v_dead int8multirange := v_seqs
@@ -374,8 +360,8 @@ begin
             join unnest(p_actions) with ordinality a on a.ordinality = n.action
             group by a.details
         loop
-            perform _pgqueue.note_done(v_by, p_claim_id, v_done.seqs, _pgqueue.cardinality(v_done.seqs),
-                                       v_done.deliver_count, v_done.details);
+            perform _pgqueue.record_done(v_by, p_claim_id, v_done.seqs, _pgqueue.cardinality(v_done.seqs),
+                                         v_done.deliver_count, v_done.details);
         end loop;
     end if;
 end $$;
@@ -385,8 +371,7 @@ end $$;
 create or replace function _pgqueue.named_in(p_bundles pgqueue.consumer_messages[], p_actions pgqueue.action[],
                                              p_seqs int8multirange)
 returns table (bundle bigint, action bigint, seqs int8multirange)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if cardinality(p_actions) <= 16 then
         return query

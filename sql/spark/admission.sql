@@ -1,25 +1,24 @@
 -- How much a micro-batch of a Spark query may have. consumer_available (operate/consumer_lag.sql) says how much there
 -- is for one.
 
--- As fill(), for a claim of at most p_max_bytes of data, and at least one message. The claim is made and measured. A
--- claim with too much data is taken back, and made again with as many messages as fit. So the bound is exact, whatever
--- is claimed first; and a caller that asks for about as many messages as fit is served at once. Needs the consumer's
--- lock. Returns the cursor, which the caller stores, and how many messages and bytes the claim has.
-create or replace function _pgqueue.fill_within(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_want bigint, p_upto bigint, p_reader uuid, p_max_bytes bigint,
-                                                out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed,
-                                                out o_bytes bigint)
-language plpgsql
-as $$
+-- As serve_claim(), for a claim of at most p_max_bytes of data, and at least one message. The claim is made and
+-- measured. A claim with too much data is taken back, and made again with as many messages as fit. So the bound is
+-- exact, whatever is claimed first; and a caller that asks for about as many messages as fit is served at once. Needs
+-- the consumer's lock. Returns the cursor, which the caller stores, and how many messages and bytes the claim has.
+create or replace function _pgqueue.serve_claim_within(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                       p_want bigint, p_upto bigint, p_reader uuid, p_max_bytes bigint,
+                                                       out o_cursor pgqueue.consumer_cursors,
+                                                       out o_claimed pgqueue.claimed, out o_bytes bigint)
+language plpgsql as $$
 declare
-    v_want bigint := p_want;
-    v_fill record;
-    v_fit  record;
+    v_want  bigint := p_want;
+    v_fill  record;
+    v_fit   record;
     v_tries int := 0;
 begin
     loop
         begin
-            v_fill := _pgqueue.fill(p_consumer, p_cursor, v_want, p_upto, p_reader);
+            v_fill := _pgqueue.serve_claim(p_consumer, p_cursor, v_want, p_upto, p_reader);
             o_cursor := v_fill.o_cursor;
             o_claimed := v_fill.o_claimed;
             v_fit := _pgqueue.fitting(p_consumer.stream_id, o_claimed, p_max_bytes);
@@ -40,8 +39,7 @@ end $$;
 -- sums up 1,000 numbers in a row first, so that it looks at few one by one. The data itself is not read.
 create or replace function _pgqueue.fitting(p_stream_id int, p_claim pgqueue.claimed, p_max_bytes bigint,
                                             out o_bytes bigint, out o_fitting bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     execute format($query$
         with range as materialized (
@@ -80,8 +78,7 @@ end $$;
 -- How many bytes of data the last 100 messages of a stream have, on average; null: it has none. For a reader with a
 -- limit of bytes that has to ask for a number of messages.
 create or replace function pgqueue.recent_size(p_stream_id int) returns float8
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_size float8;
 begin

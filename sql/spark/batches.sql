@@ -62,8 +62,7 @@ create table if not exists pgqueue.sink_streams (
 
 -- Whether a sink is a query, which publishes a batch once in all; a batch write publishes once to each stream.
 create or replace function _pgqueue.is_query(p_sink text) returns boolean
-language sql immutable
-as $$ select p_sink not like 'txn:%' and p_sink not like 'write:%' $$;
+language sql immutable as $$ select p_sink not like 'txn:%' and p_sink not like 'write:%' $$;
 
 -- Raises unless a sink is the caller's: nobody publishes batches in the name of another role's query, whose own batches
 -- of those numbers would then be taken for repetitions and dropped. A sink belongs to the role (session_user) that did
@@ -71,10 +70,8 @@ as $$ select p_sink not like 'txn:%' and p_sink not like 'write:%' $$;
 -- in: so a role may have its successor. So may the owner of the schema. Where the role is gone, the sink belongs to
 -- whoever comes next. Publishing, writing tables and each kind of action (spark/actions.sql) have a role of their own.
 create or replace function _pgqueue.check_sink(p_sink text, p_published boolean, p_revived boolean,
-                                               p_in_table boolean default false)
-returns void
-language plpgsql stable
-as $$
+                                               p_in_table boolean default false) returns void
+language plpgsql stable as $$
 declare
     v_owner text := (select done_by from pgqueue.sink_batches
                      where sink = p_sink and (consumer_id = 0) = p_published and revived = p_revived
@@ -99,9 +96,7 @@ end $$;
 
 -- Whether a batch of a sink, or a later one, was published. For arguments see is_published.
 create or replace function _pgqueue.is_done(p_sink text, p_stream_id int, p_batch bigint, p_target text default '')
-returns boolean
-language sql stable
-as $$
+returns boolean language sql stable as $$
     select exists (select from pgqueue.sink_batches
                    where sink = p_sink and batch >= p_batch and consumer_id = 0 and (target <> '') = (p_target <> '')
                      and ((stream_id = coalesce(p_stream_id, 0) and target = p_target) or _pgqueue.is_query(p_sink)))
@@ -112,9 +107,7 @@ $$;
 --   p_target     written to this table, as open_table names it, and not to a stream
 -- Errors: 42501 for the sink of another role.
 create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint, p_target text default '')
-returns boolean
-language plpgsql stable
-as $$
+returns boolean language plpgsql stable as $$
 begin
     perform _pgqueue.check_sink(p_sink, true, false, p_target <> '');
     return _pgqueue.is_done(p_sink, p_stream_id, p_batch, p_target);
@@ -122,8 +115,7 @@ end $$;
 
 -- Where a batch was published to, for people.
 create or replace function _pgqueue.target_name(p_batch pgqueue.sink_batches) returns text
-language sql stable
-as $$
+language sql stable as $$
     select case when p_batch.target <> '' then 'table ' || p_batch.target
                 when p_batch.stream_id = 0 then 'the streams of column stream'
                 else 'stream ' || (select _pgqueue.called(_pgqueue.stream_of(s.stream_id)) from pgqueue.streams s
@@ -136,8 +128,7 @@ $$;
 --   p_new  the part, as begin_batch would note it
 -- Errors: PQ010 for another history.
 create or replace function _pgqueue.is_repeat(p_new pgqueue.sink_batches) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_same boolean;
     v_last pgqueue.sink_batches;
@@ -195,8 +186,7 @@ end $$;
 -- Begins a part of a sink's batch that is done once; for errors see is_repeat(). Returns false when it was done before.
 -- Locks: the part, against another session that begins it.
 create or replace function _pgqueue.begin_batch(p_new pgqueue.sink_batches) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.check_sink(p_new.sink, p_new.consumer_id = 0, p_new.revived, p_new.target <> '');
     if _pgqueue.is_repeat(p_new) then

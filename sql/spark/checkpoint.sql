@@ -6,8 +6,7 @@
 -- Locks: the reader, its claims.
 create or replace function pgqueue.reader_ack(p_reader uuid, p_consumer_id int, p_start_claim bigint)
 returns table (acked bigint, lost bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_reader pgqueue.readers;
     v_acked  record;
@@ -39,8 +38,7 @@ end $$;
 create or replace function pgqueue.reader_state(p_reader uuid, p_finished bigint, p_last bigint)
 returns table (stream text, consumer text, consumer_id int, query_id text, acked_claim bigint, finished bigint,
                unfinished bigint, unlogged bigint, lease_until timestamptz, seen_at timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     select c.stream_name, c.name, c.consumer_id, r.query_id, r.acked_claim, h.finished, h.unfinished, h.unlogged,
            h.lease_until, greatest(r.used_at, h.beat_at)
     from pgqueue.readers r
@@ -54,7 +52,7 @@ as $$
                max(m.lease_until - m.visibility_timeout) as beat_at
         from (select c.claim_id, h.lease_until, h.visibility_timeout, _pgqueue.remaining(c) as remaining
               from pgqueue.reader_claims c
-              left join lateral _pgqueue.held(c.head, c.token) h on h.head is null
+              left join lateral _pgqueue.bundles_of(c.head, c.token) h on h.head is null
               where c.reader = r.reader) m) h
     where r.reader = p_reader
 $$;
@@ -66,8 +64,7 @@ $$;
 -- Locks: the reader, the consumer, its claims.
 create or replace function pgqueue.reader_release(p_reader uuid, p_consumer_id int, p_start_claim bigint)
 returns table (acked bigint, released bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_reader   pgqueue.readers;
     v_beat     record;
@@ -81,7 +78,7 @@ begin
     perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
     select max(h.lease_until - h.visibility_timeout) as at, max(h.visibility_timeout) / 3 + interval '5 s' as every
     into v_beat
-    from pgqueue.reader_claims c cross join lateral _pgqueue.held(c.head, c.token) h where c.reader = p_reader;
+    from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) h where c.reader = p_reader;
     if v_beat.at > clock_timestamp() - v_beat.every then
         raise exception 'the query of this checkpoint runs, or ran just now: it extended its leases % ago',
                         date_trunc('second', clock_timestamp() - v_beat.at)
@@ -91,7 +88,7 @@ begin
     acked := (_pgqueue.acknowledge_upto(p_reader, p_start_claim)).o_acked;
     released := (select coalesce(sum(_pgqueue.remaining(c)), 0) from pgqueue.reader_claims c where reader = p_reader);
     v_stored := _pgqueue.cursor(p_consumer_id);
-    perform _pgqueue.save_cursor(v_stored, _pgqueue.forget_reader(v_consumer, v_stored, p_reader, 'uncounted', null),
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.delete_reader(v_consumer, v_stored, p_reader, 'uncounted', null),
                                  true);
     return next;
 end $$;
@@ -102,8 +99,7 @@ end $$;
 -- Returns the new reader. Errors: PQ002, PQ003, PQ005, PQ010. Locks: the reader.
 create or replace function pgqueue.reader_fork(p_reader uuid, p_consumer_id int, p_start_claim bigint,
                                                p_start_messages bigint) returns uuid
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_reader pgqueue.readers;
     v_fork   uuid := gen_random_uuid();

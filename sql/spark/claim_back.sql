@@ -4,10 +4,8 @@
 -- another claimer holds, or has returned with a delay, stay where they are, and so do messages of an ordered consumer
 -- that wait for them. Returns the cursor. Locks the bundles.
 create or replace function _pgqueue.claim_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                               p_claim pgqueue.reader_claims)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+                                               p_claim pgqueue.reader_claims) returns pgqueue.consumer_cursors
+language plpgsql as $$
 declare
     v_hints   pgqueue.claim_hints := p_cursor.hints;
     v_seqs    int8multirange := p_claim.seqs - _pgqueue.acted_seqs(p_claim);  -- (what its query returned is for others)
@@ -16,25 +14,25 @@ declare
     v_claimed pgqueue.claimed;
     v_back    record;
 begin
-    if v_hints.whole then
-        v_hints.whole := _pgqueue.is_whole(p_consumer.consumer_id, v_hints);
+    if v_hints.all_keys then
+        v_hints.all_keys := _pgqueue.holds_all_keys(p_consumer.consumer_id, v_hints);
     end if;
-    v_line := p_consumer.ordering <> 'none' and v_hints.whole is not true
-        and _pgqueue.is_undealt(p_consumer.consumer_id, v_hints)
+    v_line := p_consumer.ordering <> 'none' and v_hints.all_keys is not true
+        and _pgqueue.none_assigned(p_consumer.consumer_id, v_hints)
         and (p_consumer.ordering = 'stream' or not _pgqueue.has_later(p_consumer.consumer_id, p_claim));
     if p_consumer.ordering = 'none' then
-        v_bundles := _pgqueue.take_matching(_pgqueue.where_they_were(p_consumer, p_claim, v_seqs), v_seqs, null);
+        v_bundles := _pgqueue.take_matching(_pgqueue.earlier_places(p_consumer, p_claim, v_seqs), v_seqs, null);
     elsif v_line then
-        v_bundles := _pgqueue.take_matching(_pgqueue.where_they_were(p_consumer, p_claim, v_seqs), v_seqs, null);
-    elsif v_hints.whole is not true then
-        v_back := _pgqueue.deal_back(p_consumer, v_hints, p_claim, v_seqs);
+        v_bundles := _pgqueue.take_matching(_pgqueue.earlier_places(p_consumer, p_claim, v_seqs), v_seqs, null);
+    elsif v_hints.all_keys is not true then
+        v_back := _pgqueue.assign_back(p_consumer, v_hints, p_claim, v_seqs);
         v_hints := v_back.o_hints;
         v_bundles := v_back.o_bundles;
     end if;
     if v_bundles <> '{}' then
         v_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_claim.reader);
         if v_line then
-            v_hints := _pgqueue.hold_line(v_hints, v_bundles);
+            v_hints := _pgqueue.move_all_to_long(v_hints, v_bundles);
         end if;
         update pgqueue.reader_claims
         set head = v_bundles[1].bundle_no, token = _pgqueue.token_in(v_claimed.claim_id),
@@ -47,10 +45,9 @@ end $$;
 
 -- The free bundles that have messages of a lost claim, where they stood before: in the lanes, or in the line, there up
 -- to the first message that is not visible yet.
-create or replace function _pgqueue.where_they_were(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
-                                                    p_seqs int8multirange) returns pgqueue.consumer_messages[]
-language plpgsql stable
-as $$
+create or replace function _pgqueue.earlier_places(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
+                                                   p_seqs int8multirange) returns pgqueue.consumer_messages[]
+language plpgsql stable as $$
 begin
     return array(
         with recursive lane (lane) as (  -- those that there are, without a look at all bundles
@@ -71,49 +68,47 @@ begin
               cross join lateral (select b, lane, place, first_seq from pgqueue.consumer_messages b
                                   where consumer_id = p_consumer.consumer_id and lane = l.lane
                                     and place >= lower(r) and place < upper(r) and token is null offset 0) m
-              where p_consumer.ordering = 'none' or m.lane = _pgqueue.lane_line()) f
+              where p_consumer.ordering = 'none' or m.lane = _pgqueue.lane_unassigned()) f
         where (f.b).seqs && p_seqs and f.later is not true
         order by f.lane, f.place, f.first_seq);
 end $$;
 
 -- Whether a message that stood among those of a lost claim is not visible yet.
 create or replace function _pgqueue.has_later(p_consumer_id int, p_claim pgqueue.reader_claims) returns boolean
-language sql stable
-as $$
+language sql stable as $$
     select exists (select from pgqueue.consumer_messages m
-                   where m.consumer_id = p_consumer_id and m.lane = _pgqueue.lane_line()
+                   where m.consumer_id = p_consumer_id and m.lane = _pgqueue.lane_unassigned()
                      and p_claim.arrival_nos @> m.arrival_no and m.not_visible_until > clock_timestamp())
 $$;
 
--- Deals, as much as one claim looks at, while messages stand in the line where those of a lost claim had their places.
--- Then of each key that is free what the lost claim had is dealt by itself, if nothing comes before it. Returns the
--- hints, and these bundles, which are locked.
-create or replace function _pgqueue.deal_back(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                              p_claim pgqueue.reader_claims, p_seqs int8multirange,
-                                              out o_hints pgqueue.claim_hints,
-                                              out o_bundles pgqueue.consumer_messages[])
-language plpgsql
-as $$
+-- Assigns, as much as one claim looks at, while messages stand in the line where those of a lost claim had their
+-- places. Then of each key that is free what the lost claim had is assigned by itself, if nothing comes before it.
+-- Returns the hints, and these bundles, which are locked.
+create or replace function _pgqueue.assign_back(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                p_claim pgqueue.reader_claims, p_seqs int8multirange,
+                                                out o_hints pgqueue.claim_hints,
+                                                out o_bundles pgqueue.consumer_messages[])
+language plpgsql as $$
 declare
-    v_deal   record;
-    v_looked bigint := 0;
-    v_heads  pgqueue.keyed_messages;
-    v_mine   pgqueue.keyed_messages;
-    v_others pgqueue.keyed_messages;
-    v_dealt  pgqueue.lane_hint;
+    v_assign   record;
+    v_looked   bigint := 0;
+    v_heads    pgqueue.keyed_messages;
+    v_mine     pgqueue.keyed_messages;
+    v_others   pgqueue.keyed_messages;
+    v_assigned pgqueue.lane_hint;
 begin
     o_hints := p_hints;
-    while v_looked < _pgqueue.limit_looks() loop
-        v_deal := _pgqueue.deal(p_consumer, o_hints, _pgqueue.limit_small());
-        o_hints := v_deal.o_hints;
-        v_looked := v_looked + v_deal.o_looked;
-        exit when v_deal.o_looked = 0 or not exists (
+    while v_looked < _pgqueue.limit_examined() loop
+        v_assign := _pgqueue.assign(p_consumer, o_hints, _pgqueue.limit_small());
+        o_hints := v_assign.o_hints;
+        v_looked := v_looked + v_assign.o_looked;
+        exit when v_assign.o_looked = 0 or not exists (
             select from pgqueue.consumer_messages
-            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
               and place < upper(p_claim.arrival_nos));
     end loop;
-    o_hints := _pgqueue.undeal(p_consumer, o_hints);
-    o_hints := _pgqueue.raise_waits(p_consumer.consumer_id, o_hints);
+    o_hints := _pgqueue.unassign(p_consumer, o_hints);
+    o_hints := _pgqueue.raise_waiting_hints(p_consumer.consumer_id, o_hints);
     v_heads := _pgqueue.take_heads(p_consumer, o_hints, _pgqueue.cardinality(p_seqs));
     if v_heads.keys is null then
         return;
@@ -121,27 +116,25 @@ begin
     v_mine := _pgqueue.beginnings(v_heads, p_seqs, true);
     v_others := _pgqueue.beginnings(v_heads, p_seqs, false);
     if v_mine.keys is not null then
-        o_hints := (_pgqueue.lay(p_consumer, o_hints, v_mine, _pgqueue.cardinality(p_seqs))).o_hints;
+        o_hints := (_pgqueue.assign_within_limits(p_consumer, o_hints, v_mine, _pgqueue.cardinality(p_seqs))).o_hints;
     end if;
     if v_others.keys is not null then
-        o_hints := (_pgqueue.lay(p_consumer, o_hints, v_others, _pgqueue.limit_small())).o_hints;
+        o_hints := (_pgqueue.assign_within_limits(p_consumer, o_hints, v_others, _pgqueue.limit_small())).o_hints;
     end if;
-    o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none');
+    o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none');
     o_hints.size := p_hints.size;
-    v_dealt := _pgqueue.lane_of(o_hints, _pgqueue.lane_dealt());
+    v_assigned := _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned());
     o_bundles := array(
         select b from pgqueue.consumer_messages b
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-          and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and seqs <@ p_seqs
-          and (behind is null or _pgqueue.is_gone(behind))
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
+          and (place, first_seq) >= (v_assigned.place, v_assigned.first_seq) and token is null and seqs <@ p_seqs
+          and (predecessor is null or _pgqueue.is_deleted(predecessor))
         order by place, first_seq for update skip locked);  -- lock: bundle
 end $$;
 
 -- Of messages by key those of keys whose first ones are in a set, cut where they leave it; or those of the other keys.
 create or replace function _pgqueue.beginnings(p_keyed pgqueue.keyed_messages, p_seqs int8multirange, p_mine boolean)
-returns pgqueue.keyed_messages
-language plpgsql stable
-as $$
+returns pgqueue.keyed_messages language plpgsql stable as $$
 begin
     with entry as (
         select e.*, e.seqs * p_seqs as part, e.seqs - p_seqs as rest,

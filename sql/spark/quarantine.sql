@@ -20,30 +20,29 @@
 -- Returns the cursor, how many messages went back, and how many are dead letters now. (More than 60 lines: the steps
 -- for each claim of the batch, in their order.)
 create or replace function _pgqueue.quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                               p_reader pgqueue.readers,
-                                               p_start_claim bigint, p_end_claim bigint, p_quarantine_after bigint,
-                                               out o_returned bigint, out o_poison bigint, out o_asks boolean)
-language plpgsql
-as $$
+                                               p_reader pgqueue.readers, p_start_claim bigint, p_end_claim bigint,
+                                               p_quarantine_after bigint, out o_returned bigint, out o_poison bigint,
+                                               out o_asks boolean)
+language plpgsql as $$
 declare
-    v_error jsonb := jsonb_build_object('error', format('its micro-batch was begun %s, and not finished',
-                                                             case p_reader.begun when 1 then 'once'
-                                                                  else p_reader.begun || ' times' end));
-    v_claim pgqueue.reader_claims;
-    v_holds bigint;  -- messages that it holds
+    v_error  jsonb := jsonb_build_object('error', format('its micro-batch was begun %s, and not finished',
+                                                              case p_reader.begun when 1 then 'once'
+                                                                   else p_reader.begun || ' times' end));
+    v_claim  pgqueue.reader_claims;
+    v_holds  bigint;  -- messages that it holds
     v_locked pgqueue.consumer_messages[];
-    v_left  bigint;
-    v_keep  bigint;
-    v_set   int8multirange;
-    v_note  jsonb;
-    v_aside boolean;  -- another reader's last message is to be tried alone
+    v_left   bigint;
+    v_keep   bigint;
+    v_set    int8multirange;
+    v_note   jsonb;
+    v_aside  boolean;  -- another reader's last message is to be tried alone
 begin
     o_returned := 0;
     o_poison := 0;
     o_asks := false;
     v_left := (select sum(_pgqueue.remaining(c)) from pgqueue.reader_claims c
                where reader = p_reader.reader and claim_id > p_start_claim and claim_id <= p_end_claim);
-    v_aside := exists (select from _pgqueue.fellows(p_reader) f where f.asks_alone);
+    v_aside := exists (select from _pgqueue.batch_mates(p_reader) f where f.asks_alone);
     if not (v_aside or _pgqueue.is_suspect(p_reader, p_start_claim, p_end_claim, p_quarantine_after))
        or exists (select from pgqueue.sink_batches
                   where sink = p_reader.query_id and published_at >= p_reader.begun_at) then
@@ -63,12 +62,12 @@ begin
         v_holds := _pgqueue.count_of(v_locked);
         continue when v_holds = 0;
         if not v_aside then
-            update pgqueue.consumer_messages set note = _pgqueue.noted(note, v_note)
+            update pgqueue.consumer_messages set note = _pgqueue.merged_note(note, v_note)
             where bundle_no & 1048575 = any (array(select l.bundle_no & 1048575 from unnest(v_locked) l))
               and bundle_no = any (array(select l.bundle_no from unnest(v_locked) l));
             v_locked := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
         end if;
-        v_set := _pgqueue.held_behind(v_claim, v_keep);
+        v_set := _pgqueue.messages_behind(v_claim, v_keep);
         v_keep := greatest(0, v_keep - v_holds);
         if v_left = 1 and not v_aside then
             o_poison := _pgqueue.finish(v_locked, v_claim.claim_id, null, true, 'poison', null);
@@ -88,9 +87,8 @@ begin
 end $$;
 
 -- The other readers of a reader's query that hold messages.
-create or replace function _pgqueue.fellows(p_reader pgqueue.readers) returns setof pgqueue.readers
-language sql stable
-as $$
+create or replace function _pgqueue.batch_mates(p_reader pgqueue.readers) returns setof pgqueue.readers
+language sql stable as $$
     select * from pgqueue.readers r
     where r.query_id = p_reader.query_id and r.reader <> p_reader.reader
       and exists (select from pgqueue.reader_claims c where c.reader = r.reader and _pgqueue.remaining(c) > 0)
@@ -100,24 +98,22 @@ $$;
 -- that is alone must have been delivered as often.
 create or replace function _pgqueue.is_suspect(p_reader pgqueue.readers, p_start_claim bigint, p_end_claim bigint,
                                                p_quarantine_after bigint) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_batch record;
 begin
     select coalesce(sum(m.message_count), 0) as messages, coalesce(bool_or(m.note ? 'at_most'), false) as noted,
            max(_pgqueue.one_more(m.deliver_count)) as most
     into v_batch
-    from pgqueue.reader_claims c cross join lateral _pgqueue.held_by(c) m
+    from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of_reader(c) m
     where c.reader = p_reader.reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim;
     return v_batch.messages > 0 and (v_batch.noted or p_reader.begun >= p_quarantine_after)
         and (v_batch.messages > 1 or v_batch.most >= p_quarantine_after);
 end $$;
 
 -- The messages of a claim behind its first p_keep, in the order of delivery; null: none.
-create or replace function _pgqueue.held_behind(p_claim pgqueue.reader_claims, p_keep bigint) returns int8multirange
-language sql stable
-as $$
+create or replace function _pgqueue.messages_behind(p_claim pgqueue.reader_claims, p_keep bigint) returns int8multirange
+language sql stable as $$
     select range_agg(case when before >= p_keep then seqs
                           else seqs - _pgqueue.below(seqs, _pgqueue.bound_of(seqs, p_keep - before)) end)
     from (select range_agg(seqs) as seqs, sum(message_count) as message_count,
@@ -125,7 +121,7 @@ as $$
           from (select seqs, message_count,
                        case when c.ordering = 'none' then array[-h.priority, h.arrival_no] else array[h.arrival_no] end
                        as place
-                from _pgqueue.held_by(p_claim) h join pgqueue.consumers c using (consumer_id)) p
+                from _pgqueue.bundles_of_reader(p_claim) h join pgqueue.consumers c using (consumer_id)) p
           group by place) m
     where before + message_count > p_keep
 $$;

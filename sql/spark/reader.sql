@@ -51,14 +51,14 @@ create table if not exists pgqueue.reader_claims (
 );
 
 -- What a checkpoint reader's claim holds.
-create or replace function _pgqueue.held_by(p_claim pgqueue.reader_claims) returns setof pgqueue.consumer_messages
-language sql stable
-as $$ select * from _pgqueue.held(p_claim.head, p_claim.token) where message_count > 0 $$;
+create or replace function _pgqueue.bundles_of_reader(p_claim pgqueue.reader_claims)
+returns setof pgqueue.consumer_messages language sql stable as $$
+    select * from _pgqueue.bundles_of(p_claim.head, p_claim.token) where message_count > 0
+$$;
 
 -- The messages of a claim on which its query has acted, without those that retention took since.
 create or replace function _pgqueue.acted_seqs(p_claim pgqueue.reader_claims) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return case when p_claim.acted is null then '{}'
                 else (select range_agg(seqs) from unnest(p_claim.acted)) - coalesce(
@@ -68,17 +68,15 @@ end $$;
 
 -- How many messages a claim of a checkpoint reader holds.
 create or replace function _pgqueue.remaining(p_claim pgqueue.reader_claims) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
-    return (select coalesce(sum(message_count), 0) from _pgqueue.held(p_claim.head, p_claim.token));
+    return (select coalesce(sum(message_count), 0) from _pgqueue.bundles_of(p_claim.head, p_claim.token));
 end $$;
 
 -- Raises PQ005 or PQ010 unless the checkpoint belongs to this consumer of this database, in this state.
 create or replace function _pgqueue.check_reader(p_reader pgqueue.readers, p_consumer_id int, p_start_claim bigint,
                                                  p_claim bigint) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if p_reader.reader is null and p_claim > 0 then
         raise exception 'the checkpoint (at claim %) is of a reader that this database does not know', p_claim
@@ -115,11 +113,9 @@ end $$;
 -- consumer.
 --   p_how, p_note  as in return()
 -- Returns the cursor; the caller stores it. Locks its claims.
-create or replace function _pgqueue.forget_reader(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+create or replace function _pgqueue.delete_reader(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                   p_reader uuid, p_how text, p_note jsonb)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_claim   pgqueue.reader_claims;
     v_bundles pgqueue.consumer_messages[];
@@ -140,8 +136,7 @@ end $$;
 -- Locks these claims.
 create or replace function _pgqueue.acknowledge_upto(p_reader uuid, p_claim bigint, out o_any boolean,
                                                      out o_acked bigint, out o_lost bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_claim   pgqueue.reader_claims;
     v_bundles pgqueue.consumer_messages[];
@@ -166,18 +161,16 @@ end $$;
 
 -- Whether a claim of a checkpoint reader is extended: a process of its query lives.
 create or replace function _pgqueue.is_extended(p_reader uuid) returns boolean
-language sql stable
-as $$
-    select exists (select from pgqueue.reader_claims c cross join lateral _pgqueue.held(c.head, c.token) h
+language sql stable as $$
+    select exists (select from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) h
                    where c.reader = p_reader and h.lease_until > clock_timestamp())
 $$;
 
 -- Forgets the checkpoint readers that were not used for p_age, and hold no claim that a living process still extends.
 -- The messages that they had not settled go back, as when a lease ends. For maintain(). Returns how many readers these
 -- were. Locks: those readers, their consumers, their claims.
-create or replace function _pgqueue.forget_readers(p_age interval) returns bigint
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_readers(p_age interval) returns bigint
+language plpgsql as $$
 declare
     v_reader   pgqueue.readers;
     v_consumer pgqueue.consumers;
@@ -195,7 +188,7 @@ begin
         continue when not found;  -- used, or forgotten, while this waited for the lock
         select * into v_consumer from pgqueue.consumers where consumer_id = v_reader.consumer_id;
         v_stored := _pgqueue.cursor(v_reader.consumer_id);
-        perform _pgqueue.save_cursor(v_stored, _pgqueue.forget_reader(v_consumer, v_stored, v_reader.reader, 'unnamed',
+        perform _pgqueue.save_cursor(v_stored, _pgqueue.delete_reader(v_consumer, v_stored, v_reader.reader, 'unnamed',
                                                                       '{"error": "its reader was not used for long"}'),
                                                                       true);
         v_count := v_count + 1;

@@ -4,8 +4,7 @@
 -- A later try has a higher number. What an earlier one staged for the batch is deleted then, a part by each call of
 -- stage: the application was killed.
 create or replace function pgqueue.begin_write() returns bigint
-language sql volatile
-as $$ select nextval('pgqueue.write_numbers') $$;
+language sql volatile as $$ select nextval('pgqueue.write_numbers') $$;
 
 -- Takes new numbers of a stream for messages that the caller writes and stages, or publishes, in this transaction. It
 -- writes them into pgqueue.written (stream_id, seq, key, data, data_bytes, headers), which takes no other numbers.
@@ -13,8 +12,7 @@ as $$ select nextval('pgqueue.write_numbers') $$;
 -- Returns p_count numbers, nearly always one range. Errors: PQ001, PQ003, PQ011. Locks: the numbers of the stream,
 -- until it returns.
 create or replace function pgqueue.reserve(p_stream_id int, p_count int) returns int8multirange
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream_id int := (_pgqueue.stream_of(p_stream_id)).stream_id;
     v_set       int8multirange;
@@ -26,7 +24,7 @@ begin
     v_set := _pgqueue.set_of_taken(_pgqueue.take_seqs(v_stream_id, p_count));
     perform _pgqueue.refuse_behind('stream ' || p_stream_id) where lower(v_set) < 1;
     insert into pgqueue.reservations (stream_id, xid, seqs) values (p_stream_id, pg_current_xact_id(), v_set);
-    perform _pgqueue.note_reserved(p_stream_id, v_set);
+    perform _pgqueue.record_reserved(p_stream_id, v_set);
     return v_set;
 end $$;
 
@@ -36,8 +34,7 @@ end $$;
 create or replace function _pgqueue.written_reservation(p_stream pgqueue.streams, p_seqs int8multirange,
                                                         p_digest boolean, out o_reservation bigint,
                                                         out o_digest numeric)
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
         raise exception 'p_seqs is a set of some numbers, not %', coalesce(left(p_seqs::text, 100), 'null')
@@ -69,8 +66,7 @@ create or replace function pgqueue.publish_written(p_stream text, p_seqs int8mul
                                                    p_consumers text[] default null, p_dedup_keys text[] default null,
                                                    p_expires_at timestamptz default null)
 returns table (published bigint, first_seqs bigint[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream    pgqueue.streams := _pgqueue.stream(p_stream);
     v_consumers int[] := _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
@@ -103,19 +99,16 @@ end $$;
 -- message that does not fit the stream; PQ008 when a later write of the batch has begun to stage. Locks: the chunks of
 -- earlier writes, and their reservations; it passes over those that another session holds.
 create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange,
-                                         p_priority int default 0,
-                                         p_deliver_at timestamptz default null, p_dedup_keys text[] default null,
-                                         p_consumers text[] default null,
-                                         p_expires_at timestamptz default null,
-                                         p_routed boolean default false,
+                                         p_priority int default 0, p_deliver_at timestamptz default null,
+                                         p_dedup_keys text[] default null, p_consumers text[] default null,
+                                         p_expires_at timestamptz default null, p_routed boolean default false,
                                          p_write_no bigint default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
-    v_stream      pgqueue.streams := _pgqueue.stream_of(p_stream_id);
-    v_consumers   int[] := _pgqueue.consumer_ids(p_stream_id, p_consumers);
-    v_written     record;
-    v_id          bigint;
+    v_stream    pgqueue.streams := _pgqueue.stream_of(p_stream_id);
+    v_consumers int[] := _pgqueue.consumer_ids(p_stream_id, p_consumers);
+    v_written   record;
+    v_id        bigint;
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
@@ -136,9 +129,8 @@ begin
 end $$;
 
 -- Notes that a query writes to a stream. Errors: PQ001 when it wrote to another stream of that name before.
-create or replace function _pgqueue.note_stream(p_sink text, p_stream pgqueue.streams) returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.record_stream(p_sink text, p_stream pgqueue.streams) returns void
+language plpgsql as $$
 declare
     v_name  text := (select name from pgqueue.streams where stream_id = p_stream.stream_id);
     v_known int;
@@ -164,9 +156,7 @@ end $$;
 -- Raises PQ003 for a list of chunks that is no batch. Nothing publishes a batch without messages, so its number may at
 -- most be the next one: a number far ahead would keep all those before it from being published.
 create or replace function _pgqueue.check_staged(p_sink text, p_batch bigint, p_staged bigint[], p_rows bigint)
-returns void
-language plpgsql
-as $$
+returns void language plpgsql as $$
 begin
     if p_staged is null or (p_rows >= 0) is not true then
         raise exception 'p_staged is a list of chunks and p_rows their number of messages, not % and %',
@@ -195,8 +185,7 @@ end $$;
 -- Duplicates are deleted.
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[],
                                                   p_rows bigint, p_compare boolean default true) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_digest    numeric;
     v_used      record;
@@ -248,8 +237,7 @@ end $$;
 -- Raises PQ008: some chunks, or messages, of a batch are not there; or PQ005: a restore or failover lost them.
 create or replace function _pgqueue.refuse_incomplete(p_sink text, p_batch bigint, p_chunks bigint, p_all_chunks bigint,
                                                       p_rows bigint, p_all_rows bigint) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_chunks < p_all_chunks and _pgqueue.is_elsewhere() then
         raise exception 'batch % of sink % is ahead of the database: % of its % staged chunks are there', p_batch,
@@ -268,9 +256,7 @@ end $$;
 
 -- The chunks of a batch among those that are named. For arguments see publish_staged.
 create or replace function _pgqueue.staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[])
-returns setof pgqueue.staged_chunks
-language sql stable
-as $$
+returns setof pgqueue.staged_chunks language sql stable as $$
     select * from pgqueue.staged_chunks
     where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and routed = (p_stream_id is null)
       and (p_stream_id is null or stream_id = p_stream_id)
@@ -281,8 +267,7 @@ $$;
 create or replace function _pgqueue.publish_chunks(p_stream pgqueue.streams, p_sink text,
                                                    p_chunks pgqueue.staged_chunks[], out o_chunks bigint,
                                                    out o_rows bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_id         bigint;
     v_seqs       int8multirange;  -- what has dedup keys, ...
@@ -291,7 +276,7 @@ declare
     v_one        record;
     v_entries    pgqueue.key_backlog[] := '{}';
 begin
-    perform _pgqueue.note_stream(p_sink, p_stream);
+    perform _pgqueue.record_stream(p_sink, p_stream);
     select range_agg(int8range(k.seq, k.seq, '[]')), array_agg(k.dedup_key order by k.seq) into v_seqs, v_dedup_keys
     from unnest(p_chunks) w
     cross join lateral unnest(w.dedup_keys,

@@ -3,21 +3,18 @@
 
 -- A stream's id and kind by its name, for a Spark query. Errors: PQ001.
 create or replace function pgqueue.open_stream(p_stream text) returns table (stream_id int, kind text)
-language sql stable
-as $$ select s.stream_id, s.kind from _pgqueue.stream(p_stream) s $$;
+language sql stable as $$ select s.stream_id, s.kind from _pgqueue.stream(p_stream) s $$;
 
 -- All streams with their ids and kinds, for a Spark query that reads streams by a pattern. Errors: none.
 create or replace function pgqueue.open_streams() returns table (stream text, stream_id int, kind text)
-language sql stable
-as $$ select s.name, s.stream_id, s.kind from pgqueue.streams s order by s.name collate "C" $$;
+language sql stable as $$ select s.name, s.stream_id, s.kind from pgqueue.streams s order by s.name collate "C" $$;
 
 -- A consumer's id and settings by its name, for a Spark query or a worker. Its identity is a name that no other
 -- consumer of any database has; channel is that of its stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
 returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text,
                channel text, keeps_history boolean, paused boolean)
-language sql stable
-as $$
+language sql stable as $$
     select s.stream_id, s.kind, c.consumer_id, c.ordering, c.visibility_timeout,
            format('%s-%s-%s', (select oid from pg_database where datname = current_database()), c.consumer_id,
                   (extract(epoch from c.created_at) * 1000000)::bigint), _pgqueue.channel(s.stream_id),
@@ -42,12 +39,12 @@ $$;
 -- A repetition with the same start gives the same end. Errors: PQ002, PQ003, PQ005, PQ006 for a group or a consumer
 -- with limits of keys, PQ007, PQ010; 55P03. Locks: the reader, the consumer, its claims, the schedules that are due,
 -- the reader's row. (More than 60 lines: one step of the protocol, which is read from top to bottom.)
-create or replace function pgqueue.reader_claim(
-    p_reader uuid, p_consumer_id int, p_start_claim bigint, p_start_messages bigint, p_max bigint default null,
-    p_visibility_timeout interval default null, p_upto_publication bigint default null, p_max_bytes bigint default null)
+create or replace function pgqueue.reader_claim(p_reader uuid, p_consumer_id int, p_start_claim bigint,
+                                                p_start_messages bigint, p_max bigint default null,
+                                                p_visibility_timeout interval default null,
+                                                p_upto_publication bigint default null, p_max_bytes bigint default null)
 returns table (claim_id bigint, messages bigint, claimed bigint, lost bigint, next_due timestamptz, bytes bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
     v_reader   pgqueue.readers;
@@ -83,10 +80,11 @@ begin
         v_claim_id := _pgqueue.new_reader_claim_id();
         perform _pgqueue.refuse_behind('claims') where v_claim_id <= v_reader.last_claim;
         if p_max_bytes is null then
-            v_fill := _pgqueue.fill(v_consumer, v_cursor, least(p_max, 1000000000000), p_upto_publication, p_reader);
+            v_fill := _pgqueue.serve_claim(v_consumer, v_cursor, least(p_max, 1000000000000), p_upto_publication,
+                                           p_reader);
         else
-            v_fill := _pgqueue.fill_within(v_consumer, v_cursor, least(p_max, 1000000000000), p_upto_publication,
-                                           p_reader, p_max_bytes);
+            v_fill := _pgqueue.serve_claim_within(v_consumer, v_cursor, least(p_max, 1000000000000), p_upto_publication,
+                                                  p_reader, p_max_bytes);
             bytes := v_fill.o_bytes;
         end if;
         v_cursor := v_fill.o_cursor;
@@ -115,8 +113,7 @@ end $$;
 
 -- Records a claim of a checkpoint reader, with the set that it has at first.
 create or replace function _pgqueue.record_claim(p_reader uuid, p_claim_id bigint, p_claim pgqueue.claimed) returns void
-language sql
-as $$
+language sql as $$
     insert into pgqueue.reader_claims (reader, claim_id, consumer_id, head, token, message_count, seqs, arrival_nos)
     select p_reader, p_claim_id, min(b.consumer_id), min(b.bundle_no) filter (where b.head is null), min(b.token),
            sum(b.message_count), range_agg(b.seqs), range_agg(int8range(b.arrival_no, b.arrival_no, '[]'))
@@ -126,8 +123,7 @@ $$;
 -- Holds the claims of a Spark query longer: its heartbeat. The leases of the reader's live claims start anew. Returns
 -- how many claims these were. Locks: those claims.
 create or replace function pgqueue.reader_extend(p_reader uuid) returns bigint
-language sql
-as $$
+language sql as $$
     with extended as (
         update pgqueue.consumer_messages m  -- lock: bundle
         set lease_until = clock_timestamp() + m.visibility_timeout
@@ -156,11 +152,10 @@ $$;
 -- acknowledged before. Locks: the reader, the consumer, its claims. (More than 60 lines: one step of the protocol, as
 -- reader_claim.)
 create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint,
-                                                 p_end_claim bigint,
-                                                 p_process uuid default null, p_quarantine_after bigint default null)
+                                                 p_end_claim bigint, p_process uuid default null,
+                                                 p_quarantine_after bigint default null)
 returns table (planned bigint, taken_over bigint, gone bigint, returned bigint, poison bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
     v_reader   pgqueue.readers;
@@ -206,9 +201,10 @@ begin
         if v_claim.claim_id <= v_reader.planned_to and v_reader.planned_by <> p_process then
             update pgqueue.consumer_messages m
             set deliver_count = _pgqueue.one_more(m.deliver_count), claimed_at = clock_timestamp(),
-                note = _pgqueue.noted(m.note, '{"spark": 1}')
-            where m.bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from _pgqueue.held_by(v_claim) b))
-              and m.bundle_no = any (array(select b.bundle_no from _pgqueue.held_by(v_claim) b));
+                note = _pgqueue.merged_note(m.note, '{"spark": 1}')
+            where m.bundle_no & 1048575 = any (array(select b.bundle_no & 1048575
+                                                     from _pgqueue.bundles_of_reader(v_claim) b))
+              and m.bundle_no = any (array(select b.bundle_no from _pgqueue.bundles_of_reader(v_claim) b));
         end if;
         v_holds := _pgqueue.remaining(v_claim);
         -- (no arrivals: its consumer was moved)
@@ -228,7 +224,7 @@ begin
         update pgqueue.readers
         set planned_by = p_process, planned_to = greatest(planned_to, p_end_claim), used_at = clock_timestamp(),
             begun = case when v_again then begun + 1 else 1 end,
-            alone = not exists (select from _pgqueue.fellows(v_reader)), asks_alone = v_asks,
+            alone = not exists (select from _pgqueue.batch_mates(v_reader)), asks_alone = v_asks,
             begun_at = case when v_again then begun_at else clock_timestamp() end
         where reader = p_reader;
     end if;
@@ -241,8 +237,7 @@ end $$;
 -- were trimmed had been settled.
 create or replace function _pgqueue.missing(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
                                             out o_taken_over bigint, out o_gone bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_lost  bigint := p_claim.message_count - _pgqueue.remaining(p_claim) - p_claim.settled;
     v_rest  int8multirange := p_claim.seqs;
@@ -255,7 +250,7 @@ begin
         return;
     end if;
     v_rest := v_rest
-        - coalesce((select range_agg(seqs) from _pgqueue.held_by(p_claim)), '{}');
+        - coalesce((select range_agg(seqs) from _pgqueue.bundles_of_reader(p_claim)), '{}');
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
     v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs - _pgqueue.acted_seqs(p_claim);
     execute format('select count(*) from unnest($1) g '
@@ -270,8 +265,7 @@ end $$;
 -- How many messages of a micro-batch its reader has lost to other claimers, because a lease ended. A query that has
 -- read the batch must not deliver it when this is more than taken_over + gone of reader_resume. Locks nothing.
 create or replace function pgqueue.reader_lost(p_reader uuid, p_start_claim bigint, p_end_claim bigint) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(sum(c.message_count - c.settled - _pgqueue.remaining(c)), 0)::bigint from pgqueue.reader_claims c
     where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
 $$;
@@ -280,11 +274,10 @@ $$;
 -- finds nothing to read. Locks nothing.
 create or replace function pgqueue.reader_others(p_reader uuid, p_consumer_id int)
 returns table (messages bigint, until timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(sum(_pgqueue.remaining(c)), 0)::bigint, max(h.lease_until)
     from pgqueue.readers r join pgqueue.reader_claims c on c.reader = r.reader
-    cross join lateral _pgqueue.held(c.head, c.token) h
+    cross join lateral _pgqueue.bundles_of(c.head, c.token) h
     where r.consumer_id = p_consumer_id and r.reader <> p_reader and h.head is null
       and h.lease_until > clock_timestamp()
 $$;
@@ -294,25 +287,25 @@ $$;
 -- they were, without those that retention took since. Locks nothing.
 create or replace function pgqueue.reader_plan(p_reader uuid, p_start_claim bigint, p_end_claim bigint)
 returns table (lo bigint, hi bigint, priority int, deliver_count int)
-language sql stable
-as $$
+language sql stable as $$
     with claim as materialized (
-        select c, c.claim_id, o.way
+        select c, c.claim_id, o.profile
         from pgqueue.reader_claims c join pgqueue.consumers o using (consumer_id)
         where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
     ), bundle as (
-        select r.way, r.claim_id, m.arrival_no, m.priority, _pgqueue.one_more(m.deliver_count) as deliver_count, m.seqs
-        from claim r cross join lateral _pgqueue.held_by(r.c) m
+        select r.profile, r.claim_id, m.arrival_no, m.priority, _pgqueue.one_more(m.deliver_count) as deliver_count,
+               m.seqs
+        from claim r cross join lateral _pgqueue.bundles_of_reader(r.c) m
         union all
-        select r.way, r.claim_id, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
+        select r.profile, r.claim_id, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
         from claim r cross join lateral (select _pgqueue.acted_seqs(r.c) as seqs offset 0) t
         cross join lateral unnest((r.c).acted) a
     ), merged as (
         select claim_id, null::int as lane, arrival_no, priority, deliver_count, seqs
-        from bundle where _pgqueue.is_keyed(way)
+        from bundle where _pgqueue.is_keyed(profile)
         union all
         select null, -priority, null, priority, deliver_count, range_agg(seqs)
-        from bundle where not _pgqueue.is_keyed(way)
+        from bundle where not _pgqueue.is_keyed(profile)
         group by priority, deliver_count
     )
     select lower(g), upper(g), priority, deliver_count
@@ -324,8 +317,7 @@ $$;
 -- another reader of the consumer belongs to the same query, as in a self-join: each would get a part of the messages.
 -- Locks: the reader's row.
 create or replace function pgqueue.reader_query(p_reader uuid, p_query_id text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.await('checkpoint reader ' || p_reader,
         'with noted as (update pgqueue.readers set query_id = $2 ->> 1 where reader = ($2 ->> 0)::uuid '

@@ -9,8 +9,7 @@
 -- Returns how many messages it deleted. Errors: PQ003. Locks: the chunks and their reservations; it passes over those
 -- that another session holds.
 create or replace function pgqueue.unstage(p_sink text, p_batch bigint, p_staged bigint[]) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_chunk    pgqueue.staged_chunks;
     v_messages bigint := 0;
@@ -37,8 +36,7 @@ end $$;
 -- latest: of a task, or a driver, that outlived its application.
 create or replace function _pgqueue.end_earlier_writes(p_sink text, p_batch bigint, p_stream_id int, p_routed boolean,
                                                        p_write_no bigint) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_chunk pgqueue.staged_chunks;
 begin
@@ -66,8 +64,7 @@ end $$;
 -- Deletes a staged chunk with its messages. Needs the chunk's lock. Returns how many messages it deleted; null, and
 -- nothing is deleted, if a commit has the reservation.
 create or replace function _pgqueue.delete_chunk(p_chunk pgqueue.staged_chunks) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_reservation pgqueue.reservations;
     v_count       bigint;
@@ -85,9 +82,7 @@ end $$;
 
 -- Deletes messages that a reservation still has, and takes them out of it. Needs its lock. Returns how many there were.
 create or replace function _pgqueue.delete_reserved(p_reservation pgqueue.reservations, p_seqs int8multirange)
-returns bigint
-language plpgsql
-as $$
+returns bigint language plpgsql as $$
 declare
     v_seqs    int8multirange := p_seqs * p_reservation.seqs;
     v_range   int8range;
@@ -110,8 +105,7 @@ end $$;
 -- Takes numbers out of a reservation: their messages are published now, or deleted. Returns whether the reservation
 -- had all of them; if not, nothing was changed. Locks: the reservation.
 create or replace function _pgqueue.use_reservation(p_reservation_id bigint, p_seqs int8multirange) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_left int8multirange;
 begin

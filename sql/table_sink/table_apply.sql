@@ -16,10 +16,8 @@
 -- that it writes, in the order of the keys.
 create or replace function pgqueue.apply_table_batch(p_write_no bigint, p_sink text, p_batch bigint, p_table text,
                                                      p_chunks bigint[], p_rows bigint,
-                                                     p_path text default current_setting('search_path'))
-returns boolean
-language plpgsql
-as $$
+                                                     p_path text default current_setting('search_path')) returns boolean
+language plpgsql as $$
 declare
     v_name       text[];
     v_statements text[];

@@ -4,8 +4,7 @@
 -- The type of a column of the table of staged rows, as format_type() writes it, for a type of Spark as its simpleString
 -- does; null: it is refused.
 create or replace function _pgqueue.staged_type(p_type text) returns text
-language sql immutable
-as $$
+language sql immutable as $$
     select t.staged || case when p_type like 'array<%' then '[]' else '' end
     from (values ('boolean', 'boolean'), ('tinyint', 'smallint'), ('smallint', 'smallint'), ('int', 'integer'),
                  ('bigint', 'bigint'), ('float', 'real'), ('double', 'double precision'), ('date', 'date'),
@@ -23,8 +22,7 @@ $$;
 -- brackets (o_dims, else ''); of the value, or of the items of the array, the type (o_item) and modifier (o_typmod).
 create or replace function _pgqueue.stored_type(p_type oid, p_typmod int, out o_full text, out o_base oid,
                                                 out o_dims text, out o_item oid, out o_typmod int)
-language sql stable
-as $$
+language sql stable as $$
     with recursive below (type, typmod, depth, is_item) as (
         select p_type, p_typmod, 1, false
         union all
@@ -46,8 +44,7 @@ $$;
 -- says, and a decimal is exact in a float that has all its digits. Text is exact, because the commit looks at each
 -- value: text_changes(). What the column holds to be equal, as citext does, is equal.
 create or replace function _pgqueue.fit(p_type text, p_item oid, p_typmod int, p_dims text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select case
         when t.staged is null or (p_type like 'array<%' and p_dims = '') then null
         when t.staged like 'text%' then case when t.stored = 'money' then 'rounds' else 'exact' end
@@ -82,9 +79,7 @@ $$;
 -- The cast of a staged value, as SQL; null: it needs none. A float becomes a numeric by its shortest text: the cast of
 -- Postgres drops the digits behind the 15th, or the 6th. (apply_table_batch() sets extra_float_digits.)
 create or replace function _pgqueue.written_cast(p_staged text, p_full text, p_base oid, p_item oid, p_dims text)
-returns text
-language sql stable
-as $$
+returns text language sql stable as $$
     select nullif(case when p_staged ~ '^(real|double precision)' and p_item = 'numeric'::regtype
                        then 'text' || p_dims || '::' else '' end
                   || case when i.typcategory in ('S', 'V') then format_type(p_base, -1)
@@ -96,8 +91,7 @@ $$;
 -- of varchar(n), which an insert cuts without a word. The value is compared with that of a wider type.
 -- Returns a condition, in which %1$s is the text; it needs the time zone UTC. Null: the type loses nothing, or raises.
 create or replace function _pgqueue.text_changes(p_item oid, p_typmod int, p_dims text) returns text
-language sql stable
-as $$
+language sql stable as $$
     select format('%%1$s::%1$s operator(pg_catalog.<>) %%1$s::%2$s::%1$s', w.wide || p_dims,
                   format_type(p_item, p_typmod) || p_dims
                   || case when w.name in ('real', 'double precision') then '::text' || p_dims else '' end)

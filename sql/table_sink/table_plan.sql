@@ -6,8 +6,7 @@
 -- The table of a name. The name has its schema, and is quoted as in SQL. Errors: PQ003 for a table that takes no rows,
 -- or whose rows would not be on disk when the batch is noted as done.
 create or replace function _pgqueue.target_table(p_table text) returns pg_class
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_name   text[];
     v_table  pg_class;
@@ -49,8 +48,7 @@ end $$;
 
 -- The number of a name in a list: the name as it is, or the only one that differs in case alone; null: there is none.
 create or replace function _pgqueue.place_of(p_name text, p_names text[]) returns int
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce(array_position(p_names, p_name),
                     (select min(n)::int from unnest(p_names) with ordinality u (name, n)
                      where lower(name) = lower(p_name) having count(*) = 1))
@@ -64,8 +62,7 @@ $$;
 -- text_changes(). Errors: PQ003 for a column that the table has not, does not take, or would round.
 create or replace function _pgqueue.written_column(p_table pg_class, p_name text, p_type text, p_use text,
                                                    p_may_round boolean) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_names  text[] := array(select attname::text from pg_attribute
                              where attrelid = p_table.oid and attnum > 0 and not attisdropped order by attnum);
@@ -122,8 +119,7 @@ end $$;
 -- Returns for each column an object with equals, less and collate, an expression's end. Errors: PQ003 when no index
 -- makes the columns unique at each moment and for all rows.
 create or replace function _pgqueue.key_order(p_table pg_class, p_attnums int2[]) returns jsonb[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_index pg_index;
     v_there text;
@@ -165,8 +161,7 @@ end $$;
 
 -- An operator of a btree index, as SQL names it: 1 is less, 3 equals. Those of pg_catalog where the family is unknown.
 create or replace function _pgqueue.index_operator(p_family oid, p_type oid, p_strategy int) returns text
-language sql stable
-as $$
+language sql stable as $$
     select coalesce(
         (select format('operator(%I.%s)', n.nspname, o.oprname)
          from pg_amop m join pg_operator o on o.oid = m.amopopr join pg_namespace n on n.oid = o.oprnamespace
@@ -178,8 +173,7 @@ $$;
 -- Raises 42501 unless a role may write the table: insert; for a merge also update, and select of all written columns,
 -- as "on conflict" demands; to delete rows, delete.
 create or replace function _pgqueue.check_rights(p_table pg_class, p_plan jsonb, p_role text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_lacks text[] := array(
         select r.name from (values ('insert'), ('delete')) r (name)
@@ -211,8 +205,7 @@ end $$;
 --   p_role   who writes
 -- Errors: PQ003, 42501.
 create or replace function _pgqueue.table_plan(p_given jsonb, p_role text) returns jsonb
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_given   record;
     v_table   pg_class;
@@ -269,8 +262,7 @@ end $$;
 
 -- The number of the column that an option names; null for null. Errors: PQ003 when there is none.
 create or replace function _pgqueue.option_column(p_names text[], p_name text, p_argument text) returns int
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_place int := _pgqueue.place_of(p_name, p_names);
 begin
@@ -283,8 +275,7 @@ end $$;
 
 -- Raises PQ003 for columns that cannot have the place that an option gives them.
 create or replace function _pgqueue.check_places(p_keys int[], p_sequence int, p_gone int, p_columns jsonb) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_type text := p_columns -> (p_sequence - 1) ->> 'type';
 begin

@@ -29,8 +29,7 @@ create table if not exists pgqueue.table_writes (
 -- the batch has a higher number. Errors: PQ003; 42501 when the role may not write the table. Locks nothing.
 create or replace function pgqueue.open_table(p_target jsonb, p_role text default current_user)
 returns table (name text, write_no bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.check_target(p_target, p_role);
     perform _pgqueue.keep_secret();
@@ -41,8 +40,7 @@ end $$;
 -- A number of a write, for the role that opened it: 31 bits count, and 32 bits prove that open_table() gave the number
 -- to this role. So nobody takes the number of another's write before it.
 create or replace function _pgqueue.signed(p_number bigint) returns bigint
-language sql stable
-as $$
+language sql stable as $$
     select (p_number << 32) | ('x' || encode(substr(sha256(
                int8send(pg_sequence_last_value('pgqueue.claim_secret')) || int8send(p_number)
                || textsend('write of ' || session_user)), 1, 4), 'hex'))::bit(32)::bigint
@@ -50,8 +48,7 @@ $$;
 
 -- Raises PQ003 for an object that open_table() does not take, or an unknown role.
 create or replace function _pgqueue.check_target(p_target jsonb, p_role text) returns void
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if jsonb_typeof(p_target) is distinct from 'object' or jsonb_typeof(p_target -> 'columns') is distinct from 'array'
        or exists (select from jsonb_array_elements(p_target -> 'columns') c
@@ -80,8 +77,7 @@ end $$;
 -- number. Locks: the write, until the transaction ends; the tables of earlier writes, if nobody uses them.
 create or replace function pgqueue.open_table_write(p_write_no bigint, p_sink text, p_batch bigint, p_target jsonb,
                                                     p_role text default current_user) returns text
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_name  text := 'staged_rows_' || p_write_no;
     v_plan  jsonb;
@@ -131,8 +127,7 @@ end $$;
 
 -- Makes the table for the staged rows of a write. (Its statistics are not collected: it is read once.)
 create or replace function _pgqueue.make_staged_rows(p_name text, p_plan jsonb, p_role text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     execute (select format('create unlogged table pgqueue.%I (chunk bigint not null, %s) '
                            'with (autovacuum_enabled = off)', p_name,
@@ -156,8 +151,7 @@ end $$;
 -- publish_staged. Locks: the batch, against another commit of it; for a merge the target, against other merges.
 create or replace function pgqueue.begin_table_batch(p_write_no bigint, p_sink text, p_batch bigint, p_table text,
                                                      p_rows bigint) returns text[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_write pgqueue.table_writes;
     v_plan  jsonb;
@@ -197,8 +191,7 @@ end $$;
 
 -- Raises PQ008: the target is not what it was when the tasks staged.
 create or replace function _pgqueue.refuse_changed(p_sink text, p_batch bigint, p_table text, p_what text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise exception 'table % was changed while batch % of sink % was written: %', p_table, p_batch, p_sink, p_what
         using errcode = 'PQ008', hint = 'Nothing was written. Run the batch again: it goes by the table as it is now.';
@@ -208,8 +201,7 @@ end $$;
 -- condition that the two have the same key, its order, and its columns.
 create or replace function _pgqueue.key_parts(p_plan jsonb, out o_names text, out o_same text, out o_order text,
                                               out o_columns text)
-language sql stable
-as $$
+language sql stable as $$
     select string_agg(format('%I', c ->> 'name'), ', ' order by k.i),
            string_agg(format('t.%I %s n.c%s%s', c ->> 'name', c #>> '{key,equals}', n, c #>> '{key,collate}'),
                       ' and ' order by k.i),
@@ -223,8 +215,7 @@ $$;
 -- schema, so that it does not matter where the session looks for names. More than 60 lines: one reads what a statement
 -- is made of beside it.
 create or replace function _pgqueue.table_statements(p_plan jsonb, p_staged text) returns text[]
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_gone    int := p_plan -> 'gone';
     v_last    int := p_plan -> 'sequence';
@@ -290,8 +281,7 @@ end $$;
 -- Returns whether it did: not where the caller's role did not stage them, or somebody uses them, for whom it waits a
 -- second: maintain() then drops them. Errors: PQ003. Locks: the write, and its table.
 create or replace function pgqueue.drop_table_write(p_write_no bigint) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_write_no is null then
         raise exception 'p_write_no is a number of open_table(), not null'
@@ -306,8 +296,7 @@ end $$;
 
 -- Drops the staged rows of a write. Returns whether there are such, staged by this role, that no other session drops.
 create or replace function _pgqueue.drop_staged_rows(p_write_no bigint, p_role text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform from pgqueue.table_writes where write_no = p_write_no and staged_by = p_role
     for update skip locked;  -- lock: table write
@@ -322,12 +311,11 @@ end $$;
 -- Writes whose staged rows nobody will apply: a few of those that are older than p_age, and those of batches that are
 -- done, after an hour, which leaves a repetition of the batch the time to end.
 -- on maintained:
---     perform _pgqueue.chore('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
+--     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
 --                            jsonb_build_array(w.write_no, w.staged_by))
 --     from _pgqueue.left_table_writes(p_age) w;
 create or replace function _pgqueue.left_table_writes(p_age interval) returns setof pgqueue.table_writes
-language sql stable
-as $$
+language sql stable as $$
     select * from pgqueue.table_writes w
     where w.staged_at < clock_timestamp() - p_age
        or (w.staged_at < clock_timestamp() - least(p_age, interval '1 hour')

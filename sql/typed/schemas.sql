@@ -8,8 +8,7 @@
 --   fits   the jsonpath predicate for a JSON value that is not null. It is true or false of each value, never unknown
 --   words  the allowed values, for errors
 create or replace function _pgqueue.schema_types() returns table (names text[], type text, fits text, words text)
-language sql immutable
-as $$
+language sql immutable as $$
     with whole (names, type, low, high) as (
         values ('{tinyint, byte}'::text[], 'byte', '-128', '127'), ('{smallint, short}', 'short', '-32768', '32767'),
                ('{int, integer}', 'integer', '-2147483648', '2147483647'),
@@ -53,8 +52,7 @@ $$;
 
 -- Raises PQ003: a word of a schema is not what is expected there.
 create or replace function _pgqueue.refuse_schema(p_words text[], p_at int, p_expected text) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     raise exception 'p_settings: schema has, as word %, %, where % is expected', p_at,
                     coalesce(quote_literal(left(p_words[p_at], 100)), 'nothing'), p_expected
@@ -64,8 +62,7 @@ end $$;
 
 -- Reads a type from the words of a schema. Returns the type as Spark's JSON, and the place after it. Errors: PQ003.
 create or replace function _pgqueue.read_type(p_words text[], p_at int, p_depth int, out o_type jsonb, out o_at int)
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_word text := lower(p_words[p_at]);
     v_of   text[];
@@ -106,8 +103,7 @@ end $$;
 
 -- Reads columns from the words of a schema, as read_type() does a type.
 create or replace function _pgqueue.read_columns(p_words text[], p_at int, p_depth int, out o_type jsonb, out o_at int)
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_type   jsonb;
     v_name   text;
@@ -140,8 +136,7 @@ end $$;
 -- A schema as Spark's JSON; null for none. Errors: PQ003 for a text that is none.
 -- on setting: when p_type = 'schema' then _pgqueue.read_schema(p_text) is not null
 create or replace function _pgqueue.read_schema(p_schema text) returns jsonb
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_words text[];
     v_read  record;
@@ -164,8 +159,7 @@ end $$;
 -- The jsonpath predicate of the values, @, of a type. Members that are not in the schema are allowed. (No method is
 -- called on an expression in parentheses: Postgres would write that jsonpath without them, in a dump too.)
 create or replace function _pgqueue.type_fits(p_type jsonb) returns text
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_of text[] := regexp_match(p_type #>> '{}', '^decimal[(]([0-9]+),([0-9]+)[)]$');
 begin
@@ -199,14 +193,14 @@ end $$;
 --         p_stream.schema_path := _pgqueue.schema_path(_pgqueue.read_schema(p_stream.schema));
 --     end if;
 create or replace function _pgqueue.schema_path(p_schema jsonb) returns jsonpath
-language sql immutable
-as $$ select format('strict exists($ ? (%s))', _pgqueue.type_fits(p_schema))::jsonpath where p_schema is not null $$;
+language sql immutable as $$
+    select format('strict exists($ ? (%s))', _pgqueue.type_fits(p_schema))::jsonpath where p_schema is not null
+$$;
 
 -- Says why a schema, or a type, does not take all that another one took: only columns that may be null may be added.
 -- Null: it does.
 create or replace function _pgqueue.schema_change(p_old jsonb, p_new jsonb) returns text
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_old  jsonb;
     v_new  jsonb;
@@ -238,8 +232,7 @@ end $$;
 -- Whether what a stream takes may be copied to a stream with a schema. Both are schemas in DDL; null: none.
 -- on bind: and _pgqueue.schema_includes(p_from.schema, p_to.schema)
 create or replace function _pgqueue.schema_includes(p_schema text, p_to_schema text) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select p_to_schema is null
         or (p_schema is not null
             and _pgqueue.schema_change(_pgqueue.read_schema(p_to_schema), _pgqueue.read_schema(p_schema)) is null)
@@ -249,8 +242,7 @@ $$;
 -- caller who knows the stream's number alone.
 -- on misfit: perform _pgqueue.refuse_misfit(p_stream, p_data);
 create or replace function _pgqueue.refuse_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_stream.name is null and not _pgqueue.may_look() then
         raise exception 'a message of stream % does not fit its schema', _pgqueue.called(p_stream)
@@ -277,8 +269,7 @@ end $$;
 -- it took.
 -- on before_set_stream: perform _pgqueue.check_schema(p_stream.kind, p_stream.schema, p_settings);
 create or replace function _pgqueue.check_schema(p_kind text, p_old text, p_settings jsonb) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_change text := _pgqueue.schema_change(_pgqueue.read_schema(p_old), _pgqueue.read_schema(p_settings ->> 'schema'))
                      where p_old is not null and p_settings ->> 'schema' is not null;
@@ -296,5 +287,4 @@ end $$;
 -- Returns the columns of a stream's schema, as Spark writes a schema in JSON: for StructType.fromJson, and from_json.
 -- Null: the stream has no schema. Errors: PQ001. Locks: none.
 create or replace function pgqueue.schema_of(p_stream text) returns jsonb
-language sql stable
-as $$ select _pgqueue.read_schema((_pgqueue.stream(p_stream)).schema) $$;
+language sql stable as $$ select _pgqueue.read_schema((_pgqueue.stream(p_stream)).schema) $$;

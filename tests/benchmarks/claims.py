@@ -205,7 +205,7 @@ class Backlog:
         began, messages, done = time.perf_counter(), 0, None
         while messages < size * count and time.perf_counter() < began + 1:
             claimed, done = side.claim(self.conn, size, done)
-            # by key, what was dealt for smaller claims fits no better
+            # by key, what was assigned for smaller claims fits no better
             if claimed != size and (side.ordering == "none" or not claimed):
                 raise RuntimeError(f"{self.side}: claimed {claimed} of {size} messages")
             messages += claimed

@@ -27,8 +27,8 @@ Case = tuple[str, str, int]
 CASES: list[Case] = [
     ("none, a new message", "none", 1),
     ("none, a ready message", "none", 0),
-    ("key, a dealt message", "key", 0),
-    ("key, one of two new messages, which are dealt", "key", 2),
+    ("key, an assigned message", "key", 0),
+    ("key, one of two new messages, which are assigned", "key", 2),
 ]
 """What is measured: its name, the consumer's ordering, and how many messages are sent before each
 receive; 0: all are sent before."""

@@ -49,8 +49,8 @@ MUTANTS = [
         Case(("ack_one", "receive"), ordering="stream", beside="expiry", limited=True),
     ),
     Mutant(
-        "set_aside: a claim that is being settled is moved too",
-        "_pgqueue.set_aside",
+        "move_long_claims: a claim that is being settled is moved too",
+        "_pgqueue.move_long_claims",
         "for update skip locked",
         "",
         Case(("ack_one", "receive"), ordering="stream", beside="expiry", limited=True),
@@ -64,8 +64,8 @@ MUTANTS = [
     ),
     Mutant(
         "keys: nobody asks whether the bundle before is gone",
-        "_pgqueue.lock_dealt",
-        "behind is null or _pgqueue.is_gone(behind)",
+        "_pgqueue.lock_assigned",
+        "predecessor is null or _pgqueue.is_deleted(predecessor)",
         "true",
         Case(("receive", "receive"), ordering="stream"),
     ),

@@ -89,8 +89,8 @@ FAULTS = {
     **{
         fault: Run("order", {"MESSAGES": 2, "WORKERS": 2, "FAULT": number})
         for number, fault in enumerate((
-            "what is behind a bundle that goes back stays dealt",
-            "a dealer does not see bundles that are claimed",
+            "what is behind a bundle that goes back stays assigned",
+            "an assigner does not see bundles that are claimed",
             "a bundle is gone when its acknowledgement has begun",
             "messages wait for nothing while one of their key is delayed",
             "a claim that is held for long gets another number",

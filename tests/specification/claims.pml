@@ -85,7 +85,7 @@ proctype Worker(byte w) {
         atomic { calls++; mine = epoch }
         if
         :: !LAST -> claim_quickly()
-        :: claim_in_turn()
+        :: claim_locked()
         fi;
         if
         :: STEP(              /* commit: others see it, and the worker is told if it got the message */

@@ -5,10 +5,10 @@
  * another token. 4: what comes back locks the bundle before the consumer.
  */
 
-mtype = { held };             /* the other place, ready, is a lane of priorities, or that of dealt bundles */
+mtype = { held };             /* the other place, ready, is a lane of priorities, or that of assigned bundles */
 
 /* Claims without the consumer's lock: one update of the first free bundle (_pgqueue.claim_free). While another claimer
- * has that lock, _pgqueue.claim_beside locks the bundle, and _pgqueue.claim_bundles updates it: the same step here. */
+ * has that lock, _pgqueue.claim_without_lock locks the bundle, and _pgqueue.claim_bundles updates it: the same step here. */
 inline claim_quickly() {
     STEP(
         if
@@ -20,8 +20,8 @@ inline claim_quickly() {
         fi)
 }
 
-/* Claims with the consumer's lock (_pgqueue.claim_in_turn): what is due, then a free bundle, which may be cut. */
-inline claim_in_turn() {
+/* Claims with the consumer's lock (_pgqueue.claim_locked): what is due, then a free bundle, which may be cut. */
+inline claim_locked() {
     WAIT(consumer_lock, skip);
     STEP(                     /* bundles that are locked are passed over */
         if
@@ -34,7 +34,7 @@ inline claim_in_turn() {
             fi
         fi);
     STEP(
-        IF(own[w].token != 0, own[w].place = held;        /* _pgqueue.set_aside, _pgqueue.hold: the number stays */
+        IF(own[w].token != 0, own[w].place = held;        /* _pgqueue.move_long_claims, _pgqueue.move_to_long: the number stays */
                               IF(FAULT == 3, tokens++; own[w].token = tokens));
         /* _pgqueue.expire, _pgqueue.release */
         IF(own[w].place == held && ended, own[w].place = ready; own[w].token = 0));

@@ -6,7 +6,7 @@
  *   - no message is claimed before all earlier ones of its key are done;
  *   - no two calls wait for each other, and nothing waits for ever: a last claimer gets all that is not done.
  *
- * FAULT plants a fault that Spin must find. 1: what is behind a bundle that goes back stays dealt. 2: a dealer does not
+ * FAULT plants a fault that Spin must find. 1: what is behind a bundle that goes back stays assigned. 2: a assigner does not
  * see bundles that are claimed. 3: a bundle is gone when its acknowledgement has begun. 4: messages wait for nothing
  * while one of their key is delayed. 5: a claim that is held for long gets another number.
  */
@@ -24,11 +24,11 @@
 #define FAULT 0
 #endif
 
-/* Lanes; dealer: a deal has taken it out of its lane, and stores it again in the same transaction. */
-mtype = { line, dealt, held, waiting, delayed, done, dealer };
+/* Lanes; assigner: a assign has taken it out of its lane, and stores it again in the same transaction. */
+mtype = { line, assigned, held, waiting, delayed, done, assigner };
 #define NOBODY 255
 #define NOT_FIRST 255         /* place in lane_waiting: another one of the key is the first; or ... */
-#define FREE 254              /* ... it may be dealt; else the number of the bundle that has to be gone */
+#define FREE 254              /* ... it may be assigned; else the number of the bundle that has to be gone */
 
 typedef Bundle { mtype lane = line; byte number; byte behind; byte place; byte token }
 
@@ -49,7 +49,7 @@ byte workers_left = WORKERS;
 #define BEHIND(i) (IS_MINE(i) -> MINE(i).behind : now_[i].behind)
 #define PLACE(i) (IS_MINE(i) -> MINE(i).place : now_[i].place)
 #define TOKEN(i) (IS_MINE(i) -> MINE(i).token : now_[i].token)
-#define OPEN(i) (LANE(i) == dealt || LANE(i) == held)
+#define OPEN(i) (LANE(i) == assigned || LANE(i) == held)
 
 /* Takes a bundle's row, to change it. */
 inline change(i) {
@@ -62,8 +62,8 @@ inline change(i) {
     fi
 }
 
-/* Whether no bundle has the number `before` any more (_pgqueue.is_gone): in `gone`. */
-inline is_gone() {
+/* Whether no bundle has the number `before` any more (_pgqueue.is_deleted): in `gone`. */
+inline is_deleted() {
     gone = true; k = 0;
     do
     :: k < MESSAGES ->
@@ -73,20 +73,20 @@ inline is_gone() {
     od
 }
 
-/* The last open bundle (_pgqueue.open_tails), dealt or also held: in `tail`. */
+/* The last open bundle (_pgqueue.open_tails), assigned or also held: in `tail`. */
 inline find_tail(also_held) {
     tail = 0; k = 0;
     do
     :: k < MESSAGES ->
-        IF((LANE(k) == dealt || (also_held) && LANE(k) == held) && NUMBER(k) > tail
+        IF((LANE(k) == assigned || (also_held) && LANE(k) == held) && NUMBER(k) > tail
            && !(FAULT == 2 && TOKEN(k) != 0), tail = NUMBER(k));
         k++
     :: else -> k = 0; break
     od
 }
 
-/* Says which bundle that waits is the first of the key, and for what (_pgqueue.park). */
-inline park() {
+/* Says which bundle that waits is the first of the key, and for what (_pgqueue.mark_firsts). */
+inline mark_firsts() {
     find_tail(true);
     found = false; k = 0;     /* a delayed one is the first */
     do
@@ -107,32 +107,32 @@ inline park() {
     found = false; tail = 0
 }
 
-/* What stands behind a bundle that goes back, or is held for long, waits (_pgqueue.park_followers). */
-inline park_followers() {
+/* What stands behind a bundle that goes back, or is held for long, waits (_pgqueue.unassign_followers). */
+inline unassign_followers() {
     k = 0;
     do
     :: k < MESSAGES ->
         if
-        :: (locked[k] == NOBODY || locked[k] == w) && LANE(k) == dealt && !TOKEN(k) && BEHIND(k) != 0 && FAULT != 1 ->
+        :: (locked[k] == NOBODY || locked[k] == w) && LANE(k) == assigned && !TOKEN(k) && BEHIND(k) != 0 && FAULT != 1 ->
             change(k); MINE(k).lane = waiting; MINE(k).place = NOT_FIRST; MINE(k).behind = 0; MINE(k).number = 0
         :: else
         fi;
         k++
     :: else -> k = 0; break
     od;
-    park()
+    mark_firsts()
 }
 
-/* A claimed bundle goes back (_pgqueue.return), as it was dealt (_pgqueue.stays_dealt); or it waits, at once or later
+/* A claimed bundle goes back (_pgqueue.return), as it was assigned (_pgqueue.stays_assigned); or it waits, at once or later
  * (_pgqueue.return_by_key): that is another row. */
 inline give_back(i) {
     change(i);
     MINE(i).token = 0;
     if
-    :: MINE(i).lane = dealt
+    :: MINE(i).lane = assigned
     :: MINE(i).number = 0; MINE(i).behind = 0; MINE(i).place = NOT_FIRST;
         if :: MINE(i).lane = waiting :: MINE(i).lane = delayed fi;
-        park_followers()
+        unassign_followers()
     fi
 }
 
@@ -171,8 +171,8 @@ inline choose(skips) {
     do
     :: at < MESSAGES ->
         if
-        :: LANE(at) == dealt && TOKEN(at) == 0 && !((skips) && locked[at] != NOBODY && locked[at] != w) ->
-            before = BEHIND(at); is_gone();
+        :: LANE(at) == assigned && TOKEN(at) == 0 && !((skips) && locked[at] != NOBODY && locked[at] != w) ->
+            before = BEHIND(at); is_deleted();
             IF(BEHIND(at) == 0 || gone, if :: break :: !LAST -> skip fi)
         :: else
         fi;
@@ -184,30 +184,30 @@ inline choose(skips) {
 
 inline new_token() { tokens++; change(at); MINE(at).token = tokens; token = tokens }
 
-/* _pgqueue.claim_free, and _pgqueue.claim_beside: the bundle is found, and then locked and judged again. */
+/* _pgqueue.claim_free, and _pgqueue.claim_without_lock: the bundle is found, and then locked and judged again. */
 inline claim_quickly() {
     atomic { choose(false) }
     atomic {
         if
-        :: at < MESSAGES && locked[at] == NOBODY && now_[at].lane == dealt && now_[at].token == 0 -> new_token()
+        :: at < MESSAGES && locked[at] == NOBODY && now_[at].lane == assigned && now_[at].token == 0 -> new_token()
         :: else -> at = MESSAGES
         fi
     }
 }
 
-/* _pgqueue.claim_in_turn: work that is due, a deal, and a claim. */
-inline claim_in_turn() {
+/* _pgqueue.claim_locked: work that is due, a assign, and a claim. */
+inline claim_locked() {
     atomic { consumer_lock == NOBODY -> consumer_lock = w }
     atomic {                  /* _pgqueue.do_due_work */
         at = 0;
         do
         :: at < MESSAGES ->
             if
-            :: now_[at].token != 0 && locked[at] == NOBODY && now_[at].lane == dealt ->
+            :: now_[at].token != 0 && locked[at] == NOBODY && now_[at].lane == assigned ->
                 if
-                :: change(at); MINE(at).lane = held; MINE(at).behind = 0;               /* _pgqueue.set_aside */
+                :: change(at); MINE(at).lane = held; MINE(at).behind = 0;               /* _pgqueue.move_long_claims */
                     IF(FAULT == 5, MINE(at).number = 0);
-                    park_followers();
+                    unassign_followers();
                     if :: give_back(at) :: !LAST -> skip fi                             /* _pgqueue.expire */
                 :: !LAST -> skip
                 fi
@@ -226,7 +226,7 @@ inline claim_in_turn() {
             if
             :: LANE(at) == delayed ->
                 if
-                :: change(at); MINE(at).lane = waiting; MINE(at).place = NOT_FIRST; park()
+                :: change(at); MINE(at).lane = waiting; MINE(at).place = NOT_FIRST; mark_firsts()
                 :: !LAST -> skip
                 fi
             :: else
@@ -235,11 +235,11 @@ inline claim_in_turn() {
         :: else -> break
         od
     }
-    atomic {                  /* _pgqueue.take_heads, and then _pgqueue.line_front */
+    atomic {                  /* _pgqueue.take_heads, and then _pgqueue.take_unassigned */
         at = 0; heads = false;
         do
         :: at < MESSAGES && LANE(at) == waiting && PLACE(at) != NOT_FIRST ->
-            before = PLACE(at); is_gone();
+            before = PLACE(at); is_deleted();
             heads = (PLACE(at) == FREE || gone);
             break
         :: at < MESSAGES && !(LANE(at) == waiting && PLACE(at) != NOT_FIRST) -> at++
@@ -247,7 +247,7 @@ inline claim_in_turn() {
         od;
         do
         :: heads && at < MESSAGES ->
-            IF(LANE(at) == waiting, change(at); MINE(at).lane = dealer);
+            IF(LANE(at) == waiting, change(at); MINE(at).lane = assigner);
             at++;
             if :: !LAST -> break :: skip fi
         :: else -> break
@@ -268,7 +268,7 @@ inline claim_in_turn() {
                 change(at);
                 if
                 :: found -> MINE(at).lane = waiting; MINE(at).place = NOT_FIRST     /* others of the key wait */
-                :: else -> MINE(at).lane = dealer
+                :: else -> MINE(at).lane = assigner
                 fi;
                 if :: !LAST -> break :: skip fi
             :: else
@@ -278,17 +278,17 @@ inline claim_in_turn() {
         od;
         found = false
     }
-    atomic {                  /* _pgqueue.store_dealt */
+    atomic {                  /* _pgqueue.store_assigned */
         at = 0; find_tail(false); last = tail; find_tail(true);
         do
         :: at < MESSAGES ->
             if
-            :: LANE(at) == dealer ->
+            :: LANE(at) == assigner ->
                 if
                 :: last == 0 && tail != 0 -> MINE(at).lane = waiting; MINE(at).place = NOT_FIRST   /* its key is held */
                 :: else ->
                     numbers++;
-                    MINE(at).lane = dealt; MINE(at).number = numbers; MINE(at).behind = last;
+                    MINE(at).lane = assigned; MINE(at).number = numbers; MINE(at).behind = last;
                     last = numbers
                 fi
             :: else
@@ -296,7 +296,7 @@ inline claim_in_turn() {
             at++
         :: else -> break
         od;
-        park(); last = 0
+        mark_firsts(); last = 0
     }
     atomic { choose(true); IF(at < MESSAGES, new_token()) }
 }
@@ -318,7 +318,7 @@ proctype Worker(byte w) {
         calls++;
         if
         :: !LAST -> claim_quickly()
-        :: claim_in_turn()
+        :: claim_locked()
         fi;
         if
         :: atomic {           /* commit */

@@ -15,12 +15,12 @@ from tests.sql import core
 HINTS = "update pgqueue.consumer_cursors set {} where (hints).lanes is not null;"
 TIMES_OF_HINTS = (
     "due_from",
-    "held_from",
+    "long_from",
     "probe_at",
-    "looked_at",
+    "rebuilt_at",
     "gaps_probe",
-    "quiet_until",
-    "dealt_until",
+    "idle_until",
+    "assigned_until",
 )
 
 # Up to version 2 of the schema, which tests upgrade from, these had times, and no place was one.
@@ -104,7 +104,7 @@ def set_clock_back(conn: psycopg.Connection, by: timedelta) -> None:
 
 def pass_a_minute(conn: psycopg.Connection) -> None:
     """The consumers looked from the beginning a minute ago, and everything else is as it was."""
-    conn.execute(HINTS.format("hints.looked_at = (hints).looked_at - interval '1 min'").encode())
+    conn.execute(HINTS.format("hints.rebuilt_at = (hints).rebuilt_at - interval '1 min'").encode())
 
 
 def stop_looking(conn: psycopg.Connection) -> None:

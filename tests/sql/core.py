@@ -21,8 +21,8 @@ BUNDLES = """(select b.*, case when token is not null then 'claimed'
     when lane = 1000004 then 'unfiltered'
     when lane = 1000001 and (key is null or not_visible_until is not null) then 'delayed'
     when lane > 1000000 then 'waiting'
-    when exists (select from pgqueue.consumer_messages x where x.bundle_no = b.behind
-                 and x.bundle_no & 1048575 = b.behind & 1048575) then 'waiting'
+    when exists (select from pgqueue.consumer_messages x where x.bundle_no = b.predecessor
+                 and x.bundle_no & 1048575 = b.predecessor & 1048575) then 'waiting'
     else 'ready' end as state,
     coalesce(r.claim_id, (coalesce(b.head, b.bundle_no) & 1048575) << 43 | b.token) as claim_id
 from pgqueue.consumer_messages b
@@ -51,12 +51,12 @@ select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publicati
        k.taken + coalesce(a.count, 0) as taken, k.forgotten,
        k.next_publication <= a.first as is_ahead,
        (k.hints).lanes is not null as hinted, (k.hints).lanes_from, (k.hints).filter_from,
-       (k.hints).was_cut, (k.hints).parks, (k.hints).whole, (k.hints).waits_from,
+       (k.hints).was_cut, (k.hints).any_waiting, (k.hints).all_keys, (k.hints).waits_from,
        (k.hints).free_from,
        array(select key from pgqueue.consumer_messages f where f.consumer_id = k.consumer_id
              and f.lane = 1000005) as freed,
        coalesce((k.hints).due_from, '9000-01-01') as due_from,
-       greatest((k.hints).quiet_until, '2000-01-01') as quiet_until,
+       greatest((k.hints).idle_until, '2000-01-01') as idle_until,
        g.gap_nos, g.ids as stored_ids, g.total, g.kept, clock_timestamp() as now,
        g.ids + coalesce(int8multirange(int8range(k.next_publication, a.last, '[]')) - a.ids, '{}')
            as gap_ids
@@ -205,7 +205,7 @@ def read(conn: psycopg.Connection) -> dict[int, Held]:
 
 def part_of(bundle: Any) -> Part:
     """A bundle, as the oracle knows it."""
-    # In the line of those that go by key a dealer comes first, or a claim of all there is.
+    # In the line of those that go by key an assigner comes first, or a claim of all there is.
     next_ = bundle.state == "ready" and bundle.lane != 1
     at_most = (bundle.note or {}).get("at_most")
     return Part(frozenset(numbers(bundle.seqs)), bundle.message_count, bundle.state,

@@ -16,7 +16,7 @@ create table delivered (no bigint default nextval('no'), consumer_id int, claim_
 create table acked (no bigint default nextval('no'), consumer_id int, claim_id bigint, seq bigint, token text,
     xid xid8 default pg_current_xact_id());
 create table gone (consumer_id int, seq bigint, token text, why text);
-create table relimited (consumer_id int);  -- another per_key_limit; what was dealt before stays
+create table relimited (consumer_id int);  -- another per_key_limit; what was assigned before stays
 create table redriven (consumer_id int, seq bigint);
 create table latest (consumer_id int primary key, always boolean);  -- had per_key_latest at some time, or at all times
 

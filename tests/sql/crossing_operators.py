@@ -117,7 +117,7 @@ class Operator(Actor):
         (about,) = call(self.conn, "open_consumer", stream, name)
         given = {**dict.fromkeys(RESET), **settings(self.rng, about.ordering)}
         if (stream, name) not in self.movable + self.droppable:
-            given.pop("per_key_limit", None)  # what was dealt stays: only with its first limit
+            given.pop("per_key_limit", None)  # what was assigned stays: only with its first limit
         pauses = self.rng.random() < 0.3
         if not pauses:  # only then this may change, and whether it goes by key
             given.pop("per_key_latest", None)

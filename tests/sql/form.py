@@ -62,7 +62,7 @@ def check(c: Consumer) -> None:
     for token in c.tables.tokens:
         check_token(c, token)
     for place in c.places:
-        assert 0 <= place.line_no <= cursor.last_arrival, f"beyond the line: {place}"
+        assert 0 <= place.arrival_no <= cursor.last_arrival, f"beyond the line: {place}"
     if c.partitions is not None:
         assert all((b.state, b.lane) == ("ready", LINE) for b in c.tables.bundles)
     elif c.by_key:
@@ -76,8 +76,8 @@ def check_bundle(c: Consumer, b: Any) -> None:
     assert seqs or b.members, f"empty: {b}"
     assert not seqs or b.first_seq <= min(seqs), f"first_seq of {b}"
     assert b.token is not None or b.first_seq == min(seqs), f"first_seq of {b}"
-    dealt = c.by_key and b.lane == DEALT
-    few = b.token is not None or dealt or b.lane == WAITING or len(b.seqs) <= c.tables.max_ranges
+    assigned = c.by_key and b.lane == DEALT
+    few = b.token is not None or assigned or b.lane == WAITING or len(b.seqs) <= c.tables.max_ranges
     assert few, f"{len(b.seqs)} ranges: {b}"
     assert b.arrival_no <= c.tables.cursor.last_arrival, f"an arrival not given out yet: {b}"
 
@@ -113,7 +113,7 @@ def check_place(c: Consumer, b: Any) -> None:
         assert b.not_visible_until is not None, f"delayed for ever: {b}"
     elif b.lane < DELAYED and c.by_key:
         assert b.lane in (DEALT, LINE), f"the lane of {b}"
-        # (what came back keeps its place, before what was dealt after it)
+        # (what came back keeps its place, before what was assigned after it)
         assert b.place == b.arrival_no or b.lane == DEALT, f"the place of {b}"
         assert b.place <= b.bundle_no or b.lane == LINE, f"the place of {b}"
     elif b.lane < DELAYED:
@@ -122,7 +122,7 @@ def check_place(c: Consumer, b: Any) -> None:
         assert b.keys == [b.key], f"has another key: {b}"
     if not c.by_key:
         assert b.lane != WAITING, f"waiting for nothing: {b}"
-        assert (b.key, b.behind, b.keys) == (None, None, None), f"a key: {b}"
+        assert (b.key, b.predecessor, b.keys) == (None, None, None), f"a key: {b}"
         if b.state == "ready" and b.not_visible_until is not None:
             assert b.not_visible_until <= c.tables.cursor.now, f"ready too early: {b}"
 
@@ -136,11 +136,11 @@ def check_hints(c: Consumer) -> None:
     lanes = {lane.lane: lane for lane in c.tables.lanes}
     assert [lane.lane for lane in c.tables.lanes] == sorted(lanes), f"{c.tables.lanes}"
     assert cursor.lanes_from is None or all(lane < cursor.lanes_from for lane in lanes), f"{lanes}"
-    quiet = cursor.quiet_until is not None and cursor.quiet_until > cursor.now
+    quiet = cursor.idle_until is not None and cursor.idle_until > cursor.now
     for b in c.tables.bundles:
         if b.lane == DELAYED:
             assert b.due >= cursor.due_from, f"before due_from: {b}"
-            assert not quiet or b.due >= cursor.quiet_until, f"nobody will notice {b}"
+            assert not quiet or b.due >= cursor.idle_until, f"nobody will notice {b}"
         elif b.lane == UNFILTERED:
             assert cursor.filter_from <= b.place, f"before {cursor.filter_from}: {b}"
             assert cursor.was_cut, f"nobody will look for {b}"
@@ -159,12 +159,12 @@ def check_hints(c: Consumer) -> None:
                 assert lane.place is not None, f"{lane} has no free bundle: {b}"
                 assert place >= (lane.place, lane.first_seq), f"before {lane}: {b}"
         if b.key is not None:
-            assert cursor.parks, f"nobody looks for {b}"
+            assert cursor.any_waiting, f"nobody looks for {b}"
         if b.lane == WAITING and b.place != -2:
             from_ = cursor.waits_from if b.place >= 0 else cursor.free_from
             assert b.place >= from_, f"before {from_}: {b}"
         if c.by_key and b.lane == HELD and (b.key, b.keys) == (None, None):
-            assert cursor.whole, f"has all keys, and nobody knows: {b}"
+            assert cursor.all_keys, f"has all keys, and nobody knows: {b}"
 
 
 def is_noted_ahead(c: Consumer, b: Any) -> bool:
@@ -191,7 +191,7 @@ def check_key(c: Consumer, b: Any) -> None:
     if b.lane in (DELAYED, WAITING) and (b.key is not None or b.lane == WAITING):
         assert set(keys) <= {b.key}, f"keys {keys} in {b}"
         assert c.ordering != "none" or b.lane == WAITING or keys, f"{b}"
-        assert (b.keys, b.behind) == (None, None), f"dealt, and waits: {b}"
+        assert (b.keys, b.predecessor) == (None, None), f"assigned, and waits: {b}"
     elif b.lane == DEALT and b.keys is not None:
         wanted = keys if c.ordering == "none" else sorted(set(keys))
         if b.shrunk:
@@ -199,10 +199,10 @@ def check_key(c: Consumer, b: Any) -> None:
         else:
             assert sorted(b.keys) == sorted(wanted), f"keys {keys} in {b}"
     elif b.lane == LINE:
-        assert (b.key, b.behind, b.keys) == (None, None, None), f"not of the line: {b}"
-    if b.behind is not None and b.behind in c.tables.by_number:
-        before = c.tables.by_number[b.behind]
-        assert before.lane in (DEALT, HELD), f"behind one that is not dealt: {b}"
+        assert (b.key, b.predecessor, b.keys) == (None, None, None), f"not of the line: {b}"
+    if b.predecessor is not None and b.predecessor in c.tables.by_number:
+        before = c.tables.by_number[b.predecessor]
+        assert before.lane in (DEALT, HELD), f"behind one that is not assigned: {b}"
         assert before.bundle_no < b.bundle_no, f"behind a later one: {b}"
 
 

@@ -300,8 +300,8 @@ def look_into_gaps_after(conn: psycopg.Connection, seconds: float) -> None:
     conn.execute(
         "update pgqueue.consumer_cursors"
         " set hints.gaps_probe = clock_timestamp() + make_interval(secs => %s),"
-        " hints.quiet_until = case when (hints).quiet_until > '-infinity'"
-        " then clock_timestamp() + make_interval(secs => %s) else (hints).quiet_until end"
+        " hints.idle_until = case when (hints).idle_until > '-infinity'"
+        " then clock_timestamp() + make_interval(secs => %s) else (hints).idle_until end"
         " where (hints).lanes is not null",
         [seconds, seconds],
     )
@@ -428,7 +428,7 @@ def delete_entries_of(conn: psycopg.Connection, consumer: str, key: str, seqs: l
 def note_trim(conn: psycopg.Connection, stream_id: int, seqs: list[int]) -> None:
     """Note that these messages of a stream were trimmed, and their publication."""
     conn.execute(
-        "select _pgqueue.note_trim(%s, '{}', (select range_agg(int8range(s, s, '[]'))"
+        "select _pgqueue.record_trim(%s, '{}', (select range_agg(int8range(s, s, '[]'))"
         " from unnest(%s::bigint[]) s), %s)",
         [stream_id, seqs, len(seqs)],
     )
@@ -589,7 +589,7 @@ def add_all(conn: psycopg.Connection, consumer_id: int, n: int) -> None:
     )
     add_dead(conn, n, consumer_id)
     conn.execute(
-        "insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count,"
+        "insert into pgqueue.completed_messages (consumer_id, done_at, seqs, message_count,"
         " deliver_count) select %s, now(), int8multirange(int8range(i, i, '[]')), 1, 1"
         " from generate_series(1, %s) i",
         [consumer_id, n],

@@ -477,7 +477,7 @@ class QueueMachine(RuleBasedStateMachine):
     def check_arrivals(c: Consumer, expected: list[Message], seqs: list[int]) -> None:
         """With limits and without order, what did not come back comes in order of arrival.
 
-        What is taken together has one arrival. It is dealt in bundles of one priority and expiry.
+        What is taken together has one arrival, and bundles have one priority and expiry.
         """
         per_kind: dict[Any, list[int]] = defaultdict(list)
         for m in expected:
@@ -1131,7 +1131,8 @@ class QueueMachine(RuleBasedStateMachine):
         """Of what a worker read, the messages of those partitions whose offset was committed."""
         ends = {row.lease_id: row.next_offset for row in rows if row.seq is None}
         kept = internals.rows(
-            self.conn, "select partition, array[line_no, seq] as at from pgqueue.group_partitions"
+            self.conn,
+            "select partition, array[arrival_no, seq] as at from pgqueue.group_partitions",
         )
         at = {row.partition: row.at for row in kept}
         return [row for row in rows if at[row.partition] == ends[row.lease_id]]

@@ -40,7 +40,7 @@ class Limits:
     Attributes:
         settings: as they were given, without those that are the default.
         most: messages of a key in flight, at most; more than the setting while something is ready
-            that was dealt before it was changed.
+            that was assigned before it was changed.
         burst: likewise, of those in an interval.
         delivered: keys, and until when a delivery of them counts.
     """
@@ -73,7 +73,7 @@ class Limits:
         return (after.get("per_key_burst") or 1) > 1 and not after.get("per_key_interval")
 
     def change(self, changes: dict[str, Any]) -> None:
-        """New settings; what is ready stays as it was dealt."""
+        """New settings; what is ready stays as it was assigned."""
         self.settings = self.settings | changes
         most, burst = self.allowed
         self.most, self.burst = max(self.most, most), max(self.burst, burst)
@@ -81,7 +81,7 @@ class Limits:
             self.delivered = []
 
     def settle(self) -> None:
-        """Nothing is ready that was dealt under other settings."""
+        """Nothing is ready that was assigned under other settings."""
         self.most, self.burst = self.allowed
 
     def used(self, clock: int) -> Counter[str]:

@@ -49,7 +49,7 @@ def test_a_batch_has_as_many_bytes_as_it_may_and_one_message_at_least(
     sent = send_all(conn, ["x" * size for size in sizes], p_keys=keys)
     size_of = dict(zip(sent, sizes, strict=True))
     batches = [[size_of[seq] for seq in batch] for batch in drained(reader, 100)]
-    if ordering == "key":  # small claims are dealt, and then keys do not come in turn
+    if ordering == "key":  # small claims are assigned, and then keys do not come in turn
         assert Counter(size for batch in batches for size in batch) == Counter(sizes)
         assert all(sum(batch) <= 100 or len(batch) == 1 for batch in batches)
     else:

@@ -150,7 +150,7 @@ def test_a_poll_beside_what_was_taken_ahead_needs_no_lock(conn: Conn) -> None:
     """But for one in a second, which looks at the leases."""
     in_turn = (
         "select coalesce(sum(calls), 0) from pg_stat_xact_user_functions"
-        " where funcname = 'claim_in_turn'"
+        " where funcname = 'claim_locked'"
     )
     found = []
     for _ in range(5):
@@ -432,7 +432,7 @@ def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
 
 def let_it_pause(worker: Conn) -> None:
     """A claim of this session, ahead of the cursor, pauses when it has read the cursor."""
-    text = one(worker, "select pg_get_functiondef('_pgqueue.claim_at_rest'::regproc)")
+    text = one(worker, "select pg_get_functiondef('_pgqueue.claim_when_idle'::regproc)")
     pause = "perform pg_sleep(0.7) where current_setting('test.pauses', true) = 'yes';"
     assert "\nbegin\n" in text
     worker.execute(text.replace("\nbegin\n", f"\nbegin {pause}\n", 1).encode())

@@ -264,13 +264,13 @@ def test_what_claims_begins_and_records_in_one_place() -> None:
         "pgmq.read", "pgmq._read_grouped",
         "pgqueue.reader_resume",  # a claim that was begun before, and was lost
     }  # fmt: skip
-    assert callers("_pgqueue.fill(") == {
-        "_pgqueue.claim_in_turn", "pgqueue.reader_claim", "_pgqueue.fill_within",
+    assert callers("_pgqueue.serve_claim(") == {
+        "_pgqueue.claim_locked", "pgqueue.reader_claim", "_pgqueue.serve_claim_within",
     }  # fmt: skip
     assert callers("_pgqueue.check_claim(") == {"_pgqueue.begin_claim"}
     # who can do without the consumer's lock asks whether it may
-    assert callers("_pgqueue.claims_in_turn(") == {
-        "_pgqueue.claim", "_pgqueue.claim_in_turn", "_pgqueue.claim_where",
+    assert callers("_pgqueue.always_locks(") == {
+        "_pgqueue.claim", "_pgqueue.claim_locked", "_pgqueue.claim_where",
     }  # fmt: skip
 
 

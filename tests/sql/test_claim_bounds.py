@@ -142,7 +142,7 @@ def test_tokens_that_came_back_beside_an_old_snapshot_cost_nothing(
 
 
 def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int) -> None:
-    """To deal by key reads the messages; those that were deleted have none, and are claimed too."""
+    """Assigning by key reads the messages; deleted ones have none, and are claimed too."""
     consumer(conn, ordering="key")
     send_keys(conn, "a", "b", "a", "c")
     conn.execute("delete from pgqueue.messages where seq in (2, 4)")
@@ -165,7 +165,7 @@ def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int
 def test_a_key_that_waits_beside_an_old_snapshot_and_an_old_claim_costs_nothing(
     conn: Conn, session: Session, stream: int
 ) -> None:
-    """Each claim is dealt, and leaves rows of dealt and waiting bundles that the snapshot sees."""
+    """Each claim leaves rows of assigned and waiting bundles that the snapshot sees."""
     consumer(conn, ordering="key")
     send_key(conn, "held meanwhile")
     internals.publish_together(conn, stream, 3000, "'hot'")
@@ -188,7 +188,7 @@ def test_a_key_that_waits_beside_an_old_snapshot_and_an_old_claim_costs_nothing(
 def test_bundles_that_are_done_beside_an_old_snapshot_cost_nothing(
     conn: Conn, session: Session, stream: int
 ) -> None:
-    """Each claim is of a dealt bundle, whose rows the snapshot sees."""
+    """Each claim is of an assigned bundle, whose rows the snapshot sees."""
     conn.execute(f"set application_name = '{'x' * 60}'".encode())  # which makes the rows longer
     consumer(conn, ordering="key")
     send_keys(conn, *map(str, range(3200)))

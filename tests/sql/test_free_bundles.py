@@ -1,7 +1,7 @@
 """Free bundles of a consumer without an order: claims take them one by one, without its lock.
 
 Bundles of the size of a claim are cut ahead. What that saves is counted in writes and locks, not in
-time, which a busy machine changes. `test_dealing` has what is the same by key.
+time, which a busy machine changes. `test_assigning` has what is the same by key.
 """
 
 from __future__ import annotations
@@ -425,7 +425,7 @@ def test_the_next_claim_knows_what_was_done_to_its_consumer(
 def test_what_is_noted_of_an_end_is_asked_at_the_claim(conn: Conn, sent: list[int]) -> None:
     alter(conn, keep_history="1 hour")
     assert value(conn, "ack", claim_of(receive(conn, 1))) == 1
-    assert internals.count(conn, "archived_messages") == 1
+    assert internals.count(conn, "completed_messages") == 1
 
 
 # Cutting ahead

@@ -56,25 +56,25 @@ WRONG = {
     "lanes_from beyond": "1000",
     "due_from": LATER,
     "due_from lost": "null",
-    "held_from": LATER,
+    "long_from": LATER,
     "probe_at": LATER,
-    "looked_at": LATER,
+    "rebuilt_at": LATER,
     "gaps_probe": LATER,
-    "quiet_until": LATER,
+    "idle_until": LATER,
     "was_cut": "not (hints).was_cut",
     "filter_from": "null",
     "filter_from beyond": BEYOND,
-    "more": "null",
-    "more of all": "0",
+    "prefetch_at": "null",
+    "prefetch_at of all": "0",
     "size": "null",
     "size of others": "1000",
-    "parks": "false",
+    "any_waiting": "false",
     "waits_from": BEYOND,
     "free_from": "0",
     "freed_from": BEYOND,
     "tokens_from": LATER,
-    "whole": "true",
-    "dealt_until": LATER,
+    "all_keys": "true",
+    "assigned_until": LATER,
 }  # fmt: skip
 
 
@@ -155,8 +155,8 @@ def test_hints_that_are_told_anew_when_nothing_can_be_had_stay_so(conn: Conn) ->
     consumer(conn, visibility_timeout="0.5 s")
     seq = send(conn)
     receive(conn)
-    internals.set_hint(conn, "held_from", LATER)
-    internals.set_hint(conn, "looked_at", LATER)
+    internals.set_hint(conn, "long_from", LATER)
+    internals.set_hint(conn, "rebuilt_at", LATER)
     end = time.monotonic() + 30
     while not (got := receive(conn)):
         assert time.monotonic() < end, "its end is hidden"
@@ -344,7 +344,7 @@ def one_waits_for_tokens(conn: Conn) -> None:
     value(conn, "ack", claim_of(receive(conn)))
     assert receive(conn) == []
     clock.pass_time(conn, seconds(3600))
-    internals.set_hint(conn, "looked_at", "clock_timestamp()")
+    internals.set_hint(conn, "rebuilt_at", "clock_timestamp()")
 
 
 def one_waited_for_one_that_is_gone(conn: Conn) -> None:
@@ -362,7 +362,7 @@ def one_is_held_and_its_lease_ended(conn: Conn) -> None:
     clock.pass_time(conn, seconds(2))
     value(conn, "ack", claim_of(receive(conn)))
     clock.pass_time(conn, seconds(100))
-    internals.set_hint(conn, "looked_at", "clock_timestamp()")
+    internals.set_hint(conn, "rebuilt_at", "clock_timestamp()")
 
 
 def one_came_back(conn: Conn) -> None:
@@ -385,8 +385,8 @@ def one_is_in_a_lane_of_many(conn: Conn) -> None:
     ("hint", "one_message"),
     [
         ("due_from", one_waits_for_tokens),
-        ("held_from", one_is_held_and_its_lease_ended),
-        ("parks", one_waited_for_one_that_is_gone),
+        ("long_from", one_is_held_and_its_lease_ended),
+        ("any_waiting", one_waited_for_one_that_is_gone),
         ("waits_from", one_waited_for_one_that_is_gone),
         ("free_from", one_came_back),
         ("lanes_from", one_is_in_a_lane_of_many),

@@ -127,7 +127,7 @@ def test_history_is_kept_for_as_long_as_it_is_told(conn: Conn) -> None:
     assert maintain(conn)["old history"] == 1
     assert (len(history(conn)), len(history(conn, "other"))) == (1, 2)
     value(conn, "drop_consumer", "s", "other")
-    assert one(conn, "select count(*) from pgqueue.archived_messages") == 1
+    assert one(conn, "select count(*) from pgqueue.completed_messages") == 1
 
 
 def test_only_what_its_owner_acknowledged_is_kept(conn: Conn) -> None:

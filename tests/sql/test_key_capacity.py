@@ -571,7 +571,7 @@ def test_a_capacity_that_is_set_while_old_entries_are_deleted_keeps_its_own(
     conn.execute("begin")
     conn.execute("lock table pgqueue.key_backlog in exclusive mode")
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(one, upkeep, "select _pgqueue.tend_key_backlog()")
+        found = pool.submit(one, upkeep, "select _pgqueue.maintain_key_backlog()")
         wait_for_a_lock(session())  # it has seen that there is no capacity
         value(conn, "alter_consumer", "s", "c", '{"per_key_capacity": 1}')
         conn.execute("commit")
@@ -593,7 +593,7 @@ def test_nobody_waits_for_who_deletes_entries_of_a_capacity(
     with upkeep.transaction(), producer.transaction():
         upkeep.execute("select _pgqueue.enter_late()")
         internals.delete_entries_of(producer, "c", "k", [dead])
-        conn.execute("select _pgqueue.tend_key_backlog()")
+        conn.execute("select _pgqueue.maintain_key_backlog()")
         value(conn, how, "s", "c", *settings)
     maintain(conn)
     assert internals.count(conn, "late_entries") == internals.count(conn, "key_backlog") == 0
@@ -800,7 +800,7 @@ def cost_of_a_look(conn: Conn, key: str, quick: bool = False) -> int:
         cost(
             conn,
             "select j.* from pgqueue.consumers c cross join lateral"
-            " _pgqueue.judge_keys(c, array[hashtextextended(%s, 0)], %s) j",
+            " _pgqueue.owed_of_keys(c, array[hashtextextended(%s, 0)], %s) j",
             key, quick,
         )
         for _ in range(3)
@@ -820,7 +820,7 @@ def test_of_many_delayed_messages_each_is_found_by_its_time(conn: Conn) -> None:
     assert one(
         conn,
         "select owed <> '{}' from pgqueue.consumers c cross join lateral"
-        " _pgqueue.judge_keys(c, array[hashtextextended('job 1500', 0)], true)",
+        " _pgqueue.owed_of_keys(c, array[hashtextextended('job 1500', 0)], true)",
     )
     rejected(conn, "job 1500")
 

@@ -553,7 +553,7 @@ def test_a_bundle_that_is_dealt_again_when_tokens_come_back_is_delivered_whole(c
     for claim in claims:
         value(conn, "ack", claim)
     rows = receive(conn, 2)
-    assert keys_of(rows) == ["a", "b"], "c and d are dealt as the next bundle"
+    assert keys_of(rows) == ["a", "b"], "c and d are assigned as the next bundle"
     value(conn, "ack", claim_of(rows))
     clock.pass_time(conn, seconds(61))
     assert keys_of(drained(conn, 1)) == ["c", "d"]

@@ -33,7 +33,7 @@ SHARED = re.compile(r"_lock_shared\(|for key share")
 DEFINED = re.compile(r"^create or replace (?:function|procedure) (_?pgqueue\.\w+)\(", re.MULTILINE)
 CALLED = re.compile(r"(_?pgqueue\.\w+)\s*\(")
 EXECUTED = re.compile(r"'(?:select|from) [^']*'")
-"""What `_pgqueue.await` or `_pgqueue.chore` execute: it may call a function."""
+"""What `_pgqueue.await` or `_pgqueue.run_task` execute: it may call a function."""
 LITERAL = re.compile(r"'(?:[^']|'')*'|\$q\$.*?\$q\$|(?P<comment>--[^\n]*)", re.DOTALL)
 
 TRIED = re.compile(r"\b(try_lock_\w+|pg_try_advisory_\w+)\s*\(")
@@ -41,8 +41,8 @@ STATEMENT = re.compile(r";|\b(?:then|loop|begin|else)\n|as \$\$")
 READS = re.compile(r"\bselect\b|\bfrom pgqueue\.")
 
 CALLED_BY_NAME = {
-    "_pgqueue.tend_segments": [
-        "_pgqueue.note_closed",
+    "_pgqueue.maintain_segments": [
+        "_pgqueue.record_closed",
         "_pgqueue.close_segment",
         "_pgqueue.seal_segment",
         "_pgqueue.add_segment",

@@ -149,7 +149,7 @@ def test_a_chore_that_fails_is_undone_alone(conn: Conn, stream: int) -> None:
     for name in ("s", "t"):
         value(conn, "set_retention", name, p_messages=1)
     conn.execute(
-        "create or replace function _pgqueue.forget_history(out o_deleted bigint, out "
+        "create or replace function _pgqueue.delete_history(out o_deleted bigint, out "
         "o_unfinished bigint) language plpgsql as $$ begin raise exception 'broken'; end $$"
     )
     conn.execute("alter table pgqueue.messages_1 rename to vanished")

@@ -46,7 +46,7 @@ def test_what_is_peeked_is_what_is_delivered_next(
         assert peek(conn) == told
         assert [seq for seq, _ in peek(conn, 2)] == [seq for seq, _ in told][:2]
         got = receive(conn, size)
-        # of an ordered consumer, what is dealt depends on who asks
+        # of an ordered consumer, what is assigned depends on who asks
         assert set(seqs_of(got)) <= {seq for seq, _ in told}
         if ordering == "none":
             assert seqs_of(got) == [seq for seq, _ in told[: len(got)]]

@@ -308,7 +308,7 @@ def test_a_moved_ordered_consumer_gives_a_query_nothing_back(conn: Conn, orderin
     sent = send_keys(conn, *"abcab")
     end = reader.ask()
     seek(conn, "earliest")
-    first = receive(conn, 1)  # by key, the others are dealt now
+    first = receive(conn, 1)  # by key, the others are assigned now
     assert reader.resume(end).planned == 0
     value(conn, "ack", claim_of(first))
     reader.move(end)

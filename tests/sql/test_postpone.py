@@ -80,22 +80,22 @@ def test_messages_come_later_wherever_the_consumer_has_them(conn: Conn, ordering
         assert set(early) == {*ready, *delayed, *new} - set(waiting)
 
 
-@pytest.mark.parametrize("dealt", ["", "waiting", "delayed"])
-def test_a_key_waits_for_its_postponed_message(conn: Conn, dealt: str) -> None:
+@pytest.mark.parametrize("assigned", ["", "waiting", "delayed"])
+def test_a_key_waits_for_its_postponed_message(conn: Conn, assigned: str) -> None:
     """In the line, behind another, or delayed already."""
     consumer(conn, ordering="key")
     first, second, other, third = send_keys(conn, "k", "k", "o", "k")
-    claim = claim_of(receive(conn, 1)) if dealt else 0
-    if dealt == "delayed":
+    claim = claim_of(receive(conn, 1)) if assigned else 0
+    if assigned == "delayed":
         value(conn, "nack", claim, None, timedelta(minutes=1))
-    assert postpone(conn, second if dealt == "waiting" else first) == 1
+    assert postpone(conn, second if assigned == "waiting" else first) == 1
     checker.check(conn)
-    if dealt == "waiting":
+    if assigned == "waiting":
         value(conn, "ack", claim)
     clock.pass_time(conn, timedelta(minutes=10))
     assert acked_all(conn) == [other]
     clock.pass_time(conn, HOUR)
-    assert acked_all(conn) == [first, second, third][dealt == "waiting" :]
+    assert acked_all(conn) == [first, second, third][assigned == "waiting" :]
 
 
 def test_a_dealt_bundle_that_nobody_has_claimed_waits(conn: Conn) -> None:
@@ -105,8 +105,8 @@ def test_a_dealt_bundle_that_nobody_has_claimed_waits(conn: Conn) -> None:
     alone = send(conn)
     held = receive(conn, 3)
     assert seqs_of(held) == [a, b, c]
-    dealt = [bundle for bundle in internals.bundles(conn) if bundle.lane == 0]
-    assert [each.message_count for each in dealt] == [3, 3, 2]
+    assigned = [bundle for bundle in internals.bundles(conn) if bundle.lane == 0]
+    assert [each.message_count for each in assigned] == [3, 3, 2]
     assert postpone(conn, first) == 1
     checker.check(conn)
     assert sorted(acked_all(conn)) == [other, alone]

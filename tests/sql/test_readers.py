@@ -549,8 +549,8 @@ def test_a_reader_that_was_not_used_for_long_is_forgotten_and_its_messages_come_
     clock.pass_time(conn, timedelta(days=30))
     send(conn)
     other.ask()
-    assert value(conn, "_pgqueue.forget_readers", timedelta(days=31)) == 0
-    assert value(conn, "_pgqueue.forget_readers", timedelta(days=7)) == 1
+    assert value(conn, "_pgqueue.delete_readers", timedelta(days=31)) == 0
+    assert value(conn, "_pgqueue.delete_readers", timedelta(days=7)) == 1
     assert internals.count(conn, "readers") == 1
     checker.check(conn)
     assert set(acked(conn, "s", "c")) >= set(sent)
@@ -583,13 +583,13 @@ def test_a_reader_that_lives_is_not_forgotten(conn: Conn, reader: Reader) -> Non
     end = reader.ask()
     clock.pass_time(conn, timedelta(days=30))
     value(conn, "reader_extend", reader.id)
-    assert value(conn, "_pgqueue.forget_readers", timedelta(days=7)) == 0
+    assert value(conn, "_pgqueue.delete_readers", timedelta(days=7)) == 0
     reader.move(end)
     reader.ask()
     for _ in range(10):
         clock.pass_time(conn, timedelta(days=1))
         assert reader.ask().claimed == 0
-    assert value(conn, "_pgqueue.forget_readers", timedelta(days=7)) == 0
+    assert value(conn, "_pgqueue.delete_readers", timedelta(days=7)) == 0
     assert internals.count(conn, "readers") == 1
 
 

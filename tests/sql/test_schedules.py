@@ -462,7 +462,7 @@ def test_dead_rows_behind_a_long_transaction_cost_a_claim_nothing(
     old.execute("select 1")
     for _ in range(300):
         conn.execute("update pgqueue.schedules set next_at = now()")
-        conn.execute("select _pgqueue.note_turn(stream_id) from pgqueue.streams")
+        conn.execute("select _pgqueue.record_turn(stream_id) from pgqueue.streams")
     maintain(conn)
     acked(conn, "s", "c")
     assert receive(conn) == []
@@ -617,7 +617,7 @@ def test_a_schedule_of_0_1_0_with_a_negative_part_holds_up_nobody(conn: Conn) ->
                 "update pgqueue.schedules set every = %s::interval, next_at = clock_timestamp()",
                 [every],
             )
-            conn.execute("select _pgqueue.note_turn(stream_id) from pgqueue.schedules")
+            conn.execute("select _pgqueue.record_turn(stream_id) from pgqueue.schedules")
             assert len(receive(conn, 10)) == 1, every
             assert one(conn, "select next_at > clock_timestamp() from pgqueue.schedules"), every
 

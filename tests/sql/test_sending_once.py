@@ -94,7 +94,7 @@ def test_a_key_whose_window_passed_is_taken_over_and_forgotten_by_maintain(conn:
 
 def test_old_keys_are_forgotten_some_at_a_time_until_nothing_is_unfinished(conn: Conn) -> None:
     conn.execute(
-        "create or replace function _pgqueue.limit_forgotten() returns int"
+        "create or replace function _pgqueue.limit_deleted() returns int"
         " language sql immutable as 'select 2'"
     )
     send_all(conn, ["x"] * 5, p_dedup_keys=list("abcde"))

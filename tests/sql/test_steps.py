@@ -45,7 +45,12 @@ def send(conn: psycopg.Connection, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("column", "ordering", "waiting", "fresh"),
-    [("new", "none", 0, 1), ("cut", "none", 3, 0), ("dealt", "key", 3, 0), ("deals", "key", 0, 2)],
+    [
+        ("new", "none", 0, 1),
+        ("cut", "none", 3, 0),
+        ("assigned", "key", 3, 0),
+        ("assigns", "key", 0, 2),
+    ],
 )
 def test_a_receive_calls_the_functions_of_its_steps(
     conn: psycopg.Connection, column: str, ordering: str, waiting: int, fresh: int

@@ -323,7 +323,7 @@ NOTHING = {
     "group_stats", "stream_bindings", "captures", "stream_archives", "numbers_behind",
     "list_notify_insert_throttles", "list_topic_bindings", "test_routing",
 }  # fmt: skip
-"""Of these there is nothing to see in `fill`."""
+"""Of these there is nothing to see in `serve_claim`."""
 
 SCANNED = {
     "messages": {},

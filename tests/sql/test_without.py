@@ -156,7 +156,17 @@ def test_a_name_of_no_feature_is_refused(conn: Conn) -> None:
 
 
 CORE = [
-    *("ahead", "claim", "settle", "leases", "ordering", "dealing", "key_limits", "filters", "gaps"),
+    *(
+        "ahead",
+        "claim",
+        "settle",
+        "leases",
+        "ordering",
+        "assigning",
+        "key_limits",
+        "filters",
+        "gaps",
+    ),
     *("retention", "reading", "positions", "groups", "cancel", "dead_letters", "sink", "actions"),
     *("readers", "back_pressure", "views", "explain", "history", "publish", "receive", "streams"),
 ]

@@ -101,7 +101,7 @@ def test_a_worker_goes_on_after_each_error_that_passes(url, conn, sqlstates, kin
             "after insert or update of token",
             "when (new.token is not null)",
         ),
-        "group": ("pgqueue.group_partitions", "before insert", "when (new.line_no > 0)"),
+        "group": ("pgqueue.group_partitions", "before insert", "when (new.arrival_no > 0)"),
         "handler": ("handled", "before insert", ""),
     }[kind]  # of a worker, its claim; of a group, its commit
     conn.execute("create sequence tries")

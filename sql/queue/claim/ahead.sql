@@ -14,17 +14,16 @@
 -- Claims when nothing is free. Returns the claim; its id is null when there is none. Then message_count is 0 if the
 -- consumer has nothing to claim, and null if a claim with the consumer's lock may find something. Locks: as
 -- claim_new_ahead(); maybe the consumer.
-create or replace function _pgqueue.claim_at_rest(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_max bigint) returns pgqueue.claimed
-language plpgsql
-as $$
+create or replace function _pgqueue.claim_when_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                    p_max bigint) returns pgqueue.claimed
+language plpgsql as $$
 declare
     v_claim pgqueue.claimed;
     v_first bigint := p_cursor.next_publication;
     v_next  pgqueue.publications[];
     v_ahead boolean := false;
 begin
-    if p_consumer.way = 'simple' then
+    if p_consumer.profile = 'simple' then
         v_next := _pgqueue.next_ahead(p_consumer, p_cursor);
         if v_next is null then  -- a publication that was taken ahead is new, by the cursor
             p_cursor.next_publication := _pgqueue.end_of_taken(p_cursor);
@@ -36,14 +35,14 @@ begin
         end if;
     end if;
     if v_next is not null then
-        if _pgqueue.is_at_rest(p_consumer, p_cursor, false) then
+        if _pgqueue.is_idle(p_consumer, p_cursor, false) then
             v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max, v_next);
             if _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
                 perform _pgqueue.pass_ahead(p_consumer.consumer_id);
             end if;
         end if;
     elsif not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true)
-        and _pgqueue.is_at_rest(p_consumer, p_cursor, not v_ahead) then
+        and _pgqueue.is_idle(p_consumer, p_cursor, not v_ahead) then
         v_claim.message_count := 0;
     end if;
     return v_claim;
@@ -51,16 +50,14 @@ end $$;
 
 -- The next publications for claim_new_ahead(), the most urgent ones first. Null: it may not claim any, or sees none.
 create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns pgqueue.publications[]
-language plpgsql stable
-as $$
+returns pgqueue.publications[] language plpgsql stable as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_first bigint := p_cursor.next_publication;
     v_last  bigint := _pgqueue.last_publication_id(p_consumer.stream_id);
     v_next  pgqueue.publications[];
 begin
-    if p_consumer.way <> 'simple' or p_cursor.gaps <> '{}' or v_hints.lanes is null or v_hints.was_cut
+    if p_consumer.profile <> 'simple' or p_cursor.gaps <> '{}' or v_hints.lanes is null or v_hints.was_cut
        or v_hints.filter_from is not null or _pgqueue.has_free(v_hints) or v_last < v_first then
         return null;
     elsif v_last < v_first + _pgqueue.far_ahead() then  -- nearly always
@@ -90,10 +87,8 @@ end $$;
 -- or have taken it; and null if a claim with the consumer's lock may find something.
 -- Locks: what is new, shared; the publications. Claims do not wait for these.
 create or replace function _pgqueue.claim_new_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                    p_max bigint, p_next pgqueue.publications[])
-returns pgqueue.claimed
-language plpgsql
-as $$
+                                                    p_max bigint, p_next pgqueue.publications[]) returns pgqueue.claimed
+language plpgsql as $$
 declare
     v_claim pgqueue.claimed;
     v_part  pgqueue.publications;
@@ -119,9 +114,7 @@ end $$;
 -- Whether the messages of a publication in one part are for this consumer, to be delivered now and at any time, and in
 -- one range. (In SQL, so that it becomes a part of the caller's expression.)
 create or replace function _pgqueue.is_plain(p_consumer pgqueue.consumers, p_publication pgqueue.publications)
-returns boolean
-language sql volatile
-as $$
+returns boolean language sql volatile as $$
     select p_publication.expires_at is null and (p_publication.deliver_at <= clock_timestamp()) is not false
         and _pgqueue.is_for(p_publication.consumers, p_consumer.consumer_id)
         and p_publication.seqs = int8multirange(range_merge(p_publication.seqs))
@@ -134,8 +127,7 @@ $$;
 -- Returns the claim, as claim_new_ahead().
 create or replace function _pgqueue.take_ahead(p_consumer pgqueue.consumers, p_max bigint,
                                                p_next pgqueue.publications[], p_place bigint) returns pgqueue.claimed
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_claim    pgqueue.claimed;
     v_part     pgqueue.publications;
@@ -163,7 +155,7 @@ begin
                           where consumer_id = p_consumer.consumer_id and publication_id = v_part.publication_id)
           -- (it may have been changed before the claim had the lock)
           and exists (select from pgqueue.consumers
-                      where consumer_id = p_consumer.consumer_id and way = p_consumer.way);
+                      where consumer_id = p_consumer.consumer_id and profile = p_consumer.profile);
         continue when not found;
         v_priority := v_part.priority;
         v_count := v_count + v_part.message_count;
@@ -188,8 +180,7 @@ end $$;
 -- Moves the cursor past what was taken ahead of it, up to the first publication that is not taken, if nobody has the
 -- consumer's lock.
 create or replace function _pgqueue.pass_ahead(p_consumer_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
 begin

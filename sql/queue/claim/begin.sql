@@ -1,22 +1,20 @@
 -- The beginning of a claim, whichever call makes it. What a claim does before it claims with the consumer's lock (what
--- is owed, limits, leases that ended) is in fill() and do_due_work().
+-- is owed, limits, leases that ended) is in serve_claim() and do_due_work().
 
 -- Locks the claims of a checkpoint reader, whose lock the caller has. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_claims_of(p_reader uuid) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.await('claims of checkpoint reader ' || p_reader,
         'select count(*) from (select from pgqueue.reader_claims where reader = ($2 ->> 0)::uuid '
-        'order by claim_id for update) c',  -- lock: claim
+        'order by claim_id for update) c',  -- lock: reader claim
         null, jsonb_build_array(p_reader));
 end $$;
 
 -- Locks what a checkpoint reader may change: itself, its claims, and its consumer. Returns the consumer. Errors: PQ002;
 -- as lock_consumer().
 create or replace function _pgqueue.own_reader(p_reader uuid, p_consumer_id int) returns pgqueue.consumers
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.lock_reader(p_reader);
     perform _pgqueue.lock_claims_of(p_reader);
@@ -37,9 +35,7 @@ end $$;
 create or replace function _pgqueue.begin_claim(p_call text, p_max bigint, p_visibility_timeout interval,
                                                 p_stream text default null, p_name text default null,
                                                 p_reader uuid default null, p_consumer_id int default null)
-returns pgqueue.consumers
-language plpgsql
-as $$
+returns pgqueue.consumers language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
 begin
@@ -59,9 +55,8 @@ end $$;
 
 -- Whether all claims of a consumer need its lock: it has limits that claims beside each other could pass, or messages
 -- may have to be dropped first.
-create or replace function _pgqueue.claims_in_turn(p_consumer pgqueue.consumers) returns boolean
-language sql
-as $$
+create or replace function _pgqueue.always_locks(p_consumer pgqueue.consumers) returns boolean
+language sql as $$
     select p_consumer.per_key_interval is not null or _pgqueue.is_throttled(p_consumer) or p_consumer.per_key_latest
         or not _pgqueue.has_room(p_consumer)
 $$;

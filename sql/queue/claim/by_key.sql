@@ -1,30 +1,32 @@
--- Claims by key: of dealt bundles; and with the consumer's lock of what is dealt now, or of the line as it is.
+-- Claims by key: of assigned bundles; and with the consumer's lock of what is assigned now, or of the line as it is.
 
--- Locks the first dealt bundles that are free, at most p_want messages. What has expired is given up, a bounded number.
+-- Locks the first assigned bundles that are free, at most p_want messages. What has expired is given up, a bounded
+-- number.
 --   p_alone  the caller has the consumer's lock. False: what has a note stays
-create or replace function _pgqueue.lock_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
-                                               p_alone boolean default true) returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+create or replace function _pgqueue.lock_assigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                  p_want bigint, p_alone boolean default true)
+returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
-    v_dealt   pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
-    v_only    bigint;
-    v_next    refcursor;
-    v_bundle  pgqueue.consumer_messages;
-    v_bundles pgqueue.consumer_messages[] := '{}';
-    v_got     bigint := 0;
-    v_expired int := 0;
-    v_again   boolean := v_dealt.place is not null;
+    v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
+    v_only     bigint;
+    v_next     refcursor;
+    v_bundle   pgqueue.consumer_messages;
+    v_bundles  pgqueue.consumer_messages[] := '{}';
+    v_got      bigint := 0;
+    v_expired  int := 0;
+    v_again    boolean := v_assigned.place is not null;
 begin
     while v_again loop
         v_again := false;
         v_only := case when p_consumer.ordering = 'stream'
-                       then _pgqueue.first_of_stream(p_consumer.consumer_id, v_dealt) end;
+                       then _pgqueue.first_of_stream(p_consumer.consumer_id, v_assigned) end;
         open v_next for
             select * from pgqueue.consumer_messages
-            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-              and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null and message_count <= p_want
-              and case when bundle_no <> v_only then false else behind is null or _pgqueue.is_gone(behind) end
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
+              and (place, first_seq) >= (v_assigned.place, v_assigned.first_seq) and token is null
+              and message_count <= p_want
+              and case when bundle_no <> v_only then false
+                       else predecessor is null or _pgqueue.is_deleted(predecessor) end
               and (p_alone or note is null)
             order by place, first_seq for update skip locked;  -- lock: bundle
         loop
@@ -47,107 +49,106 @@ begin
     return v_bundles;
 end $$;
 
--- Of a stream in order the only dealt bundle that a claim may have: the first free one, for all others are behind it.
--- Null: nothing is dealt and free; or the first one is behind another one that is free, which should not be: claims
--- then look at all.
+-- Of a stream in order the only assigned bundle that a claim may have: the first free one, for all others are behind
+-- it. Null: nothing is assigned and free; or the first one is behind another one that is free, which should not be:
+-- claims then look at all.
 create or replace function _pgqueue.first_of_stream(p_consumer_id int, p_dealt pgqueue.lane_hint) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select f.bundle_no
-            from (select bundle_no, behind from pgqueue.consumer_messages
-                  where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+            from (select bundle_no, predecessor from pgqueue.consumer_messages
+                  where consumer_id = p_consumer_id and lane = _pgqueue.lane_assigned()
                     and (place, first_seq) >= (p_dealt.place, p_dealt.first_seq) and token is null
                   order by place, first_seq limit 1) f
-            where f.behind is null
+            where f.predecessor is null
                or (select token from pgqueue.consumer_messages
-                   where bundle_no & 1048575 = f.behind & 1048575 and bundle_no = f.behind limit 1) is not null
-               or _pgqueue.is_gone(f.behind));
+                   where bundle_no & 1048575 = f.predecessor & 1048575
+                     and bundle_no = f.predecessor limit 1) is not null
+               or _pgqueue.is_deleted(f.predecessor));
 end $$;
 
--- Takes the first free bundle that is dealt back, to be dealt again, if it has more messages than a claim wants: if
--- claims passed over it, others would come before it for ever. Where others stand behind it, or few are dealt, all are
--- taken back: where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs the
--- consumer's lock. Locks the bundle.
-create or replace function _pgqueue.undeal_too_large(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                                     p_want bigint) returns pgqueue.claim_hints
-language plpgsql
-as $$
+-- Takes the first free bundle that is assigned back, to be assigned again, if it has more messages than a claim wants:
+-- if claims passed over it, others would come before it for ever. Where others stand behind it, or few are assigned,
+-- all are taken back: where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs
+-- the consumer's lock. Locks the bundle.
+create or replace function _pgqueue.unassign_too_large(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                       p_want bigint) returns pgqueue.claim_hints
+language plpgsql as $$
 declare
-    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
-    v_only  bigint := case when p_consumer.ordering = 'stream'
-                           then _pgqueue.first_of_stream(p_consumer.consumer_id, v_dealt) end;
-    v_first pgqueue.consumer_messages;
+    v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
+    v_only     bigint := case when p_consumer.ordering = 'stream'
+                              then _pgqueue.first_of_stream(p_consumer.consumer_id, v_assigned) end;
+    v_first    pgqueue.consumer_messages;
 begin
     select * into v_first from pgqueue.consumer_messages
-    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-      and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq) and token is null
-      and case when bundle_no <> v_only then false else behind is null or _pgqueue.is_gone(behind) end
+    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
+      and (place, first_seq) >= (v_assigned.place, v_assigned.first_seq) and token is null
+      and case when bundle_no <> v_only then false else predecessor is null or _pgqueue.is_deleted(predecessor) end
     order by place, first_seq limit 1 for update skip locked;  -- lock: bundle
     if (v_first.message_count > p_want) is not true then
         return p_hints;
-    elsif exists (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) where behind = v_first.bundle_no)
-        or (select count(*) from (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt)
+    elsif exists (select from _pgqueue.assigned(p_consumer.consumer_id, v_assigned)
+                  where predecessor = v_first.bundle_no)
+        or (select count(*) from (select from _pgqueue.assigned(p_consumer.consumer_id, v_assigned)
                                   where token is null limit 9) d) < 9 then
-        return _pgqueue.undeal(p_consumer, p_hints);
+        return _pgqueue.unassign(p_consumer, p_hints);
     end if;
-    return _pgqueue.undeal(p_consumer, p_hints, v_first.bundle_no);
+    return _pgqueue.unassign(p_consumer, p_hints, v_first.bundle_no);
 end $$;
 
--- Claims dealt bundles, and deals where these do not suffice, or have another size. Returns the hints, and the claim;
--- its id is null when nothing may be claimed. The claim looks at a bounded number of messages. If all of these have to
--- wait, the next claim looks at later ones. Needs the consumer's lock.
+-- Claims assigned bundles, and assigns where these do not suffice, or have another size. Returns the hints, and the
+-- claim; its id is null when nothing may be claimed. The claim looks at a bounded number of messages. If all of these
+-- have to wait, the next claim looks at later ones. Needs the consumer's lock.
 create or replace function _pgqueue.collect_by_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_want bigint, p_reader uuid, out o_hints pgqueue.claim_hints,
                                                    out o_claimed pgqueue.claimed)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
-    v_whole   record := _pgqueue.claim_line(p_consumer, p_hints, p_want, p_reader);
-    v_size    bigint := case p_consumer.ordering when 'stream' then p_want
-                                                 else least(p_want, _pgqueue.limit_small()) end;
-    v_bundles pgqueue.consumer_messages[] := '{}';
-    v_deal    record;
-    v_looked  bigint := 0;
-    v_dealt   bigint := 0;
-    v_least   bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- so many make an end
+    v_whole    record := _pgqueue.claim_all_keys(p_consumer, p_hints, p_want, p_reader);
+    v_size     bigint := case p_consumer.ordering when 'stream' then p_want
+                                                  else least(p_want, _pgqueue.limit_small()) end;
+    v_bundles  pgqueue.consumer_messages[] := '{}';
+    v_assign   record;
+    v_looked   bigint := 0;
+    v_assigned bigint := 0;
+    v_least    bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- so many make an end
 begin
     o_hints := v_whole.o_hints;
     o_claimed := v_whole.o_claimed;
-    if o_claimed.claim_id is not null or o_hints.whole then
+    if o_claimed.claim_id is not null or o_hints.all_keys then
         return;
     end if;
-    if (_pgqueue.lane_of(o_hints, _pgqueue.lane_dealt())).place is not null then
-        o_hints := case when 2 * o_hints.size <= v_size then _pgqueue.undeal(p_consumer, o_hints)
-                        else _pgqueue.undeal_too_large(p_consumer, o_hints, p_want) end;
-        if 2 * o_hints.size > v_size and o_hints.parks and exists (
+    if (_pgqueue.lane_of(o_hints, _pgqueue.lane_assigned())).place is not null then
+        o_hints := case when 2 * o_hints.size <= v_size then _pgqueue.unassign(p_consumer, o_hints)
+                        else _pgqueue.unassign_too_large(p_consumer, o_hints, p_want) end;
+        if 2 * o_hints.size > v_size and o_hints.any_waiting and exists (
             select from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
               and place >= o_hints.free_from and place < -2) then
-            -- of keys that are free, beside what is dealt: some of these may have waited for long, or failed
-            o_hints := (_pgqueue.deal(p_consumer, o_hints, p_want, true)).o_hints;
+            -- of keys that are free, beside what is assigned: some of these may have waited for long, or failed
+            o_hints := (_pgqueue.assign(p_consumer, o_hints, p_want, true)).o_hints;
         end if;
-        v_bundles := _pgqueue.lock_dealt(p_consumer, o_hints, p_want);
+        v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
     end if;
     if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true
-       -- (of a stream, what is dealt now would stand behind what is dealt already)
+       -- (of a stream, what is assigned now would stand behind what is assigned already)
        and not (v_bundles = '{}' and p_consumer.ordering = 'stream' and exists (
-                    select from _pgqueue.dealt(p_consumer.consumer_id,
-                                               _pgqueue.lane_of(o_hints, _pgqueue.lane_dealt())))) then
+                    select from _pgqueue.assigned(p_consumer.consumer_id,
+                                                  _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned())))) then
         loop
-            v_deal := _pgqueue.deal(p_consumer, o_hints, p_want, false,
-                                    case when v_dealt < v_least
-                                         then least(3 * v_looked, _pgqueue.limit_looks() - v_looked) else 0 end);
-            o_hints := v_deal.o_hints;
-            v_looked := v_looked + v_deal.o_looked;
-            v_dealt := v_dealt + v_deal.o_dealt;
-            -- (what has to wait comes again at the next deal: only the line gets shorter)
-            exit when v_deal.o_looked = 0 or v_looked >= _pgqueue.limit_looks()
-                or (v_looked >= p_want and (v_dealt >= v_least or not v_deal.o_line))
+            v_assign := _pgqueue.assign(p_consumer, o_hints, p_want, false,
+                                        case when v_assigned < v_least
+                                             then least(3 * v_looked, _pgqueue.limit_examined() - v_looked) else 0 end);
+            o_hints := v_assign.o_hints;
+            v_looked := v_looked + v_assign.o_looked;
+            v_assigned := v_assigned + v_assign.o_assigned;
+            -- (what has to wait comes again at the next assign: only the line gets shorter)
+            exit when v_assign.o_looked = 0 or v_looked >= _pgqueue.limit_examined()
+                or (v_looked >= p_want and (v_assigned >= v_least or not v_assign.o_line))
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;
         if v_looked > 0 then
-            v_bundles := _pgqueue.lock_dealt(p_consumer, o_hints, p_want);
+            v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
         end if;
     end if;
     if v_bundles <> '{}' then
@@ -156,85 +157,80 @@ begin
 end $$;
 
 -- Claims the front of the line as it is, with all keys: a claimer that takes all there is, as Spark does, need not know
--- any key. Only while nothing is dealt, waits or is held; until the claim is over nobody deals. It ends before a
+-- any key. Only while nothing is assigned, waits or is held; until the claim is over nobody assigns. It ends before a
 -- message that is not visible yet, and a bundle with at_most is a claim of its own. Returns the hints, and the claim;
 -- its id is null when there is none. Needs the consumer's lock.
-create or replace function _pgqueue.claim_line(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
-                                               p_reader uuid, out o_hints pgqueue.claim_hints,
-                                               out o_claimed pgqueue.claimed)
-language plpgsql
-as $$
+create or replace function _pgqueue.claim_all_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                   p_want bigint, p_reader uuid, out o_hints pgqueue.claim_hints,
+                                                   out o_claimed pgqueue.claimed)
+language plpgsql as $$
 declare
     v_bundles pgqueue.consumer_messages[];
 begin
     o_hints := p_hints;
-    if o_hints.whole then
-        o_hints.whole := _pgqueue.is_whole(p_consumer.consumer_id, o_hints);
-        if o_hints.whole and p_consumer.ordering = 'key'
-           and o_hints.dealt_until < clock_timestamp() + interval '5 s' then
-            o_hints.dealt_until := clock_timestamp() + interval '10 s';
+    if o_hints.all_keys then
+        o_hints.all_keys := _pgqueue.holds_all_keys(p_consumer.consumer_id, o_hints);
+        if o_hints.all_keys and p_consumer.ordering = 'key'
+           and o_hints.assigned_until < clock_timestamp() + interval '5 s' then
+            o_hints.assigned_until := clock_timestamp() + interval '10 s';
         end if;
     end if;
-    if o_hints.whole or p_consumer.ordering = 'none' or p_want < _pgqueue.limit_whole()
+    if o_hints.all_keys or p_consumer.ordering = 'none' or p_want < _pgqueue.limit_all_keys()
        or _pgqueue.limits_keys(p_consumer)
-       or o_hints.dealt_until > clock_timestamp() or not _pgqueue.is_undealt(p_consumer.consumer_id, o_hints) then
+       or o_hints.assigned_until > clock_timestamp() or not _pgqueue.none_assigned(p_consumer.consumer_id, o_hints) then
         return;
     end if;
-    v_bundles := _pgqueue.lock_line(p_consumer, o_hints, p_want);
+    v_bundles := _pgqueue.lock_unassigned(p_consumer, o_hints, p_want);
     if v_bundles = '{}' then
         return;
     end if;
     o_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_reader);
-    o_hints := _pgqueue.hold_line(o_hints, v_bundles);
+    o_hints := _pgqueue.move_all_to_long(o_hints, v_bundles);
 end $$;
 
 -- Whether by key something stands in the line that the claim has not looked at.
-create or replace function _pgqueue.has_line(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints) returns boolean
-language plpgsql stable
-as $$
+create or replace function _pgqueue.has_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns boolean language plpgsql stable as $$
 begin
-    return p_consumer.ordering = 'key' and (p_hints.whole or p_hints.lanes_from <= _pgqueue.lane_line()) is not true
-       and (_pgqueue.lane_of(p_hints, _pgqueue.lane_line())).place is not null;
+    return p_consumer.ordering = 'key'
+       and (p_hints.all_keys or p_hints.lanes_from <= _pgqueue.lane_unassigned()) is not true
+       and (_pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned())).place is not null;
 end $$;
 
--- Moves claimed bundles of the line into lane_held(). Returns the hints.
-create or replace function _pgqueue.hold_line(p_hints pgqueue.claim_hints, p_bundles pgqueue.consumer_messages[])
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+-- Moves claimed bundles of the line into lane_long(). Returns the hints.
+create or replace function _pgqueue.move_all_to_long(p_hints pgqueue.claim_hints, p_bundles pgqueue.consumer_messages[])
+returns pgqueue.claim_hints language plpgsql as $$
 begin
     update pgqueue.consumer_messages
-    set lane = _pgqueue.lane_held(), place = coalesce(_pgqueue.place_at(lease_until), _pgqueue.place_of_members())
+    set lane = _pgqueue.lane_long(), place = coalesce(_pgqueue.place_at(lease_until), _pgqueue.place_of_members())
     where bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from unnest(p_bundles) b))
       and bundle_no = any (array(select b.bundle_no from unnest(p_bundles) b));
-    p_hints.whole := true;
+    p_hints.all_keys := true;
     return p_hints;
 end $$;
 
--- Whether by key nothing of a consumer is dealt, waits, is delayed with a key, or is held.
-create or replace function _pgqueue.is_undealt(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
-language plpgsql stable
-as $$
+-- Whether by key nothing of a consumer is assigned, waits, is delayed with a key, or is held.
+create or replace function _pgqueue.none_assigned(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
+language plpgsql stable as $$
 declare
-    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
+    v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
 begin
-    return not exists (select from _pgqueue.dealt(p_consumer_id, v_dealt))
+    return not exists (select from _pgqueue.assigned(p_consumer_id, v_assigned))
        and not exists (select from pgqueue.consumer_messages
-                       where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
-                         and place >= _pgqueue.place_at(p_hints.held_from))
-       and (p_hints.parks is not true
+                       where consumer_id = p_consumer_id and lane = _pgqueue.lane_long()
+                         and place >= _pgqueue.place_at(p_hints.long_from))
+       and (p_hints.any_waiting is not true
             or not exists (select from pgqueue.consumer_messages
                            where consumer_id = p_consumer_id and key is not null));
 end $$;
 
--- Locks the front of the line, at most p_want messages; see claim_line(). What has expired is given up, a bounded
+-- Locks the front of the line, at most p_want messages; see claim_all_keys(). What has expired is given up, a bounded
 -- number.
-create or replace function _pgqueue.lock_line(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+create or replace function _pgqueue.lock_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                    p_want bigint) returns pgqueue.consumer_messages[]
+language plpgsql as $$
 declare
-    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_line());
+    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned());
     v_bundle  pgqueue.consumer_messages;
     v_bundles pgqueue.consumer_messages[] := '{}';
     v_at_most bigint;
@@ -243,14 +239,14 @@ declare
 begin
     for v_bundle in
         select * from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
           and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
         order by place, first_seq for update  -- lock: bundle
     loop
         if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
             perform _pgqueue.give_up_expired(v_bundle);
             v_expired := v_expired + v_bundle.message_count;
-            exit when v_expired >= _pgqueue.limit_looks();
+            exit when v_expired >= _pgqueue.limit_examined();
             continue;
         end if;
         v_at_most := (v_bundle.note ->> 'at_most')::bigint;

@@ -1,5 +1,5 @@
 -- Claiming, step by step: without waiting (queue/claim/free.sql: claim_free()); or in turn, with the consumer's lock,
--- where fill() has the work that is due done (queue/claim/refresh.sql: do_due_work()), and gets the messages.
+-- where serve_claim() has the work that is due done (queue/claim/due_work.sql: do_due_work()), and gets the messages.
 
 -- Gets the messages of a claim under the consumer's lock, as far as the limits of the consumer leave room: what is
 -- free; if that does not suffice, all else that can be had.
@@ -9,12 +9,11 @@
 --   p_where, p_look  only messages that pass this condition, see collect_matching(); null: any
 -- Returns the cursor, which the caller stores, and the claim; its id is null when there is nothing. (More than 60
 -- lines: the steps of a claim, in their order.)
-create or replace function _pgqueue.fill(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_want bigint,
-                                         p_upto bigint default null, p_reader uuid default null,
-                                         p_where jsonpath default null, p_look int default null,
-                                         out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
-language plpgsql
-as $$
+create or replace function _pgqueue.serve_claim(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                p_want bigint, p_upto bigint default null, p_reader uuid default null,
+                                                p_where jsonpath default null, p_look int default null,
+                                                out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
+language plpgsql as $$
 declare
     v_room record;
     v_got  record;
@@ -24,7 +23,7 @@ begin
         o_cursor := _pgqueue.drop_oldest(p_consumer, o_cursor);
     end if;
     if _pgqueue.is_throttled(p_consumer) then
-        v_room := _pgqueue.room(p_consumer, o_cursor, p_want);
+        v_room := _pgqueue.left_by_limits(p_consumer, o_cursor, p_want);
         o_cursor := v_room.p_cursor;
         p_want := v_room.o_want;
         if p_want <= 0 then
@@ -38,7 +37,7 @@ begin
     -- two passes; more only to get past publications that have nothing for this consumer, or nothing for now
     for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
         o_cursor := _pgqueue.do_due_work(p_consumer, o_cursor, v_pass > 1);
-        if p_consumer.way = 'simple' and p_where is null and p_reader is null and p_upto is null then
+        if p_consumer.profile = 'simple' and p_where is null and p_reader is null and p_upto is null then
             o_claimed := _pgqueue.claim_new_ahead(p_consumer, o_cursor, p_want,
                                                    _pgqueue.next_ahead(p_consumer, o_cursor));
             o_cursor := _pgqueue.pass_taken(o_cursor, false);
@@ -55,13 +54,13 @@ begin
             o_claimed := v_got.o_claimed;
             exit when o_claimed.claim_id is not null;
         end if;
-        o_cursor := _pgqueue.take_some(p_consumer, o_cursor, v_pass > 1, coalesce(p_look, p_want), p_upto);
-        if p_consumer.per_key_latest and _pgqueue.is_behind(p_consumer, o_cursor, p_upto) then
+        o_cursor := _pgqueue.take_new(p_consumer, o_cursor, v_pass > 1, coalesce(p_look, p_want), p_upto);
+        if p_consumer.per_key_latest and _pgqueue.has_unscreened(p_consumer, o_cursor, p_upto) then
             o_cursor.hints.was_cut := true;  -- the next claim goes on
             exit when v_pass > 2;
             continue;
         end if;
-        if _pgqueue.is_keyed(p_consumer.way) then
+        if _pgqueue.is_keyed(p_consumer.profile) then
             v_got := _pgqueue.collect_by_key(p_consumer, o_cursor.hints, p_want, p_reader);
         elsif p_where is null then
             v_got := _pgqueue.collect(p_consumer, o_cursor.hints, p_want, p_reader);
@@ -73,18 +72,18 @@ begin
         o_cursor := _pgqueue.raise_hints(p_consumer, o_cursor);
         exit when o_claimed.claim_id is not null;
         if v_pass > 1 then
-            exit when not (o_cursor.hints).was_cut and not _pgqueue.has_line(p_consumer, o_cursor.hints);
+            exit when not (o_cursor.hints).was_cut and not _pgqueue.has_unassigned(p_consumer, o_cursor.hints);
             -- the claim has looked at enough messages that wait, or are for others: the next claim goes on
             exit when v_pass > 2
-                and (_pgqueue.is_keyed(p_consumer.way) or p_consumer.filtered
+                and (_pgqueue.is_keyed(p_consumer.profile) or p_consumer.filtered
                      or o_cursor.next_publication - p_cursor.next_publication
                         >= _pgqueue.limit_take() * _pgqueue.limit_takes());
             -- stop if free messages are left that another claim is taking: a further take would bring later messages
-            exit when _pgqueue.has_free(o_cursor.hints) and not _pgqueue.has_line(p_consumer, o_cursor.hints);
+            exit when _pgqueue.has_free(o_cursor.hints) and not _pgqueue.has_unassigned(p_consumer, o_cursor.hints);
         end if;
     end loop;
     if o_claimed.claim_id is not null and _pgqueue.is_throttled(p_consumer) then
-        o_cursor := _pgqueue.note_delivered(p_consumer, o_cursor, o_claimed.message_count);
+        o_cursor := _pgqueue.record_delivered(p_consumer, o_cursor, o_claimed.message_count);
     end if;
     if o_claimed.claim_id is not null and p_consumer.per_key_interval is not null then
         o_cursor.hints := _pgqueue.spend_tokens(p_consumer, o_cursor.hints,
@@ -94,17 +93,15 @@ end $$;
 
 -- The bundles of a claim that was just made.
 create or replace function _pgqueue.claimed_bundles(p_claim pgqueue.claimed) returns setof pgqueue.consumer_messages
-language sql stable
-as $$
-    select * from _pgqueue.held(_pgqueue.number_in(p_claim.claim_id), _pgqueue.token_in(p_claim.claim_id))
+language sql stable as $$
+    select * from _pgqueue.bundles_of(_pgqueue.number_in(p_claim.claim_id), _pgqueue.token_in(p_claim.claim_id))
 $$;
 
 -- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
 -- its id is null when nothing was claimed.
 create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval,
                                           p_ack bigint) returns pgqueue.claimed
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
     v_cursor   pgqueue.consumer_cursors;
@@ -118,12 +115,12 @@ begin
        or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
         v_consumer := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
     end if;
-    if not _pgqueue.is_simple(v_consumer.way) then  -- (each question costs a little; nearly all consumers need none)
+    if not _pgqueue.is_simple(v_consumer.profile) then  -- (each question costs a little)
         if v_consumer.paused then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
         end if;
-        v_in_turn := _pgqueue.claims_in_turn(v_consumer);
+        v_in_turn := _pgqueue.always_locks(v_consumer);
     end if;
     if v_in_turn is not true then
         v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
@@ -147,27 +144,25 @@ begin
             end;
         end if;
     end if;
-    return _pgqueue.claim_in_turn(v_consumer, p_max, case when v_acked is null then p_ack end);
+    return _pgqueue.claim_locked(v_consumer, p_max, case when v_acked is null then p_ack end);
 end $$;
 
 -- Claims with the consumer's lock all that can be had; see claim.
 --   p_ack  a claim to acknowledge before; null: none
---   p_where, p_look  as of fill()
+--   p_where, p_look  as of serve_claim()
 -- Returns the claim; its id is null when there is nothing, or where another transaction keeps the lock.
-create or replace function _pgqueue.claim_in_turn(p_consumer pgqueue.consumers, p_max int, p_ack bigint default null,
-                                                  p_where jsonpath default null, p_look int default null)
-returns pgqueue.claimed
-language plpgsql
-as $$
+create or replace function _pgqueue.claim_locked(p_consumer pgqueue.consumers, p_max int, p_ack bigint default null,
+                                                 p_where jsonpath default null, p_look int default null)
+returns pgqueue.claimed language plpgsql as $$
 declare
     v_locked boolean := _pgqueue.try_lock_consumer(p_consumer.consumer_id);
     v_stored pgqueue.consumer_cursors;
     v_fill   record;
     v_beside pgqueue.claimed;
-    v_free   boolean := not v_locked and p_where is null and not _pgqueue.claims_in_turn(p_consumer);
+    v_free   boolean := not v_locked and p_where is null and not _pgqueue.always_locks(p_consumer);
 begin
     if v_free then
-        v_beside := _pgqueue.claim_beside(p_consumer, p_max);
+        v_beside := _pgqueue.claim_without_lock(p_consumer, p_max);
         -- (nothing can be had: but what is still to be acknowledged may be in the way)
         if v_beside.message_count > 0 or (v_beside.message_count = 0 and p_ack is null) then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
@@ -186,7 +181,7 @@ begin
             return v_beside;
         end if;
     end if;
-    v_fill := _pgqueue.fill(p_consumer, v_stored, p_max, p_where => p_where, p_look => p_look);
+    v_fill := _pgqueue.serve_claim(p_consumer, v_stored, p_max, p_where => p_where, p_look => p_look);
     perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, (v_fill.o_claimed).claim_id is not null);
     return v_fill.o_claimed;
 end $$;

@@ -3,16 +3,14 @@
 -- Drops the oldest messages of a backlog that is too large: they become dead letters. Messages that its filter has not
 -- judged stay. Needs the consumer's lock. Returns the cursor; the caller stores it.
 create or replace function _pgqueue.drop_oldest(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_last    bigint := _pgqueue.last_seq(p_consumer.stream_id);
     v_since   timestamptz := clock_timestamp();
     v_backlog bigint;
     v_set     int8multirange;
 begin
-    if _pgqueue.noted_room(p_consumer, v_last, 0) is not null then
+    if _pgqueue.recorded_backlog(p_consumer, v_last, 0) is not null then
         return p_cursor;
     end if;
     for i in 1..10 loop  -- what is new can be dropped when it was taken
@@ -38,10 +36,10 @@ begin
               where state not in ('claimed', 'unfiltered')) r
         where before < v_backlog - p_consumer.max_backlog;
         if v_set is not null then
-            p_cursor := (_pgqueue.take_away(p_consumer, p_cursor, v_set, 'dropped')).o_cursor;
+            p_cursor := (_pgqueue.remove_unclaimed(p_consumer, p_cursor, v_set, 'dropped')).o_cursor;
         end if;
         v_backlog := null;
     end if;
-    perform _pgqueue.note_room(p_consumer.consumer_id, v_backlog, v_last, v_since);
+    perform _pgqueue.record_backlog(p_consumer.consumer_id, v_backlog, v_last, v_since);
     return p_cursor;
 end $$;

@@ -3,23 +3,22 @@
 -- ready, with that lock.
 
 -- Claims the first free bundle of a consumer. By key, that is a bundle with at most as many messages as the claim
--- wants, if these are about as many as bundles were dealt with last. A claim of one of the last bundles of its size
--- cuts, or deals, more.
+-- wants, if these are about as many as bundles were assigned with last. A claim of one of the last bundles of its size
+-- cuts, or assigns, more.
 -- Returns the claim; its id is null when there is none. Then message_count is 0 if the consumer has nothing to claim,
 -- and null if a claim with the lock may find something. Locks: the bundle; maybe the consumer. (More than 60 lines: the
 -- statements are written out, since a call of a function costs a tenth of a claim.)
 create or replace function _pgqueue.claim_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_max int) returns pgqueue.claimed
-language plpgsql
-as $$
+language plpgsql as $$
 declare
-    v_hints  pgqueue.claim_hints := p_cursor.hints;
-    v_lane   pgqueue.lane_hint := v_hints.lanes[1];
-    v_claim  pgqueue.claimed;
+    v_hints pgqueue.claim_hints := p_cursor.hints;
+    v_lane  pgqueue.lane_hint := v_hints.lanes[1];
+    v_claim pgqueue.claimed;
 begin
-    if _pgqueue.not_yet(v_hints.quiet_until) is not true then
-        return _pgqueue.claim_at_rest(p_consumer, p_cursor, p_max);
-    elsif not _pgqueue.is_keyed(p_consumer.way) then
+    if _pgqueue.not_yet(v_hints.idle_until) is not true then
+        return _pgqueue.claim_when_idle(p_consumer, p_cursor, p_max);
+    elsif not _pgqueue.is_keyed(p_consumer.profile) then
         if v_lane.place is null then  -- of more urgent messages, only claims are left
             v_lane := _pgqueue.first_lane(v_hints);
         end if;
@@ -45,17 +44,17 @@ begin
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
             visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name')
         where ctid = (select ctid from pgqueue.consumer_messages c
-                      where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
+                      where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
                         and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
                         and message_count <= p_max and note is null
-                        and (behind is null or (select true from pgqueue.consumer_messages b
-                                                where bundle_no & 1048575 = c.behind & 1048575
-                                                  and bundle_no = c.behind limit 1) is null)
+                        and (predecessor is null or (select true from pgqueue.consumer_messages b
+                                                where bundle_no & 1048575 = c.predecessor & 1048575
+                                                  and bundle_no = c.predecessor limit 1) is null)
                         -- of a stream the first one, or none: all others are behind it
                         and (p_consumer.ordering <> 'stream'
                              or bundle_no = (select bundle_no from pgqueue.consumer_messages
                                              where consumer_id = p_consumer.consumer_id
-                                               and lane = _pgqueue.lane_dealt()
+                                               and lane = _pgqueue.lane_assigned()
                                                and (place, first_seq) >= (v_lane.place, v_lane.first_seq)
                                                and token is null
                                              order by place, first_seq limit 1))
@@ -65,48 +64,44 @@ begin
                   m.deliver_count + 1, null, case when m.deliver_count > 0 then array[m.bundle_no] end
         into v_claim;
     end if;
-    if (_pgqueue.number_in(v_claim.claim_id) - v_hints.more & 1048575) < 524288 then  -- a later number
+    if (_pgqueue.number_in(v_claim.claim_id) - v_hints.prefetch_at & 1048575) < 524288 then  -- a later number
         perform _pgqueue.prefetch(p_consumer, p_cursor);
     elsif v_claim.claim_id is null then
-        v_claim.message_count := case when _pgqueue.is_keyed(p_consumer.way)
+        v_claim.message_count := case when _pgqueue.is_keyed(p_consumer.profile)
                                            and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
         if p_consumer.ordering = 'stream' and v_claim.message_count is null
            and p_max >= v_hints.size and p_max < 2 * v_hints.size then  -- who had it may be done since
-            return _pgqueue.claim_beside(p_consumer, p_max);
+            return _pgqueue.claim_without_lock(p_consumer, p_max);
         end if;
     end if;
     return v_claim;
 end $$;
 
--- Whether nothing can be had by key until a claim is over: a claim of a stream in order is open; or all that is dealt
--- is behind other bundles, nothing is new or in the line, and no key that waits may be dealt.
+-- Whether nothing can be had by key until a claim is over: a claim of a stream in order is open; or all that is
+-- assigned is behind other bundles, nothing is new or in the line, and no key that waits may be assigned.
 create or replace function _pgqueue.is_blocked(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns boolean
-language plpgsql
-as $$
+returns boolean language plpgsql as $$
 declare
-    v_hints pgqueue.claim_hints := p_cursor.hints;
-    v_dealt pgqueue.lane_hint := v_hints.lanes[1];
+    v_hints    pgqueue.claim_hints := p_cursor.hints;
+    v_assigned pgqueue.lane_hint := v_hints.lanes[1];
 begin
     if p_consumer.ordering = 'stream' then
-        return exists (select from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) where token is not null);
+        return exists (select from _pgqueue.assigned(p_consumer.consumer_id, v_assigned) where token is not null);
     end if;
-    return v_dealt.lane = _pgqueue.lane_dealt() and cardinality(v_hints.lanes) = 1 and v_hints.lanes_from is null
+    return v_assigned.lane = _pgqueue.lane_assigned() and cardinality(v_hints.lanes) = 1 and v_hints.lanes_from is null
         and not v_hints.was_cut and not _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
         and not exists (select from pgqueue.consumer_messages
-                        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_dealt()
-                          and (place, first_seq) >= (v_dealt.place, v_dealt.first_seq)
-                          and token is null and (behind is null or _pgqueue.is_gone(behind)))
+                        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
+                             and (place, first_seq) >= (v_assigned.place, v_assigned.first_seq)
+                             and token is null and (predecessor is null or _pgqueue.is_deleted(predecessor)))
         and not _pgqueue.has_free_key(p_consumer, v_hints);
 end $$;
 
--- Cuts or deals more bundles while some are left, so that no claimer waits for that; if nobody has the consumer's lock,
--- and nobody did so since. Locks: the consumer, if nobody has it.
+-- Cuts or assigns more bundles while some are left, so that no claimer waits for that; if nobody has the consumer's
+-- lock, and nobody did so since. Locks: the consumer, if nobody has it.
 --   p_cursor  the cursor as the claim has read it
 create or replace function _pgqueue.prefetch(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns void
-language plpgsql
-as $$
+returns void language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_ready  record;
@@ -121,11 +116,11 @@ begin
         raise exception using errcode = 'PQ099';
     end if;
     v_ready := _pgqueue.catch_up(p_consumer, v_stored, null);
-    v_cursor := _pgqueue.take_some(p_consumer, v_ready.p_cursor, false, (v_stored.hints).size, v_ready.p_upto);
+    v_cursor := _pgqueue.take_new(p_consumer, v_ready.p_cursor, false, (v_stored.hints).size, v_ready.p_upto);
     v_hints := v_cursor.hints;
-    v_hints.more := null;
-    if _pgqueue.is_keyed(p_consumer.way) then
-        v_hints := (_pgqueue.deal(p_consumer, v_hints, v_hints.size)).o_hints;
+    v_hints.prefetch_at := null;
+    if _pgqueue.is_keyed(p_consumer.profile) then
+        v_hints := (_pgqueue.assign(p_consumer, v_hints, v_hints.size)).o_hints;
     else
         v_hints := _pgqueue.cut_next(p_consumer, v_hints);
     end if;
@@ -135,33 +130,30 @@ exception when sqlstate 'PQ099' then
     null;  -- and the lock is let go: the transaction may take long
 end $$;
 
--- Whether there may be something to cut or to deal ahead. (Else a claim would keep the lock for nothing.)
+-- Whether there may be something to cut or to assign ahead. (Else a claim would keep the lock for nothing.)
 create or replace function _pgqueue.has_more(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns boolean
-language plpgsql stable
-as $$
+returns boolean language plpgsql stable as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
-    v_lane  pgqueue.lane_hint := case when _pgqueue.is_keyed(p_consumer.way)
-                                      then _pgqueue.lane_of(v_hints, _pgqueue.lane_line())
+    v_lane  pgqueue.lane_hint := case when _pgqueue.is_keyed(p_consumer.profile)
+                                      then _pgqueue.lane_of(v_hints, _pgqueue.lane_unassigned())
                                       else _pgqueue.first_lane(v_hints) end;
 begin
     return _pgqueue.has_new(p_consumer.stream_id, p_cursor, false)
-        or (_pgqueue.is_keyed(p_consumer.way) and v_hints.parks)
+        or (_pgqueue.is_keyed(p_consumer.profile) and v_hints.any_waiting)
         or exists (select from (select message_count from pgqueue.consumer_messages
                                 where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
                                   and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
                                 order by place, first_seq limit 2 * _pgqueue.limit_cut()) f
-                   where _pgqueue.is_keyed(p_consumer.way) or f.message_count >= 2 * v_hints.size);
+                   where _pgqueue.is_keyed(p_consumer.profile) or f.message_count >= 2 * v_hints.size);
 end $$;
 
 -- Claims beside another claimer that has the consumer's lock: free bundles, as they are, or cut off one; or what is
--- new. What is due comes later, by the claimer that has the lock. By key only bundles that are dealt. Returns the
+-- new. What is due comes later, by the claimer that has the lock. By key only bundles that are assigned. Returns the
 -- claim; its id is null when there is none, see claim_new_ahead() and is_blocked(). Of free bundles nothing is locked
 -- then.
-create or replace function _pgqueue.claim_beside(p_consumer pgqueue.consumers, p_max int) returns pgqueue.claimed
-language plpgsql
-as $$
+create or replace function _pgqueue.claim_without_lock(p_consumer pgqueue.consumers, p_max int) returns pgqueue.claimed
+language plpgsql as $$
 declare
     v_cursor  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_hints   pgqueue.claim_hints := v_cursor.hints;
@@ -171,19 +163,19 @@ begin
     if not _pgqueue.has_free(v_hints) then
         return _pgqueue.claim_new_ahead(p_consumer, v_cursor, p_max,
                                          _pgqueue.next_ahead(p_consumer, v_cursor));
-    elsif not _pgqueue.is_keyed(p_consumer.way) then
+    elsif not _pgqueue.is_keyed(p_consumer.profile) then
         return (_pgqueue.collect(p_consumer, v_hints, p_max, null, false)).o_claimed;
     end if;
-    v_bundles := _pgqueue.lock_dealt(p_consumer, v_hints, p_max, false);
+    v_bundles := _pgqueue.lock_assigned(p_consumer, v_hints, p_max, false);
     if v_bundles <> '{}' then
         return _pgqueue.claim_bundles(p_consumer, v_bundles);
     end if;
-    -- (of a stream another claimer has the first dealt bundle, unless this claim could not have had it)
+    -- (of a stream another claimer has the first assigned bundle, unless this claim could not have had it)
     v_claim.message_count := case
         when _pgqueue.is_blocked(p_consumer, v_cursor)
              or (p_consumer.ordering = 'stream' and exists (
                      select from _pgqueue.bundles(array[_pgqueue.first_of_stream(
-                         p_consumer.consumer_id, _pgqueue.lane_of(v_hints, _pgqueue.lane_dealt()))])
+                         p_consumer.consumer_id, _pgqueue.lane_of(v_hints, _pgqueue.lane_assigned()))])
                      where note is null and message_count <= p_max)) then 0 end;
     return v_claim;
 end $$;
@@ -191,9 +183,7 @@ end $$;
 -- Cuts the next free bundle that is large enough, in the size of the last cut. Returns the hints. Needs the consumer's
 -- lock.
 create or replace function _pgqueue.cut_next(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_lane   pgqueue.lane_hint := _pgqueue.first_lane(p_hints);
     v_bundle pgqueue.consumer_messages;
@@ -208,7 +198,7 @@ begin
     order by f.place, f.first_seq limit 1
     for update of b skip locked;  -- lock: bundle
     if v_bundle.token is null and v_bundle.message_count >= 2 * p_hints.size then
-        p_hints.more := (_pgqueue.cut(v_bundle, p_hints.size, least(
+        p_hints.prefetch_at := (_pgqueue.cut(v_bundle, p_hints.size, least(
             _pgqueue.limit_cut(), v_bundle.message_count / p_hints.size)::int)).o_more;
     end if;
     return p_hints;

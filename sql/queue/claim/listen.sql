@@ -31,8 +31,7 @@
 -- transaction has ended.
 create or replace function pgqueue.start_waiting(p_stream text, p_pid int default null, out channel text,
                                                  out publishers text[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -58,8 +57,7 @@ end $$;
 --   p_publishers  as start_waiting or this function returned them
 -- Errors: PQ001. Locks: none.
 create or replace function pgqueue.still_publishing(p_stream text, p_publishers text[]) returns text[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_publishers text[] := _pgqueue.publishers((_pgqueue.stream(p_stream)).stream_id);
 begin
@@ -69,8 +67,7 @@ end $$;
 -- Returns when a consumer that got nothing should claim again: the next delay or lease ends, or a schedule is due.
 -- A time that is over: now. Null: when something is published. Errors: PQ001, PQ002. Locks: none.
 create or replace function pgqueue.next_due(p_stream text, p_consumer text) returns timestamptz
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
 begin
@@ -80,8 +77,7 @@ end $$;
 -- Stops waiting: producers need not notify this session any more. It goes on listening, as others may notify.
 -- Returns whether it waited. Errors: PQ001. Locks: releases that of start_waiting.
 create or replace function pgqueue.stop_waiting(p_stream text) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
@@ -91,8 +87,7 @@ end $$;
 
 -- Whether this session waits for publications of a stream.
 create or replace function _pgqueue.waits(p_stream_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return exists (select from pg_locks
                    where locktype = 'advisory' and classid = _pgqueue.lock_class_waiting()::oid

@@ -19,8 +19,7 @@ end $$;
 -- Returns the claim. The bundles are locked.
 create or replace function _pgqueue.claim_bundles(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
                                                   p_reader uuid default null) returns pgqueue.claimed
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_head    pgqueue.consumer_messages := p_bundles[1];
     v_token   bigint := _pgqueue.new_token(p_reader is not null or _pgqueue.notes_ends(p_consumer));
@@ -32,7 +31,7 @@ declare
     v_alike   boolean := v_head.deliver_count = 0 and v_head.note is null;
 begin
     if cardinality(p_bundles) > 1 then
-        v_alike := v_alike and not _pgqueue.is_keyed(p_consumer.way) and lower(v_all) >= v_head.first_seq
+        v_alike := v_alike and not _pgqueue.is_keyed(p_consumer.profile) and lower(v_all) >= v_head.first_seq
             and not exists (select from unnest(p_bundles) b
                             where b.deliver_count > 0 or b.note is not null or b.priority <> v_head.priority)
             and (select count(*) from unnest(v_all)) <= _pgqueue.limit_ranges();
@@ -65,8 +64,7 @@ end $$;
 -- Null: it may not.
 create or replace function _pgqueue.keys_of_new(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_seqs int8multirange, p_count bigint) returns bigint[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_bundle pgqueue.consumer_messages;
     v_keys   bigint[];
@@ -87,22 +85,22 @@ end $$;
 create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                               p_want bigint, p_upto bigint, p_reader uuid,
                                               out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
-    v_keyed boolean := _pgqueue.is_keyed(p_consumer.way);
+    v_keyed boolean := _pgqueue.is_keyed(p_consumer.profile);
     v_new   record;
     v_first pgqueue.publications;
     v_keys  bigint[];
     v_token bigint;
     v_now   timestamptz := clock_timestamp();
+    v_lane  int;
     v_place bigint;
     v_no    bigint;
 begin
     o_cursor := p_cursor;
-    if _pgqueue.has_free(v_hints) or _pgqueue.judges(p_consumer)
-       or (v_keyed and (v_hints.parks or v_hints.whole or _pgqueue.limits_keys(p_consumer))) then
+    if _pgqueue.has_free(v_hints) or _pgqueue.is_screened(p_consumer)
+       or (v_keyed and (v_hints.any_waiting or v_hints.all_keys or _pgqueue.limits_keys(p_consumer))) then
         return;
     end if;
     v_new := _pgqueue.next_new(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());
@@ -122,18 +120,18 @@ begin
     o_cursor.last_arrival := p_cursor.last_arrival + 1;
     o_cursor.taken := o_cursor.taken + v_new.o_message_count;
     v_no := nextval('pgqueue.claim_numbers');
+    v_lane := case when v_keyed then _pgqueue.lane_assigned() else -v_first.priority end;
     v_place := case when v_keyed then v_no else o_cursor.last_arrival end;
     v_token := _pgqueue.new_token(p_reader is not null or _pgqueue.notes_ends(p_consumer));
     insert into pgqueue.consumer_messages (
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, keys, message_count, seqs,
         token, claimed_at, lease_until, visibility_timeout, owner, reader)
-    values (p_consumer.consumer_id, v_no, case when v_keyed then _pgqueue.lane_dealt() else -v_first.priority end,
+    values (p_consumer.consumer_id, v_no, v_lane,
             v_place, lower(v_new.o_seqs), o_cursor.last_arrival, v_first.priority, 0, v_keys, v_new.o_message_count,
             v_new.o_seqs, v_token, v_now, v_now + p_consumer.visibility_timeout, p_consumer.visibility_timeout,
             current_setting('application_name'), p_reader);
     v_hints.was_cut := v_new.o_count = _pgqueue.limit_take();
-    o_cursor.hints := _pgqueue.stands(v_hints, case when v_keyed then _pgqueue.lane_dealt() else -v_first.priority end,
-                                      v_place, lower(v_new.o_seqs), false);
+    o_cursor.hints := _pgqueue.stands(v_hints, v_lane, v_place, lower(v_new.o_seqs), false);
     o_claimed := (_pgqueue.claim_id(v_no, v_token), v_new.o_message_count, p_consumer.stream_id, v_new.o_seqs,
                   v_first.priority, 1, null, null)::pgqueue.claimed;
 end $$;
@@ -147,8 +145,7 @@ end $$;
 create or replace function _pgqueue.collect(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                             p_reader uuid, p_alone boolean default true,
                                             out o_hints pgqueue.claim_hints, out o_claimed pgqueue.claimed)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_lane    pgqueue.lane_hint;
     v_next    refcursor;  -- (a loop would fetch ahead, and lock what other claims could have)
@@ -190,7 +187,7 @@ begin
                 v_cut := _pgqueue.cut(v_bundle, v_fit, v_count);
                 v_bundle := v_cut.o_first;
                 if v_count > 1 then
-                    o_hints.more := v_cut.o_more;
+                    o_hints.prefetch_at := v_cut.o_more;
                     o_hints.size := p_want;
                 end if;
             end if;

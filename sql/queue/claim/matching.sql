@@ -9,8 +9,7 @@
 create or replace function _pgqueue.collect_matching(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                      p_where jsonpath, p_max bigint, p_look bigint,
                                                      out o_hints pgqueue.claim_hints, out o_claimed pgqueue.claimed)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_lane    pgqueue.lane_hint;
     v_found   pgqueue.consumer_messages[];
@@ -68,9 +67,7 @@ end $$;
 
 -- The first free bundles of a lane, as many as are judged at once. Locks nothing.
 create or replace function _pgqueue.first_free(p_consumer_id int, p_from pgqueue.lane_hint)
-returns pgqueue.consumer_messages[]
-language plpgsql stable
-as $$
+returns pgqueue.consumer_messages[] language plpgsql stable as $$
 begin
     return array(
         select w.m
@@ -84,8 +81,7 @@ end $$;
 
 -- Locks a free bundle, as it is now; nulls when it is not free any more, or another session is taking it.
 create or replace function _pgqueue.lock_free(p_bundle pgqueue.consumer_messages) returns pgqueue.consumer_messages
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_bundle pgqueue.consumer_messages;
 begin
@@ -99,10 +95,8 @@ end $$;
 -- that, and only for a claim that has nothing else (p_more: it has; null: no matter, Spark's readers know of none).
 -- Returns these bundles, which are locked.
 create or replace function _pgqueue.take_matching(p_bundles pgqueue.consumer_messages[], p_match int8multirange,
-                                                  p_more boolean)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+                                                  p_more boolean) returns pgqueue.consumer_messages[]
+language plpgsql as $$
 declare
     v_seen    pgqueue.consumer_messages;
     v_bundle  pgqueue.consumer_messages;

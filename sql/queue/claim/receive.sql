@@ -16,8 +16,7 @@
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1,
                                          p_visibility_timeout interval default null, p_ack bigint default null)
 returns table (claim_id bigint, message_count bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_claim pgqueue.claimed := _pgqueue.claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
 begin
@@ -35,9 +34,7 @@ end $$;
 -- claim has no others, the call returns nothing. Errors and locks: as claim.
 create or replace function pgqueue.receive(p_stream text, p_consumer text, p_max int default 1,
                                            p_visibility_timeout interval default null, p_ack bigint default null)
-returns setof pgqueue.received
-language plpgsql
-as $$
+returns setof pgqueue.received language plpgsql as $$
 declare
     v_claim pgqueue.claimed := _pgqueue.claim(p_stream, p_consumer, p_max, p_visibility_timeout, p_ack);
     v_row   pgqueue.received;

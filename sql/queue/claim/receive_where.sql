@@ -13,8 +13,7 @@
 create or replace function pgqueue.receive_where(p_stream text, p_consumer text, p_where jsonpath, p_max int default 1,
                                                  p_visibility_timeout interval default null, p_look int default 10000,
                                                  p_ack bigint default null) returns setof pgqueue.received
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
     v_claim    pgqueue.claimed;
@@ -43,13 +42,12 @@ end $$;
 -- Returns the claim; its id is null when none passes.
 create or replace function _pgqueue.claim_where(p_consumer pgqueue.consumers, p_where jsonpath, p_max int, p_look int,
                                                 p_ack bigint) returns pgqueue.claimed
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_claim  pgqueue.claimed;
 begin
-    if not _pgqueue.claims_in_turn(p_consumer) and _pgqueue.not_yet((v_cursor.hints).quiet_until)
+    if not _pgqueue.always_locks(p_consumer) and _pgqueue.not_yet((v_cursor.hints).idle_until)
        and not _pgqueue.has_new(p_consumer.stream_id, v_cursor, false) then
         begin
             v_claim := (_pgqueue.collect_matching(p_consumer, v_cursor.hints, p_where, p_max, p_look)).o_claimed;
@@ -62,5 +60,5 @@ begin
             null;  -- unlocks what it looked at, before it waits for the lock
         end;
     end if;
-    return _pgqueue.claim_in_turn(p_consumer, p_max, p_ack, p_where, p_look);
+    return _pgqueue.claim_locked(p_consumer, p_max, p_ack, p_where, p_look);
 end $$;

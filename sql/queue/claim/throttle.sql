@@ -8,34 +8,32 @@
 
 -- How many messages a claim may have: as many as it wants, or as the limits leave. Before it gets fewer, leases that
 -- have ended are looked for. Returns the cursor, and how many. Needs the consumer's lock.
-create or replace function _pgqueue.room(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                         p_want bigint, out o_want bigint)
-language plpgsql
-as $$
+create or replace function _pgqueue.left_by_limits(p_consumer pgqueue.consumers,
+                                                   inout p_cursor pgqueue.consumer_cursors, p_want bigint,
+                                                   out o_want bigint)
+language plpgsql as $$
 begin
     o_want := p_want;
     if p_consumer.max_in_flight is not null then
-        o_want := least(p_want, _pgqueue.room_in_flight(p_consumer, p_cursor.hints));
+        o_want := least(p_want, _pgqueue.left_in_flight(p_consumer, p_cursor.hints));
         if o_want < p_want then
             p_cursor := _pgqueue.probe_leases(p_consumer, p_cursor);
-            o_want := least(p_want, _pgqueue.room_in_flight(p_consumer, p_cursor.hints));
+            o_want := least(p_want, _pgqueue.left_in_flight(p_consumer, p_cursor.hints));
         end if;
     end if;
     if p_consumer.rate_limit is not null then
-        o_want := least(o_want, _pgqueue.room_in_rate(p_consumer, p_cursor));
+        o_want := least(o_want, _pgqueue.left_in_rate(p_consumer, p_cursor));
     end if;
 end $$;
 
 -- How many more messages may be in flight; below 0 when there are too many since the limit was changed.
-create or replace function _pgqueue.room_in_flight(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
-returns bigint
-language plpgsql
-as $$
+create or replace function _pgqueue.left_in_flight(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns bigint language plpgsql as $$
 begin
     return p_consumer.max_in_flight
         - (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
-           where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_held()
-             and place >= _pgqueue.place_at(p_hints.held_from))
+           where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long()
+             and place >= _pgqueue.place_at(p_hints.long_from))
         - (select coalesce(sum(m.message_count), 0)
            from unnest(p_hints.lanes) l
            cross join lateral (select message_count from pgqueue.consumer_messages
@@ -44,10 +42,8 @@ begin
 end $$;
 
 -- How many more messages may be delivered now.
-create or replace function _pgqueue.room_in_rate(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns bigint
-language plpgsql
-as $$
+create or replace function _pgqueue.left_in_rate(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+returns bigint language plpgsql as $$
 begin
     return p_consumer.rate_limit - (select coalesce(sum(d.n), 0)
                                     from unnest(p_cursor.delivered, p_cursor.delivered_at) d (n, at)
@@ -57,18 +53,15 @@ end $$;
 -- Whether messages that were delivered at a time count now. (A time in the future is there because the clock was set
 -- back.)
 create or replace function _pgqueue.counts(p_consumer pgqueue.consumers, p_at timestamptz) returns boolean
-language sql volatile
-as $$
+language sql volatile as $$
     select p_at > clock_timestamp() - p_consumer.rate_interval
        and p_at <= clock_timestamp() + p_consumer.rate_interval / 10
 $$;
 
 -- Notes that messages are delivered now, of a consumer with a rate. Returns the cursor.
-create or replace function _pgqueue.note_delivered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                   p_count bigint)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+create or replace function _pgqueue.record_delivered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                     p_count bigint) returns pgqueue.consumer_cursors
+language plpgsql as $$
 declare
     v_step float8 := extract(epoch from p_consumer.rate_interval)::float8 / 20;
     v_at   timestamptz := to_timestamp(ceil(extract(epoch from clock_timestamp())::float8 / v_step) * v_step);
@@ -90,14 +83,12 @@ end $$;
 -- Until when the limits of a consumer leave no room; null: they leave some. Messages in flight may be settled at any
 -- moment, and no claimer is told of that. So a claim is to look for room again soon.
 create or replace function _pgqueue.throttled_until(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns timestamptz
-language plpgsql
-as $$
+returns timestamptz language plpgsql as $$
 begin
     return greatest(
-        case when p_consumer.max_in_flight is not null and _pgqueue.room_in_flight(p_consumer, p_cursor.hints) <= 0
+        case when p_consumer.max_in_flight is not null and _pgqueue.left_in_flight(p_consumer, p_cursor.hints) <= 0
              then clock_timestamp() + interval '25 ms' end,
-        case when p_consumer.rate_limit is not null and _pgqueue.room_in_rate(p_consumer, p_cursor) <= 0
+        case when p_consumer.rate_limit is not null and _pgqueue.left_in_rate(p_consumer, p_cursor) <= 0
              then (select min(d.at) from unnest(p_cursor.delivered_at) d (at) where _pgqueue.counts(p_consumer, d.at))
                   + p_consumer.rate_interval end);
 end $$;

@@ -1,11 +1,10 @@
--- What may be dealt: messages that waited for keys that are free now, and the front of the line.
+-- What may be assigned: messages that waited for keys that are free now, and the front of the line.
 
--- The keys that wait and may be dealt, about p_most of them, and that no message of them waits before which one: their
--- first message waits for nothing that is still there.
+-- The keys that wait and may be assigned, about p_most of them, and that no message of them waits before which one:
+-- their first message waits for nothing that is still there.
 create or replace function _pgqueue.free_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
 returns table (key bigint, arrival_no bigint, first_seq bigint)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
     v_ready boolean := _pgqueue.counts_ready(p_consumer);
@@ -19,18 +18,18 @@ begin
         with recursive blocker (number) as (
             (select place from pgqueue.consumer_messages
              where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
-               and place >= p_hints.waits_from and place < _pgqueue.place_of_held()
+               and place >= p_hints.waits_from and place < _pgqueue.place_behind_long()
              order by place limit 1)
             union all
             select (select place from pgqueue.consumer_messages
                     where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
-                      and place > b.number and place < _pgqueue.place_of_held()
+                      and place > b.number and place < _pgqueue.place_behind_long()
                     order by place limit 1)
             from blocker b where b.number is not null
         ), gone as materialized (
             select b.number from blocker b
             where b.number is not null
-              and (_pgqueue.is_gone(b.number)
+              and (_pgqueue.is_deleted(b.number)
                    or (v_ready and (select token is not null from _pgqueue.bundles(array[b.number]))))
         )
         select f.* from gone b
@@ -49,31 +48,28 @@ begin
     end if;
 end $$;
 
--- Whether a key that waits may be dealt, or a dealt bundle may have let go of one.
+-- Whether a key that waits may be assigned, or an assigned bundle may have let go of one.
 create or replace function _pgqueue.has_free_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
-returns boolean
-language plpgsql stable
-as $$
+returns boolean language plpgsql stable as $$
 begin
     return _pgqueue.has_freed(p_consumer.consumer_id, p_hints)
-        or exists (select from _pgqueue.dealt(p_consumer.consumer_id, _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt()))
+        or exists (select from _pgqueue.assigned(p_consumer.consumer_id,
+                                                 _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned()))
                    where shrunk)
         or exists (select from _pgqueue.free_keys(p_consumer, p_hints, 1));
 end $$;
 
--- Takes the messages that waited first of the keys that may be dealt, and deletes them where they wait: of each key
+-- Takes the messages that waited first of the keys that may be assigned, and deletes them where they wait: of each key
 -- about p_most messages that are alike, and in order. Returns them, a bundle for each key; nulls if there are none.
 create or replace function _pgqueue.take_heads(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
-returns pgqueue.keyed_messages
-language plpgsql
-as $$
+returns pgqueue.keyed_messages language plpgsql as $$
 declare
     v_keyed pgqueue.keyed_messages;
     v_tids  tid[];
 begin
     with waiting as materialized (
         select k.key, m.*
-        from (select distinct on (f.key) f.* from _pgqueue.free_keys(p_consumer, p_hints, _pgqueue.limit_deal()) f
+        from (select distinct on (f.key) f.* from _pgqueue.free_keys(p_consumer, p_hints, _pgqueue.limit_assign()) f
               order by f.key, f.arrival_no, f.first_seq) k
         cross join lateral (select ctid as tid, w as bundle, arrival_no, first_seq, priority, deliver_count, note,
                                    not_visible_until, message_count, seqs
@@ -110,9 +106,8 @@ begin
 end $$;
 
 -- Whether nothing of a stream in order waits behind the messages that take_heads() took. Null: it took none.
-create or replace function _pgqueue.were_all(p_consumer_id int, p_heads pgqueue.keyed_messages) returns boolean
-language plpgsql stable
-as $$
+create or replace function _pgqueue.took_all_waiting(p_consumer_id int, p_heads pgqueue.keyed_messages) returns boolean
+language plpgsql stable as $$
 declare
     v_head pgqueue.consumer_messages := p_heads.bundles[1];
 begin
@@ -124,12 +119,11 @@ end $$;
 
 -- Takes the first messages of the line, about p_room of them, and deletes them there. In a stream that is in order it
 -- ends before a message that is not visible yet. Returns the bundles. Needs the consumer's lock.
-create or replace function _pgqueue.line_front(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_room bigint)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+create or replace function _pgqueue.take_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                    p_room bigint) returns pgqueue.consumer_messages[]
+language plpgsql as $$
 declare
-    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_line());
+    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned());
     v_stream  boolean := p_consumer.ordering = 'stream';
     v_bundles pgqueue.consumer_messages[];
     v_last    pgqueue.consumer_messages;
@@ -148,7 +142,7 @@ begin
               from (select ctid as tid, place, first_seq, message_count,
                            not_visible_until is not null or note is not null or deliver_count > 0 as other
                     from pgqueue.consumer_messages
-                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_line()
+                    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
                       and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
                     order by place, first_seq limit p_room) m
               window line as (order by m.place, m.first_seq)) f

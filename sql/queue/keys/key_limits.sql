@@ -1,27 +1,26 @@
 -- The gate of a key: how many of its messages may go now. Consumers limit how many of a key may be in flight
 -- (per_key_limit) or are delivered in a time (per_key_interval, per_key_burst), or serve keys in turns (fair). What
--- goes is dealt (queue/keys/dealing.sql). The rest waits (queue/keys/waiting.sql) until the first open bundle with the
--- key is gone; if only what is ready counts, until it is claimed; or until tokens of the key come back
+-- goes is assigned (queue/keys/assigning.sql). The rest waits (queue/keys/waiting.sql) until the first open bundle with
+-- the key is gone; if only what is ready counts, until it is claimed; or until tokens of the key come back
 -- (queue/keys/key_tokens.sql). A message without a key has no limit, and holds no other message up.
 --
--- Keys take turns because bundles do. With fair, what is dealt and free holds about the share of four claims of a key,
--- so the rest of a key with very many messages waits.
+-- Keys take turns because bundles do. With fair, what is assigned and free holds about the share of four claims of a
+-- key, so the rest of a key with very many messages waits.
 
--- Without an order: how many messages of some keys are dealt or held, and how many of these nobody has claimed.
+-- Without an order: how many messages of some keys are assigned or held, and how many of these nobody has claimed.
 create or replace function _pgqueue.in_use(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
 returns table (key bigint, n bigint, ready bigint)
-language sql stable
-as $$
+language sql stable as $$
     select o.key, sum(o.n)::bigint, coalesce(sum(o.n) filter (where o.free), 0)::bigint
     from (select k as key, 1 as n, m.token is null as free
-          from _pgqueue.dealt(p_consumer_id, _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt())) m
+          from _pgqueue.assigned(p_consumer_id, _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned())) m
           cross join lateral unnest(m.keys) k
           where p_keys is null or k = any (p_keys)
           union all
           select k, m.message_count, false
           from unnest(p_keys) k
           cross join lateral (select message_count from pgqueue.consumer_messages
-                              where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_held()
+                              where consumer_id = p_consumer_id and key = k and lane = _pgqueue.lane_long()
                               offset 0) m) o
     group by o.key
 $$;
@@ -31,11 +30,10 @@ $$;
 --   p_size  messages of a bundle
 --   p_now   messages that are not visible at that time are left as they are
 -- Returns the messages; and of keys without tokens when the first of these come back.
-create or replace function _pgqueue.gate(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                         inout p_keyed pgqueue.keyed_messages, p_size bigint, p_now timestamptz,
-                                         out o_keys bigint[], out o_until timestamptz[])
-language plpgsql
-as $$
+create or replace function _pgqueue.apply_key_limits(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                     inout p_keyed pgqueue.keyed_messages, p_size bigint,
+                                                     p_now timestamptz, out o_keys bigint[], out o_until timestamptz[])
+language plpgsql as $$
 declare
     v_burst int := case when p_consumer.per_key_interval is not null then p_consumer.per_key_burst end;
     v_none  boolean := p_consumer.ordering = 'none';
@@ -78,15 +76,14 @@ begin
            array_agg(n order by i, held), array_agg(held order by i, held),
            (select array_agg(key order by key) from room where is_spent),
            (select array_agg(until order by key) from room where is_spent)
-    into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.held, o_keys, o_until
+    into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.over_limit, o_keys, o_until
     from split;
 end $$;
 
--- Lets the next dealers look at all keys that wait, because the limits of the consumer have changed. Locks: the
+-- Lets the next assigners look at all keys that wait, because the limits of the consumer have changed. Locks: the
 -- consumer.
 create or replace function _pgqueue.change_limits(p_consumer pgqueue.consumers) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
@@ -98,7 +95,7 @@ begin
     end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
-    v_hints := _pgqueue.undeal(p_consumer, v_cursor.hints);
+    v_hints := _pgqueue.unassign(p_consumer, v_cursor.hints);
     if p_consumer.per_key_interval is null then
         delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id;
     end if;
@@ -109,7 +106,7 @@ begin
       and ((lane = _pgqueue.lane_delayed() and key is not null and not_visible_until is null)
            or (lane = _pgqueue.lane_waiting() and place > 0));
     v_hints.free_from := _pgqueue.place_of_free();
-    v_hints.quiet_until := null;
+    v_hints.idle_until := null;
     v_cursor.hints := v_hints;
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;
@@ -118,8 +115,7 @@ end $$;
 -- move from its lanes to the line, or back.
 -- Errors: PQ003 unless the consumer is paused, and nothing of it is claimed or being claimed. Locks: the consumer.
 create or replace function _pgqueue.change_lanes(p_consumer pgqueue.consumers) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
@@ -136,7 +132,7 @@ begin
         v_bundle.not_visible_until := case when v_bundle.not_visible_until > clock_timestamp()
                                            then v_bundle.not_visible_until end;
         if v_bundle.lane = _pgqueue.lane_unfiltered() then
-            v_bundle.place := _pgqueue.unfiltered_place(_pgqueue.is_keyed(p_consumer.way), v_bundle.priority,
+            v_bundle.place := _pgqueue.unfiltered_place(_pgqueue.is_keyed(p_consumer.profile), v_bundle.priority,
                                                         v_bundle.arrival_no);
         else
             v_bundle := _pgqueue.placed(p_consumer, v_bundle);
@@ -144,7 +140,7 @@ begin
         perform _pgqueue.replace(v_bundle);
     end loop;
     delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id
-        and not _pgqueue.is_keyed(p_consumer.way);
+        and not _pgqueue.is_keyed(p_consumer.profile);
     v_cursor := v_stored;
     v_cursor.hints := null;
     v_cursor.hints := _pgqueue.rebuild_hints(v_cursor);

@@ -1,4 +1,4 @@
--- Messages by key: the dealer, and all that goes by key, splits bundles into the messages of each key. A key is known
+-- Messages by key: the assigner, and all that goes by key, splits bundles into the messages of each key. A key is known
 -- by its hash: two keys with the same hash wait for each other.
 
 -- Messages of bundles by key: of which key each set is (null: of no key), and of which bundle; and whether the limits
@@ -8,21 +8,20 @@ begin
     if to_regtype('pgqueue.keyed_messages') is null then
         create type pgqueue.keyed_messages as (
             bundles pgqueue.consumer_messages[], nos int[], keys bigint[], seqs int8multirange[], counts bigint[],
-            held boolean[]);
+            over_limit boolean[]);
     end if;
 end $$;
 
 -- The key that orders a message of a consumer, as an SQL expression over a message m.
 create or replace function _pgqueue.key_of(p_consumer pgqueue.consumers) returns text
-language sql immutable
-as $$ select case p_consumer.ordering when 'stream' then '0::bigint' else 'hashtextextended(m.key, 0)' end $$;
+language sql immutable as $$
+    select case p_consumer.ordering when 'stream' then '0::bigint' else 'hashtextextended(m.key, 0)' end
+$$;
 
 -- Splits bundles by key. Returns for each key and bundle its messages, in the order of the bundles and then of the
 -- messages. Messages without a key have null as theirs, and so have messages that are gone.
 create or replace function _pgqueue.by_key(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[])
-returns pgqueue.keyed_messages
-language plpgsql
-as $$
+returns pgqueue.keyed_messages language plpgsql as $$
 declare
     v_sets  int8multirange[] := array(select seqs from unnest(p_bundles) with ordinality order by ordinality);
     v_keyed pgqueue.keyed_messages;
@@ -61,9 +60,7 @@ end $$;
 
 -- Puts messages by key after others.
 create or replace function _pgqueue.after(p_first pgqueue.keyed_messages, p_then pgqueue.keyed_messages)
-returns pgqueue.keyed_messages
-language plpgsql immutable
-as $$
+returns pgqueue.keyed_messages language plpgsql immutable as $$
 begin
     if p_first.keys is null then
         return p_then;
@@ -78,8 +75,7 @@ end $$;
 
 -- Puts messages by key in the order of their arrival.
 create or replace function _pgqueue.by_arrival(p_keyed pgqueue.keyed_messages) returns pgqueue.keyed_messages
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     select array_agg(e.no order by b.arrival_no, lower(e.seqs)), array_agg(e.key order by b.arrival_no, lower(e.seqs)),
            array_agg(e.seqs order by b.arrival_no, lower(e.seqs)), array_agg(e.n order by b.arrival_no, lower(e.seqs))
@@ -92,9 +88,7 @@ end $$;
 -- Joins messages of a key that follow each other and are alike: what waited and what comes after it from the line,
 -- unless more waits between these.
 create or replace function _pgqueue.joined(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
-returns pgqueue.keyed_messages
-language plpgsql stable
-as $$
+returns pgqueue.keyed_messages language plpgsql stable as $$
 begin
     if cardinality(p_keyed.keys) = (select count(distinct k) from unnest(p_keyed.keys) k) then
         return p_keyed;
@@ -130,9 +124,7 @@ end $$;
 
 -- The keys of a bundle, as its column keys has them: with an order each of them once, else one for each message.
 create or replace function _pgqueue.keys_in(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
-returns bigint[]
-language plpgsql
-as $$
+returns bigint[] language plpgsql as $$
 declare
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, array[p_bundle]);
 begin

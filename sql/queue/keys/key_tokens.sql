@@ -1,8 +1,8 @@
 -- Tokens of keys, for consumers with per_key_interval. A key has per_key_burst tokens. A claim that delivers n messages
 -- of a key spends n of them, and they come back after per_key_interval. While a key has no token left, its messages
--- wait: the first of them is due when a token comes back (queue/keys/key_limits.sql: gate()). Spent tokens are rows of
--- key_tokens, so they last over restarts. They are spent with the consumer's lock, which every claim of such a consumer
--- has.
+-- wait: the first of them is due when a token comes back (queue/keys/key_limits.sql: apply_key_limits()). Spent tokens
+-- are rows of key_tokens, so they last over restarts. They are spent with the consumer's lock, which every claim of
+-- such a consumer has.
 
 -- Spent tokens of keys, of consumers with per_key_interval: a delivery of n messages of a key spends n of its
 -- per_key_burst tokens, and they come back after per_key_interval.
@@ -14,11 +14,10 @@ create table if not exists pgqueue.key_tokens (
     returns_at  timestamptz not null   -- the tokens come back then
 );
 
--- Forgets tokens that have come back of consumers that spend none any more, at most limit_forgotten() of each consumer.
+-- Forgets tokens that have come back of consumers that spend none any more, at most limit_deleted() of each consumer.
 -- Locks: the consumers of which it forgets some; it passes over those that others hold.
-create or replace function _pgqueue.tend_tokens() returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.maintain_tokens() returns void
+language plpgsql as $$
 declare
     v_id int;
 begin
@@ -28,17 +27,15 @@ begin
                             where t.consumer_id = c.consumer_id and t.returns_at <= clock_timestamp() limit 1) t
         order by c.consumer_id
     loop
-        perform _pgqueue.forget_tokens(v_id, '-infinity', clock_timestamp(), _pgqueue.limit_forgotten())
+        perform _pgqueue.delete_tokens(v_id, '-infinity', clock_timestamp(), _pgqueue.limit_deleted())
         where _pgqueue.try_lock_consumer(v_id);
     end loop;
 end $$;
 
 -- Forgets tokens of a consumer that came back between two times, at most p_most. Returns the time up to which it forgot
 -- all. Needs the consumer's lock.
-create or replace function _pgqueue.forget_tokens(p_consumer_id int, p_from timestamptz, p_upto timestamptz, p_most int)
-returns timestamptz
-language sql
-as $$
+create or replace function _pgqueue.delete_tokens(p_consumer_id int, p_from timestamptz, p_upto timestamptz, p_most int)
+returns timestamptz language sql as $$
     with back as (
         delete from pgqueue.key_tokens
         where ctid = any (array(select ctid from pgqueue.key_tokens
@@ -52,10 +49,8 @@ $$;
 -- Spends the tokens of the messages of a claim that was just made, and forgets some that have come back. Returns the
 -- hints. Needs the consumer's lock.
 create or replace function _pgqueue.spend_tokens(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                                 p_bundles pgqueue.consumer_messages[])
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+                                                 p_bundles pgqueue.consumer_messages[]) returns pgqueue.claim_hints
+language plpgsql as $$
 declare
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, p_bundles);
     v_now   timestamptz := clock_timestamp();
@@ -65,7 +60,7 @@ begin
     from unnest(v_keyed.keys, v_keyed.counts) k (key, n)
     where k.key is not null
     group by k.key;
-    p_hints.tokens_from := _pgqueue.forget_tokens(p_consumer.consumer_id, p_hints.tokens_from, v_now,
+    p_hints.tokens_from := _pgqueue.delete_tokens(p_consumer.consumer_id, p_hints.tokens_from, v_now,
                                                   _pgqueue.limit_due());
     return p_hints;
 end $$;

@@ -8,7 +8,7 @@
 -- meanwhile, even if that one is done. Claimed messages and dead letters stay as they are.
 --
 -- To be exact, a claim of such a consumer is made with its lock, after it has judged all that was published before
--- (is_behind()). So no message is delivered while a newer one of its key waits, and what is delivered of a key has
+-- (has_unscreened()). So no message is delivered while a newer one of its key waits, and what is delivered of a key has
 -- rising numbers. (Senders could replace messages themselves. But an order of all senders of a key needs a lock from
 -- each send to its commit, and a message is stored once for all consumers, of which most want each message.)
 --
@@ -27,8 +27,7 @@ create table if not exists pgqueue.newest_of_keys (
 
 -- The time that is noted with a newest message: by the hour, so that most changes leave the index of times alone.
 create or replace function _pgqueue.end_of_hour() returns timestamptz
-language sql volatile
-as $$ select date_trunc('hour', clock_timestamp()) + interval '1 hour' $$;
+language sql volatile as $$ select date_trunc('hour', clock_timestamp()) + interval '1 hour' $$;
 
 -- Notes the newest messages of keys, and replaces the messages that are older.
 --   p_seqs  messages that enter; or that are not finished
@@ -38,8 +37,7 @@ as $$ select date_trunc('hour', clock_timestamp()) + interval '1 hour' $$;
 create or replace function _pgqueue.keep_newest(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                                 p_seqs int8multirange, p_bundles pgqueue.consumer_messages[],
                                                 out o_newest int8multirange)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_seqs  bigint[];  -- the replaced messages, ...
     v_by    bigint[];  -- ... and the newest one of each key
@@ -78,7 +76,7 @@ begin
     p_cursor.hints := v_taken.o_hints;
     p_cursor.forgotten := p_cursor.forgotten + _pgqueue.count_of(v_taken.o_bundles);
     if p_consumer.keep_history is not null then
-        insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count, deliver_count, result)
+        insert into pgqueue.completed_messages (consumer_id, done_at, seqs, message_count, deliver_count, result)
         select p_consumer.consumer_id, clock_timestamp(), range_agg(int8range(m.seq, m.seq, '[]')), count(*),
                r.deliver_count, jsonb_build_object('replaced_by', m.by)
         from unnest(v_seqs, v_by) m (seq, by)
@@ -99,8 +97,7 @@ create or replace function _pgqueue.replace_returned(p_consumer pgqueue.consumer
                                                      p_bundles pgqueue.consumer_messages[], p_set int8multirange,
                                                      out o_cursor pgqueue.consumer_cursors,
                                                      out o_bundles pgqueue.consumer_messages[])
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_set    int8multirange := _pgqueue.seqs_of(p_bundles) * coalesce(p_set, '{(,)}');
     v_newest record := _pgqueue.keep_newest(p_consumer, p_cursor, v_set, p_bundles);
@@ -109,19 +106,17 @@ begin
     o_cursor := v_newest.p_cursor;
     o_bundles := p_bundles;
     if v_gone <> '{}' then
-        perform _pgqueue.take_out(p_bundles, v_gone);
+        perform _pgqueue.remove_messages(p_bundles, v_gone);
         o_cursor.forgotten := o_cursor.forgotten + _pgqueue.cardinality(v_gone);
-        o_bundles := array(select b from _pgqueue.held(p_bundles[1].bundle_no, p_bundles[1].token) b);
+        o_bundles := array(select b from _pgqueue.bundles_of(p_bundles[1].bundle_no, p_bundles[1].token) b);
     end if;
 end $$;
 
 -- Whether something that was published is not judged yet.
 --   p_upto  up to this publication; null: nothing was published
-create or replace function _pgqueue.is_behind(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                              p_upto bigint)
-returns boolean
-language plpgsql
-as $$
+create or replace function _pgqueue.has_unscreened(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                   p_upto bigint) returns boolean
+language plpgsql as $$
 begin
     return (p_cursor.hints).filter_from is not null
         or exists (select from unnest((_pgqueue.gap_ids(p_cursor)
@@ -135,8 +130,7 @@ end $$;
 -- Lets a consumer begin to keep only the newest message of a key, among those that it has taken, or cease to.
 -- Errors: PQ003 unless the consumer is paused and has no claims. Locks: the consumer.
 create or replace function _pgqueue.change_latest(p_consumer pgqueue.consumers) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
 begin
@@ -159,8 +153,7 @@ end $$;
 -- lock_consumer_alone(). Locks all that it has taken; so it waits for claimers that are taking some of it.
 --   p_what  what is done then
 create or replace function _pgqueue.check_idle(p_consumer pgqueue.consumers, p_what text) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_claims bigint;
 begin
@@ -182,20 +175,18 @@ begin
 end $$;
 
 -- Forgets the newest messages of keys of which a consumer has none unfinished: it begins elsewhere, or again.
-create or replace function _pgqueue.forget_newest(p_consumer_id int) returns void
-language sql
-as $$
+create or replace function _pgqueue.delete_newest(p_consumer_id int) returns void
+language sql as $$
     delete from pgqueue.newest_of_keys
     where consumer_id = p_consumer_id
       and not coalesce((select range_agg(seqs) from _pgqueue.unfinished(p_consumer_id)), '{}') @> seq
 $$;
 
--- Forgets the newest messages of keys of which nobody has sent anything for p_age, at most limit_forgotten() of each
+-- Forgets the newest messages of keys of which nobody has sent anything for p_age, at most limit_deleted() of each
 -- consumer. An older message of such a key could only come from a write that began before, and maintain() deletes such
 -- writes. Locks: the consumers of which it forgets some; it passes over those that others hold.
-create or replace function _pgqueue.tend_newest(p_age interval) returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.maintain_newest(p_age interval) returns void
+language plpgsql as $$
 declare
     v_id   int;
     v_keys text[];
@@ -211,7 +202,7 @@ begin
         continue when not _pgqueue.try_lock_consumer(v_id);
         v_keys := array(select key from pgqueue.newest_of_keys
                         where consumer_id = v_id and noted_at < clock_timestamp() - p_age
-                        order by noted_at limit _pgqueue.limit_forgotten());
+                        order by noted_at limit _pgqueue.limit_deleted());
         v_held := coalesce((select range_agg(seqs) from _pgqueue.unfinished(v_id)), '{}');
         update pgqueue.newest_of_keys set noted_at = _pgqueue.end_of_hour()
         where consumer_id = v_id and key = any (v_keys) and v_held @> seq;

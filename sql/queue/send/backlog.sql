@@ -6,11 +6,10 @@
 -- Returns how many messages these publications have for the consumer, and how many in all; the number after their
 -- highest one; and the ids of the publications that are left: empty when these were all.
 create or replace function _pgqueue.first_messages(p_consumer pgqueue.consumers, p_ids int8multirange,
-                                                   p_kept int8multirange, p_limit bigint,
-                                                   out o_count bigint, out o_of_all bigint, out o_seqs_end bigint,
+                                                   p_kept int8multirange, p_limit bigint, out o_count bigint,
+                                                   out o_of_all bigint, out o_seqs_end bigint,
                                                    out o_left int8multirange)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     select coalesce(sum(case when p.seqs && p_kept then _pgqueue.cardinality(p.seqs - p_kept) else p.message_count end)
                         filter (where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)), 0),
@@ -35,8 +34,7 @@ end $$;
 --   p_enough  the count may end when there are so many messages; null: all are counted
 create or replace function _pgqueue.messages_in(p_consumer pgqueue.consumers, p_ids int8multirange,
                                                 p_kept int8multirange, p_enough bigint default null) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_first record;
     v_left  int8multirange := p_ids;
@@ -55,8 +53,7 @@ end $$;
 --   p_taken   how many are in those bundles
 --   p_enough  as for messages_in()
 create or replace function _pgqueue.with_new(p_consumer_id int, p_taken bigint, p_enough bigint) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return p_taken + coalesce((select _pgqueue.messages_in(c, _pgqueue.new_ids(k), _pgqueue.kept(k), p_enough - p_taken)
                               from pgqueue.consumers c cross join lateral _pgqueue.cursor(c.consumer_id) k
@@ -68,8 +65,7 @@ end $$;
 -- The estimate is too high by those of them that are not published, above all those that were rolled back. Nothing may
 -- be decided by it.
 create or replace function _pgqueue.estimate_new(p_consumer_id int, out o_count bigint, out o_estimated boolean)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers;
     v_cursor   pgqueue.consumer_cursors;
@@ -96,8 +92,7 @@ end $$;
 -- The numbers of a stream that no message has, or no message that is stored: those that were passed over when segments
 -- were closed, and those of segments that were emptied.
 create or replace function _pgqueue.passed_over(p_stream_id int) returns int8multirange
-language sql stable
-as $$
+language sql stable as $$
     select (_pgqueue.trimmed(p_stream_id)).o_seqs
         + coalesce((select range_agg(int8range(last_seq + 1, hi)) from pgqueue.segments
                     where stream_id = p_stream_id and last_seq < hi - 1), '{}')
@@ -106,8 +101,7 @@ $$;
 -- Counts the messages that a consumer has not claimed yet.
 --   p_enough  the count may end when there are so many; null: all are counted
 create or replace function pgqueue.consumer_backlog(p_consumer_id int, p_enough bigint default null) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return _pgqueue.with_new(p_consumer_id, (select coalesce(sum(message_count), 0)::bigint
                                              from _pgqueue.unfinished(p_consumer_id)

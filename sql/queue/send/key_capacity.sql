@@ -4,7 +4,7 @@
 -- A send enters each message with a key in key_backlog, in its own transaction, for each such consumer that is to get
 -- the message. Before that, it counts the entries of the key. The count is too high when messages have left meanwhile.
 -- So when it reaches the capacity, and only then, the send looks which of these few messages the consumer still owes
--- (judge_keys()), and deletes the entries of the others. An acknowledgement deletes the entries of its messages, so
+-- (owed_of_keys()), and deletes the entries of the others. An acknowledgement deletes the entries of its messages, so
 -- that there are few to look for; but nothing relies on that. Which messages a consumer owes is known from its
 -- bundles and from the publications that it has not taken, and from nothing else. So a key has room again however a
 -- message leaves (dead, expired, cancelled, skipped), and a new way to leave need not know of this. (Counters that
@@ -44,10 +44,8 @@ create table if not exists pgqueue.late_entries (
 --   p_key  for a single message: an array with its key, which then need not be read; null: the keys are read
 -- Returns the entries of these messages, without the publication.
 create or replace function _pgqueue.check_keys(p_stream pgqueue.streams, p_seqs int8multirange, p_consumers int[],
-                                               p_key text[] default null)
-returns pgqueue.key_backlog[]
-language plpgsql
-as $$
+                                               p_key text[] default null) returns pgqueue.key_backlog[]
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
     v_entries  pgqueue.key_backlog[];
@@ -94,11 +92,9 @@ end $$;
 
 -- The entries of messages for a consumer: one for each message that has a key and passes the filter. Null: none.
 create or replace function _pgqueue.entries_of(p_consumer pgqueue.consumers, p_seqs int8multirange)
-returns pgqueue.key_backlog[]
-language plpgsql
-as $$
+returns pgqueue.key_backlog[] language plpgsql as $$
 declare
-    v_seqs  int8multirange := case when p_consumer.filtered then _pgqueue.passing(p_consumer, p_seqs) else p_seqs end;
+    v_seqs    int8multirange := case when p_consumer.filtered then _pgqueue.passing(p_consumer, p_seqs) else p_seqs end;
     v_entries pgqueue.key_backlog[];
 begin
     execute format('select array_agg(($2, hashtextextended(m.key, 0), m.seq, 0)::pgqueue.key_backlog) '
@@ -114,10 +110,8 @@ end $$;
 -- sees an old state of the database leaves them.)
 --   p_entries  the new entries, of these keys and of others
 create or replace function _pgqueue.make_room(p_stream pgqueue.streams, p_consumer pgqueue.consumers, p_keys bigint[],
-                                              p_entries pgqueue.key_backlog[])
-returns void
-language plpgsql
-as $$
+                                              p_entries pgqueue.key_backlog[]) returns void
+language plpgsql as $$
 declare
     v_key  record;  -- of which there are most
     v_gone int8multirange;
@@ -134,7 +128,7 @@ begin
               j.gone
               from (select key, count(*) as new, min(seq) as one from unnest(p_entries) where key = any (p_keys)
                     group by key) n
-              left join _pgqueue.judge_keys(p_consumer, p_keys, v_pass = 1) j using (key)) c;
+              left join _pgqueue.owed_of_keys(p_consumer, p_keys, v_pass = 1) j using (key)) c;
         if v_key.new + v_key.held > p_consumer.per_key_capacity then
             execute format('select quote_literal(left(key, 100)) from pgqueue.messages_%s where seq = $1',
                            p_stream.stream_id) into v_name using v_key.one;
@@ -161,10 +155,9 @@ end $$;
 -- a seek made the message new again. The message is new then.
 --   p_quick  only what is known without looking at all bundles; the rest counts as gone
 -- Returns a row per key that has entries. One snapshot, that of the caller's statement.
-create or replace function _pgqueue.judge_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
+create or replace function _pgqueue.owed_of_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
 returns table (key bigint, owed int8multirange, gone int8multirange)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 declare
     v_id     int := p_consumer.consumer_id;
@@ -209,9 +202,7 @@ end $$;
 -- later finds the entry locked, and makes another one (enter_keys()).
 --   p_keys  of these keys
 create or replace function _pgqueue.delete_entries(p_consumer pgqueue.consumers, p_keys bigint[], p_seqs int8multirange)
-returns void
-language plpgsql
-as $$
+returns void language plpgsql as $$
 declare
     v_rows tid[];
 begin
@@ -221,7 +212,7 @@ begin
                         for update skip locked);  -- lock: entry
         delete from pgqueue.key_backlog
         where ctid = any (v_rows)
-          and (select range_agg(j.gone) from _pgqueue.judge_keys(p_consumer, p_keys, false) j) @> seq;
+          and (select range_agg(j.gone) from _pgqueue.owed_of_keys(p_consumer, p_keys, false) j) @> seq;
     end if;
 end $$;
 
@@ -229,9 +220,7 @@ end $$;
 -- came back to it. Costs in proportion to the messages that it owes.
 --   p_seqs  only these messages, which the consumer has in hand; null: all that it owes
 create or replace function _pgqueue.enter_keys(p_consumer pgqueue.consumers, p_seqs int8multirange default null)
-returns void
-language plpgsql
-as $$
+returns void language plpgsql as $$
 declare
     v_cursor  pgqueue.consumer_cursors;
     v_new     int8multirange := '{}';
@@ -272,8 +261,7 @@ end $$;
 --   p_seqs  only these of the messages in hand; null: all
 create or replace function _pgqueue.owed_sets(p_consumer pgqueue.consumers, p_new int8multirange, p_seqs int8multirange)
 returns table (publication_id bigint, seqs int8multirange)
-language sql stable
-as $$
+language sql stable as $$
     select 0::bigint, m.seqs * coalesce(p_seqs, m.seqs) from _pgqueue.unfinished(p_consumer.consumer_id) m
     union all
     select p.publication_id, p.seqs from _pgqueue.published(p_consumer.stream_id, p_new) p
@@ -285,12 +273,11 @@ $$;
 -- redrive: maintain() enters these.
 --   p_new  the consumer had no capacity before
 create or replace function _pgqueue.limit_keys(p_consumer pgqueue.consumers, p_new boolean) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
-    perform _pgqueue.note_limited(p_consumer.stream_id);
+    perform _pgqueue.record_limited(p_consumer.stream_id);
     if p_consumer.per_key_capacity is null then
-        perform _pgqueue.forget_entries(p_consumer.consumer_id);
+        perform _pgqueue.delete_old_entries(p_consumer.consumer_id);
     elsif p_new then
         perform _pgqueue.enter_keys(p_consumer);
         insert into pgqueue.late_entries (consumer_id, set_by) values (p_consumer.consumer_id, pg_current_xact_id());
@@ -301,8 +288,7 @@ end $$;
 -- transactions that are open, and a later call enters again when some of them have ended. A transaction that begins
 -- after the first call knows of the capacity.
 create or replace function _pgqueue.enter_late() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_late     pgqueue.late_entries;
     v_consumer pgqueue.consumers;
@@ -329,10 +315,9 @@ end $$;
 -- Deletes all entries of a consumer without a capacity, except those that another transaction is about to delete.
 -- Entries that are made meanwhile are left to maintain(). It looks once more at the consumer after it has locked the
 -- entries: the consumer may have a capacity again. Who sets that later finds the entries locked, and makes others.
--- on drop_consumer: perform _pgqueue.forget_entries(p_consumer_id);
-create or replace function _pgqueue.forget_entries(p_consumer_id int) returns void
-language plpgsql
-as $$
+-- on drop_consumer: perform _pgqueue.delete_old_entries(p_consumer_id);
+create or replace function _pgqueue.delete_old_entries(p_consumer_id int) returns void
+language plpgsql as $$
 declare
     v_late bigint[] := array(select late_no from pgqueue.late_entries where consumer_id = p_consumer_id
                              for update skip locked);  -- lock: entry
@@ -349,10 +334,9 @@ end $$;
 -- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends. It looks at
 -- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. Locks: the
 -- entries that it deletes. It waits for nobody.
--- on maintain: perform _pgqueue.chore('select 0 from _pgqueue.tend_key_backlog()');
-create or replace function _pgqueue.tend_key_backlog() returns void
-language plpgsql
-as $$
+-- on maintain: perform _pgqueue.run_task('select 0 from _pgqueue.maintain_key_backlog()');
+create or replace function _pgqueue.maintain_key_backlog() returns void
+language plpgsql as $$
 declare
     v_id       int := 0;
     v_consumer pgqueue.consumers;
@@ -365,7 +349,7 @@ begin
         exit when v_id is null;
         select * into v_consumer from pgqueue.consumers where consumer_id = v_id;
         if v_consumer.per_key_capacity is null then
-            perform _pgqueue.forget_entries(v_id);
+            perform _pgqueue.delete_old_entries(v_id);
             continue;
         end if;
         v_from := ((random() - 0.5) * 18446744073709549568)::bigint;
@@ -377,6 +361,6 @@ begin
                                order by b.key limit _pgqueue.limit_entries())) n);
         perform _pgqueue.delete_entries(v_consumer, v_keys,
                                         (select range_agg(j.gone)
-                                         from _pgqueue.judge_keys(v_consumer, v_keys, false) j));
+                                         from _pgqueue.owed_of_keys(v_consumer, v_keys, false) j));
     end loop;
 end $$;

@@ -4,8 +4,7 @@
 -- Copies messages that are being published to the streams that their topics are bound to.
 create or replace function _pgqueue.route(p_stream_id int, p_seqs int8multirange, p_priority int,
                                           p_deliver_at timestamptz, p_expires_at timestamptz) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_target record;
     v_stream pgqueue.streams;
@@ -42,12 +41,9 @@ end $$;
 -- Returns p_count. Errors: PQ011 after a restore without the values of sequences. Locks: the publish lock, shared
 -- (notify takes its global lock at commit).
 create or replace function _pgqueue.publish(p_stream pgqueue.streams, p_seqs int8multirange, p_count bigint,
-                                            p_priority int,
-                                            p_deliver_at timestamptz, p_consumers int[],
-                                            p_expires_at timestamptz default null,
-                                            p_key text[] default null) returns bigint
-language plpgsql
-as $$
+                                            p_priority int, p_deliver_at timestamptz, p_consumers int[],
+                                            p_expires_at timestamptz default null, p_key text[] default null)
+returns bigint language plpgsql as $$
 declare
     v_entries pgqueue.key_backlog[];
     v_id      bigint;
@@ -88,8 +84,7 @@ end $$;
 
 -- Raises the error of the first message that does not fit the stream, with its place and its key. Errors: PQ003, PQ004.
 create or replace function _pgqueue.refuse_written(p_stream pgqueue.streams, p_seqs int8multirange) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_message record;
     v_said    text;
@@ -121,10 +116,8 @@ end $$;
 -- stream: PQ003 when some are missing, else as check_payload(). They stay as they are: nobody updates messages, and a
 -- number is taken once. (The table has no constraint for that: Postgres would read the text of the constraint anew for
 -- each statement, and so for each message that is sent alone.)
-create or replace function _pgqueue.check_written(p_stream pgqueue.streams, p_seqs int8multirange,
-                                                  p_digest boolean) returns numeric
-language plpgsql
-as $$
+create or replace function _pgqueue.check_written(p_stream pgqueue.streams, p_seqs int8multirange, p_digest boolean)
+returns numeric language plpgsql as $$
 declare
     v_written bigint;
     v_fit     boolean;
@@ -171,8 +164,7 @@ end $$;
 -- copies by a binding (route()) may come in between; so may those of a call that has waited for a second, the time
 -- that some 2 million numbers take. Locks: the numbers of the stream, until it returns.
 create or replace function _pgqueue.take_seqs(p_stream_id int, p_count int) returns bigint[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_names regclass := ('pgqueue.seq_' || p_stream_id)::regclass;
     v_seqs  bigint[];
@@ -193,8 +185,7 @@ end $$;
 -- Numbers that were given out together, as a set: nearly always one range. (In SQL, so that it becomes a part of the
 -- caller's expression.)
 create or replace function _pgqueue.set_of_taken(p_seqs bigint[]) returns int8multirange
-language sql immutable
-as $$
+language sql immutable as $$
     select case when p_seqs[cardinality(p_seqs)] - p_seqs[1] = cardinality(p_seqs) - 1
                 then int8multirange(int8range(p_seqs[1], p_seqs[cardinality(p_seqs)],
                                               '[]')) else _pgqueue.set_of(p_seqs) end

@@ -21,8 +21,7 @@ create or replace function pgqueue.send(p_stream text, p_data text, p_key text d
                                         p_deliver_at timestamptz default null, p_consumers text[] default null,
                                         p_data_bytes bytea default null, p_dedup_key text default null,
                                         p_expires_at timestamptz default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream    pgqueue.streams;
     v_seq       bigint;
@@ -78,8 +77,7 @@ create or replace function pgqueue.send_batch(p_stream text, p_data text[], p_ke
                                               p_deliver_at timestamptz default null, p_consumers text[] default null,
                                               p_data_bytes bytea[] default null, p_dedup_keys text[] default null,
                                               p_expires_at timestamptz default null) returns setof bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_count  int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
@@ -143,8 +141,7 @@ end $$;
 --   p_servers  how many servers there are, from 1
 -- Returns null for no key. Errors: PQ003. Locks: none.
 create or replace function pgqueue.server_of(p_key text, p_servers int) returns int
-language plpgsql immutable parallel safe
-as $$
+language plpgsql immutable parallel safe as $$
 begin
     perform _pgqueue.check_number('p_servers', p_servers, 1, 2147483647);
     return ('x' || encode(substr(sha256(convert_to(p_key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint % p_servers;

@@ -17,9 +17,8 @@ create sequence if not exists pgqueue.reserved_until;               -- ... the n
 create sequence if not exists pgqueue.reserved_for minvalue 0;      -- ... and the stream << 32 | the transaction
 
 -- Notes a reservation for reserved(): of several ranges the last one, for the rows of the others are looked up then.
-create or replace function _pgqueue.note_reserved(p_stream_id int, p_seqs int8multirange) returns void
-language sql
-as $$
+create or replace function _pgqueue.record_reserved(p_stream_id int, p_seqs int8multirange) returns void
+language sql as $$
     select setval('pgqueue.reserved_from', lower(r)), setval('pgqueue.reserved_until', upper(r)),
            setval('pgqueue.reserved_for',
                   (p_stream_id::bigint << 32) | (pg_current_xact_id()::text::bigint & 4294967295))
@@ -30,8 +29,7 @@ $$;
 -- which it is not, because Postgres asks that of the key of a partition. It is called for each row that is inserted
 -- into pgqueue.written, and nowhere else.)
 create or replace function _pgqueue.reserved(p_stream_id int, p_seq bigint) returns int
-language plpgsql immutable parallel safe
-as $$
+language plpgsql immutable parallel safe as $$
 begin
     -- of the transaction its last 32 bits: no session outlives 4 billion transactions
     if p_seq >= currval('pgqueue.reserved_from'::regclass) and p_seq < currval('pgqueue.reserved_until'::regclass)

@@ -10,9 +10,7 @@
 --   p_result  kept with the messages, where the consumer's settings say so (keep_history)
 -- Returns how many messages it acknowledged. Errors: PQ003, PQ007. Locks: the claim.
 create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null, p_result jsonb default null)
-returns bigint
-language plpgsql
-as $$
+returns bigint language plpgsql as $$
 begin
     return case when p_seqs is null and current_setting('transaction_isolation') = 'read committed'
                 then _pgqueue.ack(p_claim_id, p_result)
@@ -30,8 +28,7 @@ end $$;
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the consumer, then the claim.
 create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default null,
                                         p_reason text default null, p_backoff boolean default false) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.check_isolation();
     if p_delay < interval '0' or p_delay > _pgqueue.max_interval() then
@@ -52,8 +49,7 @@ end $$;
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the consumer, then the claim.
 create or replace function pgqueue.defer(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default '0',
                                          p_state jsonb default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.check_isolation();
     if (p_delay between interval '0' and _pgqueue.max_interval()) is not true then
@@ -69,10 +65,9 @@ end $$;
 -- give back the others while it works on such a claim, or else they look as if they had killed the worker, too. False
 -- for a claim that is not live. Locks nothing.
 create or replace function pgqueue.is_suspected(p_claim_id bigint) returns boolean
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
-    return exists (select from _pgqueue.held(_pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id))
+    return exists (select from _pgqueue.bundles_of(_pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id))
                    where note ? 'at_most');
 end $$;
 
@@ -82,8 +77,7 @@ end $$;
 -- Returns how many messages left the claim. Locks: the consumer, then the claim.
 create or replace function _pgqueue.give_back(p_claim_id bigint, p_set int8multirange, p_how text, p_delay interval,
                                               p_note jsonb, p_backoff boolean default false) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_bundles  pgqueue.consumer_messages[] := _pgqueue.lock_claim(p_claim_id, true);
     v_consumer pgqueue.consumers;
@@ -104,7 +98,7 @@ begin
                                 clock_timestamp(), p_delay, p_note);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
     return v_before - (select coalesce(sum(message_count), 0)
-                       from _pgqueue.held(v_bundles[1].bundle_no, v_bundles[1].token));
+                       from _pgqueue.bundles_of(v_bundles[1].bundle_no, v_bundles[1].token));
 end $$;
 
 -- Ends the delays of failed messages, and lets them come in large claims again: after an outage, say.
@@ -114,8 +108,7 @@ end $$;
 -- Returns how many messages it changed; a message that a claimer is just taking is passed over. Errors: PQ001, PQ002,
 -- PQ003, PQ007. Locks: the consumer.
 create or replace function pgqueue.retry(p_stream text, p_consumer text, p_seqs bigint[] default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_set      int8multirange := _pgqueue.set_of(p_seqs);
@@ -139,15 +132,15 @@ begin
           and case when v_set is null then deliver_count > 0 else seqs && v_set end
         for update skip locked  -- lock: bundle
     loop
-        v_part := case when _pgqueue.is_keyed(v_consumer.way) then v_bundle.seqs
+        v_part := case when _pgqueue.is_keyed(v_consumer.profile) then v_bundle.seqs
                        else v_bundle.seqs * coalesce(v_set, v_bundle.seqs) end;
         if v_part <> v_bundle.seqs then
             perform _pgqueue.store(v_bundle, v_bundle.seqs - v_part);
             v_bundle.seqs := v_part;
             v_bundle.message_count := _pgqueue.cardinality(v_part);
         end if;
-        v_bundle.note := _pgqueue.noted(v_bundle.note, '{"at_most": null}');
-        -- a delayed message is due now: the next claim makes it ready, or deals it, as any other
+        v_bundle.note := _pgqueue.merged_note(v_bundle.note, '{"at_most": null}');
+        -- a delayed message is due now: the next claim makes it ready, or assigns it, as any other
         if v_bundle.lane = _pgqueue.lane_delayed() then
             v_bundle.place := _pgqueue.place_at(v_now);
             v_bundle.not_visible_until := v_now;
@@ -167,8 +160,7 @@ end $$;
 --   p_by  null: the claim's visibility timeout
 -- Returns how many messages the claim holds. Errors: PQ003, PQ007. Locks: the claim.
 create or replace function pgqueue.extend(p_claim_id bigint, p_by interval default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_count bigint;
 begin
@@ -181,7 +173,7 @@ begin
     where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
       and reader is null
     returning case when members is null then message_count
-                   else (select sum(h.message_count) from _pgqueue.held(bundle_no, token) h) end into v_count;
+                   else (select sum(h.message_count) from _pgqueue.bundles_of(bundle_no, token) h) end into v_count;
     if not found then
         perform _pgqueue.warn_not_live(p_claim_id);
     end if;
@@ -194,8 +186,7 @@ end $$;
 -- Returns how many messages it dead-lettered. Errors: PQ003, PQ007. Locks: as ack.
 create or replace function pgqueue.dead_letter(p_claim_id bigint, p_seqs bigint[] default null,
                                                p_reason text default null, p_details jsonb default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return _pgqueue.settle(p_claim_id, _pgqueue.set_of(p_seqs), true, p_reason, p_details);
 end $$;

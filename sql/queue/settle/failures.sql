@@ -18,19 +18,15 @@ end $$;
 -- How many deliveries of a message count for max_deliver_count and the backoff: all but those to Spark, whose query
 -- works on many messages and blames none by its end; a message that stops it is for spark/quarantine.sql.
 create or replace function _pgqueue.counted_deliveries(p_deliver_count int, p_note jsonb) returns int
-language sql immutable parallel safe
-as $$ select p_deliver_count - coalesce((p_note ->> 'spark')::int, 0) $$;
+language sql immutable parallel safe as $$ select p_deliver_count - coalesce((p_note ->> 'spark')::int, 0) $$;
 
 -- Until when a message that was returned is delayed; null: not at all. The delay of the first failure is backoff_base.
 -- With backoff=linear the delay is twice that for the second failure, and three times that for the third. With
 -- backoff=exponential it is twice that, then four times, and so on. backoff_cap is the longest delay. Chance makes the
 -- delay shorter, by at most backoff_jitter of it.
 --   p_counted  counted_deliveries() of the message
-create or replace function _pgqueue.delayed_until(p_consumer pgqueue.consumers, p_counted int,
-                                                  p_failure pgqueue.failure)
-returns timestamptz
-language plpgsql stable
-as $$
+create or replace function _pgqueue.retry_at(p_consumer pgqueue.consumers, p_counted int, p_failure pgqueue.failure)
+returns timestamptz language plpgsql stable as $$
 declare
     v_delay interval := p_failure.delay;
 begin
@@ -52,20 +48,16 @@ end $$;
 
 -- Whether a message that was returned is given up.
 --   p_counted  its counted_deliveries()
-create or replace function _pgqueue.is_hopeless(p_consumer pgqueue.consumers, p_counted int,
-                                                p_failure pgqueue.failure)
-returns boolean
-language sql immutable
-as $$ select coalesce(p_failure.certain and p_counted >= p_consumer.max_deliver_count, false) $$;
+create or replace function _pgqueue.deliveries_exhausted(p_consumer pgqueue.consumers, p_counted int,
+                                                         p_failure pgqueue.failure) returns boolean
+language sql immutable as $$ select coalesce(p_failure.certain and p_counted >= p_consumer.max_deliver_count, false) $$;
 
 -- The consequences for messages of a claim that are returned: whether the delivery counts, whether they are known to
 -- have failed, how long they are delayed, and their note. See return().
 --   p_most  deliveries of the message that was delivered most often
 create or replace function _pgqueue.failure(p_bundles pgqueue.consumer_messages[], p_how text, p_from timestamptz,
-                                            p_delay interval, p_note jsonb, p_most int)
-returns pgqueue.failure
-language plpgsql
-as $$
+                                            p_delay interval, p_note jsonb, p_most int) returns pgqueue.failure
+language plpgsql as $$
 declare
     v_failure pgqueue.failure;
     v_head    pgqueue.consumer_messages := p_bundles[1];

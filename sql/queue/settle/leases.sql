@@ -3,27 +3,24 @@
 -- Whether nothing of what a consumer has taken can be claimed: nothing is free, no delay has ended, and no key may be
 -- free.
 --   p_leases  no lease has ended either
-create or replace function _pgqueue.is_at_rest(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                               p_leases boolean) returns boolean
-language plpgsql
-as $$
+create or replace function _pgqueue.is_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                            p_leases boolean) returns boolean
+language plpgsql as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
 begin
-    return v_hints.looked_at is not null and _pgqueue.rebuilt_lately(v_hints) and not v_hints.was_cut
+    return v_hints.rebuilt_at is not null and _pgqueue.rebuilt_lately(v_hints) and not v_hints.was_cut
         and not _pgqueue.has_free(v_hints)
-        and (v_hints.parks is not true or not _pgqueue.has_free_key(p_consumer, v_hints))
+        and (v_hints.any_waiting is not true or not _pgqueue.has_free_key(p_consumer, v_hints))
         and (_pgqueue.next_end(p_consumer.consumer_id, v_hints, p_leases) <= clock_timestamp()) is not true;
 end $$;
 
 -- Looks for leases that have ended, and releases their claims; and moves claims that are older than a second out of the
--- way of the others, into lane_held(). Once a minute it reads all hints from what is stored: so it finds leases that
+-- way of the others, into lane_long(). Once a minute it reads all hints from what is stored: so it finds leases that
 -- end before those it knows of, because the clock was set back, or because a claim was committed long after its lease
 -- ended. Returns the cursor, whose hints say when to look again. Needs the consumer's lock.
 create or replace function _pgqueue.probe_leases(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_now   timestamptz := clock_timestamp();
     v_past  timestamptz := v_now - interval '2 s';  -- a claim may be committed a moment after its lease ended
@@ -32,34 +29,32 @@ begin
     if not _pgqueue.rebuilt_lately(p_cursor.hints) then
         p_cursor.hints := _pgqueue.rebuild_hints(p_cursor);
     end if;
-    p_cursor.hints := _pgqueue.set_aside(p_consumer, p_cursor.hints, v_now);
+    p_cursor.hints := _pgqueue.move_long_claims(p_consumer, p_cursor.hints, v_now);
     p_cursor := _pgqueue.expire(p_consumer, p_cursor, v_now);
     v_hints := p_cursor.hints;
     v_hints.probe_at := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
-    v_hints.held_from := least(v_past, _pgqueue.time_of((
+    v_hints.long_from := least(v_past, _pgqueue.time_of((
         select place from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_held()
-          and place >= _pgqueue.place_at(v_hints.held_from)
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long()
+          and place >= _pgqueue.place_at(v_hints.long_from)
         order by place limit 1)));
     p_cursor.hints := v_hints;
     return p_cursor;
 end $$;
 
--- Releases the expired claims of a consumer, a bounded number: those in lane_held(). Where a lease was extended, its
+-- Releases the expired claims of a consumer, a bounded number: those in lane_long(). Where a lease was extended, its
 -- place is corrected. Needs the consumer's lock; locks those claims.
 create or replace function _pgqueue.expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                           p_now timestamptz)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+                                           p_now timestamptz) returns pgqueue.consumer_cursors
+language plpgsql as $$
 declare
     v_head    pgqueue.consumer_messages;
     v_bundles pgqueue.consumer_messages[];
 begin
     for v_head in
         select * from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_held()
-          and place >= _pgqueue.place_at((p_cursor.hints).held_from) and place <= _pgqueue.place_at(p_now)
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long()
+          and place >= _pgqueue.place_at((p_cursor.hints).long_from) and place <= _pgqueue.place_at(p_now)
         order by place limit _pgqueue.limit_expired()
         for update skip locked  -- lock: bundle
     loop
@@ -77,10 +72,8 @@ end $$;
 -- Releases an expired claim. A message that was alone in the claim is noted as a suspect, see is_suspected(): it may
 -- kill its worker. Returns the cursor. Needs the claim's lock and the consumer's.
 create or replace function _pgqueue.release(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                            p_bundles pgqueue.consumer_messages[])
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+                                            p_bundles pgqueue.consumer_messages[]) returns pgqueue.consumer_cursors
+language plpgsql as $$
 begin
     return _pgqueue.return(p_consumer, p_cursor, p_bundles, null, 'unnamed', p_bundles[1].lease_until, null,
         jsonb_build_object('error', 'the visibility timeout passed')
@@ -91,15 +84,13 @@ end $$;
 -- Makes the delayed bundles that are due ready, a bounded number. By key such a bundle waits, as the first of its key.
 -- Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.end_delays(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
-    v_now   timestamptz := clock_timestamp();
-    v_hints pgqueue.claim_hints := p_cursor.hints;
-    v_row   record;
-    v_last  bigint;
-    v_keys  bigint[] := '{}';
+    v_now    timestamptz := clock_timestamp();
+    v_hints  pgqueue.claim_hints := p_cursor.hints;
+    v_row    record;
+    v_last   bigint;
+    v_keys   bigint[] := '{}';
     v_firsts pgqueue.consumer_messages[] := '{}';
 begin
     if (v_hints.due_from <= v_now) is not true then
@@ -115,7 +106,7 @@ begin
         )
         update pgqueue.consumer_messages m
         set lane = case when m.key is not null then _pgqueue.lane_waiting()
-                        when _pgqueue.is_keyed(p_consumer.way) then _pgqueue.lane_line() else -m.priority end,
+                        when _pgqueue.is_keyed(p_consumer.profile) then _pgqueue.lane_unassigned() else -m.priority end,
             place = case when m.key is not null then -2 else m.arrival_no end,
             not_visible_until = case when m.not_visible_until > v_now then m.not_visible_until end
         from due
@@ -130,7 +121,7 @@ begin
             v_firsts := v_firsts || v_row.bundle;
         end if;
     end loop;
-    v_hints := _pgqueue.park(p_consumer, v_hints, v_keys, false, v_firsts);
+    v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, v_keys, false, v_firsts);
     v_hints.due_from := _pgqueue.first_due(p_consumer.consumer_id,
                                            coalesce(_pgqueue.time_of(v_last), v_hints.due_from));
     p_cursor.hints := v_hints;

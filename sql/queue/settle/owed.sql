@@ -12,10 +12,7 @@ create table if not exists pgqueue.skips (
 
 -- Whether a consumer has messages that are to be skipped, outside of claims whose lease has not ended.
 create or replace function _pgqueue.has_to_skip(p_consumer_id int, p_seqs int8multirange) returns boolean
-language plpgsql stable
-set enable_seqscan = off
-set jit = off
-as $$
+language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
     return exists (select from _pgqueue.unfinished(p_consumer_id, upper(p_seqs)) m
                    where m.seqs && p_seqs and (m.state <> 'claimed' or m.lease_until <= clock_timestamp()));
@@ -29,9 +26,7 @@ end $$;
 -- Returns whether it did something, so that there may be more; false also when another session has the consumer's
 -- lock, or dropped the consumer. Locks, if it did something: the consumer, its expired claims.
 create or replace function _pgqueue.skip(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
-returns boolean
-language plpgsql
-as $$
+returns boolean language plpgsql as $$
 declare
     v_cursor pgqueue.consumer_cursors;
 begin
@@ -54,9 +49,7 @@ end $$;
 
 -- Does the work of skip() with the consumer's lock. Returns whether it did something.
 create or replace function _pgqueue.skip_locked(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
-returns boolean
-language plpgsql
-as $$
+returns boolean language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
@@ -79,7 +72,7 @@ begin
         exit when v_cursor.next_publication = v_before.next_publication and not v_more;
     end loop;
     v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs);
-    v_away := _pgqueue.take_away(p_consumer, v_due.o_cursor, p_seqs);
+    v_away := _pgqueue.remove_unclaimed(p_consumer, v_due.o_cursor, p_seqs);
     if v_away.o_gone <> '{}' then
         insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
         values (p_consumer.consumer_id, v_away.o_gone, _pgqueue.cardinality(v_away.o_gone), clock_timestamp())
@@ -96,10 +89,9 @@ end $$;
 -- Releases the claims of a consumer that have some of these messages and whose lease ended, as a claim in need does.
 -- Needs the consumer's lock. Returns the cursor, and how many claims these were.
 create or replace function _pgqueue.release_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_seqs int8multirange,
-                                                out o_cursor pgqueue.consumer_cursors, out o_count int)
-language plpgsql
-as $$
+                                                p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,
+                                                out o_count int)
+language plpgsql as $$
 declare
     v_head    bigint;
     v_bundles pgqueue.consumer_messages[];
@@ -127,12 +119,11 @@ end $$;
 -- time. Needs the consumer's lock.
 --   p_reason  the messages become dead letters of this reason; null: nothing is kept of them
 -- Returns the cursor, the messages, of how many bundles they were, and the highest number of deliveries among them.
-create or replace function _pgqueue.take_away(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                              p_seqs int8multirange,
-                                              p_reason text default null, out o_cursor pgqueue.consumer_cursors,
-                                              out o_count int, out o_gone int8multirange, out o_most int)
-language plpgsql
-as $$
+create or replace function _pgqueue.remove_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                     p_seqs int8multirange, p_reason text default null,
+                                                     out o_cursor pgqueue.consumer_cursors, out o_count int,
+                                                     out o_gone int8multirange, out o_most int)
+language plpgsql as $$
 declare
     v_taken record := _pgqueue.take_unclaimed(p_consumer, p_cursor.hints, p_seqs);
 begin
@@ -149,8 +140,7 @@ end $$;
 -- to claim, the caller waits, as lock_consumer() does: it gets nothing only beside a transaction that stays open.
 -- Returns whether the caller has the lock.
 create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_until  timestamptz := clock_timestamp() + _pgqueue.patience();
     v_before text;  -- the transaction that had the lock after the wait before

@@ -19,9 +19,7 @@
 create or replace function _pgqueue.return(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_bundles pgqueue.consumer_messages[], p_set int8multirange, p_how text,
                                            p_from timestamptz, p_delay interval, p_note jsonb)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_failure pgqueue.failure;
     v_latest  record;
@@ -41,7 +39,7 @@ begin
     v_failure := _pgqueue.failure(p_bundles, p_how, p_from, p_delay, p_note, (
         select max(_pgqueue.one_more(b.deliver_count)) from unnest(p_bundles) b
         where p_set is null or b.seqs && p_set));
-    if p_consumer.ordering <> 'none' and not _pgqueue.stays_dealt(p_consumer, p_bundles, p_set, v_failure) then
+    if p_consumer.ordering <> 'none' and not _pgqueue.stays_assigned(p_consumer, p_bundles, p_set, v_failure) then
         v_back := _pgqueue.return_by_key(p_consumer, v_hints, p_bundles, coalesce(p_set, _pgqueue.seqs_of(p_bundles)),
                                          v_failure);
         p_cursor.hints := v_back.o_hints;
@@ -50,63 +48,61 @@ begin
         end if;
         return p_cursor;
     end if;
-    foreach v_bundle in array case when p_set is null then p_bundles else _pgqueue.take_out(p_bundles, p_set) end loop
+    foreach v_bundle in array case when p_set is null then p_bundles
+                                   else _pgqueue.remove_messages(p_bundles, p_set) end loop
         v_hints := _pgqueue.return_bundle(p_consumer, v_hints, v_bundle, v_failure, p_set is null);
     end loop;
-    if p_consumer.ordering <> 'none' and p_bundles[1].lane = _pgqueue.lane_held() then
-        v_hints := _pgqueue.park(p_consumer, v_hints, p_bundles[1].keys);  -- it is dealt now
+    if p_consumer.ordering <> 'none' and p_bundles[1].lane = _pgqueue.lane_long() then
+        v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, p_bundles[1].keys);  -- it is assigned now
     end if;
     p_cursor.hints := v_hints;
     return p_cursor;
 end $$;
 
--- Whether what goes back to an order is a dealt bundle that may be claimed again as it is.
-create or replace function _pgqueue.stays_dealt(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
-                                                p_set int8multirange, p_failure pgqueue.failure) returns boolean
-language plpgsql stable
-as $$
+-- Whether what goes back to an order is an assigned bundle that may be claimed again as it is.
+create or replace function _pgqueue.stays_assigned(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
+                                                   p_set int8multirange, p_failure pgqueue.failure) returns boolean
+language plpgsql stable as $$
 declare
     v_bundle pgqueue.consumer_messages := p_bundles[1];
-    v_note   jsonb := _pgqueue.noted(v_bundle.note, p_failure.note);
+    v_note   jsonb := _pgqueue.merged_note(v_bundle.note, p_failure.note);
     v_count  int := _pgqueue.counted_deliveries(_pgqueue.one_more(v_bundle.deliver_count), v_note);
 begin
     return p_set is null and cardinality(p_bundles) = 1 and v_bundle.keys is not null
        and (select count(*) from unnest(v_bundle.seqs)) <= _pgqueue.limit_ranges()
        and p_consumer.per_key_interval is null
-       and not _pgqueue.is_hopeless(p_consumer, v_count, p_failure)
-       and _pgqueue.delayed_until(p_consumer, v_count, p_failure) is null
+       and not _pgqueue.deliveries_exhausted(p_consumer, v_count, p_failure)
+       and _pgqueue.retry_at(p_consumer, v_count, p_failure) is null
        and ((v_note ->> 'at_most')::bigint < v_bundle.message_count) is not true;
 end $$;
 
--- Returns a bundle of a claim: with an order as it was dealt, else to its lane.
+-- Returns a bundle of a claim: with an order as it was assigned, else to its lane.
 --   p_whole  it is stored, and keeps its number; else it was taken out
 -- Returns the hints. Needs the claim's lock and the consumer's.
 create or replace function _pgqueue.return_bundle(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_bundle pgqueue.consumer_messages, p_failure pgqueue.failure,
-                                                  p_whole boolean)
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+                                                  p_whole boolean) returns pgqueue.claim_hints
+language plpgsql as $$
 declare
     v_bundle  pgqueue.consumer_messages := _pgqueue.freed(p_bundle);
     v_count   int;
     v_at_most bigint;
 begin
-    v_bundle.note := _pgqueue.noted(v_bundle.note, p_failure.note);
+    v_bundle.note := _pgqueue.merged_note(v_bundle.note, p_failure.note);
     v_bundle.deliver_count := _pgqueue.one_more(v_bundle.deliver_count);
     v_count := _pgqueue.counted_deliveries(v_bundle.deliver_count, v_bundle.note);
     v_at_most := (v_bundle.note ->> 'at_most')::bigint;
-    if v_bundle.message_count = 0 or _pgqueue.is_hopeless(p_consumer, v_count, p_failure) then
-        perform _pgqueue.take_out(array[p_bundle], null) where p_whole;
+    if v_bundle.message_count = 0 or _pgqueue.deliveries_exhausted(p_consumer, v_count, p_failure) then
+        perform _pgqueue.remove_messages(array[p_bundle], null) where p_whole;
         perform _pgqueue.dead_letter(v_bundle, v_bundle.seqs, 'max deliveries', null,
                                      _pgqueue.claim_id(coalesce(p_bundle.head, p_bundle.bundle_no), p_bundle.token),
                                      p_bundle.owner) where v_bundle.message_count > 0;
         return p_hints;
     end if;
-    v_bundle.not_visible_until := _pgqueue.delayed_until(p_consumer, v_count, p_failure);
+    v_bundle.not_visible_until := _pgqueue.retry_at(p_consumer, v_count, p_failure);
     v_bundle.deliver_count := v_bundle.deliver_count - (not p_failure.counted)::int;
     if p_consumer.ordering <> 'none' then
-        v_bundle.lane := _pgqueue.lane_dealt();
+        v_bundle.lane := _pgqueue.lane_assigned();
         v_bundle.place := v_bundle.bundle_no;
         v_bundle.key := null;
     else
@@ -114,12 +110,12 @@ begin
     end if;
     if p_whole and (v_at_most < v_bundle.message_count) is not true
        and (select count(*) from unnest(v_bundle.seqs)) <= _pgqueue.limit_ranges()
-       and (p_consumer.ordering <> 'none' or not _pgqueue.is_keyed(p_consumer.way)) then
+       and (p_consumer.ordering <> 'none' or not _pgqueue.is_keyed(p_consumer.profile)) then
         perform _pgqueue.replace(v_bundle);
         return case when v_bundle.lane = _pgqueue.lane_delayed() then _pgqueue.due_at(p_hints, v_bundle.place)
                     else _pgqueue.stands(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq) end;
     end if;
-    perform _pgqueue.take_out(array[p_bundle], null) where p_whole;
+    perform _pgqueue.remove_messages(array[p_bundle], null) where p_whole;
     while v_at_most < _pgqueue.cardinality(v_bundle.seqs) loop
         p_hints := _pgqueue.store_placed(p_hints, v_bundle, _pgqueue.below(
             v_bundle.seqs, _pgqueue.bound_of(v_bundle.seqs, v_at_most)));
@@ -129,8 +125,8 @@ begin
 end $$;
 
 -- Puts messages of a claim back to their order: of each key the first message that failed, and all that follow it in
--- the claim. Of dealt bundles they wait for the messages of their key that the claim still has; what the claim had from
--- the line goes back into the line.
+-- the claim. Of assigned bundles they wait for the messages of their key that the claim still has; what the claim had
+-- from the line goes back into the line.
 --   p_set      the messages that failed
 --   p_failure  the consequences for them, see failure()
 -- Returns the hints, and the messages that left the claim. Needs the claim's lock and the consumer's.
@@ -139,13 +135,12 @@ create or replace function _pgqueue.return_by_key(p_consumer pgqueue.consumers, 
                                                   p_bundles pgqueue.consumer_messages[], p_set int8multirange,
                                                   p_failure pgqueue.failure, out o_hints pgqueue.claim_hints,
                                                   out o_gone int8multirange)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_head  pgqueue.consumer_messages := p_bundles[1];
     v_keys  bigint[] := array(select k from unnest(p_bundles) b cross join lateral unnest(b.keys) k
                               where b.seqs && p_set);
-    v_some  pgqueue.consumer_messages[] := array(  -- (in lane_held() a key may have several)
+    v_some  pgqueue.consumer_messages[] := array(  -- (in lane_long() a key may have several)
         select b from unnest(p_bundles) b where v_head.keys is null or b.seqs && p_set or b.keys && v_keys);
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_some);
     v_back  record;
@@ -157,7 +152,7 @@ begin
     ), element as (
         select e.key, e.no, e.arrival_no, e.priority, e.deliver_count, e.note, e.claimed_at, s as seq,
                p_set @> s as failed,
-               p_set @> s and _pgqueue.is_hopeless(p_consumer, _pgqueue.counted_deliveries(
+               p_set @> s and _pgqueue.deliveries_exhausted(p_consumer, _pgqueue.counted_deliveries(
                    _pgqueue.one_more(e.deliver_count), e.note), p_failure) as dead
         from entry e cross join lateral unnest(e.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
         where e.key in (select key from entry where seqs && p_set) or (e.key is null and e.seqs && p_set)
@@ -171,13 +166,14 @@ begin
                                            claim_id, note, owner)
         select p_consumer.stream_id, p_consumer.consumer_id, range_agg(int8range(seq, seq, '[]')), count(*), priority,
                _pgqueue.one_more(deliver_count), 'max deliveries',
-               _pgqueue.claim_id(v_head.bundle_no, v_head.token), _pgqueue.noted(note, p_failure.note), v_head.owner
+               _pgqueue.claim_id(v_head.bundle_no, v_head.token), _pgqueue.merged_note(note, p_failure.note),
+               v_head.owner
         from judged where dead group by priority, deliver_count, note
     ), island as materialized (
         select key, arrival_no, priority, deliver_count + (failed and p_failure.counted)::int as deliver_count, failed,
                claimed_at, min(seq) as first_seq, range_agg(int8range(seq, seq, '[]')) as seqs,
-               case when failed then _pgqueue.noted(note, p_failure.note) else note end as note,
-               case when failed then _pgqueue.delayed_until(p_consumer, _pgqueue.counted_deliveries(
+               case when failed then _pgqueue.merged_note(note, p_failure.note) else note end as note,
+               case when failed then _pgqueue.retry_at(p_consumer, _pgqueue.counted_deliveries(
                    _pgqueue.one_more(deliver_count), note), p_failure) end as due,
                -- nothing of its key is before it, here or in the claim
                min(seq) = min(min(seq)) over (partition by key)
@@ -193,7 +189,7 @@ begin
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
             not_visible_until, last_delivered_at, note, message_count, seqs)
         select p_consumer.consumer_id, nextval('pgqueue.claim_numbers'),
-               case when v_head.keys is null or i.key is null then _pgqueue.lane_line()
+               case when v_head.keys is null or i.key is null then _pgqueue.lane_unassigned()
                     when i.first and i.due is not null and c.first_seq = i.first_seq then _pgqueue.lane_delayed()
                     else _pgqueue.lane_waiting() end,
                case when v_head.keys is null or i.key is null then i.arrival_no
@@ -209,10 +205,10 @@ begin
            (select array_agg(distinct key) from put where key is not null) as keys,
            (select min(place) from put where lane = _pgqueue.lane_delayed()) as due,
            (select array_agg(array[place, first_seq] order by place, first_seq) from put
-            where lane = _pgqueue.lane_line()) as line
+            where lane = _pgqueue.lane_unassigned()) as line
     into v_back;
     o_gone := coalesce(v_back.gone, '{}');
-    perform _pgqueue.take_out(p_bundles, o_gone);
+    perform _pgqueue.remove_messages(p_bundles, o_gone);
     for v_no in 1..cardinality(v_some) loop  -- the keys that are left in what the claim holds
         v_keys := array(select distinct k.key from unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs) k (no, key, seqs)
                         where k.no = v_no and k.key is not null and not k.seqs <@ o_gone);
@@ -223,9 +219,9 @@ begin
     end loop;
     o_hints := _pgqueue.due_at(p_hints, v_back.due);
     if v_back.line is not null then
-        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_line(), v_back.line[1][1], v_back.line[1][2]);
+        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_unassigned(), v_back.line[1][1], v_back.line[1][2]);
     end if;
-    o_hints := _pgqueue.park_followers(p_consumer, o_hints, v_back.keys);
+    o_hints := _pgqueue.unassign_followers(p_consumer, o_hints, v_back.keys);
     if p_consumer.notify_done then
         perform pg_notify(_pgqueue.done_channel(p_consumer.consumer_id), '');
     end if;

@@ -6,10 +6,8 @@
 --   p_set      null: all
 --   p_details  of dead letters their details; otherwise the result
 create or replace function _pgqueue.settle(p_claim_id bigint, p_set int8multirange, p_dead boolean, p_reason text,
-                                           p_details jsonb)
-returns bigint
-language plpgsql
-as $$
+                                           p_details jsonb) returns bigint
+language plpgsql as $$
 declare
     v_bundles pgqueue.consumer_messages[];
 begin
@@ -25,11 +23,9 @@ end $$;
 -- were. Needs the claim's lock.
 create or replace function _pgqueue.finish(p_bundles pgqueue.consumer_messages[], p_claim_id bigint,
                                            p_set int8multirange, p_dead boolean, p_reason text, p_details jsonb)
-returns bigint
-language plpgsql
-as $$
+returns bigint language plpgsql as $$
 declare
-    v_taken  pgqueue.consumer_messages[] := _pgqueue.take_out(p_bundles, p_set);
+    v_taken  pgqueue.consumer_messages[] := _pgqueue.remove_messages(p_bundles, p_set);
     v_bundle pgqueue.consumer_messages;
 begin
     if p_dead then
@@ -40,16 +36,16 @@ begin
                                          v_bundle.owner);
         end loop;
     elsif p_bundles[1].token & 1 = 0 then
-        perform _pgqueue.note_done(p_bundles[1], p_claim_id, _pgqueue.seqs_of(v_taken), _pgqueue.count_of(v_taken),
-                                   (select max(_pgqueue.one_more(b.deliver_count)) from unnest(v_taken) b), p_details);
+        perform _pgqueue.record_done(p_bundles[1], p_claim_id, _pgqueue.seqs_of(v_taken), _pgqueue.count_of(v_taken),
+                                     (select max(_pgqueue.one_more(b.deliver_count)) from unnest(v_taken) b),
+                                     p_details);
     end if;
     return _pgqueue.count_of(v_taken);
 end $$;
 
 -- Acknowledges a whole claim, for ack and claim, which have checked the isolation. Returns how many messages it had.
 create or replace function _pgqueue.ack(p_claim_id bigint, p_result jsonb default null) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_count bigint;
     v_gone  pgqueue.consumer_messages[];
@@ -57,7 +53,7 @@ begin
     if p_claim_id & 1 = 1 then  -- nothing is noted of its end
         delete from pgqueue.consumer_messages m  -- lock: bundle
         where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
-        returning message_count, case when members is not null or lane = _pgqueue.lane_held() then array[m] end
+        returning message_count, case when members is not null or lane = _pgqueue.lane_long() then array[m] end
         into v_count, v_gone;
         if v_gone is not null then
             with gone as (
@@ -68,7 +64,7 @@ begin
             )
             select v_count + coalesce(sum(message_count), 0), v_gone || array_agg(bundle) into v_count, v_gone
             from gone;
-            perform _pgqueue.note_freed(v_gone);
+            perform _pgqueue.record_freed(v_gone);
         end if;
         if v_count is not null then
             return v_count;

@@ -6,90 +6,90 @@
 -- The words of the first two columns, for one consumer (queue/state/consumer_messages.sql has the lanes):
 --   new         the message is published, and the consumer has not taken its publication: there is no bundle
 --   unfiltered, ready, delayed, waiting, claimed: the state of its bundle
---   line        by key: ready, and not dealt
---   dealt       by key: in a dealt bundle that nobody has claimed; ready, or waiting behind another bundle
---   unclaimed   unfiltered, ready, line, dealt, delayed or waiting
---   done        acknowledged: there is no bundle; keep_history keeps a row of archived_messages
+--   line        by key: ready, and not assigned
+--   assigned       by key: in an assigned bundle that nobody has claimed; ready, or waiting behind another bundle
+--   unclaimed   unfiltered, ready, line, assigned, delayed or waiting
+--   done        acknowledged: there is no bundle; keep_history keeps a row of completed_messages
 --   dead        a row of dead_messages
 --   gone        skipped by retention, cancelled, replaced, refused by the filter, or forgotten with the consumer's
 --               position
 --
---   from                to                                          function          file
---   new                 unfiltered, ready, line, delayed            take_plain        queue/take/take.sql
---   new                 unfiltered, ready, line, delayed            take_all          queue/take/take.sql
---   new                 unfiltered, ready, line, delayed            take_each         queue/take/passing.sql
---   new                 claimed                                     claim_new         queue/claim/making.sql
---   new                 claimed                                     take_ahead        queue/claim/ahead.sql
---   unfiltered          as its caller says                          unfiltered        queue/take/filters.sql
---   unfiltered          ready, line, delayed, gone                  apply_filter      queue/take/filters.sql
---   ready, dealt        claimed                                     claim_free        queue/claim/free.sql
---   ready, line, dealt  claimed                                     claim_bundles     queue/claim/making.sql
---   ready               ready, dead                                 collect           queue/claim/making.sql
---   ready               ready                                       cut_next          queue/claim/free.sql
---   ready               dead                                        collect_matching  queue/claim/matching.sql
---   ready, line         the same                                    take_matching     queue/claim/matching.sql
---   dealt               dead                                        lock_dealt        queue/claim/by_key.sql
---   line                line, dead                                  lock_line         queue/claim/by_key.sql
---   line                as its caller says                          line_front        queue/keys/free_keys.sql
---   waiting             as its caller says                          take_heads        queue/keys/free_keys.sql
---   line, waiting       dealt                                       store_dealt       queue/keys/dealing.sql
---   line, waiting       waiting, delayed                            store_waiting     queue/keys/dealing.sql
---   dealt               line, waiting                               undeal            queue/keys/waiting.sql
---   dealt               waiting                                     park_followers    queue/keys/waiting.sql
---   dealt, claimed      the same                                    loosen            queue/keys/waiting.sql
---   waiting             waiting                                     park              queue/keys/waiting.sql
---   delayed, waiting    waiting                                     change_limits     queue/keys/key_limits.sql
---   delayed             ready, line, waiting                        end_delays        queue/settle/leases.sql
---   unclaimed           the same, due now                           retry             queue/settle/acknowledge.sql
---   new, unclaimed      the same, later                             postpone          operate/postpone.sql
---   unclaimed           as its caller says                          take_unclaimed    queue/keys/waiting.sql
---   unclaimed           unfiltered, ready, line, delayed            change_lanes      queue/keys/key_limits.sql
---   line                gone                                        delete_passed     operate/group_workers.sql
---   claimed             claimed                                     hold              queue/keys/held.sql
---   claimed             claimed                                     hold_line         queue/claim/by_key.sql
---   claimed             claimed                                     expire            queue/settle/leases.sql
---   claimed             claimed                                     extend            queue/settle/acknowledge.sql
---   claimed             claimed                                     reader_extend     spark/source.sql
---   claimed             claimed                                     reader_resume     spark/source.sql
---   claimed             claimed                                     quarantine        spark/quarantine.sql
---   claimed             done                                        ack               queue/settle/settle.sql
---   claimed             done, dead                                  finish            queue/settle/settle.sql
---   claimed             done, dead                                  settle_held       spark/actions.sql
---   claimed             ready, line, dealt, waiting, delayed, dead  return            queue/settle/return.sql
---   claimed             ready, line, dealt, delayed, dead           return_bundle     queue/settle/return.sql
---   claimed             line, waiting, delayed, dead                return_by_key     queue/settle/return.sql
---   claimed             gone                                        replace_returned  queue/keys/newest.sql
---   claimed             gone                                        take_claimed      operate/cancel.sql
---   dead                unfiltered, ready, line                     redrive           operate/dead_letters.sql
---   any                 gone, new                                   move              operate/seek.sql
---   any                 gone                                        drop_consumer     operate/create_consumer.sql
---   any                 gone                                        forget_bundles    queue/state/bundles.sql
---   ready, line, dealt  dead                                        give_up_expired   queue/state/bundles.sql
---   ready, line         the same                                    cut               queue/state/bundles.sql
---   claimed             the same                                    tidy              queue/state/bundles.sql
---   claimed             the same                                    note_freed        queue/state/bundles.sql
---   waiting             waiting                                     take_freed        queue/keys/waiting.sql
---   any                 as its caller says                          take_out          queue/state/bundles.sql
---   any                 as its caller says                          store             queue/state/bundles.sql
---   any                 as its caller says                          stored            queue/state/bundles.sql
---   any                 as its caller says                          store_placed      queue/state/placing.sql
---   any                 as its caller says                          store_all_placed  queue/state/placing.sql
---   any                 as its caller says                          replace           queue/state/bundles.sql
---   any                 as its caller says                          delete_bundle     queue/state/bundles.sql
+--   from                   to                                    function            file
+--   new                    unfiltered, ready, line, delayed      take_plain          queue/take/take.sql
+--   new                    unfiltered, ready, line, delayed      take_all            queue/take/take.sql
+--   new                    unfiltered, ready, line, delayed      take_each           queue/take/passing.sql
+--   new                    claimed                               claim_new           queue/claim/making.sql
+--   new                    claimed                               take_ahead          queue/claim/ahead.sql
+--   unfiltered             as its caller says                    unfiltered          queue/take/filters.sql
+--   unfiltered             ready, line, delayed, gone            apply_filter        queue/take/filters.sql
+--   ready, assigned        claimed                               claim_free          queue/claim/free.sql
+--   ready, line, assigned  claimed                               claim_bundles       queue/claim/making.sql
+--   ready                  ready, dead                           collect             queue/claim/making.sql
+--   ready                  ready                                 cut_next            queue/claim/free.sql
+--   ready                  dead                                  collect_matching    queue/claim/matching.sql
+--   ready, line            the same                              take_matching       queue/claim/matching.sql
+--   assigned               dead                                  lock_assigned       queue/claim/by_key.sql
+--   line                   line, dead                            lock_unassigned     queue/claim/by_key.sql
+--   line                   as its caller says                    take_unassigned     queue/keys/free_keys.sql
+--   waiting                as its caller says                    take_heads          queue/keys/free_keys.sql
+--   line, waiting          assigned                              store_assigned      queue/keys/assigning.sql
+--   line, waiting          waiting, delayed                      store_waiting       queue/keys/assigning.sql
+--   assigned               line, waiting                         unassign            queue/keys/waiting.sql
+--   assigned               waiting                               unassign_followers  queue/keys/waiting.sql
+--   assigned, claimed      the same                              reread_keys         queue/keys/waiting.sql
+--   waiting                waiting                               mark_firsts         queue/keys/waiting.sql
+--   delayed, waiting       waiting                               change_limits       queue/keys/key_limits.sql
+--   delayed                ready, line, waiting                  end_delays          queue/settle/leases.sql
+--   unclaimed              the same, due now                     retry               queue/settle/acknowledge.sql
+--   new, unclaimed         the same, later                       postpone            operate/postpone.sql
+--   unclaimed              as its caller says                    take_unclaimed      queue/keys/waiting.sql
+--   unclaimed              unfiltered, ready, line, delayed      change_lanes        queue/keys/key_limits.sql
+--   line                   gone                                  delete_passed       operate/group_workers.sql
+--   claimed                claimed                               move_to_long        queue/keys/long_claims.sql
+--   claimed                claimed                               move_all_to_long    queue/claim/by_key.sql
+--   claimed                claimed                               expire              queue/settle/leases.sql
+--   claimed                claimed                               extend              queue/settle/acknowledge.sql
+--   claimed                claimed                               reader_extend       spark/source.sql
+--   claimed                claimed                               reader_resume       spark/source.sql
+--   claimed                claimed                               quarantine          spark/quarantine.sql
+--   claimed                done                                  ack                 queue/settle/settle.sql
+--   claimed                done, dead                            finish              queue/settle/settle.sql
+--   claimed                done, dead                            settle_held         spark/actions.sql
+--   claimed                unclaimed, dead                       return              queue/settle/return.sql
+--   claimed                ready, line, assigned, delayed, dead  return_bundle       queue/settle/return.sql
+--   claimed                line, waiting, delayed, dead          return_by_key       queue/settle/return.sql
+--   claimed                gone                                  replace_returned    queue/keys/newest.sql
+--   claimed                gone                                  take_claimed        operate/cancel.sql
+--   dead                   unfiltered, ready, line               redrive             operate/dead_letters.sql
+--   any                    gone, new                             move                operate/seek.sql
+--   any                    gone                                  drop_consumer       operate/create_consumer.sql
+--   any                    gone                                  delete_bundles      queue/state/bundles.sql
+--   ready, line, assigned  dead                                  give_up_expired     queue/state/bundles.sql
+--   ready, line            the same                              cut                 queue/state/bundles.sql
+--   claimed                the same                              delete_empty_head   queue/state/bundles.sql
+--   claimed                the same                              record_freed        queue/state/bundles.sql
+--   waiting                waiting                               take_freed          queue/keys/waiting.sql
+--   any                    as its caller says                    remove_messages     queue/state/bundles.sql
+--   any                    as its caller says                    store               queue/state/bundles.sql
+--   any                    as its caller says                    stored              queue/state/bundles.sql
+--   any                    as its caller says                    store_placed        queue/state/placing.sql
+--   any                    as its caller says                    store_all_placed    queue/state/placing.sql
+--   any                    as its caller says                    replace             queue/state/bundles.sql
+--   any                    as its caller says                    delete_bundle       queue/state/bundles.sql
 --
--- The rows "as its caller says": collect(), collect_matching(), collect_by_key(), claim_line(), claim_beside() and
--- claim_back() lock free bundles, which claim_bundles() claims. line_front() and take_heads() are called by deal(),
--- with store_dealt() and store_waiting(): their rows have the target. return() calls return_bundle() or
--- return_by_key(). The callers of take_out() are in the table. take_away() calls take_unclaimed(), and the messages are
--- then gone (skip(), cancel()) or dead (drop_oldest()). keep_newest() calls it, and they are gone. settle_free() calls
--- it for a Spark sink, and the messages are then done or dead. postpone() calls it, and stores the messages again:
--- unfiltered ones as such, others as delayed, waiting or in the line. retry() leaves unfiltered messages as they are.
+-- The rows "as its caller says": collect(), collect_matching(), collect_by_key(), claim_all_keys(),
+-- claim_without_lock() and claim_back() lock free bundles, which claim_bundles() claims. take_unassigned() and
+-- take_heads() are called by assign(), with store_assigned() and store_waiting(): their rows have the target. return()
+-- calls return_bundle() or return_by_key(). The callers of remove_messages() are in the table. remove_unclaimed() calls
+-- take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()). keep_newest() calls it,
+-- and they are gone. settle_free() calls it for a Spark sink, and the messages are then done or dead. postpone() calls
+-- it, and stores the messages again: unfiltered ones as such, others as delayed, waiting or in the line. retry() leaves
+-- unfiltered messages as they are.
 
 -- Stores bundles like p_bundle with other messages, of at most limit_ranges() ranges each. Without messages it stores
 -- nothing. Returns the number of messages.
 create or replace function _pgqueue.store(p_bundle pgqueue.consumer_messages, p_seqs int8multirange) returns bigint
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_chunk record;
     v_count bigint := 0;
@@ -117,9 +117,7 @@ end $$;
 
 -- Stores messages as store() does, and returns the bundles.
 create or replace function _pgqueue.stored(p_bundle pgqueue.consumer_messages, p_seqs int8multirange)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
     v_part    int8multirange;
     v_bundles pgqueue.consumer_messages[] := '{}';
@@ -133,16 +131,14 @@ end $$;
 
 -- Deletes a bundle.
 create or replace function _pgqueue.delete_bundle(p_bundle_no bigint) returns void
-language sql
-as $$
+language sql as $$
     delete from pgqueue.consumer_messages
     where bundle_no & 1048575 = p_bundle_no & 1048575 and bundle_no = p_bundle_no
 $$;
 
 -- A bundle that nobody has, as it was before it was claimed.
 create or replace function _pgqueue.freed(p_bundle pgqueue.consumer_messages) returns pgqueue.consumer_messages
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     p_bundle.first_seq := coalesce(lower(p_bundle.seqs), p_bundle.first_seq);  -- (the first ones may be settled)
     p_bundle.last_delivered_at := coalesce(p_bundle.claimed_at, p_bundle.last_delivered_at);
@@ -159,12 +155,11 @@ end $$;
 
 -- Replaces a stored bundle by one of the same number.
 create or replace function _pgqueue.replace(p_bundle pgqueue.consumer_messages) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     update pgqueue.consumer_messages
     set lane = p_bundle.lane, place = p_bundle.place, first_seq = p_bundle.first_seq,
-        deliver_count = p_bundle.deliver_count, key = p_bundle.key, behind = p_bundle.behind,
+        deliver_count = p_bundle.deliver_count, key = p_bundle.key, predecessor = p_bundle.predecessor,
         not_visible_until = p_bundle.not_visible_until, last_delivered_at = p_bundle.last_delivered_at,
         note = p_bundle.note, keys = p_bundle.keys, shrunk = p_bundle.shrunk, message_count = p_bundle.message_count,
         seqs = p_bundle.seqs, token = p_bundle.token, claimed_at = p_bundle.claimed_at,
@@ -177,8 +172,7 @@ end $$;
 -- order: to compare each bundle with the set would cost ranges times bundles.
 create or replace function _pgqueue.parts_of(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
 returns table (no bigint, part int8multirange)
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     if cardinality(p_bundles) = 1 or (select count(*) from unnest(p_set)) <= _pgqueue.limit_ranges() then
         return query select b.ordinality, b.seqs * p_set from unnest(p_bundles) with ordinality b where b.seqs && p_set;
@@ -196,26 +190,23 @@ begin
     end if;
 end $$;
 
--- Notes for the next dealer that bundles in lane_held() have let go of their keys: who deletes one needs no lock of the
--- consumer, and the dealer does not look at all that is held.
-create or replace function _pgqueue.note_freed(p_bundles pgqueue.consumer_messages[]) returns void
-language sql
-as $$
+-- Notes for the next assigner that bundles in lane_long() have let go of their keys: who deletes one needs no lock of
+-- the consumer, and the assigner does not look at all that is held.
+create or replace function _pgqueue.record_freed(p_bundles pgqueue.consumer_messages[]) returns void
+language sql as $$
     insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
                                            deliver_count, key, message_count, seqs)
     select f.consumer_id, f.number, _pgqueue.lane_freed(), f.number, 0, 0, 0, 0, f.key, 0, '{}'
     from (select consumer_id, key, nextval('pgqueue.claim_numbers') as number from unnest(p_bundles)
-          where lane = _pgqueue.lane_held() and key is not null) f
+          where lane = _pgqueue.lane_long() and key is not null) f
 $$;
 
 -- Takes messages out of bundles that the caller has locked. A head stays, even without messages, while it has members
--- (tidy()).
+-- (delete_empty_head()).
 --   p_set  null: all
 -- Returns the messages as bundles, as they were.
-create or replace function _pgqueue.take_out(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+create or replace function _pgqueue.remove_messages(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
+returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
     v_bundle pgqueue.consumer_messages;
     v_rest   int8multirange;
@@ -226,14 +217,14 @@ begin
         delete from pgqueue.consumer_messages
         where bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from unnest(p_bundles) b))
           and bundle_no = any (array(select b.bundle_no from unnest(p_bundles) b));
-        perform _pgqueue.note_freed(p_bundles);
+        perform _pgqueue.record_freed(p_bundles);
         return p_bundles;
     end if;
     for v_one in select * from _pgqueue.parts_of(p_bundles, p_set) loop
         v_bundle := p_bundles[v_one.no];
         v_rest := v_bundle.seqs - v_one.part;
-        if v_rest = '{}' and v_bundle.lane = _pgqueue.lane_held() then
-            perform _pgqueue.note_freed(array[v_bundle]);
+        if v_rest = '{}' and v_bundle.lane = _pgqueue.lane_long() then
+            perform _pgqueue.record_freed(array[v_bundle]);
         end if;
         if v_rest = '{}' and v_bundle.members is null then
             perform _pgqueue.delete_bundle(v_bundle.bundle_no);
@@ -254,17 +245,16 @@ begin
         v_bundle.message_count := _pgqueue.cardinality(v_one.part);
         v_taken := v_taken || v_bundle;
     end loop;
-    perform _pgqueue.tidy(p_bundles[1]);
+    perform _pgqueue.delete_empty_head(p_bundles[1]);
     return v_taken;
 end $$;
 
 -- Deletes the head of a claim that has neither messages nor members left.
-create or replace function _pgqueue.tidy(p_head pgqueue.consumer_messages) returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_empty_head(p_head pgqueue.consumer_messages) returns void
+language plpgsql as $$
 begin
     if p_head.members is not null
-       and not exists (select from _pgqueue.held(p_head.bundle_no, p_head.token) where message_count > 0) then
+       and not exists (select from _pgqueue.bundles_of(p_head.bundle_no, p_head.token) where message_count > 0) then
         delete from pgqueue.consumer_messages
         where bundle_no & 1048575 = p_head.bundle_no & 1048575 and bundle_no = p_head.bundle_no
           and token = p_head.token;
@@ -272,11 +262,10 @@ begin
 end $$;
 
 -- Cuts the first messages off a free bundle that the caller has locked, as bundles of p_size messages each.
--- Returns the first of these; and the number of one of the last quarter, see claim_hints.more.
+-- Returns the first of these; and the number of one of the last quarter, see claim_hints.prefetch_at.
 create or replace function _pgqueue.cut(p_bundle pgqueue.consumer_messages, p_size bigint, p_count int,
                                         out o_first pgqueue.consumer_messages, out o_more bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_parts int8multirange[] := _pgqueue.parts(p_bundle.seqs, p_size, p_count);
     v_rest  int8multirange := p_bundle.seqs * int8multirange(int8range(upper(v_parts[p_count]), null));
@@ -306,10 +295,8 @@ begin
 end $$;
 
 -- The first messages of a set, in p_count parts of p_size messages each.
-create or replace function _pgqueue.parts(p_seqs int8multirange, p_size bigint, p_count bigint)
-returns int8multirange[]
-language plpgsql immutable
-as $$
+create or replace function _pgqueue.parts(p_seqs int8multirange, p_size bigint, p_count bigint) returns int8multirange[]
+language plpgsql immutable as $$
 declare
     v_lo    bigint := lower(p_seqs);
     v_parts int8multirange[] := '{}';
@@ -329,10 +316,8 @@ end $$;
 --   p_claim_id, p_owner  of the claim that held them; null: no claim held them
 create or replace function _pgqueue.dead_letter(p_bundle pgqueue.consumer_messages, p_seqs int8multirange,
                                                 p_reason text, p_details jsonb, p_claim_id bigint default null,
-                                                p_owner text default null)
-returns void
-language sql
-as $$
+                                                p_owner text default null) returns void
+language sql as $$
     insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason,
                                        details, claim_id, note, owner)
     select c.stream_id, c.consumer_id, p_seqs, _pgqueue.cardinality(p_seqs), p_bundle.priority, p_bundle.deliver_count,
@@ -345,21 +330,18 @@ $$;
 
 -- The note of messages that expire at a time.
 create or replace function _pgqueue.expiry(p_expires_at timestamptz) returns jsonb
-language sql immutable
-as $$ select jsonb_build_object('expires', extract(epoch from p_expires_at)::bigint) $$;
+language sql immutable as $$ select jsonb_build_object('expires', extract(epoch from p_expires_at)::bigint) $$;
 
 -- Whether messages with this note have expired.
 create or replace function _pgqueue.has_expired(p_note jsonb) returns boolean
-language plpgsql volatile
-as $$
+language plpgsql volatile as $$
 begin
     return ((p_note ->> 'expires')::bigint <= extract(epoch from clock_timestamp())) is true;
 end $$;
 
 -- Keeps a free bundle that has expired as a dead letter, and deletes it.
 create or replace function _pgqueue.give_up_expired(p_bundle pgqueue.consumer_messages) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.delete_bundle(p_bundle.bundle_no);
     perform _pgqueue.dead_letter(p_bundle, p_bundle.seqs, 'expired', null);
@@ -368,9 +350,8 @@ end $$;
 -- Forgets all that a consumer has taken and not finished, claims too. Spent tokens stay spent: messages of a key that
 -- were delivered lately still count. A reader's claims are kept, as claims that it lost and cannot have back. Returns
 -- how many messages these were. Needs the consumer's lock. Locks the bundles, and waits for sessions that hold some.
-create or replace function _pgqueue.forget_bundles(p_consumer_id int) returns bigint
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_bundles(p_consumer_id int) returns bigint
+language plpgsql as $$
 declare
     v_gone  bigint;
     v_count bigint := 0;
@@ -390,9 +371,8 @@ end $$;
 
 -- A note with other keys added; null takes a key out. The key attempt, a failed delivery, comes at the end of the list
 -- attempts, which keeps the last limit_attempts() of them. The key spark is added up.
-create or replace function _pgqueue.noted(p_note jsonb, p_keys jsonb) returns jsonb
-language sql immutable
-as $$
+create or replace function _pgqueue.merged_note(p_note jsonb, p_keys jsonb) returns jsonb
+language sql immutable as $$
     select nullif((coalesce(p_note, '{}') || coalesce(p_keys, '{}')
                    || case when p_keys ? 'attempt'
                            then jsonb_build_object('attempts', coalesce(

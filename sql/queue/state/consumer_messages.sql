@@ -5,15 +5,15 @@
 -- The lane of a bundle says its state. So one index, consumer_messages_lane, answers what is next, due, expired or
 -- waiting:
 --
---   lane                place                  what stands there
---   -priority           arrival_no             no order: ready, or claimed a moment ago
---   lane_dealt() 0      bundle_no, or before   by key: dealt. Ready, claimed a moment ago, or behind another bundle
---   lane_line() 1       arrival_no             by key: ready, keys mixed, not dealt
---   lane_delayed()      a time                 due then: the end of a delay, or tokens of its key come back
---   lane_held()         the end of its lease   claimed for longer than a second
---   lane_waiting()      see queue/keys/waiting.sql  by key: behind a bundle that is not gone, or may be dealt
---   lane_unfiltered()   see unfiltered_place() taken, and neither the filter nor per_key_latest has judged it
---   lane_freed()        bundle_no              by key: has no messages; a claim in lane_held() has let go of its key
+--   lane               place                  what stands there
+--   -priority          arrival_no             no order: ready, or claimed a moment ago
+--   lane_assigned()    bundle_no, or before   by key: assigned. Ready, claimed a moment ago, or has a predecessor
+--   lane_unassigned()  arrival_no             by key: ready, keys mixed, not assigned
+--   lane_delayed()     a time                 due then: the end of a delay, or tokens of its key come back
+--   lane_long()        the end of its lease   claimed for longer than a second
+--   lane_waiting()     queue/keys/waiting.sql by key: waits for a bundle, or may be assigned
+--   lane_unfiltered()  unfiltered_place()     taken; neither the filter nor per_key_latest has screened it
+--   lane_freed()       bundle_no              by key: has no messages; a claim in lane_long() has freed its key
 --
 -- A claim is one update of the first free bundle of a lane, without any lock but the row's, and its acknowledgement one
 -- delete. A bundle is free when it has no token and, by key, when the bundle behind which it stands is gone. Only a
@@ -37,13 +37,13 @@ create table if not exists pgqueue.consumer_messages (
     priority           int            not null,
     deliver_count      int            not null,  -- before the claim that holds it
     key                bigint,                   -- the key's hash: of waiting, delayed, held and freed bundles, ...
-    behind             bigint,                   -- ... of a dealt one the bundle that has to be gone before
+    predecessor             bigint,                   -- ... of an assigned one the bundle that has to be gone before
     not_visible_until  timestamptz,
     last_delivered_at  timestamptz,
     -- error: the last one; attempts: the last failed deliveries; at_most: messages of a claim with one; expires; saved;
     -- spark: deliveries to Spark, which max_deliver_count and backoff do not count
     note               jsonb,
-    keys               bigint[],                 -- of a dealt one, and of its claim: the hashes of its keys. Without an
+    keys               bigint[],                 -- of an assigned one, and of its claim: its keys' hashes. Without an
                                                  -- order one for each message. Null by key: all keys may be in it
     shrunk             boolean        not null default false,  -- some of these keys may have left
     message_count      bigint         not null,
@@ -68,23 +68,19 @@ create sequence if not exists pgqueue.claim_secret;
 
 -- The id of a claim.
 create or replace function _pgqueue.claim_id(p_bundle_no bigint, p_token bigint) returns bigint
-language sql immutable parallel safe
-as $$ select (p_bundle_no & 1048575) << 43 | p_token $$;
+language sql immutable parallel safe as $$ select (p_bundle_no & 1048575) << 43 | p_token $$;
 
 -- The bits of a bundle's number that are in a claim's id: by these, the bundle is in an index.
 create or replace function _pgqueue.number_in(p_claim_id bigint) returns bigint
-language sql immutable parallel safe
-as $$ select p_claim_id >> 43 $$;
+language sql immutable parallel safe as $$ select p_claim_id >> 43 $$;
 
 -- The token in a claim's id.
 create or replace function _pgqueue.token_in(p_claim_id bigint) returns bigint
-language sql immutable parallel safe
-as $$ select p_claim_id & 8796093022207 $$;
+language sql immutable parallel safe as $$ select p_claim_id & 8796093022207 $$;
 
 -- Makes the secret (claim_secret), unless there is one. A dump without data has none.
 create or replace function _pgqueue.keep_secret() returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if pg_sequence_last_value('pgqueue.claim_secret') is null then
         perform setval('pgqueue.claim_secret',
@@ -96,8 +92,7 @@ end $$;
 -- are the same: ids of claims have a number, too.) random() will not do: who sets its seed knows what follows.
 -- gen_random_uuid() would cost a small claim a tenth of its time, so it serves only where a restore lost the secret.
 create or replace function _pgqueue.unguessable() returns bigint
-language sql volatile
-as $$
+language sql volatile as $$
     select hashtextextended(sha256(
                int8send(coalesce(pg_sequence_last_value('pgqueue.claim_secret'),
                                  uuid_hash_extended(gen_random_uuid(), 0)))
@@ -107,71 +102,67 @@ $$;
 -- A token that nobody knows.
 --   p_notes  the end of its messages is to be noted
 create or replace function _pgqueue.new_token(p_notes boolean default false) returns bigint
-language sql volatile
-as $$ select (_pgqueue.unguessable() & 4398046511103) << 1 | case when p_notes then 0 else 1 end $$;
+language sql volatile as $$
+    select (_pgqueue.unguessable() & 4398046511103) << 1 | case when p_notes then 0 else 1 end
+$$;
 
 -- A new id for a lease of a group's partition. The time is in it, so an id that a crash gave back is not given out
 -- again (synchronous_commit = off forgets the last numbers of a sequence).
 create or replace function _pgqueue.new_lease_id() returns bigint
-language sql volatile
-as $$ select _pgqueue.claim_id(nextval('pgqueue.claim_numbers'), _pgqueue.new_token()) $$;
+language sql volatile as $$ select _pgqueue.claim_id(nextval('pgqueue.claim_numbers'), _pgqueue.new_token()) $$;
 
 -- A new id for a claim of a checkpoint reader. These ids rise: an offset stands for all claims of its reader up to one.
 -- 23 bits are for numbers that a crash gave back, as above. They give no right: all calls about such a claim name the
 -- reader, too.
 create or replace function _pgqueue.new_reader_claim_id() returns bigint
-language sql volatile
-as $$ select (nextval('pgqueue.claim_numbers') << 24) | ((_pgqueue.unguessable() & 8388607) << 1) $$;
+language sql volatile as $$
+    select (nextval('pgqueue.claim_numbers') << 24) | ((_pgqueue.unguessable() & 8388607) << 1)
+$$;
 
 -- A time as a place in a lane, in microseconds. (In UTC: what depends on no setting becomes a part of the caller.)
 create or replace function _pgqueue.place_at(p_time timestamptz) returns bigint
-language sql immutable parallel safe
-as $$ select (extract(epoch from p_time at time zone 'UTC') * 1000000)::bigint $$;
+language sql immutable parallel safe as $$ select (extract(epoch from p_time at time zone 'UTC') * 1000000)::bigint $$;
 
 -- A place as a time.
 create or replace function _pgqueue.time_of(p_place bigint) returns timestamptz
-language sql immutable parallel safe
-as $$ select (timestamp 'epoch' + p_place * interval '1 microsecond') at time zone 'UTC' $$;
+language sql immutable parallel safe as $$
+    select (timestamp 'epoch' + p_place * interval '1 microsecond') at time zone 'UTC'
+$$;
 
 -- The place of an unfiltered bundle: they are judged in the order in which they will be served.
 create or replace function _pgqueue.unfiltered_place(p_keyed boolean, p_priority int, p_arrival_no bigint)
-returns bigint
-language sql immutable parallel safe
-as $$ select case when p_keyed then 0 else (32767 - p_priority)::bigint << 46 end + p_arrival_no $$;
+returns bigint language sql immutable parallel safe as $$
+    select case when p_keyed then 0 else (32767 - p_priority)::bigint << 46 end + p_arrival_no
+$$;
 
 -- Whether there is no bundle of this number any more. (As a scalar with a limit: the planner would make a join with the
 -- whole table of anything else.)
-create or replace function _pgqueue.is_gone(p_bundle_no bigint) returns boolean
-language sql stable
-as $$
+create or replace function _pgqueue.is_deleted(p_bundle_no bigint) returns boolean
+language sql stable as $$
     select (select true from pgqueue.consumer_messages
             where bundle_no & 1048575 = p_bundle_no & 1048575 and bundle_no = p_bundle_no limit 1) is null
 $$;
 
 -- Bundles by their numbers, as they are.
 create or replace function _pgqueue.bundles(p_numbers bigint[]) returns setof pgqueue.consumer_messages
-language sql stable
-as $$
+language sql stable as $$
     select m.* from unnest(p_numbers) n
     cross join lateral (select * from pgqueue.consumer_messages
                         where bundle_no & 1048575 = n & 1048575 and bundle_no = n limit 1) m
 $$;
 
--- The dealt bundles of a consumer, free or claimed a moment ago. (It becomes a part of the query that calls it.)
---   p_lane  what the hints say of lane_dealt(); null: there are none
-create or replace function _pgqueue.dealt(p_consumer_id int, p_lane pgqueue.lane_hint)
-returns setof pgqueue.consumer_messages
-language sql stable
-as $$
+-- The assigned bundles of a consumer, free or claimed a moment ago. (It becomes a part of the query that calls it.)
+--   p_lane  what the hints say of lane_assigned(); null: there are none
+create or replace function _pgqueue.assigned(p_consumer_id int, p_lane pgqueue.lane_hint)
+returns setof pgqueue.consumer_messages language sql stable as $$
     select * from pgqueue.consumer_messages
-    where consumer_id = p_consumer_id and lane = _pgqueue.lane_dealt()
+    where consumer_id = p_consumer_id and lane = _pgqueue.lane_assigned()
       and (place, first_seq) >= ((p_lane).low_place, (p_lane).low_seq)
 $$;
 
 -- The bundles of a claim, the head first; none when it is not live.
-create or replace function _pgqueue.held(p_head bigint, p_token bigint) returns setof pgqueue.consumer_messages
-language sql stable
-as $$
+create or replace function _pgqueue.bundles_of(p_head bigint, p_token bigint) returns setof pgqueue.consumer_messages
+language sql stable as $$
     select (h.b).* from (select b from pgqueue.consumer_messages b
                          where bundle_no & 1048575 = p_head & 1048575 and token = p_token limit 1) h
     union all
@@ -182,19 +173,16 @@ $$;
 
 -- How many messages bundles have.
 create or replace function _pgqueue.count_of(p_bundles pgqueue.consumer_messages[]) returns bigint
-language sql immutable
-as $$ select coalesce(sum(message_count), 0)::bigint from unnest(p_bundles) $$;
+language sql immutable as $$ select coalesce(sum(message_count), 0)::bigint from unnest(p_bundles) $$;
 
 -- The messages of bundles.
 create or replace function _pgqueue.seqs_of(p_bundles pgqueue.consumer_messages[]) returns int8multirange
-language sql immutable
-as $$ select coalesce(range_agg(seqs), '{}') from unnest(p_bundles) $$;
+language sql immutable as $$ select coalesce(range_agg(seqs), '{}') from unnest(p_bundles) $$;
 
 -- Locks the bundles of a claim. Returns them, the head first; null when the claim is not live. Errors: as
 -- lock_consumer().
 create or replace function _pgqueue.lock_bundles(p_head bigint, p_token bigint) returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_head    pgqueue.consumer_messages;
     v_members pgqueue.consumer_messages[] := '{}';
@@ -225,8 +213,7 @@ end $$;
 -- Locks a consumer, and the head of a claim of it. In tries: who has locked the claim may keep it, and claimers wait
 -- for the consumer's lock.
 create or replace function _pgqueue.lock_consumer_and(p_claim_id bigint, p_consumer_id int) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     perform _pgqueue.lock_consumer(p_consumer_id);
     perform from pgqueue.consumer_messages
@@ -251,9 +238,7 @@ end $$;
 -- Locks a live claim of a worker; with p_and_consumer its consumer before, for a caller that returns messages. Returns
 -- its bundles, the head first; null, with a warning, when the claim is not live, or is a checkpoint reader's.
 create or replace function _pgqueue.lock_claim(p_claim_id bigint, p_and_consumer boolean)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
     v_bundles pgqueue.consumer_messages[];
     v_id      int;
@@ -275,8 +260,7 @@ end $$;
 
 -- Warns that a claim is not live.
 create or replace function _pgqueue.warn_not_live(p_claim_id bigint) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took '
                   'over; or a Spark query holds it; nothing was changed',

@@ -2,8 +2,7 @@
 
 -- When the first bundle in lane_delayed() from a time on is due; null: none is.
 create or replace function _pgqueue.first_due(p_consumer_id int, p_from timestamptz) returns timestamptz
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return (select _pgqueue.time_of(place) from pgqueue.consumer_messages
             where consumer_id = p_consumer_id and lane = _pgqueue.lane_delayed()
@@ -14,9 +13,7 @@ end $$;
 -- When the next delay of a consumer ends, or earlier if what was delayed until then is gone; null: nothing is delayed.
 --   p_leases  also when the first lease ends, or ended. Claims of the last second are few, and are looked at one by one
 create or replace function _pgqueue.next_end(p_consumer_id int, p_hints pgqueue.claim_hints, p_leases boolean)
-returns timestamptz
-language plpgsql stable
-as $$
+returns timestamptz language plpgsql stable as $$
 declare
     v_due timestamptz := p_hints.due_from;
 begin
@@ -29,21 +26,20 @@ begin
     return least(
         v_due,
         (select _pgqueue.time_of(place) from pgqueue.consumer_messages
-         where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
-           and place >= _pgqueue.place_at(p_hints.held_from)
+         where consumer_id = p_consumer_id and lane = _pgqueue.lane_long()
+           and place >= _pgqueue.place_at(p_hints.long_from)
          order by place limit 1),
         (select min(m.lease_until) from unnest(p_hints.lanes) l
          cross join lateral (select lease_until, token from pgqueue.consumer_messages
                              where consumer_id = p_consumer_id and lane = l.lane
                                and (place, first_seq) >= (l.low_place, l.low_seq)
-                             order by place, first_seq limit _pgqueue.limit_held()) m
+                             order by place, first_seq limit _pgqueue.limit_long()) m
          where m.token is not null));
 end $$;
 
 -- Reads a consumer's cursor, with hints. Errors: PQ002 when the consumer was dropped meanwhile.
 create or replace function _pgqueue.cursor(p_consumer_id int) returns pgqueue.consumer_cursors
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_cursor pgqueue.consumer_cursors := (select c from pgqueue.consumer_cursors c
                                           where c.consumer_id = p_consumer_id order by c.version desc limit 1);
@@ -53,7 +49,7 @@ begin
         raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
     elsif v_hints.lanes is null then
         v_hints := _pgqueue.rebuild_hints(v_cursor);
-        v_hints.looked_at := '-infinity';  -- the next claim looks again, and stores what it finds
+        v_hints.rebuilt_at := '-infinity';  -- the next claim looks again, and stores what it finds
         v_cursor.hints := v_hints;
     end if;
     return v_cursor;
@@ -64,18 +60,17 @@ end $$;
 -- Needs the consumer's lock.
 create or replace function _pgqueue.save_cursor(p_stored pgqueue.consumer_cursors, p_cursor pgqueue.consumer_cursors,
                                                 p_busy boolean) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_before pgqueue.claim_hints := p_stored.hints;
     v_hints  pgqueue.claim_hints := p_cursor.hints;
     v_same   pgqueue.consumer_cursors := p_cursor;
 begin
-    if not p_busy and v_hints.looked_at is not distinct from v_before.looked_at then
+    if not p_busy and v_hints.rebuilt_at is not distinct from v_before.rebuilt_at then
         v_hints.probe_at := v_before.probe_at;
-        v_hints.held_from := v_before.held_from;
+        v_hints.long_from := v_before.long_from;
         v_hints.gaps_probe := v_before.gaps_probe;
-        v_hints.quiet_until := v_before.quiet_until;
+        v_hints.idle_until := v_before.idle_until;
         v_same.hints := v_hints;
     end if;
     if v_same is distinct from p_stored then
@@ -88,10 +83,8 @@ end $$;
 -- Notes that a bundle stands at a place of a lane now, free (p_free) or claimed. Returns the hints. Needs the
 -- consumer's lock.
 create or replace function _pgqueue.stands(p_hints pgqueue.claim_hints, p_lane int, p_place bigint, p_first_seq bigint,
-                                           p_free boolean default true)
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+                                           p_free boolean default true) returns pgqueue.claim_hints
+language plpgsql as $$
 declare
     v_lane pgqueue.lane_hint;
 begin
@@ -127,8 +120,7 @@ end $$;
 
 -- Where claims look first, by the hints.
 create or replace function _pgqueue.first_lane(p_hints pgqueue.claim_hints) returns pgqueue.lane_hint
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     for i in 1..cardinality(p_hints.lanes) loop
         if (p_hints.lanes[i]).place is not null then
@@ -140,8 +132,7 @@ end $$;
 
 -- Where claims look in a lane; null: nothing stands there.
 create or replace function _pgqueue.lane_of(p_hints pgqueue.claim_hints, p_lane int) returns pgqueue.lane_hint
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     for i in 1..cardinality(p_hints.lanes) loop
         if (p_hints.lanes[i]).lane = p_lane then
@@ -153,10 +144,8 @@ end $$;
 
 -- The first bundle of a lane from a place on, as a hint of its lane; null: there is none. A bundle that another session
 -- is just claiming is still free here: its claim may be rolled back.
-create or replace function _pgqueue.look_at_lane(p_consumer_id int, p_lane int, p_place bigint, p_first_seq bigint)
-returns pgqueue.lane_hint
-language plpgsql stable
-as $$
+create or replace function _pgqueue.first_in_lane(p_consumer_id int, p_lane int, p_place bigint, p_first_seq bigint)
+returns pgqueue.lane_hint language plpgsql stable as $$
 declare
     v_lane pgqueue.lane_hint;
 begin
@@ -177,9 +166,7 @@ end $$;
 -- Moves the place before which nothing stands in a lane up to the first bundle. Returns the hints. Needs the consumer's
 -- lock.
 create or replace function _pgqueue.raise_low(p_consumer_id int, p_hints pgqueue.claim_hints, p_lane int)
-returns pgqueue.claim_hints
-language plpgsql stable
-as $$
+returns pgqueue.claim_hints language plpgsql stable as $$
 declare
     v_lane pgqueue.lane_hint;
 begin
@@ -200,9 +187,7 @@ end $$;
 
 -- Adds hints of lanes beyond those that are remembered, while there is room for them.
 create or replace function _pgqueue.add_lanes(p_consumer_id int, p_hints pgqueue.claim_hints)
-returns pgqueue.claim_hints
-language plpgsql stable
-as $$
+returns pgqueue.claim_hints language plpgsql stable as $$
 begin
     while p_hints.lanes_from is not null and cardinality(p_hints.lanes) < _pgqueue.limit_lanes() loop
         p_hints.lanes_from := (select lane from pgqueue.consumer_messages
@@ -211,7 +196,7 @@ begin
                                order by lane limit 1);
         if p_hints.lanes_from is not null then
             p_hints.lanes := p_hints.lanes
-                || _pgqueue.look_at_lane(p_consumer_id, p_hints.lanes_from, -9223372036854775808, 0);
+                || _pgqueue.first_in_lane(p_consumer_id, p_hints.lanes_from, -9223372036854775808, 0);
             p_hints.lanes_from := p_hints.lanes_from + 1;
         end if;
     end loop;
@@ -221,9 +206,7 @@ end $$;
 -- Moves the places where claims look at the lanes up to the first bundles that are free, and says until when claims
 -- need not look further. Returns the hints. Needs the consumer's lock: bundles become free only under it.
 create or replace function _pgqueue.raise_hints(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_lane  pgqueue.lane_hint;
@@ -252,9 +235,9 @@ begin
                                where l.place is not null order by l.lane);
         v_hints := _pgqueue.add_lanes(p_consumer.consumer_id, v_hints);
     end if;
-    v_hints.quiet_until := case
+    v_hints.idle_until := case
         when v_lead.place is null or v_note
-             or (v_lead.lane = _pgqueue.lane_line() and _pgqueue.is_keyed(p_consumer.way)) then null
+             or (v_lead.lane = _pgqueue.lane_unassigned() and _pgqueue.is_keyed(p_consumer.profile)) then null
         else least(v_hints.probe_at,
                    case when p_cursor.gaps <> '{}' and not v_hints.was_cut then v_hints.gaps_probe end,
                    _pgqueue.next_end(p_consumer.consumer_id, v_hints, false)) end;
@@ -263,10 +246,8 @@ begin
 end $$;
 
 -- Moves the hints where keys wait up to the first ones that do. Returns the hints. Needs the consumer's lock.
-create or replace function _pgqueue.raise_waits(p_consumer_id int, p_hints pgqueue.claim_hints)
-returns pgqueue.claim_hints
-language plpgsql stable
-as $$
+create or replace function _pgqueue.raise_waiting_hints(p_consumer_id int, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints language plpgsql stable as $$
 begin
     p_hints.waits_from := coalesce((
         select place from pgqueue.consumer_messages
@@ -282,8 +263,7 @@ end $$;
 
 -- Whether something is free in the lanes that are remembered, or may be in others.
 create or replace function _pgqueue.has_free(p_hints pgqueue.claim_hints) returns boolean
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     for i in 1..cardinality(p_hints.lanes) loop
         if (p_hints.lanes[i]).place is not null then
@@ -295,9 +275,7 @@ end $$;
 
 -- Whether the free bundles have enough messages for a claim.
 create or replace function _pgqueue.suffices(p_consumer_id int, p_hints pgqueue.claim_hints, p_want bigint)
-returns boolean
-language plpgsql stable
-as $$
+returns boolean language plpgsql stable as $$
 begin
     return coalesce(sum(m.message_count), 0) >= p_want
     from unnest(p_hints.lanes) l
@@ -309,39 +287,37 @@ end $$;
 
 -- Whether the hints of a cursor were read from what is stored within the last minute.
 create or replace function _pgqueue.rebuilt_lately(p_hints pgqueue.claim_hints) returns boolean
-language sql volatile
-as $$
-    select clock_timestamp() >= p_hints.looked_at and clock_timestamp() < p_hints.looked_at + interval '1 minute'
+language sql volatile as $$
+    select clock_timestamp() >= p_hints.rebuilt_at and clock_timestamp() < p_hints.rebuilt_at + interval '1 minute'
 $$;
 
 -- Reads all hints from what is stored. What a hint hides, for whatever reason, is found then. Reads dead rows that a
 -- long transaction elsewhere keeps. Returns the hints.
 create or replace function _pgqueue.rebuild_hints(p_cursor pgqueue.consumer_cursors) returns pgqueue.claim_hints
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_id        int := p_cursor.consumer_id;
     v_stream_id int := (select stream_id from pgqueue.consumers where consumer_id = v_id);
     v_hints     pgqueue.claim_hints := p_cursor.hints;
 begin
     if p_cursor.next_publication > _pgqueue.last_publication_id(v_stream_id) + 1 then
-        perform _pgqueue.refuse_to_look(v_stream_id);
+        perform _pgqueue.refuse_lost_publications(v_stream_id);
     end if;
-    v_hints.looked_at := clock_timestamp();
+    v_hints.rebuilt_at := clock_timestamp();
     v_hints.lanes := '{}';
     v_hints.lanes_from := -2147483648;
     v_hints := _pgqueue.add_lanes(v_id, v_hints);
     v_hints.due_from := _pgqueue.first_due(v_id, 'epoch');
-    v_hints.held_from := coalesce(_pgqueue.time_of((
+    v_hints.long_from := coalesce(_pgqueue.time_of((
         select place from pgqueue.consumer_messages
-        where consumer_id = v_id and lane = _pgqueue.lane_held() order by place limit 1)), v_hints.looked_at);
+        where consumer_id = v_id and lane = _pgqueue.lane_long() order by place limit 1)), v_hints.rebuilt_at);
     v_hints.filter_from := (select place from pgqueue.consumer_messages
                             where consumer_id = v_id and lane = _pgqueue.lane_unfiltered() order by place limit 1);
     v_hints.was_cut := coalesce(v_hints.was_cut, false) or v_hints.filter_from is not null;
-    v_hints.parks := exists (select from pgqueue.consumer_messages where consumer_id = v_id and key is not null);
+    v_hints.any_waiting := exists (select from pgqueue.consumer_messages where consumer_id = v_id and key is not null);
     v_hints.waits_from := 0;
     v_hints.free_from := _pgqueue.place_of_free();
-    v_hints := _pgqueue.raise_waits(v_id, v_hints);
+    v_hints := _pgqueue.raise_waiting_hints(v_id, v_hints);
     v_hints.freed_from := coalesce((
         select place from pgqueue.consumer_messages
         where consumer_id = v_id and lane = _pgqueue.lane_freed() order by place limit 1),
@@ -349,12 +325,13 @@ begin
     v_hints.tokens_from := '-infinity';
     v_hints.size := coalesce(v_hints.size, (
         select message_count from pgqueue.consumer_messages
-        where consumer_id = v_id and lane = _pgqueue.lane_dealt() and token is null order by place limit 1));
-    v_hints.whole := exists (select from pgqueue.consumer_messages
-                             where consumer_id = v_id and lane = _pgqueue.lane_held() and keys is null and key is null);
-    v_hints.quiet_until := null;
+        where consumer_id = v_id and lane = _pgqueue.lane_assigned() and token is null order by place limit 1));
+    v_hints.all_keys := exists (select from pgqueue.consumer_messages
+                                where consumer_id = v_id and lane = _pgqueue.lane_long() and keys is null
+                                  and key is null);
+    v_hints.idle_until := null;
     v_hints.probe_at := coalesce(v_hints.probe_at, '-infinity');
     v_hints.gaps_probe := coalesce(v_hints.gaps_probe, '-infinity');
-    v_hints.dealt_until := coalesce(v_hints.dealt_until, '-infinity');
+    v_hints.assigned_until := coalesce(v_hints.assigned_until, '-infinity');
     return v_hints;
 end $$;

@@ -5,7 +5,7 @@
 -- An acknowledgement, of a whole claim or of some of its messages; or messages that were cancelled or replaced, without
 -- a claim. Written once.
 -- on drop_consumer
-create table if not exists pgqueue.archived_messages (
+create table if not exists pgqueue.completed_messages (
     consumer_id   int            not null,
     done_at       timestamptz    not null,
     seqs          int8multirange not null,
@@ -19,8 +19,7 @@ create table if not exists pgqueue.archived_messages (
 
 -- Deletes the entries (key_backlog) of messages that were just acknowledged.
 create or replace function _pgqueue.delete_done_entries(p_consumer_id int, p_seqs int8multirange) returns void
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     delete from pgqueue.key_backlog
     where ctid = any (array(select b.ctid from unnest(p_seqs) g
@@ -35,12 +34,10 @@ end $$;
 --   p_bundle         who has the claim, and since when; and the consumer
 --   p_claim_id       null: of a cancellation
 --   p_deliver_count  of the message that was delivered most often
-create or replace function _pgqueue.note_done(p_bundle pgqueue.consumer_messages, p_claim_id bigint,
-                                              p_seqs int8multirange, p_count bigint, p_deliver_count int,
-                                              p_result jsonb)
-returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.record_done(p_bundle pgqueue.consumer_messages, p_claim_id bigint,
+                                                p_seqs int8multirange, p_count bigint, p_deliver_count int,
+                                                p_result jsonb) returns void
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
 begin
@@ -49,8 +46,8 @@ begin
     end if;
     select * into v_consumer from pgqueue.consumers where consumer_id = p_bundle.consumer_id;
     if v_consumer.keep_history is not null then
-        insert into pgqueue.archived_messages (consumer_id, done_at, seqs, message_count, deliver_count, claim_id,
-                                               claimed_at, owner, result)
+        insert into pgqueue.completed_messages (consumer_id, done_at, seqs, message_count, deliver_count, claim_id,
+                                                claimed_at, owner, result)
         values (p_bundle.consumer_id, clock_timestamp(), p_seqs, p_count, p_deliver_count, p_claim_id,
                 p_bundle.claimed_at, p_bundle.owner, p_result);
     end if;
@@ -66,35 +63,31 @@ end $$;
 -- delivered again after it was acknowledged, this is its first acknowledgement. The search reads all acknowledgements
 -- since the message was written.
 create or replace function _pgqueue.done_with(p_consumer pgqueue.consumers, p_seq bigint)
-returns setof pgqueue.archived_messages
-language plpgsql stable
-as $$
+returns setof pgqueue.completed_messages language plpgsql stable as $$
 declare
     v_written timestamptz;
 begin
     execute format('select inserted_at from pgqueue.messages_%s where seq = $1', p_consumer.stream_id)
     into v_written using p_seq;
     return query
-        select * from pgqueue.archived_messages
+        select * from pgqueue.completed_messages
         where consumer_id = p_consumer.consumer_id and done_at >= coalesce(v_written, '-infinity') and seqs @> p_seq
         order by done_at limit 1;
 end $$;
 
 -- How messages ended of which history is kept: done, cancelled or replaced.
-create or replace function _pgqueue.end_of(p_done pgqueue.archived_messages) returns text
-language sql immutable
-as $$
+create or replace function _pgqueue.end_of(p_done pgqueue.completed_messages) returns text
+language sql immutable as $$
     select case when p_done.claim_id is not null then 'done' when p_done.result is not null then 'replaced'
                 else 'cancelled' end
 $$;
 
--- Deletes the history that consumers need not keep any more, at most limit_forgotten() acknowledgements of each
+-- Deletes the history that consumers need not keep any more, at most limit_deleted() acknowledgements of each
 -- consumer.
 -- Returns how many it deleted, and how many consumers have more. Locks: the acknowledgements that it deletes. It waits
 -- for no session.
-create or replace function _pgqueue.forget_history(out o_deleted bigint, out o_unfinished bigint)
-language plpgsql
-as $$
+create or replace function _pgqueue.delete_history(out o_deleted bigint, out o_unfinished bigint)
+language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
     v_count    bigint;
@@ -103,17 +96,17 @@ begin
     o_unfinished := 0;
     for v_consumer in
         select c.* from pgqueue.consumers c
-        where exists (select from pgqueue.archived_messages a where a.consumer_id = c.consumer_id)
+        where exists (select from pgqueue.completed_messages a where a.consumer_id = c.consumer_id)
         order by c.consumer_id
     loop
-        delete from pgqueue.archived_messages
-        where ctid = any (array(select ctid from pgqueue.archived_messages
+        delete from pgqueue.completed_messages
+        where ctid = any (array(select ctid from pgqueue.completed_messages
                                 where consumer_id = v_consumer.consumer_id
                                   and done_at <= clock_timestamp() - coalesce(v_consumer.keep_history, '0')
-                                order by done_at limit _pgqueue.limit_forgotten()
-                                for update skip locked));  -- lock: archive
+                                order by done_at limit _pgqueue.limit_deleted()
+                                for update skip locked));  -- lock: history
         get diagnostics v_count = row_count;
         o_deleted := o_deleted + v_count;
-        o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_forgotten())::int;
+        o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_deleted())::int;
     end loop;
 end $$;

@@ -3,20 +3,18 @@
 -- The lane and place of a bundle that nobody has claimed and that was judged: delayed until its not_visible_until,
 -- where no order comes first; or ready, by key in the line.
 create or replace function _pgqueue.placed(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
-returns pgqueue.consumer_messages
-language plpgsql
-as $$
+returns pgqueue.consumer_messages language plpgsql as $$
 begin
     if p_bundle.not_visible_until is not null and p_consumer.ordering = 'none' then
         p_bundle.lane := _pgqueue.lane_delayed();
         p_bundle.place := _pgqueue.place_at(p_bundle.not_visible_until);
     else
-        p_bundle.lane := case when _pgqueue.is_keyed(p_consumer.way) then _pgqueue.lane_line()
+        p_bundle.lane := case when _pgqueue.is_keyed(p_consumer.profile) then _pgqueue.lane_unassigned()
                               else -p_bundle.priority end;
         p_bundle.place := p_bundle.arrival_no;
     end if;
     p_bundle.key := null;
-    p_bundle.behind := null;
+    p_bundle.predecessor := null;
     p_bundle.keys := null;
     p_bundle.shrunk := false;
     return p_bundle;
@@ -24,8 +22,7 @@ end $$;
 
 -- Notes that a bundle is due at a place of lane_delayed(). Returns the hints.
 create or replace function _pgqueue.due_at(p_hints pgqueue.claim_hints, p_place bigint) returns pgqueue.claim_hints
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     p_hints.due_from := least(p_hints.due_from, _pgqueue.time_of(p_place));
     return p_hints;
@@ -34,8 +31,7 @@ end $$;
 -- Notes that such a bundle stands at a place. Returns the hints.
 create or replace function _pgqueue.placed_at(p_hints pgqueue.claim_hints, p_lane int, p_place bigint,
                                               p_first_seq bigint) returns pgqueue.claim_hints
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_lane = _pgqueue.lane_delayed() then
         return _pgqueue.due_at(p_hints, p_place);
@@ -51,19 +47,15 @@ end $$;
 -- Stores messages of such a bundle. Returns the hints.
 create or replace function _pgqueue.store_placed(p_hints pgqueue.claim_hints, p_bundle pgqueue.consumer_messages,
                                                  p_seqs int8multirange) returns pgqueue.claim_hints
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     return case when _pgqueue.store(p_bundle, p_seqs) = 0 then p_hints
                 else _pgqueue.placed_at(p_hints, p_bundle.lane, p_bundle.place, lower(p_seqs)) end;
 end $$;
 
 -- Stores such bundles. Returns the hints.
-create or replace function _pgqueue.store_all_placed(p_hints pgqueue.claim_hints,
-                                                     p_bundles pgqueue.consumer_messages[])
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+create or replace function _pgqueue.store_all_placed(p_hints pgqueue.claim_hints, p_bundles pgqueue.consumer_messages[])
+returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_first record;
 begin
@@ -90,12 +82,10 @@ end $$;
 --   p_due, p_expires_at  not before and after then; null: at once, and at any time
 create or replace function _pgqueue.taken_bundle(p_consumer pgqueue.consumers, p_arrival_no bigint, p_priority int,
                                                  p_due timestamptz, p_expires_at timestamptz, p_seqs int8multirange)
-returns pgqueue.consumer_messages
-language plpgsql
-as $$
+returns pgqueue.consumer_messages language plpgsql as $$
 declare
     v_bundle pgqueue.consumer_messages;
-    v_keyed  boolean := _pgqueue.is_keyed(p_consumer.way);
+    v_keyed  boolean := _pgqueue.is_keyed(p_consumer.profile);
 begin
     v_bundle.consumer_id := p_consumer.consumer_id;
     v_bundle.arrival_no := p_arrival_no;
@@ -104,7 +94,7 @@ begin
     v_bundle.not_visible_until := case when p_due > clock_timestamp() then p_due end;
     v_bundle.note := case when p_expires_at is not null then _pgqueue.expiry(p_expires_at) end;
     v_bundle.seqs := p_seqs;
-    if _pgqueue.judges(p_consumer) then
+    if _pgqueue.is_screened(p_consumer) then
         v_bundle.lane := _pgqueue.lane_unfiltered();
         v_bundle.place := _pgqueue.unfiltered_place(v_keyed, p_priority, p_arrival_no);
     else

@@ -10,22 +10,22 @@
 --            would not reach the index.)
 -- The columns from claim_id on are null unless the state is claimed; claim_count is how many messages the claim has.
 create or replace function _pgqueue.unfinished(p_consumer_id int, p_below bigint default 9223372036854775807)
-returns table (state text, lane int, priority int, deliver_count int, arrival_no bigint, place bigint,
-               first_seq bigint, message_count bigint, seqs int8multirange, not_visible_until timestamptz,
-               last_delivered_at timestamptz, note jsonb, key bigint, bundle_no bigint, claim_id bigint, owner text,
-               reader uuid, claimed_at timestamptz, lease_until timestamptz, claim_count bigint)
-language sql stable
-as $$
+returns table (state text, lane int, priority int, deliver_count int, arrival_no bigint, place bigint, first_seq bigint,
+               message_count bigint, seqs int8multirange, not_visible_until timestamptz, last_delivered_at timestamptz,
+               note jsonb, key bigint, bundle_no bigint, claim_id bigint, owner text, reader uuid,
+               claimed_at timestamptz, lease_until timestamptz, claim_count bigint)
+language sql stable as $$
     select case when m.token is not null then 'claimed' when m.lane = _pgqueue.lane_unfiltered() then 'unfiltered'
                 when m.lane = _pgqueue.lane_delayed() and (m.key is null or m.not_visible_until is not null)
                 then 'delayed'
-                when m.lane >= _pgqueue.lane_delayed() or (m.behind is not null and not _pgqueue.is_gone(m.behind))
-                then 'waiting' else 'ready' end,
+                when m.lane >= _pgqueue.lane_delayed()
+                     or (m.predecessor is not null and not _pgqueue.is_deleted(m.predecessor)) then 'waiting'
+                else 'ready' end,
            m.lane, m.priority,
            case when m.token is null then m.deliver_count else _pgqueue.one_more(m.deliver_count) end, m.arrival_no,
            m.place, lower(m.seqs), m.message_count, m.seqs, m.not_visible_until,
            coalesce(m.claimed_at, m.last_delivered_at), m.note,
-           coalesce(m.key, case when m.behind is not null then m.keys[1] end), m.bundle_no,
+           coalesce(m.key, case when m.predecessor is not null then m.keys[1] end), m.bundle_no,
            case when m.reader is null then _pgqueue.claim_id(coalesce(m.head, m.bundle_no), m.token)
                 else (select r.claim_id from pgqueue.reader_claims r
                       where r.reader = m.reader and r.token = m.token) end,
@@ -33,24 +33,22 @@ as $$
            case when m.head is null then m.lease_until
                 else (select h.lease_until from _pgqueue.bundles(array[m.head]) h where h.token = m.token) end,
            case when m.token is null then null when m.head is null and m.members is null then m.message_count
-                else (select sum(h.message_count) from _pgqueue.held(coalesce(m.head, m.bundle_no), m.token) h)::bigint
-                end
+                else (select sum(h.message_count)
+                      from _pgqueue.bundles_of(coalesce(m.head, m.bundle_no), m.token) h)::bigint end
     from pgqueue.consumer_messages m
     where m.consumer_id = p_consumer_id and m.first_seq < p_below and m.message_count > 0
 $$;
 
 -- The state of a set, as it is shown: what is not visible yet is delayed, also where a key or an order comes first.
 create or replace function _pgqueue.shown_state(p_state text, p_not_visible_until timestamptz) returns text
-language sql volatile
-as $$
+language sql volatile as $$
     select case when p_state in ('ready', 'waiting') and p_not_visible_until > clock_timestamp() then 'delayed'
                 else p_state end
 $$;
 
 -- The claims of a consumer that hold messages: their heads.
 create or replace function _pgqueue.live_claims(p_consumer_id int) returns setof pgqueue.consumer_messages
-language sql stable
-as $$
+language sql stable as $$
     select * from pgqueue.consumer_messages
     where consumer_id = p_consumer_id and token is not null and head is null
 $$;
@@ -59,8 +57,7 @@ $$;
 create or replace function _pgqueue.shown_claims(p_consumer_id int)
 returns table (claim_id bigint, owner text, reader uuid, claimed_at timestamptz, lease_until timestamptz,
                message_count bigint, remaining bigint, first_seq bigint)
-language sql stable rows 10
-as $$
+language sql stable rows 10 as $$
     select m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until,
            coalesce((select r.message_count from pgqueue.reader_claims r
                      where r.reader = m.reader and r.claim_id = m.claim_id), m.claim_count),
@@ -69,21 +66,19 @@ as $$
     group by m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until, m.claim_count
 $$;
 
--- The bundles that keep a key from being dealt, by their numbers: dealt with it, or claimed; and whether a claim has
--- all keys.
+-- The bundles that keep a key from being assigned, by their numbers: assigned with it, or claimed; and whether a claim
+-- has all keys.
 create or replace function _pgqueue.users_of(p_consumer_id int, p_key bigint)
 returns table (bundle_no bigint, all_keys boolean)
-language sql stable
-as $$
+language sql stable as $$
     select m.bundle_no, m.keys is null from pgqueue.consumer_messages m
     where m.consumer_id = p_consumer_id
-      and (p_key = any (m.keys) or (m.lane = _pgqueue.lane_held() and m.keys is null and m.token is not null))
+      and (p_key = any (m.keys) or (m.lane = _pgqueue.lane_long() and m.keys is null and m.token is not null))
 $$;
 
 -- The publications that are new for a consumer: it has not taken them.
 create or replace function _pgqueue.new_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange
-language sql stable
-as $$
+language sql stable as $$
     select _pgqueue.gap_ids(p_cursor) + int8multirange(int8range(p_cursor.next_publication, null))
         - coalesce((select range_agg(int8range(publication_id, publication_id, '[]')) from pgqueue.taken_ahead
                     where consumer_id = p_cursor.consumer_id and publication_id >= p_cursor.next_publication), '{}')
@@ -91,8 +86,7 @@ $$;
 
 -- Behind which publication nothing is taken.
 create or replace function _pgqueue.end_of_taken(p_cursor pgqueue.consumer_cursors) returns bigint
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 begin
     return greatest(p_cursor.next_publication, (
         select publication_id + 1 from pgqueue.taken_ahead
@@ -106,8 +100,7 @@ create or replace function _pgqueue.new_sets(p_consumer pgqueue.consumers, p_cur
                                              p_limit bigint default null)
 returns table (publication_id bigint, seqs int8multirange, priority int, published_at timestamptz,
                deliver_at timestamptz)
-language sql stable
-as $$
+language sql stable as $$
     select p.publication_id, case when p.seqs && k.kept then p.seqs - k.kept else p.seqs end, p.priority,
            p.published_at, p.deliver_at
     from (select _pgqueue.kept(p_cursor) as kept, _pgqueue.new_ids(p_cursor) as ids offset 0) k
@@ -119,16 +112,14 @@ as $$
     where _pgqueue.is_for(p.consumers, p_consumer.consumer_id) and (p.seqs <@ k.kept) is not true
 $$;
 
--- What a consumer has taken of some messages, and not finished, by their keys: for those who send (judge_keys()).
+-- What a consumer has taken of some messages, and not finished, by their keys: for those who send (owed_of_keys()).
 --   p_seqs          the messages
 --   p_keys          the hashes of their keys
 --   p_publications  the publications that made them visible
 --   p_quick         only what is known without looking at all bundles
 create or replace function _pgqueue.unfinished_of(p_consumer pgqueue.consumers, p_seqs int8multirange, p_keys bigint[],
-                                                  p_publications bigint[], p_quick boolean)
-returns setof int8multirange
-language sql stable
-as $$
+                                                  p_publications bigint[], p_quick boolean) returns setof int8multirange
+language sql stable as $$
     select r.seqs
     from (select m.seqs from pgqueue.consumer_messages m
           where not p_quick and m.consumer_id = p_consumer.consumer_id and m.first_seq < upper(p_seqs)

@@ -10,8 +10,7 @@
 -- A topic as a regular expression over a key with a dot after each of its words: * is a word, # is any number of words.
 -- Errors: PQ003.
 create or replace function _pgqueue.topic_regex(p_argument text, p_topic text) returns text
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 declare
     v_word   text;
     v_before text;
@@ -40,14 +39,12 @@ end $$;
 
 -- A key in the form in which topics are compared with it.
 create or replace function _pgqueue.words(p_key text) returns text
-language sql immutable parallel safe
-as $$ select case when p_key <> '' then p_key || '.' else '' end $$;
+language sql immutable parallel safe as $$ select case when p_key <> '' then p_key || '.' else '' end $$;
 
 -- A JSON path from text; an error about the text names the argument. Postgres's own error for a text that is no
 -- jsonpath names no argument. Errors: PQ003.
 create or replace function pgqueue.as_jsonpath(p_argument text, p_path text) returns jsonpath
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     return p_path::jsonpath;
 exception when others then
@@ -60,8 +57,7 @@ end $$;
 -- that may take minutes and gigabytes for one message: each .** multiplies what the steps before it found by the size
 -- of the message. (Other paths may be slow, too; a statement_timeout of the caller ends them.)
 create or replace function _pgqueue.check_condition(p_where jsonpath) returns void
-language plpgsql immutable
-as $$
+language plpgsql immutable as $$
 begin
     if octet_length(p_where::text) > _pgqueue.max_condition_bytes() then
         raise exception 'p_where has up to % bytes, not %', _pgqueue.max_condition_bytes(), octet_length(p_where::text)
@@ -79,8 +75,7 @@ end $$;
 -- nor null. A message of which the path fails does not pass, such as a text that is compared as a number. data is JSON
 -- in a json stream, a text in a text stream, and null in a binary stream.
 create or replace function _pgqueue.passes(p_where jsonpath, p_key text, p_headers jsonb, p_data jsonb) returns boolean
-language sql immutable
-as $$
+language sql immutable as $$
     select coalesce(jsonb_path_query_first(jsonb_build_object('key', p_key, 'headers', p_headers, 'data', p_data),
                                            p_where, '{}', true) not in ('false', 'null'), false)
 $$;
@@ -90,10 +85,8 @@ $$;
 -- asked passes: a message that does not pass is forgotten. Any other error is the server's, and is raised: a file that
 -- it cannot read, a damaged row.
 create or replace function _pgqueue.passes_safely(p_where jsonpath, p_kind text, p_key text, p_headers jsonb,
-                                                  p_data text)
-returns boolean
-language plpgsql
-as $$
+                                                  p_data text) returns boolean
+language plpgsql as $$
 declare
     v_data jsonb;
 begin
@@ -120,9 +113,7 @@ end $$;
 --   p_safely  asks one message after the other, whatever they hold
 create or replace function _pgqueue.matching(p_stream_id int, p_ranges int8range[], p_topic_regex text,
                                              p_where jsonpath, p_max bigint, p_safely boolean default false)
-returns int8multirange
-language plpgsql
-as $$
+returns int8multirange language plpgsql as $$
 declare
     v_matching int8multirange;
     v_kind     text := kind from pgqueue.streams where stream_id = p_stream_id;
@@ -148,8 +139,7 @@ end $$;
 
 -- Which of some messages pass the filter of a consumer that has one.
 create or replace function _pgqueue.passing(p_consumer pgqueue.consumers, p_seqs int8multirange) returns int8multirange
-language sql
-as $$
+language sql as $$
     select _pgqueue.matching(p_consumer.stream_id, array(select unnest(p_seqs)), f.topic_regex, f.condition, null)
     from pgqueue.consumer_filters f where f.consumer_id = p_consumer.consumer_id
 $$;
@@ -159,8 +149,7 @@ $$;
 -- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
 create or replace function _pgqueue.apply_filter(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                  out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_place   bigint := (p_cursor.hints).filter_from;
     v_room    bigint := _pgqueue.limit_filter();
@@ -220,9 +209,7 @@ end $$;
 -- and go by seq.
 -- Returns them as bundles.
 create or replace function _pgqueue.unfiltered(p_consumer_id int, p_place bigint, p_room bigint)
-returns pgqueue.consumer_messages[]
-language plpgsql
-as $$
+returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
     v_below   bigint;
     v_bundles pgqueue.consumer_messages[];
@@ -239,5 +226,5 @@ begin
                        where consumer_id = p_consumer_id and lane = _pgqueue.lane_unfiltered() and place = p_place
                          and first_seq < v_below
                        order by first_seq for update);  -- lock: bundle
-    return _pgqueue.take_out(v_bundles, _pgqueue.below(_pgqueue.seqs_of(v_bundles), v_below));
+    return _pgqueue.remove_messages(v_bundles, _pgqueue.below(_pgqueue.seqs_of(v_bundles), v_below));
 end $$;

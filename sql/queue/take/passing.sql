@@ -2,8 +2,7 @@
 
 -- Locks a publication for a consumer if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_publication(p_consumer_id int, p_publication_id bigint) returns boolean
-language sql
-as $$
+language sql as $$
     select pg_try_advisory_xact_lock(_pgqueue.lock_class_publication(),  -- lock: publication
                                      hashint8extended(p_publication_id, p_consumer_id)::bit(32)::int)
 $$;
@@ -13,9 +12,7 @@ $$;
 --          publication that is not taken
 -- Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.pass_taken(p_cursor pgqueue.consumer_cursors, p_all boolean)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_next   bigint := p_cursor.next_publication;
     v_passed record;
@@ -44,10 +41,10 @@ begin
     p_cursor.taken := p_cursor.taken + v_passed.message_count;
     p_cursor.last_arrival := greatest(p_cursor.last_arrival, v_passed.place);
     if v_passed.count < p_cursor.next_publication - v_next then
-        p_cursor := _pgqueue.note_gap(p_cursor, int8multirange(int8range(v_next, p_cursor.next_publication))
-                                                - v_passed.ids,
-                                      _pgqueue.publishers((select stream_id from pgqueue.consumers
-                                                           where consumer_id = p_cursor.consumer_id)), true);
+        p_cursor := _pgqueue.record_gap(p_cursor, int8multirange(int8range(v_next, p_cursor.next_publication))
+                                                  - v_passed.ids,
+                                        _pgqueue.publishers((select stream_id from pgqueue.consumers
+                                                             where consumer_id = p_cursor.consumer_id)), true);
     end if;
     return p_cursor;
 end $$;
@@ -56,8 +53,7 @@ end $$;
 -- Much may lie between that was taken, while a claim before it stays open; and much may follow that is not visible.
 -- Neither is walked over. The ids end far_ahead() behind all that was taken.
 create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors) returns int8multirange
-language plpgsql stable
-as $$
+language plpgsql stable as $$
 declare
     v_next  bigint := p_cursor.next_publication;
     v_far   int := _pgqueue.far_ahead();
@@ -81,15 +77,13 @@ begin
 end $$;
 
 -- How many ids claims look at that take ahead of the cursor.
-create or replace function _pgqueue.far_ahead() returns int language sql immutable parallel safe
-as $$ select 4 * _pgqueue.limit_ahead() $$;
+create or replace function _pgqueue.far_ahead() returns int
+language sql immutable parallel safe as $$ select 4 * _pgqueue.limit_ahead() $$;
 
 -- Takes the next publications one by one, where claims of others stay open that take ahead of the cursor: those that
 -- nobody else is taking. Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.take_each(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_next pgqueue.publications[];
     v_part pgqueue.publications;
@@ -124,8 +118,7 @@ end $$;
 -- what is new.
 create or replace function _pgqueue.catch_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                              inout p_upto bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 begin
     if p_consumer.ordering <> 'none' then
         return;  -- nothing is taken ahead
@@ -133,7 +126,7 @@ begin
         p_cursor := _pgqueue.pass_taken(p_cursor, true);
     else
         p_cursor := _pgqueue.pass_taken(p_cursor, false);
-        if p_upto is null and p_consumer.way = 'simple' then
+        if p_upto is null and p_consumer.profile = 'simple' then
             p_cursor := _pgqueue.take_each(p_consumer, p_cursor);
         end if;
         p_upto := p_cursor.next_publication - 1;

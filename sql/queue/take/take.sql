@@ -9,8 +9,7 @@ create or replace function _pgqueue.next_new(p_consumer pgqueue.consumers, p_cur
                                              p_upto bigint, p_limit int, out o_first pgqueue.publications,
                                              out o_last bigint, out o_count bigint, out o_message_count bigint,
                                              out o_seqs int8multirange)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_next  bigint := p_cursor.next_publication;
     v_upto  bigint := coalesce(p_upto, 9223372036854775807);
@@ -65,8 +64,7 @@ end $$;
 create or replace function _pgqueue.take_plain(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors,
                                                out o_messages bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_new    record := _pgqueue.next_new(p_consumer, p_cursor, p_upto, p_limit);
     v_first  pgqueue.publications := v_new.o_first;
@@ -101,16 +99,15 @@ end $$;
 -- the publication ids that it took (null: none), how many parts of publications it found in gaps and how many beyond;
 -- and what they have for this consumer: messages that are alike. By key these follow each other: what comes later in
 -- the stream comes later here, too. (More than 60 lines: one statement, and so one snapshot.)
-create or replace function _pgqueue.look(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint,
-                                         p_limit int, out o_gaps pgqueue.consumer_gaps[], out o_taken int8multirange,
-                                         out o_in_gaps int, out o_beyond int, out o_priorities int[],
-                                         out o_dues timestamptz[], out o_expiries timestamptz[],
-                                         out o_seqs int8multirange[])
-language plpgsql
-as $$
+create or replace function _pgqueue.look_for_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                 p_upto bigint, p_limit int, out o_gaps pgqueue.consumer_gaps[],
+                                                 out o_taken int8multirange, out o_in_gaps int, out o_beyond int,
+                                                 out o_priorities int[], out o_dues timestamptz[],
+                                                 out o_expiries timestamptz[], out o_seqs int8multirange[])
+language plpgsql as $$
 declare
     v_now   timestamptz := clock_timestamp();
-    v_keyed boolean := _pgqueue.is_keyed(p_consumer.way);
+    v_keyed boolean := _pgqueue.is_keyed(p_consumer.profile);
 begin
     with gap as materialized (
         select g from unnest(_pgqueue.gaps_to_look_into(p_cursor, _pgqueue.publishers(p_consumer.stream_id))) g
@@ -188,8 +185,7 @@ end $$;
 create or replace function _pgqueue.take_alone(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors,
                                                out o_messages bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_taken record;
 begin
@@ -208,8 +204,7 @@ end $$;
 -- Takes new publications, see take_alone(), unless claims of new messages are open.
 create or replace function _pgqueue.take(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint,
                                          p_limit int, out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_ready record := _pgqueue.catch_up(p_consumer, p_cursor, p_upto);
     v_taken record := _pgqueue.take_alone(p_consumer, v_ready.p_cursor, v_ready.p_upto, p_limit);
@@ -222,8 +217,7 @@ end $$;
 create or replace function _pgqueue.take_all(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors,
                                              out o_messages bigint)
-language plpgsql
-as $$
+language plpgsql as $$
 declare
     v_publishers text[];
     v_issued     bigint;  -- publication ids up to this one were given out before the look
@@ -239,12 +233,12 @@ begin
     o_cursor := p_cursor;
     o_messages := 0;
     v_issued := least(_pgqueue.last_publication_id(p_consumer.stream_id), p_upto);
-    v_look := _pgqueue.look(p_consumer, p_cursor, p_upto, p_limit);
+    v_look := _pgqueue.look_for_new(p_consumer, p_cursor, p_upto, p_limit);
     v_taken := coalesce(v_look.o_taken, '{}');
     v_hints.was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
     v_bundles := array(
         select _pgqueue.taken_bundle(
-            p_consumer, p_cursor.last_arrival + case when _pgqueue.is_keyed(p_consumer.way) then i else 1 end,
+            p_consumer, p_cursor.last_arrival + case when _pgqueue.is_keyed(p_consumer.profile) then i else 1 end,
             priority, due, expires_at, seqs)
         from (select *, row_number() over () as i
               from unnest(v_look.o_priorities, v_look.o_dues, v_look.o_expiries, v_look.o_seqs)
@@ -275,7 +269,7 @@ begin
         o_cursor.next_publication := v_end + 1;
         if _pgqueue.cardinality(v_taken * int8multirange(int8range(p_cursor.next_publication, v_end, '[]')))
            <= v_end - p_cursor.next_publication then
-            o_cursor := _pgqueue.note_gap(
+            o_cursor := _pgqueue.record_gap(
                 o_cursor, int8multirange(int8range(p_cursor.next_publication, v_end, '[]')) - v_taken,
                 _pgqueue.publishers(p_consumer.stream_id), true);
         end if;
@@ -294,9 +288,7 @@ end $$;
 --   p_far  true: look also beyond limit_unseen() ids that are not visible
 -- Errors, where it looks far: PQ011.
 create or replace function _pgqueue.has_new(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_far boolean)
-returns boolean
-language plpgsql stable
-as $$
+returns boolean language plpgsql stable as $$
 declare
     v_next bigint := p_cursor.next_publication;
     v_last bigint := case when p_far then _pgqueue.last_publication_id(p_stream_id) end;
@@ -304,7 +296,7 @@ begin
     if p_cursor.gaps <> '{}' or (p_cursor.hints).filter_from is not null then
         return true;
     elsif v_last < v_next then
-        perform _pgqueue.refuse_to_look(p_stream_id) where v_last < v_next - 1;
+        perform _pgqueue.refuse_lost_publications(p_stream_id) where v_last < v_next - 1;
         return false;
     end if;
     return exists (select from pgqueue.publications

@@ -30,7 +30,7 @@ AFTER = (
     f'", "customer": {{"name": "Ada Lovelace", "country": "GB"}}, "lines": {json.dumps(LINES)}}}'
 )
 CHUNK = 10_000
-"""Messages in a call of `fill`."""
+"""Messages in a call of `serve_claim`."""
 
 # From an array of keys; numbers count from the first parameter.
 NUMBERED = f"""

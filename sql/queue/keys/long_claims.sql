@@ -1,13 +1,11 @@
--- Claims that are held for longer than others: they are moved out of the way of these, into lane_held().
+-- Claims that are held for longer than others: they are moved out of the way of these, into lane_long().
 
--- Moves claims that are older than a second, or whose lease has ended, into lane_held(); those that somebody is
+-- Moves claims that are older than a second, or whose lease has ended, into lane_long(); those that somebody is
 -- settling stay. Returns the hints. Needs the consumer's lock.
 --   p_below  by key: also claims of bundles below this number
-create or replace function _pgqueue.set_aside(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                              p_now timestamptz, p_below bigint default null)
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+create or replace function _pgqueue.move_long_claims(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                     p_now timestamptz, p_below bigint default null)
+returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_lane   pgqueue.lane_hint;
     v_bundle pgqueue.consumer_messages;
@@ -22,7 +20,7 @@ begin
                 from (select ctid, bundle_no, token, claimed_at, lease_until from pgqueue.consumer_messages
                       where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
                         and (place, first_seq) >= (v_lane.low_place, v_lane.low_seq)
-                      order by place, first_seq limit _pgqueue.limit_held()) o
+                      order by place, first_seq limit _pgqueue.limit_long()) o
                 where o.token is not null and (o.claimed_at < p_now - interval '1 s' or o.lease_until <= p_now
                                                or o.bundle_no < p_below)))
               and token is not null
@@ -34,8 +32,8 @@ begin
                 where bundle_no & 1048575 = v_bundle.head & 1048575 and bundle_no = v_bundle.head
                 for update skip locked);  -- lock: bundle
             v_keys := v_keys || v_bundle.keys;
-            perform _pgqueue.hold(p_consumer, v_bundle);
-            p_hints.held_from := least(p_hints.held_from, v_bundle.lease_until);
+            perform _pgqueue.move_to_long(p_consumer, v_bundle);
+            p_hints.long_from := least(p_hints.long_from, v_bundle.lease_until);
         end loop;
         select place, first_seq into v_lane.low_place, v_lane.low_seq from pgqueue.consumer_messages
         where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
@@ -46,17 +44,16 @@ begin
     p_hints.lanes := array(select l::pgqueue.lane_hint from unnest(p_hints.lanes) l
                            where l.low_place is not null order by l.lane);
     if not _pgqueue.counts_ready(p_consumer) then
-        p_hints := _pgqueue.park_followers(p_consumer, p_hints, array(select distinct k from unnest(v_keys) k));
+        p_hints := _pgqueue.unassign_followers(p_consumer, p_hints, array(select distinct k from unnest(v_keys) k));
     end if;
     return p_hints;
 end $$;
 
--- Moves a claimed bundle into lane_held(), at the end of its lease. A member has none: it goes with its head, and
+-- Moves a claimed bundle into lane_long(), at the end of its lease. A member has none: it goes with its head, and
 -- stands behind all. By key it gets the key, so that it is found by it. If it has several keys, the others become
 -- members of their own. Needs the bundle's lock.
-create or replace function _pgqueue.hold(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages) returns void
-language plpgsql
-as $$
+create or replace function _pgqueue.move_to_long(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
+returns void language plpgsql as $$
 declare
     v_keyed   pgqueue.keyed_messages;
     v_part    pgqueue.consumer_messages := p_bundle;
@@ -67,11 +64,11 @@ begin
     if v_by_key and (cardinality(p_bundle.keys) > 1 or p_bundle.shrunk) then
         v_keyed := _pgqueue.by_key(p_consumer, array[p_bundle]);
         for i in 2..coalesce(cardinality(v_keyed.keys), 0) loop
-            v_part.lane := _pgqueue.lane_held();
+            v_part.lane := _pgqueue.lane_long();
             v_part.place := _pgqueue.place_of_members();
             v_part.key := v_keyed.keys[i];
             v_part.keys := array[v_keyed.keys[i]];
-            v_part.behind := null;
+            v_part.predecessor := null;
             v_part.shrunk := false;
             v_part.lease_until := null;
             v_part.members := null;
@@ -90,29 +87,27 @@ begin
         where bundle_no & 1048575 = v_head & 1048575 and bundle_no = v_head and token = p_bundle.token;
     end if;
     update pgqueue.consumer_messages
-    set lane = _pgqueue.lane_held(),
+    set lane = _pgqueue.lane_long(),
         place = coalesce(_pgqueue.place_at(p_bundle.lease_until), _pgqueue.place_of_members()),
         key = p_bundle.key, keys = case when v_by_key then array_remove(array[p_bundle.key], null) else keys end,
-        shrunk = false, behind = null, seqs = p_bundle.seqs, message_count = p_bundle.message_count,
+        shrunk = false, predecessor = null, seqs = p_bundle.seqs, message_count = p_bundle.message_count,
         members = case when v_members <> '{}' and p_bundle.head is null then coalesce(members, '{}') || v_members
                        else members end
     where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
 end $$;
 
--- Moves claims by key that many others have overtaken out of the way of the dealers, who look at all bundles from the
+-- Moves claims by key that many others have overtaken out of the way of the assigners, who look at all bundles from the
 -- first one on that stands in the lane. Returns the hints. Needs the consumer's lock.
-create or replace function _pgqueue.let_pass(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+create or replace function _pgqueue.move_overtaken_claims(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints language plpgsql as $$
 declare
-    v_dealt pgqueue.lane_hint;
-    v_below bigint := pg_sequence_last_value('pgqueue.claim_numbers') - _pgqueue.limit_held();
+    v_assigned pgqueue.lane_hint;
+    v_below    bigint := pg_sequence_last_value('pgqueue.claim_numbers') - _pgqueue.limit_long();
 begin
-    p_hints := _pgqueue.raise_low(p_consumer.consumer_id, p_hints, _pgqueue.lane_dealt());
-    v_dealt := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
-    if v_dealt.low_place < v_below and v_dealt.low_place is distinct from v_dealt.place then
-        p_hints := _pgqueue.set_aside(p_consumer, p_hints, clock_timestamp(), v_below);
+    p_hints := _pgqueue.raise_low(p_consumer.consumer_id, p_hints, _pgqueue.lane_assigned());
+    v_assigned := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
+    if v_assigned.low_place < v_below and v_assigned.low_place is distinct from v_assigned.place then
+        p_hints := _pgqueue.move_long_claims(p_consumer, p_hints, clock_timestamp(), v_below);
     end if;
     return p_hints;
 end $$;

@@ -1,29 +1,28 @@
--- Dealing: the order by key. A message is not delivered while an earlier message of its key is unsettled elsewhere.
+-- Assigning: the order by key. A message is not delivered while an earlier message of its key is unsettled elsewhere.
 --
--- The messages that a consumer takes stand in its line, keys mixed. The dealer, which is a claim that has the
--- consumer's lock, deals: it makes bundles of the size of a claim of the messages that waited for keys that are free
--- now, and of the front of the line. Claims take dealt bundles, and settle them, without a lock of the consumer.
+-- The messages that a consumer takes stand in its line, keys mixed. The assigner, which is a claim that has the
+-- consumer's lock, assigns: it makes bundles of the size of a claim of the messages that waited for keys that are free
+-- now, and of the front of the line. Claims take assigned bundles, and settle them, without a lock of the consumer.
 --
 --   * Keys with few messages are packed: a bundle has several keys, and no key is in two of them.
 --   * A key with enough messages for a bundle has bundles of its own, each behind the one before. A claim may have such
---     a bundle when that one is gone (is_gone()). With ordering=stream all messages are of one key.
+--     a bundle when that one is gone (is_deleted()). With ordering=stream all messages are of one key.
 --   * What is left over waits, and so do messages of keys that are in use, or over a limit of their key.
 --
--- So the messages of a key are, in this order: in dealt bundles or delayed, waiting, in the line.
+-- So the messages of a key are, in this order: in assigned bundles or delayed, waiting, in the line.
 
 -- Of the keys of some messages those that have more aside: the last bundle that is held for long; and the first message
 -- that waits or is delayed. With an order, that one is behind what waited before all others of its key and was taken
--- to be dealt (is_head). Where nothing was, it does not matter which one it is, and at the end are fewer dead rows.
-create or replace function _pgqueue.aside(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
-returns table (key bigint, is_head boolean, held bigint, arrival_no bigint, first_seq bigint, tid tid)
-language sql stable
-as $$
-    select k, e.key is not null, h.held, w.*
+-- to be assigned (is_head). Where nothing was, it does not matter which one it is, and at the end are fewer dead rows.
+create or replace function _pgqueue.waiting_ahead(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
+returns table (key bigint, is_head boolean, long_claim bigint, arrival_no bigint, first_seq bigint, tid tid)
+language sql stable as $$
+    select k, e.key is not null, h.long_claim, w.*
     from (select distinct k from unnest(p_keyed.keys) k) k
     left join (select key, case when p_consumer.ordering <> 'none' then arrival_no end as arrival_no, first_seq
                from unnest(p_keyed.bundles) where lane = _pgqueue.lane_waiting()) e on e.key = k
-    left join lateral (select max(bundle_no) as held from pgqueue.consumer_messages
-                       where consumer_id = p_consumer.consumer_id and key = k and lane = _pgqueue.lane_held()) h on true
+    left join lateral (select max(bundle_no) as long_claim from pgqueue.consumer_messages
+                       where consumer_id = p_consumer.consumer_id and key = k and lane = _pgqueue.lane_long()) h on true
     left join lateral (
         (select arrival_no, first_seq, ctid from pgqueue.consumer_messages
          where consumer_id = p_consumer.consumer_id and key = k and lane = _pgqueue.lane_delayed() and e.key is null
@@ -44,29 +43,28 @@ as $$
        or (select true from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and key = k limit 1)
 $$;
 
--- Stores messages by key as dealt bundles of at most p_size. Messages that are not visible yet are delayed, and what
--- may not be dealt waits. Needs the consumer's lock.
+-- Stores messages by key as assigned bundles of at most p_size. Messages that are not visible yet are delayed, and what
+-- may not be assigned waits. Needs the consumer's lock.
 --   p_keyed    in their order; held: over a limit of their key
 --   p_keys, p_until  keys without tokens, and when the first of these come back
 --   p_now      messages that are visible at that time are visible
--- Returns the hints, and how many messages were dealt.
+-- Returns the hints, and how many messages were assigned.
 -- (More than 60 lines: one statement judges and packs, so that everything is counted once.)
-create or replace function _pgqueue.store_dealt(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                                p_keyed pgqueue.keyed_messages, p_size bigint, p_keys bigint[],
-                                                p_until timestamptz[], p_now timestamptz,
-                                                out o_hints pgqueue.claim_hints, out o_dealt bigint)
-language plpgsql
-as $$
+create or replace function _pgqueue.store_assigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                   p_keyed pgqueue.keyed_messages, p_size bigint, p_keys bigint[],
+                                                   p_until timestamptz[], p_now timestamptz,
+                                                   out o_hints pgqueue.claim_hints, out o_assigned bigint)
+language plpgsql as $$
 declare
-    v_none  boolean := p_consumer.ordering = 'none';
-    v_chain int := case when _pgqueue.limits_keys(p_consumer) then 1
-                        when p_consumer.ordering = 'stream' then _pgqueue.limit_chain_of_stream()
-                        else _pgqueue.limit_chain() end;
-    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
-    v_parks boolean := p_hints.parks;
-    -- what failed before comes before what is dealt and free, but for what it is behind
-    v_front bigint := v_dealt.place - 1;
-    v_res   record;
+    v_none        boolean := p_consumer.ordering = 'none';
+    v_chain       int := case when _pgqueue.limits_keys(p_consumer) then 1
+                              when p_consumer.ordering = 'stream' then _pgqueue.limit_chain_of_stream()
+                              else _pgqueue.limit_chain() end;
+    v_assigned    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
+    v_any_waiting boolean := p_hints.any_waiting;
+    -- what failed before comes before what is assigned and free, but for what it is behind
+    v_front       bigint := v_assigned.place - 1;
+    v_res         record;
 begin
     with source as materialized (
         select *, dense_rank() over (order by priority, deliver_count, note, last_delivered_at, due) as kind,
@@ -76,27 +74,28 @@ begin
                      case when not_visible_until > p_now then not_visible_until end as due
               from unnest(p_keyed.bundles) with ordinality) b
     ), asked as materialized (
-        select key, u.tail, coalesce(u.bundles, 0) as bundles, a.held, a.arrival_no, a.first_seq
+        select key, u.tail, coalesce(u.bundles, 0) as bundles, a.long_claim, a.arrival_no, a.first_seq
         from (select k as key, max(m.bundle_no) as tail, count(*) as bundles
-              from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) m cross join lateral unnest(m.keys) k
+              from _pgqueue.assigned(p_consumer.consumer_id, v_assigned) m cross join lateral unnest(m.keys) k
               group by k) u
-        full join (select * from _pgqueue.aside(p_consumer, p_keyed) where v_parks) a using (key)
+        full join (select * from _pgqueue.waiting_ahead(p_consumer, p_keyed) where v_any_waiting) a using (key)
     ), twice as materialized (
         select key, min(i) as i from unnest(p_keyed.keys) with ordinality k (key, i)
         where key is not null group by key having count(*) > 1
     ), judged as (
         select e.*, s.kind, s.size, a.tail, coalesce(a.bundles, 0) as bundles,
                case when s.due is not null and (e.key is null or v_none) then 'due'
-                    when e.held or e.i > t.i
+                    when e.over_limit or e.i > t.i
                          or (a.first_seq is not null and not s.is_head
                              and not (v_none and (s.arrival_no, lower(e.seqs)) < (a.arrival_no, a.first_seq)))
                     then 'wait'
-                    when s.due is not null then case when a.tail is null and a.held is null then 'due' else 'wait' end
+                    when s.due is not null
+                    then case when a.tail is null and a.long_claim is null then 'due' else 'wait' end
                     when v_none or e.key is null then 'pack'
-                    when e.n >= s.size and coalesce(a.bundles, 0) < v_chain and a.held is null then 'own'
-                    when a.tail is null and a.held is null then 'pack' else 'wait' end as what
-        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.held) with ordinality
-             e (no, key, seqs, n, held, i)
+                    when e.n >= s.size and coalesce(a.bundles, 0) < v_chain and a.long_claim is null then 'own'
+                    when a.tail is null and a.long_claim is null then 'pack' else 'wait' end as what
+        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.over_limit) with ordinality
+             e (no, key, seqs, n, over_limit, i)
         join source s using (no) left join asked a using (key) left join twice t using (key)
     ), taken as materialized (  -- of each so many messages: what has a bundle of its own, and what is packed
         select i, no, key, seqs, n, kind, size, tail, what, case when what = 'own' then i end as own,
@@ -130,15 +129,15 @@ begin
               order by min(i), bin) b
     ), laid as (
         insert into pgqueue.consumer_messages (
-            consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, behind,
+            consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, predecessor,
             last_delivered_at, note, keys, message_count, seqs)
-        select p_consumer.consumer_id, b.bundle_no, _pgqueue.lane_dealt(),
-               case when s.deliver_count > 0 and b.behind is null then coalesce(v_front, b.bundle_no)
+        select p_consumer.consumer_id, b.bundle_no, _pgqueue.lane_assigned(),
+               case when s.deliver_count > 0 and b.predecessor is null then coalesce(v_front, b.bundle_no)
                     else b.bundle_no end,
-               lower(b.seqs), s.arrival_no, s.priority, s.deliver_count, b.behind, s.last_delivered_at, s.note, b.keys,
-               b.n, b.seqs
+               lower(b.seqs), s.arrival_no, s.priority, s.deliver_count, b.predecessor, s.last_delivered_at, s.note,
+               b.keys, b.n, b.seqs
         from (select *, case when own is not null
-                             then coalesce(lag(bundle_no) over (partition by own order by bin), tail) end as behind
+                             then coalesce(lag(bundle_no) over (partition by own order by bin), tail) end as predecessor
               from bundle) b
         join source s using (no)
         order by b.bundle_no
@@ -157,10 +156,10 @@ begin
                         array_agg(what = 'due' order by i))::pgqueue.keyed_messages as keyed
                 from taken where take < n) w;
     o_hints := p_hints;
-    o_dealt := coalesce(v_res.messages, 0);
-    if o_dealt > 0 then
-        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_dealt(), v_res.place, v_res.first_seq);
-        o_hints.more := v_res.more;
+    o_assigned := coalesce(v_res.messages, 0);
+    if o_assigned > 0 then
+        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_assigned(), v_res.place, v_res.first_seq);
+        o_hints.prefetch_at := v_res.more;
         o_hints.size := least(p_size, 1 << 30);
     end if;
     if (v_res.keyed).keys is not null then
@@ -168,27 +167,25 @@ begin
     end if;
 end $$;
 
--- Stores messages by key that store_dealt() has not dealt: what is to be delayed (p_keyed.held) as such, where nothing
--- of its key is before it; all else waits. The place of the first message of a key says for which bundle it waits, or
--- until when. Arguments as of store_dealt(). Returns the hints. Needs the consumer's lock.
+-- Stores messages by key that store_assigned() has not assigned: what is to be delayed (p_keyed.over_limit) as such,
+-- where nothing of its key is before it; all else waits. The place of the first message of a key says for which bundle
+-- it waits, or until when. Arguments as of store_assigned(). Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.store_waiting(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_keyed pgqueue.keyed_messages, p_keys bigint[],
-                                                  p_until timestamptz[], p_now timestamptz)
-returns pgqueue.claim_hints
-language plpgsql
-as $$
+                                                  p_until timestamptz[], p_now timestamptz) returns pgqueue.claim_hints
+language plpgsql as $$
 declare
-    v_none  boolean := p_consumer.ordering = 'none';
-    v_dealt pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_dealt());
-    v_parks boolean := p_hints.parks;
-    v_res   record;
+    v_none        boolean := p_consumer.ordering = 'none';
+    v_assigned    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
+    v_any_waiting boolean := p_hints.any_waiting;
+    v_res         record;
 begin
     with used as materialized (
         select k as key, max(m.bundle_no) as tail
-        from _pgqueue.dealt(p_consumer.consumer_id, v_dealt) m cross join lateral unnest(m.keys) k
+        from _pgqueue.assigned(p_consumer.consumer_id, v_assigned) m cross join lateral unnest(m.keys) k
         group by k
     ), apart as materialized (
-        select * from _pgqueue.aside(p_consumer, p_keyed) where v_parks
+        select * from _pgqueue.waiting_ahead(p_consumer, p_keyed) where v_any_waiting
     ), stays as materialized (
         select e.i, e.key, c.*, s.arrival_no, s.priority, s.deliver_count, s.last_delivered_at, s.note,
                case when s.not_visible_until > p_now then s.not_visible_until end as due, t.until, a.tid,
@@ -196,8 +193,9 @@ begin
                row_number() over (partition by e.key order by s.arrival_no, c.first_seq) = 1
                and (a.first_seq is null or ((a.is_head or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
-               coalesce(u.tail, _pgqueue.place_of_held() + a.held) as open
-        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.held) with ordinality e (no, key, seqs, is_due, i)
+               coalesce(u.tail, _pgqueue.place_behind_long() + a.long_claim) as open
+        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.over_limit) with ordinality
+             e (no, key, seqs, is_due, i)
         join unnest(p_keyed.bundles) with ordinality s on s.ordinality = e.no
         cross join lateral _pgqueue.split_set(e.seqs) c
         left join used u on u.key = e.key left join apart a on a.key = e.key
@@ -222,55 +220,54 @@ begin
         order by i, first_seq
         returning lane, place, key
     )
-    select bool_or(key is not null) as parks, min(place) filter (where lane = _pgqueue.lane_delayed()) as due,
+    select bool_or(key is not null) as any_waiting, min(place) filter (where lane = _pgqueue.lane_delayed()) as due,
            min(place) filter (where lane = _pgqueue.lane_waiting() and place >= 0) as waits,
            min(place) filter (where lane = _pgqueue.lane_waiting()) as free
     into v_res
     from put;
-    p_hints.parks := p_hints.parks or v_res.parks;
-    return _pgqueue.waits_at(_pgqueue.waits_at(_pgqueue.due_at(p_hints, v_res.due), v_res.waits), v_res.free);
+    p_hints.any_waiting := p_hints.any_waiting or v_res.any_waiting;
+    p_hints := _pgqueue.first_waits_at(_pgqueue.due_at(p_hints, v_res.due), v_res.waits);
+    return _pgqueue.first_waits_at(p_hints, v_res.free);
 end $$;
 
--- Stores messages by key as dealt bundles of at most p_size, as far as the limits of the consumer allow. Returns the
--- hints, and how many messages were dealt. Needs the consumer's lock.
-create or replace function _pgqueue.lay(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                        p_keyed pgqueue.keyed_messages, p_size bigint,
-                                        out o_hints pgqueue.claim_hints, out o_dealt bigint)
-language plpgsql
-as $$
+-- Stores messages by key as assigned bundles of at most p_size, as far as the limits of the consumer allow. Returns the
+-- hints, and how many messages were assigned. Needs the consumer's lock.
+create or replace function _pgqueue.assign_within_limits(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                         p_keyed pgqueue.keyed_messages, p_size bigint,
+                                                         out o_hints pgqueue.claim_hints, out o_assigned bigint)
+language plpgsql as $$
 declare
     v_now  timestamptz := clock_timestamp();
     v_gate record;
     v_laid record;
 begin
     if _pgqueue.limits_keys(p_consumer) then
-        v_gate := _pgqueue.gate(p_consumer, p_hints, p_keyed, p_size, v_now);
-        v_laid := _pgqueue.store_dealt(p_consumer, p_hints, v_gate.p_keyed, p_size, v_gate.o_keys, v_gate.o_until,
-                                       v_now);
+        v_gate := _pgqueue.apply_key_limits(p_consumer, p_hints, p_keyed, p_size, v_now);
+        v_laid := _pgqueue.store_assigned(p_consumer, p_hints, v_gate.p_keyed, p_size, v_gate.o_keys, v_gate.o_until,
+                                          v_now);
     else
-        v_laid := _pgqueue.store_dealt(p_consumer, p_hints, p_keyed, p_size, null, null, v_now);
+        v_laid := _pgqueue.store_assigned(p_consumer, p_hints, p_keyed, p_size, null, null, v_now);
     end if;
     o_hints := v_laid.o_hints;
-    o_dealt := v_laid.o_dealt;
+    o_assigned := v_laid.o_assigned;
 end $$;
 
--- Deals: first what waited for keys that are free now, then the front of the line. Nobody deals while a claim has all
--- keys. Needs the consumer's lock.
+-- Assigns: first what waited for keys that are free now, then the front of the line. Nobody assigns while a claim has
+-- all keys. Needs the consumer's lock.
 --   p_want     messages of a claim
 --   p_waiting  nothing of the line
 --   p_room     look at so many messages of the line, where that is more than usual: those before had to wait
 -- Returns the hints, at how many messages it looked, whether some of these stood in the line, and how many messages
--- it dealt. (More than 60 lines: the steps of a deal, in their order.)
-create or replace function _pgqueue.deal(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
-                                         p_waiting boolean default false, p_room bigint default 0,
-                                         out o_hints pgqueue.claim_hints, out o_looked bigint, out o_line boolean,
-                                         out o_dealt bigint)
-language plpgsql
-as $$
+-- it assigned. (More than 60 lines: the steps of an assign, in their order.)
+create or replace function _pgqueue.assign(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
+                                           p_waiting boolean default false, p_room bigint default 0,
+                                           out o_hints pgqueue.claim_hints, out o_looked bigint, out o_line boolean,
+                                           out o_assigned bigint)
+language plpgsql as $$
 declare
     v_size  bigint := case p_consumer.ordering when 'stream' then p_want
                                                else least(p_want, _pgqueue.limit_small()) end;
-    v_room  bigint := greatest(v_size, least(v_size * 128, _pgqueue.limit_deal()));
+    v_room  bigint := greatest(v_size, least(v_size * 128, _pgqueue.limit_assign()));
     v_heads pgqueue.keyed_messages;
     v_line  pgqueue.consumer_messages[];
     v_keyed pgqueue.keyed_messages;
@@ -279,22 +276,22 @@ begin
     o_hints := p_hints;
     o_looked := 0;
     o_line := false;
-    o_dealt := 0;
-    if o_hints.whole then
-        o_hints.whole := _pgqueue.is_whole(p_consumer.consumer_id, o_hints);
-        if o_hints.whole then
+    o_assigned := 0;
+    if o_hints.all_keys then
+        o_hints.all_keys := _pgqueue.holds_all_keys(p_consumer.consumer_id, o_hints);
+        if o_hints.all_keys then
             return;
         end if;
     end if;
-    o_hints := _pgqueue.loosen(p_consumer, _pgqueue.let_pass(p_consumer, o_hints));
+    o_hints := _pgqueue.reread_keys(p_consumer, _pgqueue.move_overtaken_claims(p_consumer, o_hints));
     if p_consumer.ordering = 'stream' then
         v_room := v_size * greatest(0, _pgqueue.limit_chain_of_stream() - (
-            select count(*) from _pgqueue.dealt(p_consumer.consumer_id,
-                                                _pgqueue.lane_of(o_hints, _pgqueue.lane_dealt()))));
+            select count(*) from _pgqueue.assigned(p_consumer.consumer_id,
+                                                   _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned()))));
     end if;
-    if o_hints.parks then
+    if o_hints.any_waiting then
         o_hints := _pgqueue.take_freed(p_consumer, o_hints);
-        o_hints := _pgqueue.raise_waits(p_consumer.consumer_id, o_hints);
+        o_hints := _pgqueue.raise_waiting_hints(p_consumer.consumer_id, o_hints);
         v_heads := _pgqueue.take_heads(
             p_consumer, o_hints,
             case when p_consumer.fair then 4 * v_size
@@ -303,16 +300,16 @@ begin
         -- (of a key that has more, so much goes at once)
         v_room := v_room - coalesce((select sum(least(n, v_size)) from unnest(v_heads.counts) n), 0);
         if v_heads.keys is null then
-            o_hints.parks := _pgqueue.may_park(p_consumer.consumer_id, o_hints);
+            o_hints.any_waiting := _pgqueue.may_have_waiting(p_consumer.consumer_id, o_hints);
         end if;
     end if;
     v_keyed := v_heads;
     if p_consumer.fair then
-        v_room := _pgqueue.limit_looks();
+        v_room := _pgqueue.limit_examined();
     end if;
-    if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.parks
-                                         or _pgqueue.were_all(p_consumer.consumer_id, v_heads)) then
-        v_line := _pgqueue.line_front(p_consumer, o_hints, greatest(v_room, p_room));
+    if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.any_waiting
+                                         or _pgqueue.took_all_waiting(p_consumer.consumer_id, v_heads)) then
+        v_line := _pgqueue.take_unassigned(p_consumer, o_hints, greatest(v_room, p_room));
         if v_line <> '{}' then
             o_line := true;
             v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line));
@@ -327,22 +324,21 @@ begin
         return;
     end if;
     o_looked := (select sum(n) from unnest(v_keyed.counts) n);
-    v_laid := _pgqueue.lay(p_consumer, o_hints, v_keyed, v_size);
+    v_laid := _pgqueue.assign_within_limits(p_consumer, o_hints, v_keyed, v_size);
     o_hints := v_laid.o_hints;
-    o_dealt := v_laid.o_dealt;
+    o_assigned := v_laid.o_assigned;
     if v_heads.keys is not null then
         -- of keys of which more waits, that is the first now
-        o_hints := _pgqueue.park(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none',
-                                 case when p_consumer.ordering <> 'none' then v_heads.bundles end);
+        o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none',
+                                        case when p_consumer.ordering <> 'none' then v_heads.bundles end);
     end if;
 end $$;
 
 -- Whether a claim may still have all keys.
-create or replace function _pgqueue.is_whole(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
-language plpgsql stable
-as $$
+create or replace function _pgqueue.holds_all_keys(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
+language plpgsql stable as $$
 begin
     return exists (select from pgqueue.consumer_messages
-                   where consumer_id = p_consumer_id and lane = _pgqueue.lane_held()
-                     and place >= _pgqueue.place_at(p_hints.held_from) and keys is null and key is null);
+                   where consumer_id = p_consumer_id and lane = _pgqueue.lane_long()
+                     and place >= _pgqueue.place_at(p_hints.long_from) and keys is null and key is null);
 end $$;

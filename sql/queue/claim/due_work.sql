@@ -6,10 +6,8 @@
 -- it had looked at as many messages as one claim may: the next claim looks at the following ones. Null: when something
 -- is published.
 create or replace function _pgqueue.next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                             p_got_nothing boolean)
-returns timestamptz
-language plpgsql
-as $$
+                                             p_got_nothing boolean) returns timestamptz
+language plpgsql as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_line  pgqueue.lane_hint;
@@ -21,21 +19,21 @@ begin
             return v_until;
         end if;
     end if;
-    if p_got_nothing and _pgqueue.is_keyed(p_consumer.way) and v_hints.whole is not true then
-        v_line := _pgqueue.lane_of(v_hints, _pgqueue.lane_line());
+    if p_got_nothing and _pgqueue.is_keyed(p_consumer.profile) and v_hints.all_keys is not true then
+        v_line := _pgqueue.lane_of(v_hints, _pgqueue.lane_unassigned());
     end if;
     return case when not p_consumer.paused then least(
         _pgqueue.next_end(p_consumer.consumer_id, v_hints, p_got_nothing),
         -- of a stream the first message of the line is not visible yet; or no claim has looked at what is in the line
         (select coalesce(case p_consumer.ordering when 'stream' then m.not_visible_until end, clock_timestamp())
          from pgqueue.consumer_messages m
-         where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_line()
+         where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_unassigned()
            and (m.place, m.first_seq) >= (v_line.place, v_line.first_seq)
          order by m.place, m.first_seq limit 1),
         case when p_got_nothing
             and ((v_hints.was_cut
                   and (p_consumer.per_key_latest
-                       or (_pgqueue.is_keyed(p_consumer.way) and p_consumer.ordering <> 'stream')))
+                       or (_pgqueue.is_keyed(p_consumer.profile) and p_consumer.ordering <> 'stream')))
                  or v_hints.filter_from is not null)
              then clock_timestamp() end,
         case when p_consumer.scheduled then _pgqueue.on_due(p_consumer.stream_id) end) end;
@@ -45,10 +43,8 @@ end $$;
 -- are over, both bounded. Returns the cursor. Needs the consumer's lock.
 --   p_short  the free messages did not suffice (second pass). False: leases are looked at only once a second
 create or replace function _pgqueue.do_due_work(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_short boolean)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+                                                p_short boolean) returns pgqueue.consumer_cursors
+language plpgsql as $$
 begin
     if p_short or not _pgqueue.not_yet((p_cursor.hints).probe_at) then
         p_cursor := _pgqueue.probe_leases(p_consumer, p_cursor);
@@ -61,11 +57,9 @@ end $$;
 --            before what it left
 --   p_want   take until about this many messages became ready, if there are so many. With per_key_latest all are taken
 --   p_upto   no publication after this one; null: all
-create or replace function _pgqueue.take_some(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                              p_short boolean, p_want bigint, p_upto bigint)
-returns pgqueue.consumer_cursors
-language plpgsql
-as $$
+create or replace function _pgqueue.take_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                             p_short boolean, p_want bigint, p_upto bigint)
+returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_before pgqueue.consumer_cursors;
     v_take   record;
@@ -85,7 +79,7 @@ begin
         exit when not (p_cursor.hints).was_cut or (p_want <= 0 and not p_consumer.per_key_latest)
             or (p_cursor.next_publication = v_before.next_publication and p_cursor.gaps = v_before.gaps
                 and (v_before.hints).filter_from is null)
-            or (_pgqueue.judges(p_consumer) and i >= _pgqueue.limit_filters());
+            or (_pgqueue.is_screened(p_consumer) and i >= _pgqueue.limit_filters());
     end loop;
     return p_cursor;
 end $$;

@@ -1,4 +1,4 @@
-"""By key: what is dealt for small claims, what waits and what comes back, in each key's order.
+"""By key: what is assigned for small claims, what waits and what comes back, in each key's order.
 
 With ordering=stream all messages are of one key. The attack at the end is on all orderings.
 """
@@ -54,7 +54,7 @@ def keyed(conn: Conn, stream: int) -> int:
 
 @pytest.fixture
 def sent(conn: Conn, keyed: int) -> list[int]:
-    """Three messages of a, three of b, and one of c, all dealt one by one. Two are claimed."""
+    """Three messages of a, three of b, and one of c, all assigned one by one. Two are claimed."""
     sent = send_keys(conn, *"ababcab")
     assert seqs_of(receive(conn, 1)) == sent[:1]
     assert seqs_of(receive(conn, 1)) == sent[1:2]
@@ -63,9 +63,9 @@ def sent(conn: Conn, keyed: int) -> list[int]:
 
 
 def free(conn: Conn) -> int:
-    """How many dealt bundles claims may have."""
-    dealt = one(conn, "select _pgqueue.lane_dealt()")
-    return sum((b.lane, b.state) == (dealt, "ready") for b in internals.bundles(conn))
+    """How many assigned bundles claims may have."""
+    assigned = one(conn, "select _pgqueue.lane_assigned()")
+    return sum((b.lane, b.state) == (assigned, "ready") for b in internals.bundles(conn))
 
 
 def settled(conn: Conn, rows: list[Any]) -> list[int]:
@@ -138,7 +138,7 @@ def test_a_prepared_acknowledgement_holds_what_comes_after_it(
     acking.execute("prepare transaction 'p'")
     assert seqs_of(receive(conn, 1)) == sent[2:]
     assert receive(conn, 1) == []
-    assert receive(conn, 5) == [], "which deals again"
+    assert receive(conn, 5) == [], "which assigns again"
     conn.execute(f"{end} prepared 'p'".encode())
     checker.check(conn)
     assert seqs_of(receive(conn, 1)) == (sent[1:2] if end == "commit" else [])
@@ -199,7 +199,7 @@ def test_claims_of_a_stream_in_order_are_full_over_gaps(conn: Conn, size: int) -
 
 @pytest.mark.parametrize("keys", ["ab" * 101, "aab" * 70, "a" * 780])
 def test_claims_of_frequent_keys_are_full(conn: Conn, keyed: int, keys: str) -> None:
-    """Also where all that was dealt of a key is done, and the rest of it is dealt."""
+    """Also where all that was assigned of a key is done, and the rest of it is assigned."""
     key_of = dict(zip(send_keys(conn, *keys), keys, strict=True))
     got = defaultdict(list)
     claims = []
@@ -214,7 +214,7 @@ def test_claims_of_frequent_keys_are_full(conn: Conn, keyed: int, keys: str) -> 
 
 
 def test_more_is_dealt_before_the_last_bundle_is_claimed(conn: Conn, keyed: int) -> None:
-    """So other claimers need not wait for who deals."""
+    """So other claimers need not wait for who assigns."""
     clock.stop_looking(conn)
     send_keys(conn, *(f"k{i}" for i in range(1000)))
     receive(conn, 1)
@@ -344,7 +344,7 @@ def test_a_key_that_left_a_claim_is_free(conn: Conn, keyed: int) -> None:
 def test_a_key_is_free_when_its_claim_is_gone_though_others_were_settled_in_part(
     conn: Conn, keyed: int
 ) -> None:
-    """A dealer reads again which keys these claims have, and no others."""
+    """An assigner reads again which keys these claims have, and no others."""
     send_keys(conn, *"a" * 30, *"b" * 15, *"d" * 15)
     a, b, d = (receive(conn, 10) for _ in "abd")
     assert value(conn, "dead_letter", claim_of(d), seqs_of(d)[:1]) == 1
@@ -353,7 +353,7 @@ def test_a_key_is_free_when_its_claim_is_gone_though_others_were_settled_in_part
     b = receive(conn, 10)
     assert [row.key for row in b] == ["b"] * 5
     send_keys(conn, *"bbbccccc")
-    assert [row.key for row in receive(conn, 10)] == ["c"] * 5  # this dealt; those of b wait
+    assert [row.key for row in receive(conn, 10)] == ["c"] * 5  # this assigned; those of b wait
     checker.check(conn)
     assert value(conn, "ack", claim_of(a), seqs_of(a)[9:]) == 1
     assert [row.key for row in receive(conn, 10)] == ["a"] * 10
@@ -365,7 +365,7 @@ def test_a_key_is_free_when_its_claim_is_gone_though_others_were_settled_in_part
 def test_what_was_dealt_behind_a_key_that_left_a_claim_is_free(
     conn: Conn, keyed: int, session: Session
 ) -> None:
-    """A dealer waits for nobody who settles the rest; the next one finds it."""
+    """An assigner waits for nobody who settles the rest; the next one finds it."""
     a, b = send_keys(conn, "a", "b")
     claim = claim_of(receive(conn, 2))
     send_keys(conn, "c")
@@ -422,7 +422,7 @@ def test_the_order_of_the_stream_stays_whatever_becomes_of_a_claim(
 def test_what_goes_back_comes_before_the_rest_of_its_key(
     conn: Conn, keyed: int, how: str, delay: Any, part: bool
 ) -> None:
-    """What was dealt behind it waits from then on."""
+    """What was assigned behind it waits from then on."""
     sent = send_keys(conn, *"aaaaaab")
     rows = receive(conn, 2)
     assert seqs_of(rows) == sent[:2]
@@ -449,7 +449,7 @@ def test_what_goes_back_comes_before_the_rest_of_its_key(
 def test_a_poll_in_an_open_transaction_keeps_nothing_from_waiting(
     conn: Conn, session: Session
 ) -> None:
-    """It locked what was dealt next, which then came before what went back."""
+    """It locked what was assigned next, which then came before what went back."""
     consumer(conn, ordering="stream")
     sent = send_keys(conn, *"aaaaaa")
     rows = receive(conn, 2)
@@ -463,14 +463,14 @@ def test_a_poll_in_an_open_transaction_keeps_nothing_from_waiting(
 
 
 def test_what_failed_comes_before_most_of_a_frequent_key(conn: Conn, keyed: int) -> None:
-    """It is dealt with what comes next of the other key, and claimed before that."""
+    """It is assigned with what comes next of the other key, and claimed before that."""
     sent = send_keys(conn, *"bbbbb", *"a" * 2000)
     rows = receive(conn, 5)
     assert seqs_of(rows) == sent[:5]
     assert value(conn, "nack", claim_of(rows), sent[4:5], seconds(0)) == 1
     assert value(conn, "ack", claim_of(rows)) == 4
-    dealt = one(conn, "select _pgqueue.limit_chain()")
-    assert sent[4] in [seq for _ in range(2 * dealt) for seq in settled(conn, receive(conn, 5))]
+    assigned = one(conn, "select _pgqueue.limit_chain()")
+    assert sent[4] in [seq for _ in range(2 * assigned) for seq in settled(conn, receive(conn, 5))]
 
 
 def test_what_waits_of_a_key_in_many_ranges_is_bundles_of_few(conn: Conn, keyed: int) -> None:
@@ -522,7 +522,7 @@ def test_messages_that_wait_behind_what_is_claimed_of_their_keys_stop_no_other_k
 def test_a_claim_that_lives_long_stands_aside_and_its_keys_wait_for_it(
     conn: Conn, keyed: int
 ) -> None:
-    """So claims and dealers walk over few claims, however long workers take. See test_plans."""
+    """So claims and assigners walk over few claims, however long workers take. See test_plans."""
     sent = send_keys(conn, *"abc")
     long = receive(conn, 3)
     assert seqs_of(long) == sent
@@ -532,11 +532,11 @@ def test_a_claim_that_lives_long_stands_aside_and_its_keys_wait_for_it(
     checker.check(conn)
     held = [b for b in internals.bundles(conn) if b.claim_id == claim_of(long)]
     assert len(held) == 3, "one for each key"
-    assert {b.lane for b in held} == {one(conn, "select _pgqueue.lane_held()")}
+    assert {b.lane for b in held} == {one(conn, "select _pgqueue.lane_long()")}
     assert [states(conn)[seq] for seq in later[:3]] == ["waiting"] * 3
     before = internals.bundles(conn)
     assert receive(conn, 3) == []
-    assert internals.bundles(conn) == before, "what waits for it is not dealt again and again"
+    assert internals.bundles(conn) == before, "what waits for it is not assigned again and again"
     assert value(conn, "ack", claim_of(long), sent[1:2]) == 1
     assert seqs_of(receive(conn, 3)) == later[1:2]
     clock.end_lease(conn, claim_of(long))
@@ -569,7 +569,7 @@ def test_a_failed_message_goes_back_with_all_later_ones_of_its_key(
 def test_a_stream_goes_on_behind_which_messages_were_dealt_that_had_failed(
     conn: Conn, stream: int, again: bool
 ) -> None:
-    """What failed comes before others, but not before what it is dealt behind."""
+    """What failed comes before others, but not before what it is assigned behind."""
     consumer(conn, ordering="stream")
     failed = send_keys(conn, *"x" * 10)
     assert value(conn, "dead_letter", claim_of(receive(conn, 10))) == 10
@@ -703,7 +703,7 @@ def all_come(conn: Conn, sent: list[int], size: int) -> bool:
 def test_many_old_claims_that_end_together_free_their_keys(
     conn: Conn, keyed: int, has_small_limits: bool
 ) -> None:
-    """Such as those of a Spark batch, while workers deal thousands beside it."""
+    """Such as those of a Spark batch, while workers assign thousands beside it."""
     many, more, size = (8, 6, 1) if has_small_limits else (11_000, 1_300, 64)
     keys, others = [[f"{name}{i}" for i in range(n)] for name, n in (("k", many), ("o", more))]
     short = keys_in_claims(conn, others, size)
@@ -721,7 +721,7 @@ def test_many_old_claims_that_end_together_free_their_keys(
 
 
 def test_many_scheduled_messages_cost_a_claim_nothing(conn: Conn, keyed: int) -> None:
-    """Each of a key and a time of its own; and to deal them costs the same for each of them."""
+    """Each of a key and a time of its own; and to assign them costs the same for each of them."""
     scheduled = 5000
 
     def claim_cost(keys: str) -> int:
@@ -736,7 +736,7 @@ def test_many_scheduled_messages_cost_a_claim_nothing(conn: Conn, keyed: int) ->
             [n],
         )
 
-    schedule(1)  # beside a key that waits, claims deal
+    schedule(1)  # beside a key that waits, claims assign
     few = min(claim_cost(keys) for keys in ("ab", "cd", "kl"))
     schedule(scheduled)
     assert sum(cost(conn, "select pgqueue.claim('s', 'c', 10)") for _ in range(3)) < 50 * scheduled
@@ -914,7 +914,7 @@ def test_claims_of_another_size_keep_the_order_of_keys_whose_bundles_are_dealt_a
     send_keys(conn, *"abcdefgh")
     claims = [claim_of(receive(conn, 2))]
     send_keys(conn, *"hi")
-    while rows := receive(conn, 2):  # one of the last of these deals what is new
+    while rows := receive(conn, 2):  # one of the last of these assigns what is new
         claims.append(claim_of(rows))
         if "waiting" in states(conn).values() or ordering == "stream":
             break
