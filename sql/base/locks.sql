@@ -107,7 +107,7 @@
 --        maintain 50 ms.
 -- 32. entry  A row of key_backlog. Counts the messages of a key. Nobody waits for it: what deletes entries passes
 --        over those that others hold.
--- 33. history  A row of completed_messages. maintain deletes old ones, and passes over those that others hold. Nobody
+-- 33. completed  A row of completed_messages. maintain deletes old ones, and passes over those that others hold. Nobody
 --        waits for it.
 -- 34. waiting  Advisory, by the id of the stream, shared by sessions that wait for publications. A producer tries to
 --        have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for it.

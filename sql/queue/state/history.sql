@@ -104,7 +104,7 @@ begin
                                 where consumer_id = v_consumer.consumer_id
                                   and done_at <= clock_timestamp() - coalesce(v_consumer.keep_history, '0')
                                 order by done_at limit _pgqueue.limit_deleted()
-                                for update skip locked));  -- lock: history
+                                for update skip locked));  -- lock: completed
         get diagnostics v_count = row_count;
         o_deleted := o_deleted + v_count;
         o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_deleted())::int;
