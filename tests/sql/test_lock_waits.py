@@ -18,7 +18,7 @@ from tests.sql import test_lock_order as order
 from tests.sql.internals import lock_consumer, rows
 from tests.sql.queue import Conn, Session, call, claim_of, consumer, receive, send, value
 
-LOCKED_PLACES = {"keep_newest", "park", "cut_next", "end_delays"}
+LOCKED_PLACES = {"keep_newest", "mark_firsts", "cut_next", "end_delays"}
 """Functions that join rows by their places: they have the consumer's lock, without which nobody changes such rows."""
 
 AS_POSTGRES = {
