@@ -116,6 +116,6 @@ clean:
 
 # The machine's Java when it will do; else PyPI's.
 define need-java
-@$(BIN)/python -m spark_pgqueue.spark.java 2>/dev/null || \
-	{ $(BIN)/pip install --quiet --editable ".[java]" && $(BIN)/python -m spark_pgqueue.spark.java; }
+@$(BIN)/python -m spark_pgqueue.spark.platform.java 2>/dev/null || \
+	{ $(BIN)/pip install --quiet --editable ".[java]" && $(BIN)/python -m spark_pgqueue.spark.platform.java; }
 endef

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from spark_pgqueue.client import AsyncClient, Claim, Client, Message
     from spark_pgqueue.postgres import embedded
     from spark_pgqueue.servers import server_of
-    from spark_pgqueue.spark import java
     from spark_pgqueue.spark.key_order import in_key_order
-    from spark_pgqueue.spark.offset_source_streams import offsets
+    from spark_pgqueue.spark.platform import java
     from spark_pgqueue.spark.servers import server_column
+    from spark_pgqueue.spark.stream_source.streams import offsets
     from spark_pgqueue.watching import history, watch
     from spark_pgqueue.worker import Consumer, Defer, Reject, Retry, handler
 
@@ -85,7 +85,10 @@ __all__ = [
 
 # Imported at their first use: Spark's processes import this package for every micro-batch, and need
 # none of them.
-_LAZY_MODULES = {"embedded": "spark_pgqueue.postgres.embedded", "java": "spark_pgqueue.spark.java"}
+_LAZY_MODULES = {
+    "embedded": "spark_pgqueue.postgres.embedded",
+    "java": "spark_pgqueue.spark.platform.java",
+}
 _LAZY_NAMES = {
     "spark_pgqueue.client": ("AsyncClient", "Claim", "Client", "Message"),
     "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry", "handler"),
@@ -93,7 +96,7 @@ _LAZY_NAMES = {
     "spark_pgqueue.servers": ("server_of",),
     "spark_pgqueue.spark.servers": ("server_column",),
     "spark_pgqueue.spark.key_order": ("in_key_order",),
-    "spark_pgqueue.spark.offset_source_streams": ("offsets",),
+    "spark_pgqueue.spark.stream_source.streams": ("offsets",),
 }
 
 
@@ -126,8 +129,8 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
     from pyspark.errors import AnalysisException
 
     from spark_pgqueue.postgres.errors import PgQueueError
-    from spark_pgqueue.spark import artifacts
     from spark_pgqueue.spark.datasource import PgQueueDataSource
+    from spark_pgqueue.spark.platform import artifacts
 
     spark.createDataFrame([], "a int")  # makes the session the active one of this thread
     ships = not artifacts.is_installed() if ship is None else ship

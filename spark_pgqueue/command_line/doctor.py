@@ -17,8 +17,8 @@ import psycopg
 from spark_pgqueue import __version__
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
-from spark_pgqueue.spark import java
-from spark_pgqueue.spark.worker_python import missing_from, set_pyspark_python
+from spark_pgqueue.spark.platform import java
+from spark_pgqueue.spark.platform.worker_python import missing_from, set_pyspark_python
 
 PYSPARK = (4, 0)
 """The lowest PySpark with which the source and the sink work ..."""

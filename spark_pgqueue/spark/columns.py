@@ -22,8 +22,8 @@ from pyspark.sql.types import (
 )
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.executor.typed import VALUE
 from spark_pgqueue.spark.options import OffsetSourceOptions, SinkOptions, SourceOptions
-from spark_pgqueue.spark.typed import VALUE
 
 ABOUT = {
     "stream": "the name of its stream",

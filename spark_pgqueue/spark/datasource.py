@@ -11,10 +11,9 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import check_schema, columns_of, source_schema
-from spark_pgqueue.spark.consumer import Stream, find_schema, find_stream
+from spark_pgqueue.spark.consumer_source.consumer import Stream, find_schema, find_stream
+from spark_pgqueue.spark.consumer_source.reader import PgQueueStreamReader
 from spark_pgqueue.spark.kinds import kind_of
-from spark_pgqueue.spark.offset_source import PgQueueOffsetBatchReader, PgQueueOffsetReader
-from spark_pgqueue.spark.offset_source_streams import find_streams
 from spark_pgqueue.spark.options import (
     TableOptions,
     as_pending,
@@ -24,11 +23,12 @@ from spark_pgqueue.spark.options import (
     parse_source,
     parse_table,
 )
-from spark_pgqueue.spark.plain_errors import plain_errors
-from spark_pgqueue.spark.sink import PgQueueBatchWriter, PgQueueStreamWriter
-from spark_pgqueue.spark.source import PgQueueStreamReader
-from spark_pgqueue.spark.table_reader import PgQueueTableReader
-from spark_pgqueue.spark.tables import Where, find_for, table_schema
+from spark_pgqueue.spark.platform.error_format import plain_errors
+from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter, PgQueueStreamWriter
+from spark_pgqueue.spark.stream_source.reader import PgQueueOffsetBatchReader, PgQueueOffsetReader
+from spark_pgqueue.spark.stream_source.streams import find_streams
+from spark_pgqueue.spark.table_source.reader import PgQueueTableReader
+from spark_pgqueue.spark.table_source.tables import Where, find_for, table_schema
 
 
 @plain_errors

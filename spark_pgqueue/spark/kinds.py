@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.consumer_source.consumer import Stream
 
 
 def kind_of(streams: Mapping[str, Stream]) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from pyspark.sql.datasource import InputPartition
 
 from spark_pgqueue.archive.files import Segment, overlapping
-from spark_pgqueue.spark.consumer import Consumer, Stream
+from spark_pgqueue.spark.consumer_source.consumer import Consumer, Stream
 from spark_pgqueue.spark.options import OffsetSourceOptions, SourceOptions, TableOptions
 
 MESSAGES_PER_PARTITION = 125_000

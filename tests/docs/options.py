@@ -30,7 +30,7 @@ from spark_pgqueue.spark.options import (
     TABLE_OPTIONS,
     Option,
 )
-from spark_pgqueue.spark.tables import TABLES, Table, column
+from spark_pgqueue.spark.table_source.tables import TABLES, Table, column
 
 PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "options.md"
 

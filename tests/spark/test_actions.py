@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from spark_pgqueue.spark.columns import check_columns, source_schema
 from spark_pgqueue.spark.options import CONSUMER_OF, parse_sink, parse_table
-from spark_pgqueue.spark.tables import TABLES, table_schema
+from spark_pgqueue.spark.table_source.tables import TABLES, table_schema
 from tests.spark.conftest import Queue, no_commit_log, refusal
 
 pytestmark = pytest.mark.spark

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame
 from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.offset_source import read_partition
-from spark_pgqueue.spark.offset_source_offset import StreamOffsets
-from spark_pgqueue.spark.offset_source_streams import Streams
 from spark_pgqueue.spark.options import parse_offset_source
 from spark_pgqueue.spark.partitions import ArchivedPartition
+from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
+from spark_pgqueue.spark.stream_source.reader import read_partition
+from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.spark.conftest import Queue
 from tests.spark.test_offset_source import load
 from tests.sql.queue import maintain

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 import spark_pgqueue
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.offset_source_streams import Streams
 from spark_pgqueue.spark.options import parse_offset_source
+from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.spark.conftest import Queue, wait_until
 
 pytestmark = pytest.mark.spark

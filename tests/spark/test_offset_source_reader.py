@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.datasource import PgQueueDataSource
-from spark_pgqueue.spark.offset_source import PgQueueOffsetReader
-from spark_pgqueue.spark.offset_source_session import even_shares
+from spark_pgqueue.spark.stream_source.batches import even_shares
+from spark_pgqueue.spark.stream_source.reader import PgQueueOffsetReader
 from tests.spark.conftest import Queue
 from tests.sql import clock
 from tests.sql.queue import maintain
@@ -245,7 +245,7 @@ def test_shares_are_even_and_use_the_limit_up(available, limit):
 def test_streams_of_a_pattern_are_noticed_while_it_runs_and_read_from_their_first_message(
     queue: Queue, start: Start, monkeypatch
 ):
-    monkeypatch.setattr("spark_pgqueue.spark.offset_source_streams.DISCOVERY_SECONDS", 0)
+    monkeypatch.setattr("spark_pgqueue.spark.stream_source.streams.DISCOVERY_SECONDS", 0)
     query = start(streamPattern="orders_.*", startingOffsets="latest")
     assert query.batch() is None, "there is no such stream"
     queue.create("orders_a")
@@ -476,7 +476,7 @@ def test_a_place_that_is_none_is_refused_by_the_name_of_the_option(queue: Queue,
 
 
 def test_data_of_two_kinds_are_not_one_column(queue: Queue, start: Start, monkeypatch):
-    monkeypatch.setattr("spark_pgqueue.spark.offset_source_streams.DISCOVERY_SECONDS", 0)
+    monkeypatch.setattr("spark_pgqueue.spark.stream_source.streams.DISCOVERY_SECONDS", 0)
     queue.create("j", kind="json")
     queue.send("j", 1, 1)
     queue.send("s", 1, 1)

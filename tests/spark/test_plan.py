@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.payloads import numbers
-from spark_pgqueue.spark.consumer import Consumer
+from spark_pgqueue.spark.consumer_source.batches import Offset
+from spark_pgqueue.spark.consumer_source.consumer import Consumer
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.partitions import (
     Batch,
@@ -23,7 +24,7 @@ from spark_pgqueue.spark.partitions import (
     in_order,
     split,
 )
-from spark_pgqueue.spark.rows import (
+from spark_pgqueue.spark.sink.rows import (
     StagedChunk,
     ahead,
     joined,
@@ -31,7 +32,6 @@ from spark_pgqueue.spark.rows import (
     to_messages,
     to_staged_chunks,
 )
-from spark_pgqueue.spark.session import Offset
 
 RANGES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=30).map(
     lambda gaps: [

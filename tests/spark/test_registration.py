@@ -11,7 +11,7 @@ import time
 import pytest
 from pyspark.sql import functions as F
 
-from spark_pgqueue.spark.registration import ReaderRegistration
+from spark_pgqueue.spark.driver.registration import ReaderRegistration
 from tests.processes import Child
 from tests.spark.conftest import Queue, wait_until
 from tests.sql import internals
@@ -83,7 +83,7 @@ def test_a_source_that_is_killed_leaves_its_seat():
     name = f"test-{time.time_ns()}"
     script = """
         import os, sys, time
-        from spark_pgqueue.spark import registration
+        from spark_pgqueue.spark.driver import registration
         registration._process = lambda pid: "of a test"  # one for all of them
         reader = registration.ReaderRegistration(sys.argv[1], sys.argv[2] == "shared")
         print("taken" if reader.register(float(sys.argv[3])) else "refused", flush=True)

@@ -15,9 +15,9 @@ import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
-from spark_pgqueue.spark.offset_source_offset import StreamOffsets
+from spark_pgqueue.spark.consumer_source.batches import Offset, Session
 from spark_pgqueue.spark.options import parse_source
-from spark_pgqueue.spark.session import Offset, Session
+from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
 from tests.spark.conftest import Queue
 from tests.spark.test_crash import application
 

@@ -20,8 +20,8 @@ from spark_pgqueue.postgres import adbc, embedded, kept, schema
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.executor.reading import closing_after, read_rows, select_sql
 from spark_pgqueue.spark.partitions import MessagePartition, Ranges, in_order
-from spark_pgqueue.spark.reading import closing_after, read_rows, select_sql
 from tests.spark.conftest import Queue
 from tests.sql.cost import cost
 from tests.sql.queue import one

@@ -21,7 +21,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import spark_pgqueue
 from spark_pgqueue.spark.options import parse_sink
-from spark_pgqueue.spark.sink import PgQueueBatchWriter
+from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter
 from tests.spark.conftest import Queue, no_commit_log, refusal, wait_until
 from tests.sql import internals
 

@@ -19,12 +19,12 @@ from pyspark.sql import functions as F
 import spark_pgqueue
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.columns import source_schema
+from spark_pgqueue.spark.consumer_source.batches import Session
+from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.executor.reading import read_claimed
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, Range
-from spark_pgqueue.spark.reading import read_claimed
-from spark_pgqueue.spark.session import Session
 from tests.spark.conftest import Queue, wait_until
 from tests.sql import internals
 

@@ -1,4 +1,4 @@
-"""Writing tables from Spark: the promises of `spark_pgqueue/spark/table_target.py`.
+"""Writing tables from Spark: the promises of `spark_pgqueue/spark/sink/table_writer.py`.
 
 What the statements do is in `tests/sql/test_table_sink.py` and the files beside it.
 """
@@ -23,7 +23,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from spark_pgqueue import PgQueueError
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.spark.options import parse_sink
-from spark_pgqueue.spark.sink import PgQueueBatchWriter
+from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter
 from tests.processes import Child
 from tests.spark.conftest import Queue, no_commit_log, refusal
 from tests.spark.test_crash import APPLICATION, Traffic, application, drain, wait_for_more

@@ -21,8 +21,8 @@ from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.datasource import PgQueueDataSource
 from spark_pgqueue.spark.options import CONSUMER_OF
-from spark_pgqueue.spark.table_reader import PgQueueTableReader
-from spark_pgqueue.spark.tables import HELD, TABLES
+from spark_pgqueue.spark.table_source.reader import PgQueueTableReader
+from spark_pgqueue.spark.table_source.tables import HELD, TABLES
 from tests.spark.conftest import Queue
 from tests.spark.tables import Look, look
 from tests.sql import owing
@@ -266,7 +266,7 @@ def test_a_connection_that_breaks_loses_nothing_and_repeats_nothing(
     conn: Conn, url: str, used: owing.Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a partition, between any two of its messages."""
-    monkeypatch.setattr("spark_pgqueue.spark.reading.RANGES_PER_STATEMENT", 2)
+    monkeypatch.setattr("spark_pgqueue.spark.executor.reading.RANGES_PER_STATEMENT", 2)
     monkeypatch.setattr("spark_pgqueue.postgres.payloads.BATCH_BYTES", 1)  # a message
     original, calls = PgQueueTableReader._made, [0]
 

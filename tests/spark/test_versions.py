@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 import spark_pgqueue
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.versions import TELLS_START
+from spark_pgqueue.spark.platform.pyspark_compat import TELLS_START
 from tests.processes import Child
 from tests.spark.conftest import Queue
 from tests.spark.test_checkpoint import await_backlog

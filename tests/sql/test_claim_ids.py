@@ -158,7 +158,7 @@ ALLOWED_RANDOM = {
     "sql/queue/settle/failures.sql": 1,  # jitter
     "sql/operate/maintain.sql": 2,  # the order of streams, and when to begin again
     "spark_pgqueue/postgres/retrying.py": 1,  # jitter
-    "spark_pgqueue/spark/first_plan.py": 1,  # when to tidy up
+    "spark_pgqueue/spark/executor/stale_plan.py": 1,  # when to tidy up
 }
 """Where a number that the caller can seed does: nothing is known by it, and nobody has a right."""
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
-from spark_pgqueue.spark import typed
+from spark_pgqueue.spark.executor import typed
 from tests.payloads import FIT, NO_FIT
 from tests.sql.queue import Conn, one, value
 from tests.unit.test_typed import TYPES

@@ -69,7 +69,7 @@ def test_no_java_at_all_says_so(nothing_installed):
 
 
 def test_run_as_a_program_it_fails_without_java(monkeypatch):
-    command = [sys.executable, "-m", "spark_pgqueue.spark.java"]
+    command = [sys.executable, "-m", "spark_pgqueue.spark.platform.java"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Java ")

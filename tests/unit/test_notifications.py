@@ -12,7 +12,7 @@ import pytest
 import spark_pgqueue
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.notifications import Listener
-from spark_pgqueue.spark.lease import Parent, PublicationWaiter
+from spark_pgqueue.spark.driver.lease import Parent, PublicationWaiter
 
 
 @pytest.fixture

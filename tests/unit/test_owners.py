@@ -19,7 +19,7 @@ from spark_pgqueue.client import AsyncClient, Client
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import adbc, binaries, connection, owners, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.lease import Parent, PublicationWaiter
+from spark_pgqueue.spark.driver.lease import Parent, PublicationWaiter
 from tests.prepared import Prepared, prepared
 from tests.unit.test_commands import commands
 

@@ -9,7 +9,7 @@ import pytest
 
 import spark_pgqueue
 from spark_pgqueue.postgres import adbc, connection
-from spark_pgqueue.spark.staging import reserve
+from spark_pgqueue.spark.sink.stream_writer import reserve
 from tests.sql.hijack import hijack
 
 HIJACKED = "select lower(int8range(1, 2)), format('%s', 1)"

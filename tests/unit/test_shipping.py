@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 import spark_pgqueue
 from spark_pgqueue.postgres import connection, retrying
 from spark_pgqueue.postgres.forks import OfThisProcess
-from spark_pgqueue.spark import typed
+from spark_pgqueue.spark.executor import typed
 
 NO_OBJECT = (ModuleType, FunctionType, type)  # pickled with the objects that they name
 

@@ -22,15 +22,15 @@ from pyspark.sql.types import (
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
-from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.columns import offset_source_schema, source_schema
-from spark_pgqueue.spark.offset_source import PgQueueOffsetReader
-from spark_pgqueue.spark.offset_source_streams import Streams
+from spark_pgqueue.spark.consumer_source.batches import Session
+from spark_pgqueue.spark.consumer_source.reader import PgQueueStreamReader
+from spark_pgqueue.spark.driver.admission import Admission
 from spark_pgqueue.spark.options import parse_offset_source, parse_sink, parse_source
-from spark_pgqueue.spark.session import Session
-from spark_pgqueue.spark.source import PgQueueStreamReader
-from spark_pgqueue.spark.staging import Target
-from spark_pgqueue.spark.versions import ReadAllAvailable, ReadMaxRows
+from spark_pgqueue.spark.platform.pyspark_compat import ReadAllAvailable, ReadMaxRows
+from spark_pgqueue.spark.sink.stream_writer import Target
+from spark_pgqueue.spark.stream_source.reader import PgQueueOffsetReader
+from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.sql.queue import value
 
 Conn = psycopg.Connection

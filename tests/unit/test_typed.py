@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark import typed
+from spark_pgqueue.spark.executor import typed
 from tests.payloads import FIT, NO_FIT
 
 TYPES: dict[str, pa.DataType] = {

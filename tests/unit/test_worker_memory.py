@@ -8,7 +8,7 @@ import sys
 TASKS = """
 import gc
 from pyspark import TaskContext
-from spark_pgqueue.spark.reading import closing_after
+from spark_pgqueue.spark.executor.reading import closing_after
 
 def task():
     assert list(closing_after(iter([1]), None, None)) == [1]

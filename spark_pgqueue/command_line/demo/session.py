@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import spark_pgqueue
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import redact
-from spark_pgqueue.spark import java
+from spark_pgqueue.spark.platform import java
 
 STARTS = 10  # after so many starts a query is given up
 LOG_SHOWN = 10_000  # characters of what Spark said last

@@ -5,18 +5,18 @@ in camelCase, and never show the value of `url`, which may hold a password.
 """
 
 from spark_pgqueue.spark.options.checking import Option
-from spark_pgqueue.spark.options.offset_source import (
-    OFFSET_SOURCE_NAMES,
-    OFFSET_SOURCE_OPTIONS,
-    OffsetSourceOptions,
-    parse_offset_source,
-)
 from spark_pgqueue.spark.options.sink import SINK_NAMES, SINK_OPTIONS, SinkOptions, parse_sink
 from spark_pgqueue.spark.options.source import (
     SOURCE_NAMES,
     SOURCE_OPTIONS,
     SourceOptions,
     parse_source,
+)
+from spark_pgqueue.spark.options.stream_source import (
+    OFFSET_SOURCE_NAMES,
+    OFFSET_SOURCE_OPTIONS,
+    OffsetSourceOptions,
+    parse_offset_source,
 )
 from spark_pgqueue.spark.options.table import (
     CONSUMER_OF,

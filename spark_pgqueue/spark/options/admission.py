@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.admission import MAX_DELAY, Admission
+from spark_pgqueue.spark.driver.admission import MAX_DELAY, Admission
 from spark_pgqueue.spark.options.checking import Option
 from spark_pgqueue.spark.options.values import DURATION, NUMBER, SIZE, duration, positive, size
 

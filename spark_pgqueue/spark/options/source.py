@@ -8,8 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.admission import Admission
-from spark_pgqueue.spark.checkpoint import local_folder
+from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.driver.checkpoint import local_folder
 from spark_pgqueue.spark.options.admission import (
     MAX_BYTES_PER_TRIGGER,
     MAX_MESSAGES_PER_TRIGGER,

@@ -21,8 +21,8 @@ from spark_pgqueue.spark.options.checking import (
     parse,
     use,
 )
-from spark_pgqueue.spark.options.offset_source import OFFSET_SOURCE_OPTIONS
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
+from spark_pgqueue.spark.options.stream_source import OFFSET_SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import BOOLEAN, a_name, boolean, names, one_of
 
 REQUIRED, OPTIONAL, REFUSED = "required", "optional", "refused"

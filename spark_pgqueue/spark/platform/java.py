@@ -2,7 +2,8 @@
 
     java.ensure_java_home()      # before the first SparkSession
 
-`python -m spark_pgqueue.spark.java` prints the Java that was found, and fails when there is none.
+`python -m spark_pgqueue.spark.platform.java` prints the Java that was found, and fails when there
+is none.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from pyspark import TaskContext
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.registration import own_folder
+from spark_pgqueue.spark.driver.registration import own_folder
 
 REMEMBERED = 6 * 3600.0
 """Seconds for which a machine remembers a plan that nobody reads with."""

@@ -29,8 +29,8 @@ from spark_pgqueue.postgres.errors import (
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.options import SinkOptions
-from spark_pgqueue.spark.rows import naming_the_column
-from spark_pgqueue.spark.staged import StagedRows
+from spark_pgqueue.spark.sink.rows import naming_the_column
+from spark_pgqueue.spark.sink.staged import StagedRows
 
 if TYPE_CHECKING:
     import pyarrow as pa

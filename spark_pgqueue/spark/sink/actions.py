@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from spark_pgqueue.postgres.errors import NOT_ALLOWED, PgQueueError
 from spark_pgqueue.spark.options import ACTIONS, REVIVING, SinkOptions
-from spark_pgqueue.spark.rows import multirange
+from spark_pgqueue.spark.sink.rows import multirange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,15 +19,15 @@ from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, READ_TWICE, PgQueu
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.admission import Admission
-from spark_pgqueue.spark.checkpoint import FIELDS, Checkpoint, position_of, unknown_offset
 from spark_pgqueue.spark.columns import data_type
-from spark_pgqueue.spark.consumer import open_consumer
-from spark_pgqueue.spark.lease import Lease, Parent, PublicationWaiter
+from spark_pgqueue.spark.consumer_source.consumer import open_consumer
+from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.driver.checkpoint import FIELDS, Checkpoint, position_of, unknown_offset
+from spark_pgqueue.spark.driver.lease import Lease, Parent, PublicationWaiter
+from spark_pgqueue.spark.driver.registration import ReaderRegistration
+from spark_pgqueue.spark.executor.reading import report_loss
 from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
 from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, cut_into_partitions, in_order
-from spark_pgqueue.spark.reading import report_loss
-from spark_pgqueue.spark.registration import ReaderRegistration
 
 BACKLOG_SECONDS = 10
 """The highest age in seconds of the backlog that an idle query reports."""

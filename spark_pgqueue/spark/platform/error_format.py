@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.versions import ReadLimit, SupportsTriggerAvailableNow
+from spark_pgqueue.spark.platform.pyspark_compat import ReadLimit, SupportsTriggerAvailableNow
 
 T = TypeVar("T", bound=type)
 

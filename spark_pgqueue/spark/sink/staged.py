@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from spark_pgqueue.spark.actions import Action
+from spark_pgqueue.spark.sink.actions import Action
 
 
 @dataclass(frozen=True)

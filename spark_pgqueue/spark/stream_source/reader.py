@@ -14,25 +14,25 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.admission import Admission
-from spark_pgqueue.spark.archived import completed, read_archived
 from spark_pgqueue.spark.columns import data_type
-from spark_pgqueue.spark.first_plan import FirstPlan
-from spark_pgqueue.spark.offset_source_offset import StreamOffsets
-from spark_pgqueue.spark.offset_source_session import OffsetSourceSession
-from spark_pgqueue.spark.offset_source_streams import Streams
+from spark_pgqueue.spark.consumer_source.reader import NO_LIMIT
+from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.executor.archive import completed, read_archived
+from spark_pgqueue.spark.executor.reading import check_complete, closing_after, read_rows
+from spark_pgqueue.spark.executor.stale_plan import FirstPlan
 from spark_pgqueue.spark.options import OffsetSourceOptions
 from spark_pgqueue.spark.partitions import ArchivedPartition, OffsetPartition
-from spark_pgqueue.spark.plain_errors import plain_errors
-from spark_pgqueue.spark.reading import check_complete, closing_after, read_rows
-from spark_pgqueue.spark.source import NO_LIMIT
-from spark_pgqueue.spark.versions import (
+from spark_pgqueue.spark.platform.error_format import plain_errors
+from spark_pgqueue.spark.platform.pyspark_compat import (
     ONE_MICRO_BATCH,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from spark_pgqueue.spark.stream_source.batches import OffsetSourceSession
+from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
+from spark_pgqueue.spark.stream_source.streams import Streams
 
 if TYPE_CHECKING:
     import pyarrow as pa

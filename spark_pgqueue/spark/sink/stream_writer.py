@@ -26,10 +26,10 @@ from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.actions import Action, Actions, as_json, merged
 from spark_pgqueue.spark.columns import READ_ALONG, check_columns, check_kind
 from spark_pgqueue.spark.options import SINK_NAMES, SinkOptions
-from spark_pgqueue.spark.rows import (
+from spark_pgqueue.spark.sink.actions import Action, Actions, as_json, merged
+from spark_pgqueue.spark.sink.rows import (
     ahead,
     check_times,
     joined,
@@ -37,8 +37,8 @@ from spark_pgqueue.spark.rows import (
     to_messages,
     to_staged_chunks,
 )
-from spark_pgqueue.spark.staged import Staged, all_staged
-from spark_pgqueue.spark.table_target import TableTarget, drop
+from spark_pgqueue.spark.sink.staged import Staged, all_staged
+from spark_pgqueue.spark.sink.table_writer import TableTarget, drop
 
 if TYPE_CHECKING:
     import pyarrow as pa

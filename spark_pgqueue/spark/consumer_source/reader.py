@@ -21,13 +21,13 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.consumer_source.batches import Offset, Session
+from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.executor.reading import closing_after, read_claimed
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPartition
-from spark_pgqueue.spark.plain_errors import plain_errors
-from spark_pgqueue.spark.reading import closing_after, read_claimed
-from spark_pgqueue.spark.session import Offset, Session
-from spark_pgqueue.spark.versions import (
+from spark_pgqueue.spark.platform.error_format import plain_errors
+from spark_pgqueue.spark.platform.pyspark_compat import (
     ONE_MICRO_BATCH,
     ReadAllAvailable,
     ReadLimit,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, PgQueueError
-from spark_pgqueue.spark.checkpoint import unknown_offset
+from spark_pgqueue.spark.driver.checkpoint import unknown_offset
 
 Position = dict[str, Any]
 """A position in a stream: an offset of the database without the stream's name."""

@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
-from spark_pgqueue.spark.checkpoint import Checkpoint, position_of
+from spark_pgqueue.spark.driver.checkpoint import Checkpoint, position_of
 
 
 @dataclass(frozen=True)

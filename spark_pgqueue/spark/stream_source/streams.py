@@ -19,16 +19,16 @@ from spark_pgqueue.postgres.errors import (
 )
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.consumer_source.consumer import Stream
 from spark_pgqueue.spark.kinds import check_kinds
-from spark_pgqueue.spark.offset_source_offset import Position, StreamOffsets, position_of
 from spark_pgqueue.spark.options import (
     OFFSET_SOURCE_NAMES,
     OffsetSourceOptions,
     parse_offset_source,
 )
 from spark_pgqueue.spark.partitions import OffsetPartition, Range, cut_streams
-from spark_pgqueue.spark.versions import TELLS_START
+from spark_pgqueue.spark.platform.pyspark_compat import TELLS_START
+from spark_pgqueue.spark.stream_source.offsets import Position, StreamOffsets, position_of
 
 DISCOVERY_SECONDS = 1.0
 """The highest age in seconds of the list of streams that match a pattern."""

@@ -18,15 +18,19 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, UNKNOWN_STREAM, PgQueueError
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.admission import Admission
 from spark_pgqueue.spark.columns import data_type
-from spark_pgqueue.spark.lease import Parent, PublicationWaiter
-from spark_pgqueue.spark.offset_source_offset import Position, StreamOffsets
-from spark_pgqueue.spark.offset_source_streams import Streams
+from spark_pgqueue.spark.consumer_source.batches import (
+    BACKLOG_SECONDS,
+    BRIEFLY,
+    asynchronous_progress,
+)
+from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.driver.lease import Parent, PublicationWaiter
+from spark_pgqueue.spark.driver.registration import ReaderRegistration
 from spark_pgqueue.spark.options import OffsetSourceOptions
 from spark_pgqueue.spark.partitions import OffsetPartition
-from spark_pgqueue.spark.registration import ReaderRegistration
-from spark_pgqueue.spark.session import BACKLOG_SECONDS, BRIEFLY, asynchronous_progress
+from spark_pgqueue.spark.stream_source.offsets import Position, StreamOffsets
+from spark_pgqueue.spark.stream_source.streams import Streams
 
 WAIT_SECONDS = 1.0
 """The default of waitTime."""

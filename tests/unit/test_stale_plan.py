@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark import first_plan
-from spark_pgqueue.spark.first_plan import FirstPlan
+from spark_pgqueue.spark.executor import stale_plan
+from spark_pgqueue.spark.executor.stale_plan import FirstPlan
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setattr(first_plan, "own_folder", lambda _: tmp_path)
+    monkeypatch.setattr(stale_plan, "own_folder", lambda _: tmp_path)
     return tmp_path
 
 
@@ -52,7 +52,7 @@ def test_plans_that_nobody_reads_with_are_forgotten(folder: Path, monkeypatch) -
         each.compare("q 0", "1")
         os.utime(folder / each.plan, (1, 1), follow_symlinks=False)
     plans[0].compare("q 0", "1")
-    monkeypatch.setattr(first_plan.random, "random", lambda: 0.0)
+    monkeypatch.setattr(stale_plan.random, "random", lambda: 0.0)
     FirstPlan("c").compare("q 0", "1")
     left = {path.name for path in folder.iterdir()}
     assert plans[0].plan in left

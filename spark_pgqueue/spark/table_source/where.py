@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from spark_pgqueue.postgres.adbc import call
 from spark_pgqueue.postgres.errors import PgQueueError, Said, sqlstate_of
-from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.consumer_source.consumer import Stream
 from spark_pgqueue.spark.partitions import KnownRange
-from spark_pgqueue.spark.tables import Table, Where, column
+from spark_pgqueue.spark.table_source.tables import Table, Where, column
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,10 +20,10 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
-from spark_pgqueue.spark.plain_errors import plain_errors
-from spark_pgqueue.spark.staged import Staged
-from spark_pgqueue.spark.staging import Target
-from spark_pgqueue.spark.versions import DataSourceStreamArrowWriter
+from spark_pgqueue.spark.platform.error_format import plain_errors
+from spark_pgqueue.spark.platform.pyspark_compat import DataSourceStreamArrowWriter
+from spark_pgqueue.spark.sink.staged import Staged
+from spark_pgqueue.spark.sink.stream_writer import Target
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from spark_pgqueue import nearest
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.columns import ABOUT
-from spark_pgqueue.spark.consumer import Stream
+from spark_pgqueue.spark.consumer_source.consumer import Stream
 from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
 
 HELD = ("key", "data", "headers", "inserted_at")

@@ -17,10 +17,10 @@ from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.printable import warn
+from spark_pgqueue.spark.executor.typed import VALUE, stored, typed
 from spark_pgqueue.spark.options import OffsetSourceOptions
 from spark_pgqueue.spark.partitions import ArchivedPartition, MessagePartition, Range, cut_behind
-from spark_pgqueue.spark.typed import VALUE, stored, typed
-from spark_pgqueue.spark.versions import arrow_schema
+from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

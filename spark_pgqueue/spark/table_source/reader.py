@@ -21,12 +21,8 @@ from spark_pgqueue.postgres.errors import NO_PERMISSION, PgQueueError, translate
 from spark_pgqueue.postgres.payloads import expression, headers_map, numbers, set_up
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.spark.columns import check_is
-from spark_pgqueue.spark.consumer import Stream
-from spark_pgqueue.spark.first_plan import FirstPlan
-from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
-from spark_pgqueue.spark.partitions import KnownRange, cut_behind, partition_count, split
-from spark_pgqueue.spark.plain_errors import plain_errors
-from spark_pgqueue.spark.reading import (
+from spark_pgqueue.spark.consumer_source.consumer import Stream
+from spark_pgqueue.spark.executor.reading import (
     closing_after,
     count_messages,
     going_on,
@@ -34,9 +30,13 @@ from spark_pgqueue.spark.reading import (
     report_loss,
     slices,
 )
-from spark_pgqueue.spark.tables import HELD, TABLES, Where, column, table_schema
-from spark_pgqueue.spark.versions import arrow_schema
-from spark_pgqueue.spark.where import blamed_on, check_types, messages_sql
+from spark_pgqueue.spark.executor.stale_plan import FirstPlan
+from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
+from spark_pgqueue.spark.partitions import KnownRange, cut_behind, partition_count, split
+from spark_pgqueue.spark.platform.error_format import plain_errors
+from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema
+from spark_pgqueue.spark.table_source.tables import HELD, TABLES, Where, column, table_schema
+from spark_pgqueue.spark.table_source.where import blamed_on, check_types, messages_sql
 
 if TYPE_CHECKING:
     import pyarrow as pa

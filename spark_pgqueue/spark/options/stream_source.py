@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_pgqueue.archive.folders import parse_options as file_system
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.admission import Admission
+from spark_pgqueue.spark.driver.admission import Admission
 from spark_pgqueue.spark.options.admission import (
     MAX_BYTES_PER_TRIGGER,
     MAX_MESSAGES_PER_TRIGGER,

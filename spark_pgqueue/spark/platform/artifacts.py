@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark import worker_python
+from spark_pgqueue.spark.platform import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,1 @@
+"""The source that claims the messages of a consumer."""

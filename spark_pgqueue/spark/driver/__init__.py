@@ -1,0 +1,1 @@
+"""What both sources do in their driver-side process."""

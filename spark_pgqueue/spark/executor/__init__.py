@@ -1,0 +1,1 @@
+"""What tasks do on executors to read."""

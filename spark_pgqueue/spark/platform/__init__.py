@@ -1,0 +1,1 @@
+"""What the Python that Spark starts needs: versions of PySpark, errors, processes, Java."""

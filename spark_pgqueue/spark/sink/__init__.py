@@ -1,0 +1,1 @@
+"""The sink: executors stage rows, and the driver publishes them."""

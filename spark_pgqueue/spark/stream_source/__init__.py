@@ -1,0 +1,1 @@
+"""The source that reads streams by offset, without a consumer."""

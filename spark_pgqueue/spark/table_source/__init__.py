@@ -1,0 +1,1 @@
+"""The batch readers of the tables of a queue."""
