@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.executor.typed import VALUE
-from spark_pgqueue.spark.options import OffsetSourceOptions, SinkOptions, SourceOptions
+from spark_pgqueue.spark.options import SinkOptions, SourceOptions, StreamSourceOptions
 
 ABOUT = {
     "stream": "the name of its stream",
@@ -60,7 +60,7 @@ _CLAIMED = ("priority", "deliver_count")
 """The columns that a message has only for a consumer."""
 
 
-def offset_source_schema(kind: str, include_headers: bool, has_several: bool) -> StructType:
+def stream_source_schema(kind: str, include_headers: bool, has_several: bool) -> StructType:
     """The columns of the offset source; with several streams, the first column names the stream."""
     stream = [StructField("stream", StringType(), nullable=False)] if has_several else []
     columns = source_schema(kind, include_headers)
@@ -68,7 +68,7 @@ def offset_source_schema(kind: str, include_headers: bool, has_several: bool) ->
 
 
 def columns_of(
-    options: SourceOptions | OffsetSourceOptions, kind: str, value: StructType | None
+    options: SourceOptions | StreamSourceOptions, kind: str, value: StructType | None
 ) -> StructType:
     """The columns of a query.
 
@@ -80,7 +80,7 @@ def columns_of(
     if isinstance(options, SourceOptions):
         columns = source_schema(kind, options.include_headers, options.has_arrival)
     else:
-        columns = offset_source_schema(kind, options.include_headers, options.has_several)
+        columns = stream_source_schema(kind, options.include_headers, options.has_several)
     if value is None:
         return columns
     fields = columns.fields
@@ -95,7 +95,7 @@ def data_type(schema: StructType) -> str:
     return schema["data"].dataType.simpleString() if "data" in schema.names else "string"
 
 
-def check_schema(schema: StructType, options: SourceOptions | OffsetSourceOptions) -> None:
+def check_schema(schema: StructType, options: SourceOptions | StreamSourceOptions) -> None:
     """Raise unless these are the columns of a query with the options."""
     value = None
     if options.typed is not None:

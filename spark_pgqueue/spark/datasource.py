@@ -12,20 +12,20 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import check_schema, columns_of, source_schema
 from spark_pgqueue.spark.consumer_source.consumer import Stream, find_schema, find_stream
-from spark_pgqueue.spark.consumer_source.reader import PgQueueStreamReader
+from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
 from spark_pgqueue.spark.kinds import kind_of
 from spark_pgqueue.spark.options import (
     TableOptions,
     as_pending,
     names_table,
-    parse_offset_source,
     parse_sink,
     parse_source,
+    parse_stream_source,
     parse_table,
 )
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter, PgQueueStreamWriter
-from spark_pgqueue.spark.stream_source.reader import PgQueueOffsetBatchReader, PgQueueOffsetReader
+from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsBatchReader, PgQueueStreamsReader
 from spark_pgqueue.spark.stream_source.streams import find_streams
 from spark_pgqueue.spark.table_source.reader import PgQueueTableReader
 from spark_pgqueue.spark.table_source.tables import Where, find_for, table_schema
@@ -75,12 +75,12 @@ class PgQueueDataSource(DataSource):
             options, stream, _ = self._table()
             return table_schema(options, stream.kind)
         if not self._has_consumer:
-            options = parse_offset_source(self._given)
+            options = parse_stream_source(self._given)
             return columns_of(options, kind_of(find_streams(options)), find_schema(options))
         options = parse_source(self._given)
         return columns_of(options, find_stream(options).kind, find_schema(options))
 
-    def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueOffsetBatchReader:
+    def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueStreamsBatchReader:
         """The reader of a table, of a consumer's pending messages, or of a range of streams.
 
         Raises:
@@ -90,9 +90,9 @@ class PgQueueDataSource(DataSource):
         if names_table(self._given):
             return PgQueueTableReader(*self._table(), schema)
         if not self._has_consumer:
-            options = parse_offset_source(self._given, streaming=False)
+            options = parse_stream_source(self._given, streaming=False)
             check_schema(schema, options)
-            return PgQueueOffsetBatchReader(options, schema)
+            return PgQueueStreamsBatchReader(options, schema)
         options = parse_source(self._given)
         # Spark asks for the columns before it says whether they are for read or readStream.
         columns = source_schema("text", options.include_headers).names
@@ -105,19 +105,19 @@ class PgQueueDataSource(DataSource):
         )
         return reader
 
-    def streamReader(self, schema: StructType) -> PgQueueStreamReader | PgQueueOffsetReader:
+    def streamReader(self, schema: StructType) -> PgQueueConsumerReader | PgQueueStreamsReader:
         """The stream reader of a consumer, or the offset source's.
 
         Raises:
             PgQueueError: the user specified another schema than the source's.
         """
         if not self._has_consumer:
-            options = parse_offset_source(self._given, streaming=True)
+            options = parse_stream_source(self._given, streaming=True)
             check_schema(schema, options)
-            return PgQueueOffsetReader(options, schema)
+            return PgQueueStreamsReader(options, schema)
         options = parse_source(self._given)
         check_schema(schema, options)
-        return PgQueueStreamReader(options, schema)
+        return PgQueueConsumerReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PgQueueStreamWriter:
         """The writer of one micro-batch.

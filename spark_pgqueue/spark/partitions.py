@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_pgqueue.archive.files import Segment, overlapping
 from spark_pgqueue.spark.consumer_source.consumer import Consumer, Stream
-from spark_pgqueue.spark.options import OffsetSourceOptions, SourceOptions, TableOptions
+from spark_pgqueue.spark.options import SourceOptions, StreamSourceOptions, TableOptions
 
 MESSAGES_PER_PARTITION = 125_000
 """The default. A partition costs Spark 25 ms; reading this many messages takes 20 times that."""
@@ -208,7 +208,7 @@ def cut_streams(
     ranges: dict[str, list[Range]],
     streams: dict[str, Stream],
     archives: Mapping[str, Sequence[Segment]],
-    options: OffsetSourceOptions,
+    options: StreamSourceOptions,
 ) -> list[OffsetPartition]:
     """Partitions of equal size that together read the ranges of all streams, stream by stream.
 
@@ -285,7 +285,7 @@ def split(ranges: list[R], count: int) -> list[list[R]]:
 
 def partition_count(
     total: int,
-    options: SourceOptions | OffsetSourceOptions | TableOptions,
+    options: SourceOptions | StreamSourceOptions | TableOptions,
     usual: int | None = None,
 ) -> int:
     """How many partitions this many messages are read in.

@@ -20,13 +20,13 @@ from spark_pgqueue.spark.columns import (
     ACTION_COLUMNS,
     MESSAGE_COLUMNS,
     Taken,
-    offset_source_schema,
     source_schema,
+    stream_source_schema,
 )
 from spark_pgqueue.spark.options import (
-    OFFSET_SOURCE_OPTIONS,
     SINK_OPTIONS,
     SOURCE_OPTIONS,
+    STREAM_SOURCE_OPTIONS,
     TABLE_OPTIONS,
     Option,
 )
@@ -54,8 +54,8 @@ def _tables() -> dict[str, str]:
     return {
         "columns of the source": _read(source_schema("text", True, has_arrival=True)),
         "options of the source": _options(SOURCE_OPTIONS),
-        "columns without a consumer": _read(offset_source_schema("text", True, has_several=True)),
-        "options without a consumer": _options(OFFSET_SOURCE_OPTIONS),
+        "columns without a consumer": _read(stream_source_schema("text", True, has_several=True)),
+        "options without a consumer": _options(STREAM_SOURCE_OPTIONS),
         "options of tables": _options(TABLE_OPTIONS),
         "columns of tables": "\n\n".join(
             f"**`{name}`**: a row for each {table.rows}.\n\n{_columns_of(table)}"

@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 
 from spark_pgqueue.spark.columns import source_schema
-from spark_pgqueue.spark.consumer_source.batches import Session
-from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches
 from spark_pgqueue.spark.options import parse_source
+from spark_pgqueue.spark.options.admission import Admission
 from tests.spark.conftest import Queue, wait_until
 
 BOUNDS = {"maxMessagesPerTrigger": 100, "maxBytesPerTrigger": 1000, "minMessagesPerTrigger": 90}
@@ -90,12 +90,12 @@ def test_what_a_query_that_waits_has_finished_is_acknowledged(queue: Queue):
     queue.create("s", "c")
     options = {"url": queue.url, "stream": "s", "consumer": "c", "waittime": "1ms"}
     options = parse_source(options | {"minmessagespertrigger": "10"})
-    session = Session(options, source_schema("text", include_headers=True))
+    session = ConsumerBatches(options, source_schema("text", include_headers=True))
     queue.send("s", 1, 3)
-    end = session.claim(session.initial, options.admission)
+    end = session.next(session.initial, options.admission)
     assert end.messages == 3
     queue.send("s", 4, 6)
-    assert session.claim(end, options.admission) == end
+    assert session.next(end, options.admission) == end
     assert queue.backlog("s", "c") == 3
-    assert session.claim(end, Admission()).messages == 6
+    assert session.next(end, Admission()).messages == 6
     session.close()

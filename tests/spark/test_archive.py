@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import parse_offset_source
+from spark_pgqueue.spark.options import parse_stream_source
 from spark_pgqueue.spark.partitions import ArchivedPartition
 from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
 from spark_pgqueue.spark.stream_source.reader import read_partition
@@ -92,7 +92,7 @@ def test_a_streaming_query_crosses_the_border(queue: Queue, archive: Path):
 
 def test_a_plan_made_before_archiving_is_read_after_it(queue: Queue, archive: Path):
     fill(queue, 1, 100)
-    options = parse_offset_source(
+    options = parse_stream_source(
         {"url": queue.url, "stream": "s", "startingOffsets": "earliest"}, streaming=False
     )
     schema = load(queue, batch=True).schema
@@ -121,7 +121,7 @@ def test_a_plan_made_before_archiving_is_read_after_it(queue: Queue, archive: Pa
 def test_a_query_whose_file_is_damaged_fails_and_names_it(queue: Queue, archive: Path, loss: str):
     """Also where it may lose messages: other messages are worse."""
     fill(queue, 1, 100)
-    options = parse_offset_source(
+    options = parse_stream_source(
         {"url": queue.url, "stream": "s", "startingOffsets": "earliest"}, streaming=False
     )
     frame = load(queue, batch=True, failOnDataLoss=loss)

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 import spark_pgqueue
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import parse_offset_source
+from spark_pgqueue.spark.options import parse_stream_source
 from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.spark.conftest import Queue, wait_until
 
@@ -166,7 +166,7 @@ def test_a_batch_and_the_query_that_goes_on_miss_nothing_of_open_transactions(qu
         queue.send("s", 4, 5)
         here = spark_pgqueue.offsets(queue.url, "s")
         ((now,),) = queue.sql("select clock_timestamp()")
-        options = parse_offset_source({"url": queue.url, "stream": "s"}, streaming=False)
+        options = parse_stream_source({"url": queue.url, "stream": "s"}, streaming=False)
         streams = Streams(options, patience=0)
         streams.end("s", streams.begin("s", "earliest"))
         assert "are open" not in caplog.text

@@ -8,19 +8,19 @@ from datetime import timedelta
 import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import OFFSET_SOURCE_OPTIONS, parse_offset_source, parse_source
+from spark_pgqueue.spark.options import STREAM_SOURCE_OPTIONS, parse_source, parse_stream_source
 
 OFFSET = {"incarnation": "6fd9", "next": 3, "messages": 4}
 
 
 def test_defaults_and_conversions():
-    options = parse_offset_source({"stream": "s"})
+    options = parse_stream_source({"stream": "s"})
     assert (options.fail_on_data_loss, options.include_headers) == (True, True)
     assert (options.start_of("s", "latest"), options.end_of("s")) == ("latest", "latest")
     assert options.retry_timeout == timedelta(minutes=5)
     assert not options.has_several
     given = {"STREAMS": "b, a", "maxtriggerdelay": "2 minutes", "minMessagesPerTrigger": "5"}
-    options = parse_offset_source(
+    options = parse_stream_source(
         given | {"maxBytesPerTrigger": "2MB", "startingoffsets": "Earliest"}
     )
     assert options.names == ("b", "a")
@@ -30,8 +30,8 @@ def test_defaults_and_conversions():
     assert options.admission.max_delay == timedelta(minutes=2)
     assert options.start_of("a", "latest") == "earliest"
     for text in ("b, a", str(["b", "a"]), json.dumps(["b", "a"])):
-        assert parse_offset_source({"streams": text}).names == ("b", "a")
-    assert parse_offset_source({"streamPattern": "orders_.*"}).names is None
+        assert parse_stream_source({"streams": text}).names == ("b", "a")
+    assert parse_stream_source({"streamPattern": "orders_.*"}).names is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_defaults_and_conversions():
 )
 def test_places(given, place):
     text = given if isinstance(given, str) else json.dumps(given)
-    assert parse_offset_source({"stream": "s", "startingOffsets": text}).start_of("s", "-") == place
+    assert parse_stream_source({"stream": "s", "startingOffsets": text}).start_of("s", "-") == place
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_places(given, place):
 def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, allowed):
     streams = {} if name.startswith("stream") else {"stream": "s"}
     with pytest.raises(PgQueueError) as error:
-        parse_offset_source(streams | {name.lower(): value})
+        parse_stream_source(streams | {name.lower(): value})
     assert f"option {name} is {value!r}, and must be " in error.value.message
     assert allowed in error.value.message
 
@@ -197,7 +197,7 @@ def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, a
 )
 def test_options_that_do_not_fit_say_so_and_what_to_do(given, streaming, says, hint):
     with pytest.raises(PgQueueError) as error:
-        parse_offset_source(given, streaming=streaming)
+        parse_stream_source(given, streaming=streaming)
     assert says in error.value.message
     assert hint in (error.value.hint or "")
 
@@ -206,9 +206,9 @@ def test_a_batch_may_end_where_it_begins():
     for place in ("seq 9", "2026-01-31T12:00:00Z"):
         places = json.dumps({"s": place})
         given = {"stream": "s", "startingOffsets": places, "endingOffsets": places}
-        assert parse_offset_source(given).end_of("s") == place
+        assert parse_stream_source(given).end_of("s") == place
     given = {"stream": "s", "startingOffsets": '{"s": "seq 9"}', "endingTimestamp": "0"}
-    assert parse_offset_source(given).end_of("s") == "1970-01-01T00:00:00+00:00"
+    assert parse_stream_source(given).end_of("s") == "1970-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize("name", ["streams", "streamPattern", "startingOffsets", "endingTimestamp"])
@@ -219,9 +219,9 @@ def test_with_a_consumer_they_are_refused_with_the_way_out(name):
 
 
 def test_the_options_show_no_password():
-    options = parse_offset_source({"stream": "s", "url": "postgresql://me:secret@host/d"})
+    options = parse_stream_source({"stream": "s", "url": "postgresql://me:secret@host/d"})
     assert "secret" not in repr(options)
 
 
 def test_every_option_says_what_it_does_and_what_is_allowed():
-    assert all(option.help and option.allowed for option in OFFSET_SOURCE_OPTIONS)
+    assert all(option.help and option.allowed for option in STREAM_SOURCE_OPTIONS)

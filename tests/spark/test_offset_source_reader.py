@@ -20,7 +20,7 @@ from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.datasource import PgQueueDataSource
 from spark_pgqueue.spark.stream_source.batches import even_shares
-from spark_pgqueue.spark.stream_source.reader import PgQueueOffsetReader
+from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsReader
 from tests.spark.conftest import Queue
 from tests.sql import clock
 from tests.sql.queue import maintain
@@ -37,7 +37,7 @@ class Query:
         self._options = {name: str(value) for name, value in given.items() if value is not None}
         self.log: list[tuple[Any, Any]] = []
         self.is_logged = True
-        self._readers: list[PgQueueOffsetReader] = []
+        self._readers: list[PgQueueStreamsReader] = []
         self.restart()
 
     def restart(self, **options: str | int) -> None:
@@ -46,7 +46,7 @@ class Query:
         source = PgQueueDataSource(self._options)
         reader = pickle.loads(pickle.dumps(source.streamReader(source.schema())))
         self._readers.append(reader)
-        self.reader: PgQueueOffsetReader = reader
+        self.reader: PgQueueStreamsReader = reader
         self._initial = through_json(reader.initialOffset())
 
     @property
@@ -376,7 +376,7 @@ def test_a_batch_waits_for_enough_messages_but_not_for_ever(queue: Queue, start:
     assert query.batch() == of("s", 2, 4)
     queue.send("s", 5, 5)
     assert query.batch() is None
-    query.reader.session._had_messages -= 61
+    query.reader.batches._had_messages -= 61
     assert query.batch() == of("s", 5, 5)
 
 

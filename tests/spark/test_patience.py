@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
-from spark_pgqueue.spark.consumer_source.reader import PgQueueStreamReader
+from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
 from spark_pgqueue.spark.options import parse_sink, parse_source
 from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, Range
 from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter
@@ -44,11 +44,13 @@ def gives_up_in_time(work: Callable[[], object]) -> None:
 
 def test_the_driver_of_a_source_gives_up_in_time(away):
     options = parse_source(SOURCE | {"url": away})
-    gives_up_in_time(PgQueueStreamReader(options, source_schema("text", True)).initialOffset)
+    gives_up_in_time(PgQueueConsumerReader(options, source_schema("text", True)).initialOffset)
 
 
 def test_an_executor_that_reads_gives_up_in_time(away):
-    reader = PgQueueStreamReader(parse_source(SOURCE | {"url": away}), source_schema("text", True))
+    reader = PgQueueConsumerReader(
+        parse_source(SOURCE | {"url": away}), source_schema("text", True)
+    )
     partition = ClaimedPartition(0, 1, "text", "s", (Range(1, 2, 0, 1),), batch=BATCH)
     gives_up_in_time(lambda: list(reader.read(partition)))
 

@@ -15,7 +15,7 @@ import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
-from spark_pgqueue.spark.consumer_source.batches import Offset, Session
+from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches, Offset
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
 from tests.spark.conftest import Queue
@@ -32,10 +32,10 @@ SCHEMA = source_schema("text", include_headers=True)
 
 
 @contextmanager
-def session(queue: Queue, stream: str, consumer: str, **options: Any) -> Iterator[Session]:
+def session(queue: Queue, stream: str, consumer: str, **options: Any) -> Iterator[ConsumerBatches]:
     """The driver-side state of a query."""
     given = {"url": queue.url, "stream": stream, "consumer": consumer, "waittime": "1ms"} | options
-    opened = Session(parse_source(given), SCHEMA)
+    opened = ConsumerBatches(parse_source(given), SCHEMA)
     try:
         yield opened
     finally:
@@ -46,14 +46,14 @@ def ask(queue: Queue, stream: str, consumer: str, start: Offset | None = None, *
     """A query is started, asks for the offset after `start`, and ends."""
     with session(queue, stream, consumer, **options) as opened:
         admission = parse_source({"stream": stream, "consumer": consumer} | options).admission
-        return opened.claim(start or opened.initial, admission)
+        return opened.next(start or opened.initial, admission)
 
 
 def refused(queue: Queue, stream: str, consumer: str, start: Offset, end: Offset) -> str:
     """The error of a query that is started there; the same whether it has to replay or goes on."""
     with session(queue, stream, consumer) as opened:
         with pytest.raises(PgQueueError) as error:
-            opened.claim(end, parse_source({"stream": stream, "consumer": consumer}).admission)
+            opened.next(end, parse_source({"stream": stream, "consumer": consumer}).admission)
         if start != end:
             with pytest.raises(PgQueueError):
                 opened.plan(start, end)

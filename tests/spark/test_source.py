@@ -20,10 +20,10 @@ import spark_pgqueue
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
-from spark_pgqueue.spark.consumer_source.batches import Session
-from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches
 from spark_pgqueue.spark.executor.reading import read_claimed
 from spark_pgqueue.spark.options import parse_source
+from spark_pgqueue.spark.options.admission import Admission
 from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, Range
 from tests.spark.conftest import Queue, wait_until
 from tests.sql import internals
@@ -384,8 +384,8 @@ def test_what_is_lost_while_a_partition_is_read_fails_its_task(queue: Queue, los
     )
     options = {"url": queue.url, "stream": "s", "consumer": "c", "visibilitytimeout": "1s"}
     schema = source_schema("text", include_headers=True)
-    session = Session(parse_source(options), schema)
-    end = session.claim(session.initial, Admission())
+    session = ConsumerBatches(parse_source(options), schema)
+    end = session.next(session.initial, Admission())
     (partition,) = session.plan(session.initial, end)
     read = read_claimed(parse_source(options), partition, schema, None)
     got = next(read).num_rows

@@ -18,7 +18,7 @@ import spark_pgqueue
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.columns import source_schema
-from spark_pgqueue.spark.consumer_source.reader import PgQueueStreamReader
+from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
 from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.watching import notebook
 from spark_pgqueue.watching.progress_history import ProgressHistory
@@ -139,7 +139,7 @@ def test_a_batch_that_took_all_there_was_does_not_wait_for_a_look_at_what_is_lef
     queue = Queue(url, tmp_path)
     queue.create("s", "c")
     options = {"url": url, "stream": "s", "consumer": "c", "maxmessagespertrigger": "4"}
-    reader = PgQueueStreamReader(parse_source(options), source_schema("text", True))
+    reader = PgQueueConsumerReader(parse_source(options), source_schema("text", True))
     asked = []
     row = Statements.row
 

@@ -11,14 +11,14 @@ import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.options import (
-    OFFSET_SOURCE_OPTIONS,
     SINK_OPTIONS,
     SOURCE_OPTIONS,
+    STREAM_SOURCE_OPTIONS,
     TABLE_OPTIONS,
     Option,
-    parse_offset_source,
     parse_sink,
     parse_source,
+    parse_stream_source,
     parse_table,
 )
 from spark_pgqueue.spark.options.checking import BATCH, STREAMING
@@ -55,9 +55,9 @@ SIDES: list[tuple[str, tuple[Option, ...], dict[str, str], Parse]] = [
     ("source", SOURCE_OPTIONS, {}, lambda given, _: parse_source(given)),
     (
         "cursor",
-        OFFSET_SOURCE_OPTIONS,
+        STREAM_SOURCE_OPTIONS,
         {},
-        lambda given, stream: parse_offset_source(given, streaming=stream),
+        lambda given, stream: parse_stream_source(given, streaming=stream),
     ),
     ("table", TABLE_OPTIONS, {}, lambda given, _: parse_table(given)),
     ("sink", SINK_OPTIONS, {}, lambda given, stream: parse_sink(given, streaming=stream)),
@@ -185,7 +185,7 @@ def test_a_malformed_value_is_answered_with_what_the_option_does(table, base, pa
 
 def test_every_option_has_a_default_that_is_said():
     """Without a default, the last sentence says what is done; but for how to connect."""
-    for option in SOURCE_OPTIONS + OFFSET_SOURCE_OPTIONS + TABLE_OPTIONS + SINK_OPTIONS:
+    for option in SOURCE_OPTIONS + STREAM_SOURCE_OPTIONS + TABLE_OPTIONS + SINK_OPTIONS:
         known = option.required or option.default is not None or "By default" in option.help
         assert known or option.name in NO_DEFAULT, option.name
         assert option.help.count("By default") <= 1

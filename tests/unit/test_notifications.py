@@ -12,7 +12,8 @@ import pytest
 import spark_pgqueue
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.notifications import Listener
-from spark_pgqueue.spark.driver.lease import Parent, PublicationWaiter
+from spark_pgqueue.spark.driver.waiter import PublicationWaiter
+from spark_pgqueue.spark.platform.process import Parent
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from spark_pgqueue.client import AsyncClient, Client
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import adbc, binaries, connection, owners, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.driver.lease import Parent, PublicationWaiter
+from spark_pgqueue.spark.driver.waiter import PublicationWaiter
+from spark_pgqueue.spark.platform.process import Parent
 from tests.prepared import Prepared, prepared
 from tests.unit.test_commands import commands
 
@@ -322,7 +323,7 @@ OPENING = {
     "command_line.doctor": "by schema.check, before it calls anything",
     "postgres.adbc": "by owners.judge",
     "postgres.statements": "by schema.check",
-    "spark.lease": "by owners.check",
+    "spark.driver.waiter": "by owners.check",
     "worker.tasks": "connect_async does it",
 }
 """The modules that open connections by `postgres.connection`, and how each checks the owners."""

@@ -22,14 +22,14 @@ from pyspark.sql.types import (
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
-from spark_pgqueue.spark.columns import offset_source_schema, source_schema
-from spark_pgqueue.spark.consumer_source.batches import Session
-from spark_pgqueue.spark.consumer_source.reader import PgQueueStreamReader
-from spark_pgqueue.spark.driver.admission import Admission
-from spark_pgqueue.spark.options import parse_offset_source, parse_sink, parse_source
+from spark_pgqueue.spark.columns import source_schema, stream_source_schema
+from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches
+from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
+from spark_pgqueue.spark.options import parse_sink, parse_source, parse_stream_source
+from spark_pgqueue.spark.options.admission import Admission
 from spark_pgqueue.spark.platform.pyspark_compat import ReadAllAvailable, ReadMaxRows
 from spark_pgqueue.spark.sink.stream_writer import Target
-from spark_pgqueue.spark.stream_source.reader import PgQueueOffsetReader
+from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsReader
 from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.sql.queue import value
 
@@ -43,12 +43,12 @@ def orders(conn: Conn, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def session(url: str) -> Iterator[Callable[..., Session]]:
-    made: list[Session] = []
+def session(url: str) -> Iterator[Callable[..., ConsumerBatches]]:
+    made: list[ConsumerBatches] = []
 
-    def make(**options: str) -> Session:
+    def make(**options: str) -> ConsumerBatches:
         given = parse_source({"url": url, "stream": "orders", "consumer": "c", **options})
-        made.append(Session(given, source_schema("text", True)))
+        made.append(ConsumerBatches(given, source_schema("text", True)))
         return made[-1]
 
     yield make
@@ -58,31 +58,31 @@ def session(url: str) -> Iterator[Callable[..., Session]]:
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_start_that_is_for_new_consumers_only_is_told_of(
-    conn: Conn, session: Callable[..., Session], caplog, exists: bool
+    conn: Conn, session: Callable[..., ConsumerBatches], caplog, exists: bool
 ) -> None:
     if exists:
         value(conn, "create_consumer", "orders", "c")
     reader = session(createConsumer="true", startingPosition="earliest", waitTime="1ms")
     for _ in range(2):
-        reader.claim(reader.initial, Admission())
+        reader.next(reader.initial, Admission())
     assert caplog.text.count("startingPosition does nothing") == exists
 
 
 def test_a_query_that_goes_on_is_told_of_no_start(
-    conn: Conn, session: Callable[..., Session], caplog
+    conn: Conn, session: Callable[..., ConsumerBatches], caplog
 ) -> None:
     value(conn, "create_consumer", "orders", "c")
     value(conn, "send", "orders", "x")
     options = {"createConsumer": "true", "startingPosition": "earliest", "shareConsumer": "true"}
     first = session(shareConsumer="true")
-    done = first.claim(first.initial, Admission())
+    done = first.next(first.initial, Admission())
     assert done.claim > 0
-    session(**options, waitTime="1ms").claim(done, Admission())
+    session(**options, waitTime="1ms").next(done, Admission())
     assert "startingPosition" not in caplog.text
 
 
 def test_a_run_that_ends_at_once_because_its_consumer_is_paused_says_so(
-    conn: Conn, session: Callable[..., Session], caplog
+    conn: Conn, session: Callable[..., ConsumerBatches], caplog
 ) -> None:
     value(conn, "create_consumer", "orders", "c")
     session(shareConsumer="true").stop_at_what_is_published()
@@ -93,7 +93,7 @@ def test_a_run_that_ends_at_once_because_its_consumer_is_paused_says_so(
 
 
 def test_a_pattern_that_matches_no_stream_is_told_of_once(url: str, caplog) -> None:
-    options = parse_offset_source({"url": url, "streamPattern": "no.*"})
+    options = parse_stream_source({"url": url, "streamPattern": "no.*"})
     with closing(Streams(options, patience=0)) as streams:
         for _ in range(2):
             assert streams.find() == {}
@@ -105,12 +105,12 @@ def test_a_place_by_a_number_needs_no_json_where_there_is_one_stream(url: str, c
     for _ in range(3):
         value(conn, "send", "orders", "x")
     given = {"url": url, "startingOffsets": "seq 3"}
-    with closing(Streams(parse_offset_source({**given, "stream": "orders"}), 0)) as streams:
+    with closing(Streams(parse_stream_source({**given, "stream": "orders"}), 0)) as streams:
         begin = streams.begin("orders", "latest")
         assert begin == streams._position_at("orders", "seq 3")
     for several in ({"streams": "orders,other"}, {"streamPattern": "o.*"}):
         with pytest.raises(PgQueueError, match="'seq 3', which is a place in one stream"):
-            parse_offset_source({**given, **several})
+            parse_stream_source({**given, **several})
 
 
 def test_a_statement_of_a_query_waits_again_for_a_lock(url: str, conn: Conn) -> None:
@@ -243,10 +243,10 @@ def test_a_run_of_one_micro_batch_is_warned_of_once(
     given = {"url": url, "stream": "orders", how: "c" if how == "consumer" else "g"}
     if how == "consumer":
         options = parse_source(given)
-        reader = PgQueueStreamReader(options, source_schema("text", True))
+        reader = PgQueueConsumerReader(options, source_schema("text", True))
     else:
-        options = parse_offset_source(given, streaming=True)
-        reader = PgQueueOffsetReader(options, offset_source_schema("text", True, False))
+        options = parse_stream_source(given, streaming=True)
+        reader = PgQueueStreamsReader(options, stream_source_schema("text", True, False))
     with ExitStack() as stack:
         stack.callback(reader.stop)
         start = reader.initialOffset()

@@ -15,7 +15,7 @@ from spark_pgqueue.postgres.errors import (
     PgQueueError,
 )
 from spark_pgqueue.postgres.statements import Statements
-from spark_pgqueue.spark.options import SOURCE_NAMES, OffsetSourceOptions, SourceOptions
+from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions, StreamSourceOptions
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def find_stream(options: SourceOptions) -> Stream:
         statements.close()
 
 
-def find_schema(options: SourceOptions | OffsetSourceOptions) -> StructType | None:
+def find_schema(options: SourceOptions | StreamSourceOptions) -> StructType | None:
     """The columns of the stream's schema, for option typed; None without it.
 
     Raises:

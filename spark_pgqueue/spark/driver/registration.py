@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
-import tempfile
 import time
 from pathlib import Path
 
-from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.spark.platform.process import own_folder, process_name
 
 PATIENCE = 5.0
 """Seconds for which a source waits for the end of the source of a query that was just stopped."""
@@ -31,7 +29,7 @@ class ReaderRegistration:
     """
 
     def __init__(self, consumer: str, is_shared: bool):
-        self._application = _process(os.getppid())
+        self._application = process_name(os.getppid())
         self._folder = own_folder("pgqueue-spark")
         self._path = self._folder / f"{self._application}.{consumer}"
         self._mode = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
@@ -100,31 +98,3 @@ def _locked(path: Path, mode: int) -> int | None:
         except BlockingIOError:
             os.close(file)
             return None
-
-
-def own_folder(name: str) -> Path:
-    """A temporary folder that only this user can write to; all processes of the user share it.
-
-    Raises:
-        PgQueueError: the folder belongs to another user.
-    """
-    folder = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PgQueueError(
-            f"{folder} is not a folder of this user alone",
-            hint="remove it, or set TMPDIR to a folder of your own",
-        )
-    return folder
-
-
-def _process(pid: int) -> str:
-    """A name of a process: its number and, where visible, its start, as numbers are used again."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return str(pid)
-    # The second field is the program's name, which may hold spaces and parentheses.
-    return f"{pid}-{status.rpartition(')')[2].split()[19]}"

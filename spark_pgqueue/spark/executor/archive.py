@@ -18,7 +18,7 @@ from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.executor.typed import VALUE, stored, typed
-from spark_pgqueue.spark.options import OffsetSourceOptions
+from spark_pgqueue.spark.options import StreamSourceOptions
 from spark_pgqueue.spark.partitions import ArchivedPartition, MessagePartition, Range, cut_behind
 from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def read_archived(
     part: ArchivedPartition,
-    options: OffsetSourceOptions,
+    options: StreamSourceOptions,
     schema: StructType,
     constant: dict[str, Any],
 ) -> Generator[pa.RecordBatch, None, int]:
@@ -57,7 +57,7 @@ def read_archived(
 def completed(
     batches: Generator[pa.RecordBatch, None, int],
     part: MessagePartition,
-    options: OffsetSourceOptions,
+    options: StreamSourceOptions,
     schema: StructType,
     constant: dict[str, Any],
 ) -> Generator[pa.RecordBatch, None, int]:
@@ -123,7 +123,7 @@ def _read(
     segments: Iterable[Segment],
     kind: str,
     ranges: Sequence[tuple[int, int]],
-    options: OffsetSourceOptions,
+    options: StreamSourceOptions,
     schema: StructType,
     constant: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:

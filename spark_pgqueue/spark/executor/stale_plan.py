@@ -6,7 +6,7 @@ too: in each micro-batch of a stream-static join, and behind a temporary view. R
 query would be wrong without a word, so the second micro-batch fails; outside of streaming queries
 there is a warning after a while.
 
-A planner process makes a `FirstPlan`, and executors read with it. Nothing tells them of each other,
+A planner process makes a `PlanGuard`, and executors read with it. Nothing tells them of each other,
 so files of the user, on each machine, say who has read before.
 """
 
@@ -23,7 +23,7 @@ from pyspark import TaskContext
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.driver.registration import own_folder
+from spark_pgqueue.spark.platform.process import own_folder
 
 REMEMBERED = 6 * 3600.0
 """Seconds for which a machine remembers a plan that nobody reads with."""
@@ -37,7 +37,7 @@ _WARNED: set[str] = set()
 
 
 @dataclass(frozen=True)
-class FirstPlan:
+class PlanGuard:
     """The plan of what one `load()` returned.
 
     Attributes:

@@ -1,14 +1,63 @@
-"""The options that limit the size of micro-batches: the same for both stream readers."""
+"""The options that say when a micro-batch begins, and how large it is, for both sources."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.driver.admission import MAX_DELAY, Admission
 from spark_pgqueue.spark.options.checking import Option
 from spark_pgqueue.spark.options.values import DURATION, NUMBER, SIZE, duration, positive, size
+
+MAX_DELAY = timedelta(minutes=15)
+"""The default of maxTriggerDelay."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The limits on the size of a query's micro-batches. None stands for no limit.
+
+    Attributes:
+        max_messages: the highest number of messages.
+        max_bytes: the highest number of bytes of data, but at least one message.
+        min_messages: the query waits for this many messages, ...
+        max_delay: ... but at most this long after its last batch with messages.
+    """
+
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    min_messages: int | None = None
+    max_delay: timedelta = MAX_DELAY
+
+    def begins(self, available: int, since: float) -> bool:
+        """Whether a micro-batch begins now.
+
+        Args:
+            available: how many messages there are for it.
+            since: seconds since the last batch; infinity for the first, which begins at once.
+        """
+        return (
+            self.min_messages is None
+            or available >= self.min_messages
+            or since >= self.max_delay.total_seconds()
+        )
+
+    def messages_to_ask(self, most: int | None, average: float | None) -> int | None:
+        """How many messages to ask for, to get about max_bytes; None for all.
+
+        The number need not be exact: the database cuts a claim that has more bytes, by claiming it
+        again.
+
+        Args:
+            most: the highest number of messages; None for any.
+            average: mean bytes of data of a message; None where not known.
+        """
+        if self.max_bytes is None or average is None:
+            return most
+        about = max(1, int(self.max_bytes / max(average, 1.0)))
+        about -= about // 100  # with 1% fewer messages, most claims need no cut
+        return about if most is None else min(most, about)
+
 
 MAX_MESSAGES_PER_TRIGGER = Option(
     positive, NUMBER, "At most this many messages in a micro-batch. By default all messages."
@@ -34,44 +83,41 @@ MAX_TRIGGER_DELAY = Option(
 )
 
 
-class _Admitting(Protocol):
-    @property
-    def max_messages_per_trigger(self) -> int | None: ...
-    @property
-    def max_bytes_per_trigger(self) -> int | None: ...
-    @property
-    def min_messages_per_trigger(self) -> int | None: ...
-    @property
-    def max_trigger_delay(self) -> timedelta | None: ...
+class Admitting:
+    """A dataclass of options with these four."""
 
+    max_messages_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_messages_per_trigger: int | None
+    max_trigger_delay: timedelta | None
 
-def check_admission(options: _Admitting) -> None:
-    """Check that the four options fit together.
-
-    Raises:
-        PgQueueError: two of them contradict each other.
-    """
-    least, most = options.min_messages_per_trigger, options.max_messages_per_trigger
-    if least is not None and most is not None and least > most:
-        raise PgQueueError(
-            f"option minMessagesPerTrigger is {least}, and maxMessagesPerTrigger is {most}: no "
-            "micro-batch could have as many",
-            hint="give a minMessagesPerTrigger of at most maxMessagesPerTrigger",
-        )
-    if least is None and options.max_trigger_delay is not None:
-        raise PgQueueError(
-            "option maxTriggerDelay has no effect without minMessagesPerTrigger",
-            hint="maxTriggerDelay limits how long a micro-batch waits for that many messages: add "
-            'option("minMessagesPerTrigger", ...), or remove maxTriggerDelay; to begin micro-'
-            "batches at a fixed interval, use trigger(processingTime=...)",
+    @property
+    def admission(self) -> Admission:
+        """The limits on the size of micro-batches."""
+        return Admission(
+            self.max_messages_per_trigger,
+            self.max_bytes_per_trigger,
+            self.min_messages_per_trigger,
+            self.max_trigger_delay or MAX_DELAY,
         )
 
+    def check_admission(self) -> None:
+        """Check that the four options fit together.
 
-def admission_of(options: _Admitting) -> Admission:
-    """The limits that the options set."""
-    return Admission(
-        options.max_messages_per_trigger,
-        options.max_bytes_per_trigger,
-        options.min_messages_per_trigger,
-        options.max_trigger_delay or MAX_DELAY,
-    )
+        Raises:
+            PgQueueError: two of them contradict each other.
+        """
+        least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
+        if least is not None and most is not None and least > most:
+            raise PgQueueError(
+                f"option minMessagesPerTrigger is {least}, and maxMessagesPerTrigger is {most}: no "
+                "micro-batch could have as many",
+                hint="give a minMessagesPerTrigger of at most maxMessagesPerTrigger",
+            )
+        if least is None and self.max_trigger_delay is not None:
+            raise PgQueueError(
+                "option maxTriggerDelay has no effect without minMessagesPerTrigger",
+                hint="maxTriggerDelay limits how long a micro-batch waits for that many messages: "
+                'add option("minMessagesPerTrigger", ...), or remove maxTriggerDelay; to begin '
+                "micro-batches at a fixed interval, use trigger(processingTime=...)",
+            )

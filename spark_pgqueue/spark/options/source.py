@@ -8,15 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.driver.admission import Admission
 from spark_pgqueue.spark.driver.checkpoint import local_folder
 from spark_pgqueue.spark.options.admission import (
     MAX_BYTES_PER_TRIGGER,
     MAX_MESSAGES_PER_TRIGGER,
     MAX_TRIGGER_DELAY,
     MIN_MESSAGES_PER_TRIGGER,
-    admission_of,
-    check_admission,
+    Admitting,
 )
 from spark_pgqueue.spark.options.checking import (
     CONNECTION,
@@ -46,7 +44,7 @@ from spark_pgqueue.spark.options.values import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions(Connecting):
+class SourceOptions(Connecting, Admitting):
     """The options of the source, parsed."""
 
     stream: str = option(a_name, "a stream's name", "The stream to read.", required=True)
@@ -146,11 +144,6 @@ class SourceOptions(Connecting):
     retry_timeout: timedelta = use(RETRY_TIMEOUT)
 
     @property
-    def admission(self) -> Admission:
-        """The limits on the size of micro-batches."""
-        return admission_of(self)
-
-    @property
     def has_arrival(self) -> bool:
         """Whether there is a column arrival."""
         return self.key_order == "column"
@@ -163,7 +156,7 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
         PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
     """
     options = SourceOptions(**parse(given, SOURCE_OPTIONS, "source"))
-    check_admission(options)
+    options.check_admission()
     check_partitions(options.min_partitions, options.max_connections)
     if not options.create_consumer:
         for name, value in (

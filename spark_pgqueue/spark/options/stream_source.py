@@ -10,14 +10,12 @@ from typing import Any
 
 from spark_pgqueue.archive.folders import parse_options as file_system
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.driver.admission import Admission
 from spark_pgqueue.spark.options.admission import (
     MAX_BYTES_PER_TRIGGER,
     MAX_MESSAGES_PER_TRIGGER,
     MAX_TRIGGER_DELAY,
     MIN_MESSAGES_PER_TRIGGER,
-    admission_of,
-    check_admission,
+    Admitting,
 )
 from spark_pgqueue.spark.options.checking import (
     BATCH,
@@ -61,7 +59,7 @@ _OFFSETS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffsetSourceOptions(Connecting):
+class StreamSourceOptions(Connecting, Admitting):
     """The options of the offset source, parsed."""
 
     stream: str | None = option(
@@ -165,11 +163,6 @@ class OffsetSourceOptions(Connecting):
     retry_timeout: timedelta = use(RETRY_TIMEOUT)
 
     @property
-    def admission(self) -> Admission:
-        """The limits on the size of micro-batches."""
-        return admission_of(self)
-
-    @property
     def has_several(self) -> bool:
         """Whether the query may read several streams, so that rows have a column stream."""
         return self.stream is None
@@ -203,9 +196,9 @@ def _of(places: str | dict[str, Place], stream: str) -> Place | None:
     return places if isinstance(places, str) else places.get(stream)
 
 
-def parse_offset_source(
+def parse_stream_source(
     given: Mapping[str, str], *, streaming: bool | None = None
-) -> OffsetSourceOptions:
+) -> StreamSourceOptions:
     """Check and convert the options of `readStream` (streaming) or `read`, without a consumer.
 
     Args:
@@ -217,7 +210,7 @@ def parse_offset_source(
             options contradict each other.
     """
     _check_side(given)
-    options = OffsetSourceOptions(**parse(given, OFFSET_SOURCE_OPTIONS, "source", OTHERS))
+    options = StreamSourceOptions(**parse(given, STREAM_SOURCE_OPTIONS, "source", OTHERS))
     _check_streams(options)
     if options.typed is not None and options.has_several:
         raise PgQueueError(
@@ -225,7 +218,7 @@ def parse_offset_source(
             hint='give option("stream", ...), and union() the DataFrames of several streams',
         )
     _check_start_and_end(options)
-    check_admission(options)
+    options.check_admission()
     check_partitions(options.min_partitions, options.max_connections)
     if streaming is not None:
         _check_kind_of_query(options, streaming)
@@ -233,7 +226,7 @@ def parse_offset_source(
 
 
 def _check_side(given: Mapping[str, str]) -> None:
-    foreign = {name.lower() for name in given} - {o.name.lower() for o in OFFSET_SOURCE_OPTIONS}
+    foreign = {name.lower() for name in given} - {o.name.lower() for o in STREAM_SOURCE_OPTIONS}
     for each in SOURCE_OPTIONS:
         if each.name.lower() in foreign:
             raise PgQueueError(
@@ -243,8 +236,8 @@ def _check_side(given: Mapping[str, str]) -> None:
             )
 
 
-def _check_kind_of_query(options: OffsetSourceOptions, streaming: bool) -> None:
-    for each in OFFSET_SOURCE_OPTIONS:
+def _check_kind_of_query(options: StreamSourceOptions, streaming: bool) -> None:
+    for each in STREAM_SOURCE_OPTIONS:
         is_other = each.only == (BATCH if streaming else STREAMING)
         if is_other and getattr(options, each.field) is not None:
             where, way_out = (
@@ -255,7 +248,7 @@ def _check_kind_of_query(options: OffsetSourceOptions, streaming: bool) -> None:
             raise PgQueueError(f"option {each.name} is for {where}", hint=way_out)
 
 
-def _check_streams(options: OffsetSourceOptions) -> None:
+def _check_streams(options: StreamSourceOptions) -> None:
     given = [
         name
         for name, value in (
@@ -277,7 +270,7 @@ def _check_streams(options: OffsetSourceOptions) -> None:
         )
 
 
-def _check_start_and_end(options: OffsetSourceOptions) -> None:
+def _check_start_and_end(options: StreamSourceOptions) -> None:
     for side, at, time in (
         ("starting", options.starting_offsets, options.starting_timestamp),
         ("ending", options.ending_offsets, options.ending_timestamp),
@@ -333,9 +326,9 @@ OTHERS = ("consumer", "table")
 """Options that choose another reader: a misspelled option may mean one of them."""
 
 
-OFFSET_SOURCE_OPTIONS = (*CONNECTION, *options_of(OffsetSourceOptions))
+STREAM_SOURCE_OPTIONS = (*CONNECTION, *options_of(StreamSourceOptions))
 
-OFFSET_SOURCE_NAMES = {
+STREAM_SOURCE_NAMES = {
     "p_stream": "the stream",
     "p_start": "option startingOffsets",
     "p_end": "option endingOffsets",

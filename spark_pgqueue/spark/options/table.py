@@ -22,7 +22,7 @@ from spark_pgqueue.spark.options.checking import (
     use,
 )
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
-from spark_pgqueue.spark.options.stream_source import OFFSET_SOURCE_OPTIONS
+from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import BOOLEAN, a_name, boolean, names, one_of
 
 REQUIRED, OPTIONAL, REFUSED = "required", "optional", "refused"
@@ -150,7 +150,7 @@ def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
 def _of_a_stream(given: Mapping[str, str]) -> str | None:
     """The first option that only readers of a stream have, with a consumer or without."""
     names = {name.lower() for name in given} - {option.name.lower() for option in TABLE_OPTIONS}
-    readers = (*OFFSET_SOURCE_OPTIONS, *SOURCE_OPTIONS)
+    readers = (*STREAM_SOURCE_OPTIONS, *SOURCE_OPTIONS)
     return next((option.name for option in readers if option.name.lower() in names), None)
 
 

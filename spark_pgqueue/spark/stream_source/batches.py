@@ -1,16 +1,12 @@
-"""The driver-side state of a streaming query of the offset source: it plans micro-batches.
+"""The micro-batches of the stream source: it plans them by the offsets in Spark's checkpoint.
 
 No state has to outlive the process. The checkpoint says how far the query has read, and the
-messages between two offsets never change: see `offset_source_offset` and `sql/reading/offsets.sql`.
+messages between two offsets never change: see `offsets` and `sql/reading/offsets.sql`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -19,15 +15,10 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.errors import FOREIGN_CHECKPOINT, UNKNOWN_STREAM, PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import data_type
-from spark_pgqueue.spark.consumer_source.batches import (
-    BACKLOG_SECONDS,
-    BRIEFLY,
-    asynchronous_progress,
-)
-from spark_pgqueue.spark.driver.admission import Admission
-from spark_pgqueue.spark.driver.lease import Parent, PublicationWaiter
+from spark_pgqueue.spark.driver.micro_batches import MicroBatches
 from spark_pgqueue.spark.driver.registration import ReaderRegistration
-from spark_pgqueue.spark.options import OffsetSourceOptions
+from spark_pgqueue.spark.options import StreamSourceOptions
+from spark_pgqueue.spark.options.admission import Admission
 from spark_pgqueue.spark.partitions import OffsetPartition
 from spark_pgqueue.spark.stream_source.offsets import Position, StreamOffsets
 from spark_pgqueue.spark.stream_source.streams import Streams
@@ -36,7 +27,7 @@ WAIT_SECONDS = 1.0
 """The default of waitTime."""
 
 PATTERN_SECONDS = 10.0
-"""The longest time between two looks of a query with streamPattern for new streams."""
+"""The longest time after which a query with streamPattern looks for new streams."""
 
 FIRST_MESSAGES = 1_000
 """A query with maxBytesPerTrigger first reads this many messages, to learn their size."""
@@ -49,113 +40,101 @@ LOOKS = 1_000
 """How many reads follow each other while none of them finds messages for the query."""
 
 
-class OffsetSourceSession:
-    """The connections of a query, and its knowledge beyond the last offset."""
+class StreamBatches(MicroBatches[StreamOffsets]):
+    """The micro-batches of a query, and what it knows beyond its last offset."""
 
-    def __init__(self, options: OffsetSourceOptions, schema: StructType):
+    def __init__(self, options: StreamSourceOptions, schema: StructType):
         self._options = options
-        self._parent = Parent()
-        data = data_type(schema)
-        self._streams = Streams(options, options.retry_timeout.total_seconds(), data)
-        self._waiter = PublicationWaiter(options.url, [], self._parent)
-        self._registration = ReaderRegistration(f"offsets-{uuid4()}", is_shared=True)
-        self._registration.register()
-        self._bounds: dict[str, int] | None = None
+        patience = options.retry_timeout.total_seconds()
+        self._streams = Streams(options, patience, data_type(schema))
+        registration = ReaderRegistration(f"offsets-{uuid4()}", is_shared=True)
+        registration.register()
+        super().__init__(options.url, [], registration, StreamOffsets())
+        given = options.wait_time
+        self._wait_seconds = WAIT_SECONDS if given is None else given.total_seconds()
+        if options.stream_pattern is not None:
+            self._wait_seconds = min(self._wait_seconds, PATTERN_SECONDS)
         self._has_begun = False
         self._begun: dict[str, Position] = {}
         self._ahead: dict[str, tuple[Position, Position]] = {}
         self._noted: dict[str, Position] = {}
-        self._planned: StreamOffsets | None = None
-        self._logged: StreamOffsets | None = None
-        self._average: float | None = None
-        self.position: StreamOffsets | None = None
-        """How far the query has read, for Spark 4.0 and 4.1, which do not say it; None: unknown."""
-        self._had_messages = -math.inf  # the time of the last micro-batch with messages
-        self._last = StreamOffsets()
-        self._backlog, self._lag, self._backlog_at = 0, None, -math.inf
+        self._average: float | None = None  # mean bytes of data of a message
 
-    def stop_at_what_is_published(self) -> None:
-        """Read no message that is published later than now."""
-        self._bounds = self._streams.last_publications()
+    def next(self, start: StreamOffsets | None, admission: Admission) -> StreamOffsets:
+        """The end of the next micro-batch; without a start, the end of all messages.
 
-    def next(self, start: StreamOffsets, admission: Admission) -> StreamOffsets:
-        """The end of the next micro-batch, after waiting for messages; `start` where none came."""
-        self._parent.check()
-        others_are_busy = self._registration.others_had_messages()
-        try:
-            return self._next(start, admission, others_are_busy)
-        except PgQueueError as error:
-            if error.sqlstate != UNKNOWN_STREAM or self._options.stream_pattern is None:
-                raise
-            self._streams.forget()  # a stream was dropped since the streams were found
-            return self._next(start, admission, others_are_busy)
-
-    def everything(self) -> StreamOffsets:
-        """The end of all messages, for a query whose position is not known.
-
-        This end is right for every position, because a batch is the difference of two offsets.
-        (With a limit, the end might lie before the query's position.) For a new query, the offset
-        also says where it begins.
+        That end is right for every position, because a micro-batch is the difference of two
+        offsets. (With a limit, the end might lie before the query's position.) For a new query, it
+        also says where the query begins.
         """
+        if start is not None:
+            return super().next(start, admission)
         self._parent.check()
         begun = self._begin(StreamOffsets())
-        self._last = StreamOffsets(
-            {name: self._streams.all_after(name, begun[name]) for name in begun}
-        ).beginning_at(self._begun)
+        ends = {name: self._streams.all_after(name, begun[name]) for name in begun}
+        self._last = StreamOffsets(ends).beginning_at(self._begun)
         return self._last
 
-    def _next(
-        self, start: StreamOffsets, admission: Admission, others_are_busy: bool
-    ) -> StreamOffsets:
-        positions = self._begin(start)
-        self._note(positions)
-        self._waiter.forget()
-        end = self._look(start, positions, admission)
-        if end == start and self._bounds is None:
-            end = self._wait(start, positions, admission, others_are_busy)
-        if had := end.messages - StreamOffsets(positions).messages:
-            self._registration.note_messages()
-            self._had_messages = time.monotonic()
-            self._backlog = max(0, self._backlog - had)
-            self._backlog_at = min(self._backlog_at, time.monotonic() - BACKLOG_SECONDS + 1)
-        self._last = end
-        return end
-
     def latest(self) -> dict[str, Any]:
-        """For the query's progress: the last offset, the streams, and the backlog.
-
-        The backlog is in messages, and in seconds: the age of its oldest message.
-        """
-        if time.monotonic() >= self._backlog_at + BACKLOG_SECONDS:
-            with contextlib.suppress(PgQueueError):  # the next read reports the error
-                self._backlog, self._lag = self._streams.lag(self._last.positions)
-            self._backlog_at = time.monotonic()
-        return StreamOffsets(self._last.positions).as_json() | {
-            "stream": self._options.title,
-            "backlog": self._backlog,
-            "lagSeconds": round(self._lag or 0.0, 3),
-        }
+        """The last offset, the streams, and the backlog."""
+        last = StreamOffsets(self._last.positions).as_json()
+        return {**last, "stream": self._options.title, **super().latest()}
 
     def note_logged(self, offset: StreamOffsets) -> None:
         """Note that Spark's log has an offset: later ones need not say where its streams began."""
-        self._logged = offset
+        super().note_logged(offset)
         for name in offset.positions:
             self._begun.pop(name, None)
 
     def plan(self, start: StreamOffsets, end: StreamOffsets) -> list[OffsetPartition]:
-        """The partitions of the batch between two offsets."""
+        """The partitions of the micro-batch between two offsets."""
         if self._options.group is not None:
-            if start == self._planned != self._logged:
-                raise asynchronous_progress("noted")
-            self._planned = end
-        self.position = end  # Spark asks for the next batch only when this one is read
+            self._check_log(start, end, "noted")
+        self.position = end
         return self._streams.partitions(start, end)
 
     def close(self) -> None:
         """Close the connections."""
-        self._waiter.close()
         self._streams.close()
-        self._registration.unregister()
+        super().close()
+
+    def _last_publications(self) -> dict[str, int]:
+        return self._streams.last_publications()
+
+    def _counts(self, start: StreamOffsets, end: StreamOffsets) -> dict[str, int]:
+        return {
+            name: last["messages"] - first["messages"]
+            for name, (first, last) in end.spans(start).items()
+        }
+
+    def _count_backlog(self) -> tuple[int, float | None]:
+        try:
+            return self._streams.lag(self._last.positions)
+        except PgQueueError:  # the next read reports the error
+            return self._backlog, self._lag
+
+    def _advance(self, start: StreamOffsets, admission: Admission) -> tuple[StreamOffsets, float]:
+        try:
+            return self._look(start, admission), self._wait_seconds
+        except PgQueueError as error:
+            if error.sqlstate != UNKNOWN_STREAM or self._options.stream_pattern is None:
+                raise
+        self._streams.forget()  # a stream was dropped since the streams were found
+        return self._look(start, admission), self._wait_seconds
+
+    def _look(self, start: StreamOffsets, admission: Admission) -> StreamOffsets:
+        """The end of the available messages, if they suffice for a micro-batch; else `start`."""
+        positions = self._begin(start)
+        self._note(positions)
+        found, had = self._read_on(positions, admission)
+        begins = admission.begins(had, self._since_messages())
+        if positions.keys() == start.positions.keys():
+            passed = sum(found[name]["next"] - positions[name]["next"] for name in found)
+            if not (begins if had else passed >= WORTH_A_BATCH):
+                return start
+        elif had and not begins:  # the checkpoint must have the new stream
+            found = positions
+        return StreamOffsets(found).beginning_at(self._begun)
 
     def _begin(self, start: StreamOffsets) -> dict[str, Position]:
         """The position to read on from in each stream: the last batch's end, or the beginning."""
@@ -208,56 +187,6 @@ class OffsetSourceSession:
                 sqlstate=UNKNOWN_STREAM,
             )
         warn("%s; the query goes on without it", message)
-
-    def _wait(
-        self,
-        start: StreamOffsets,
-        positions: dict[str, Position],
-        admission: Admission,
-        others_are_busy: bool,
-    ) -> StreamOffsets:
-        """Wait for messages, and read again; `start` where none came."""
-        given = self._options.wait_time
-        seconds = WAIT_SECONDS if given is None else given.total_seconds()
-        if others_are_busy:
-            seconds = min(seconds, BRIEFLY)
-        if self._options.stream_pattern is not None:
-            seconds = min(seconds, PATTERN_SECONDS)
-        if admission.min_messages is not None:
-            seconds = min(seconds, max(0.0, self._until_delay_is_over(admission)))
-        end = start
-        if self._waiter.start():
-            end = self._look(start, positions, admission)
-        if end == start:
-            heard = self._waiter.wait(seconds)
-            if heard and admission.min_messages is not None:
-                time.sleep(min(seconds, BRIEFLY))  # do not read for each of many publications
-            if heard or admission.min_messages is not None:
-                end = self._look(start, positions, admission)
-        return end
-
-    def _until_delay_is_over(self, admission: Admission) -> float:
-        return self._had_messages + admission.max_delay.total_seconds() - time.monotonic()
-
-    def _look(
-        self, start: StreamOffsets, positions: dict[str, Position], admission: Admission
-    ) -> StreamOffsets:
-        """The end of the available messages, if they suffice for a micro-batch; else `start`."""
-        if self._bounds is not None:
-            admission = replace(admission, min_messages=None)
-        found, had = self._read_on(positions, admission)
-        passed = sum(found[name]["next"] - positions[name]["next"] for name in found)
-        begins = admission.begins(had, time.monotonic() - self._had_messages)
-        is_new = positions.keys() != start.positions.keys()
-        if not is_new and not (begins if had else passed >= WORTH_A_BATCH):
-            return start
-        if had and not begins:  # the checkpoint must have the new stream
-            found = positions
-        if had and begins:
-            self._waiter.note_messages(
-                [name for name in found if found[name]["messages"] > positions[name]["messages"]]
-            )
-        return StreamOffsets(found).beginning_at(self._begun)
 
     def _read_on(
         self, positions: dict[str, Position], admission: Admission

@@ -1,36 +1,26 @@
-"""The offset source: it reads streams without a consumer, as a stream or once as a batch.
+"""The stream source: it reads streams without a consumer, as a stream or once as a batch.
 
-Only Spark's checkpoint says how far the query has read; Postgres keeps nothing. The state of the
-driver-side process of a streaming query is in `OffsetSourceSession`. `source` says when Spark calls
-which method.
+Only Spark's checkpoint says how far the query has read; Postgres keeps nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import data_type
-from spark_pgqueue.spark.consumer_source.reader import NO_LIMIT
-from spark_pgqueue.spark.driver.admission import Admission
+from spark_pgqueue.spark.driver.micro_batches import MicroBatchReader
 from spark_pgqueue.spark.executor.archive import completed, read_archived
 from spark_pgqueue.spark.executor.reading import check_complete, closing_after, read_rows
-from spark_pgqueue.spark.executor.stale_plan import FirstPlan
-from spark_pgqueue.spark.options import OffsetSourceOptions
+from spark_pgqueue.spark.executor.stale_plan import PlanGuard
+from spark_pgqueue.spark.options import StreamSourceOptions
 from spark_pgqueue.spark.partitions import ArchivedPartition, OffsetPartition
 from spark_pgqueue.spark.platform.error_format import plain_errors
-from spark_pgqueue.spark.platform.pyspark_compat import (
-    ONE_MICRO_BATCH,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
-from spark_pgqueue.spark.stream_source.batches import OffsetSourceSession
+from spark_pgqueue.spark.platform.pyspark_compat import ONE_MICRO_BATCH
+from spark_pgqueue.spark.stream_source.batches import StreamBatches
 from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
 from spark_pgqueue.spark.stream_source.streams import Streams
 
@@ -39,91 +29,36 @@ if TYPE_CHECKING:
 
 
 @plain_errors
-class PgQueueOffsetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class PgQueueStreamsReader(MicroBatchReader):
     """Reads streams as they grow, by offsets in Spark's checkpoint."""
 
-    def __init__(self, options: OffsetSourceOptions, schema: StructType):
-        self._options = options
-        self._schema = schema
-        self._session: OffsetSourceSession | None = None
-        self._has_warned = False
+    offset_type = StreamOffsets
+    _options: StreamSourceOptions
 
-    @property
-    def session(self) -> OffsetSourceSession:
-        """The state of the driver-side process, made on first use."""
-        if self._session is None:
-            self._session = OffsetSourceSession(self._options, self._schema)
-        return self._session
+    def _make_batches(self) -> StreamBatches:
+        return StreamBatches(self._options, self._schema)
 
-    def initialOffset(self) -> dict[str, Any]:
-        """The offset before the first batch. The end of that batch says where the query begins."""
-        return StreamOffsets().as_json()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """The limit of maxMessagesPerTrigger; never ReadAllAvailable, which means
-        trigger(once=True).
-        """
-        return ReadMaxRows(self._options.max_messages_per_trigger or NO_LIMIT)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Read no message that is published later than now."""
-        self.session.stop_at_what_is_published()
-
-    def latestOffset(
-        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
-    ) -> dict[str, Any]:
-        """The offset where the next micro-batch ends.
-
-        PySpark 4.0 and 4.1 give no arguments: see `OffsetSourceSession.position`.
-
-        Raises:
-            PgQueueError: retention deleted messages first, and failOnDataLoss is true; the
-                checkpoint is of other streams; or Postgres stayed away too long.
-        """
-        is_once = isinstance(limit, ReadAllAvailable)
-        admission = Admission() if is_once else self._options.admission
-        if is_once and self._options.group is not None and not self._has_warned:
-            self._has_warned = True
-            warn(
-                "%s, and ends without noting it in group %s: the query's next run with the same "
-                "checkpoint notes it",
-                *(ONE_MICRO_BATCH, self._options.group),
-            )
-        begin = self.session.position if start is None else StreamOffsets.parse(start)
-        if begin is None:
-            return self.session.everything().as_json()
-        return self.session.next(begin, admission).as_json()
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The figures for the query's progress: see `OffsetSourceSession.latest`."""
-        return self.session.latest()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[OffsetPartition]:
-        """Plan how executors read the messages between two offsets. Errors as `latestOffset`."""
-        return self.session.plan(StreamOffsets.parse(start), StreamOffsets.parse(end))
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Note that the checkpoint has an offset."""
-        self.session.note_logged(StreamOffsets.parse(end))
+    def _warning_of_the_end(self, knows_start: bool, is_once: bool) -> str | None:
+        if not is_once or self._options.group is None:
+            return None
+        return (
+            f"{ONE_MICRO_BATCH}, and ends without noting it in group {self._options.group}: the "
+            "query's next run with the same checkpoint notes it"
+        )
 
     def read(self, partition: OffsetPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor. Errors as `read_partition`."""
         return read_partition(self._options, partition, self._schema)
 
-    def stop(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            self._session.close()
-
 
 @plain_errors
-class PgQueueOffsetBatchReader(DataSourceReader):
+class PgQueueStreamsBatchReader(DataSourceReader):
     """Reads a range of streams, once."""
 
-    def __init__(self, options: OffsetSourceOptions, schema: StructType):
+    def __init__(self, options: StreamSourceOptions, schema: StructType):
         self._options = options
         self._schema = schema
-        self._first_plan = FirstPlan(f"stream {options.title}")
+        self._plan_guard = PlanGuard(f"stream {options.title}")
 
     def partitions(self) -> list[OffsetPartition]:  # type: ignore[override]
         """Find the range, and plan how executors read it.
@@ -143,13 +78,13 @@ class PgQueueOffsetBatchReader(DataSourceReader):
             streams.close()
 
     def read(self, partition: OffsetPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Read one partition, on an executor. Errors as `FirstPlan.check` and `read_partition`."""
-        self._first_plan.check()
+        """Read one partition, on an executor. Errors as `PlanGuard.check`, `read_partition`."""
+        self._plan_guard.check()
         return read_partition(self._options, partition, self._schema)
 
 
 def read_partition(
-    options: OffsetSourceOptions, partition: OffsetPartition, schema: StructType
+    options: StreamSourceOptions, partition: OffsetPartition, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition, in the order of each stream.
 

@@ -22,9 +22,9 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.consumer_source.consumer import Stream
 from spark_pgqueue.spark.kinds import check_kinds
 from spark_pgqueue.spark.options import (
-    OFFSET_SOURCE_NAMES,
-    OffsetSourceOptions,
-    parse_offset_source,
+    STREAM_SOURCE_NAMES,
+    StreamSourceOptions,
+    parse_stream_source,
 )
 from spark_pgqueue.spark.partitions import OffsetPartition, Range, cut_streams
 from spark_pgqueue.spark.platform.pyspark_compat import TELLS_START
@@ -61,7 +61,7 @@ def offsets(url: str, *streams: str) -> str:
     Raises:
         PgQueueError: PQ001 when a stream does not exist; or Postgres cannot be reached.
     """
-    options = parse_offset_source({"url": url, "streams": ",".join(streams)})
+    options = parse_stream_source({"url": url, "streams": ",".join(streams)})
     found = Streams(options, patience=0)
     try:
         return json.dumps({name: {"stream": name} | found.latest(name) for name in found.find()})
@@ -73,7 +73,7 @@ def offsets(url: str, *streams: str) -> str:
 _END = "a.t" if TELLS_START else "pgqueue.end_after(a.stream, a.f, a.t)"
 
 
-def find_streams(options: OffsetSourceOptions) -> dict[str, Stream]:
+def find_streams(options: StreamSourceOptions) -> dict[str, Stream]:
     """The streams to read, when the options are first used.
 
     Raises:
@@ -97,7 +97,7 @@ class Streams:
         data: the type of column data; None where it is not known yet.
     """
 
-    def __init__(self, options: OffsetSourceOptions, patience: float, data: str | None = None):
+    def __init__(self, options: StreamSourceOptions, patience: float, data: str | None = None):
         self._options = options
         self._offset_is = THE_CHECKPOINT
         self._statements = Statements(
@@ -426,7 +426,7 @@ class Streams:
     def _name_of(self, argument: str) -> str | None:
         if argument in ("p_offset", "p_from", "p_to"):
             return self._offset_is
-        return OFFSET_SOURCE_NAMES.get(argument)
+        return STREAM_SOURCE_NAMES.get(argument)
 
     def _explained(self, error: PgQueueError) -> PgQueueError:
         """The error with the hint that is right for a query."""

@@ -30,7 +30,7 @@ from spark_pgqueue.spark.executor.reading import (
     report_loss,
     slices,
 )
-from spark_pgqueue.spark.executor.stale_plan import FirstPlan
+from spark_pgqueue.spark.executor.stale_plan import PlanGuard
 from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
 from spark_pgqueue.spark.partitions import KnownRange, cut_behind, partition_count, split
 from spark_pgqueue.spark.platform.error_format import plain_errors
@@ -89,7 +89,7 @@ class PgQueueTableReader(DataSourceReader):
         self._judges_messages = any(name not in self._told for name in named)
         of = "" if options.stream is None else f" of stream {options.stream}"
         self._name = f"table {options.table}{of}"
-        self._first_plan = FirstPlan(self._name)
+        self._plan_guard = PlanGuard(self._name)
 
     def partitions(self) -> list[TablePartition]:  # type: ignore[override]
         """Plan the reading. All partitions of most tables show the queue as it is now.
@@ -108,7 +108,7 @@ class PgQueueTableReader(DataSourceReader):
                 after the plan was made, and failOnDataLoss is true; or Postgres stayed away too
                 long.
         """
-        self._first_plan.check()
+        self._plan_guard.check()
         # For a plan without partitions Spark makes a partition of another class.
         rows = self._rows(partition) if isinstance(partition, TablePartition) else iter(())
         return closing_after(rows, self._options.url, self._options.max_connections)

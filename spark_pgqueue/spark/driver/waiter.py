@@ -1,86 +1,17 @@
-"""The parts of a source that work between Spark's calls: its lease, its parent, and its waiting.
-
-All of them live in the one driver-side process that Spark starts for a source. They are made on
-first use, because Spark also pickles the reader object to executors.
-"""
+"""Waiting for publications, in the driver-side process of a source."""
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 
 import psycopg
 
-from spark_pgqueue.postgres import clock, owners
+from spark_pgqueue.postgres import owners
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.notifications import Listener, StreamSubscription, wait_for_any
-from spark_pgqueue.postgres.statements import Statements
-from spark_pgqueue.postgres.time_limit import SHORT
-from spark_pgqueue.printable import warn
-
-
-class Parent:
-    """The process that started this one: Spark's JVM. After its death nothing here may claim
-    messages.
-    """
-
-    def __init__(self) -> None:
-        self._pid = os.getppid()
-
-    def lives(self) -> bool:
-        """Whether the parent runs. A process whose parent died gets another parent at once."""
-        return os.getppid() == self._pid
-
-    def check(self) -> None:
-        """Raise when the parent is dead.
-
-        Raises:
-            PgQueueError: the parent died.
-        """
-        if not self.lives():
-            raise PgQueueError("the Spark driver of this source is gone")
-
-
-class Lease:
-    """Extends a checkpoint reader's claims every third of their visibility timeout, in a thread."""
-
-    def __init__(self, url: str | None, visibility_timeout: timedelta, parent: Parent):
-        self._every = visibility_timeout.total_seconds() / 3
-        self._statements = Statements(url, patience=self._every, repeat=True, limit=SHORT)
-        self._parent = parent
-        self.reader: str | None = None
-        """The checkpoint reader whose claims are extended."""
-        self._stopped = threading.Event()
-
-    def hold(self, reader: str) -> None:
-        """Extend the claims of `reader` (a uuid) from now on. Idempotent."""
-        starting = self.reader is None
-        self.reader = reader
-        if starting:
-            threading.Thread(target=self._run, name="pgqueue lease", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop extending, within a third of the visibility timeout."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        due = clock.now() + self._every
-        # At most a second at a time: a wait stands still while the machine sleeps.
-        while not self._stopped.wait(min(self._every, 1.0)) and self._parent.lives():
-            if clock.now() < due:
-                continue
-            due = clock.now() + self._every
-            try:
-                self._statements.row("select pgqueue.reader_extend(%s)", [self.reader])
-            except Exception as error:
-                # The next beat tries again. If the lease is lost meanwhile, the next claim in the
-                # main thread reports it.
-                warn("could not extend the claims of reader %s: %s", self.reader, error)
-        self._statements.close()
+from spark_pgqueue.spark.platform.process import Parent
 
 
 class PublicationWaiter:
