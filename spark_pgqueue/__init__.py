@@ -51,9 +51,8 @@ if TYPE_CHECKING:
     from spark_pgqueue.client import AsyncClient, Claim, Client, Message
     from spark_pgqueue.postgres import embedded
     from spark_pgqueue.servers import server_of
-    from spark_pgqueue.spark.key_order import in_key_order
+    from spark_pgqueue.spark.dataframes import in_key_order, server_column
     from spark_pgqueue.spark.platform import java
-    from spark_pgqueue.spark.servers import server_column
     from spark_pgqueue.spark.stream_source.streams import offsets
     from spark_pgqueue.watching import history, watch
     from spark_pgqueue.worker import Consumer, Defer, Reject, Retry, handler
@@ -94,8 +93,7 @@ _LAZY_NAMES = {
     "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry", "handler"),
     "spark_pgqueue.watching": ("history", "watch"),
     "spark_pgqueue.servers": ("server_of",),
-    "spark_pgqueue.spark.servers": ("server_column",),
-    "spark_pgqueue.spark.key_order": ("in_key_order",),
+    "spark_pgqueue.spark.dataframes": ("in_key_order", "server_column"),
     "spark_pgqueue.spark.stream_source.streams": ("offsets",),
 }
 
@@ -130,15 +128,15 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
 
     from spark_pgqueue.postgres.errors import PgQueueError
     from spark_pgqueue.spark.datasource import PgQueueDataSource
-    from spark_pgqueue.spark.platform import artifacts
+    from spark_pgqueue.spark.platform import worker_python
 
     spark.createDataFrame([], "a int")  # makes the session the active one of this thread
-    ships = not artifacts.is_installed() if ship is None else ship
-    artifacts.check_driver(spark, ships=ships)
+    ships = not worker_python.is_installed() if ship is None else ship
+    worker_python.check_driver(spark, ships=ships)
     if ships:
-        artifacts.ship()
+        worker_python.ship()
     if ship:
-        artifacts.check_executor(spark)
+        worker_python.check_executor(spark)
     try:
         spark.dataSource.register(PgQueueDataSource)
     except AnalysisException as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyspark.sql.types import (
@@ -22,8 +23,10 @@ from pyspark.sql.types import (
 )
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.executor.typed import VALUE
 from spark_pgqueue.spark.options import SinkOptions, SourceOptions, StreamSourceOptions
+
+VALUE = "value"
+"""The column of option typed: the payload as the columns of the stream's schema."""
 
 ABOUT = {
     "stream": "the name of its stream",
@@ -117,6 +120,45 @@ def check_is(schema: StructType, allowed: Sequence[StructType], what: str, inste
 
 def _types(schema: StructType) -> list[tuple]:
     return [(field.name, field.dataType) for field in schema.fields]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream, as the database knows it."""
+
+    stream_id: int
+    kind: str
+
+
+def kind_of(streams: Mapping[str, Stream]) -> str:
+    """The kind of column data for all streams; text for no streams."""
+    return "binary" if any(each.kind == "binary" for each in streams.values()) else "text"
+
+
+def check_kinds(streams: Mapping[str, Stream], data: str | None = None) -> None:
+    """Check that the data of all streams fit one column.
+
+    Args:
+        streams: by their names.
+        data: the type of the column, where the query has it already.
+
+    Raises:
+        PgQueueError: the data do not fit.
+    """
+    binary = [name for name, each in streams.items() if each.kind == "binary"]
+    others = [name for name, each in streams.items() if each.kind != "binary"]
+    if binary and others:
+        raise PgQueueError(
+            f"stream {others[0]!r} is of kind {streams[others[0]].kind} and stream {binary[0]!r} "
+            "of kind binary: column data cannot be both",
+            hint="read them in two queries, or give streams, or a streamPattern, of one kind",
+        )
+    wrong = others if data == "binary" else binary if data is not None else []
+    if wrong:
+        raise PgQueueError(
+            f"stream {wrong[0]!r} is of kind {streams[wrong[0]].kind}, but column data is {data}",
+            hint="start the query anew if the stream is new; and remove schema(...)",
+        )
 
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)

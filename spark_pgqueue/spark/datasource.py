@@ -8,13 +8,16 @@ from typing import Any
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.errors import NOT_ALLOWED, PgQueueError
+from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.columns import check_schema, columns_of, source_schema
-from spark_pgqueue.spark.consumer_source.consumer import Stream, find_schema, find_stream
+from spark_pgqueue.spark.columns import Stream, check_schema, columns_of, kind_of, source_schema
+from spark_pgqueue.spark.consumer_source.consumer import find_stream
 from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
-from spark_pgqueue.spark.kinds import kind_of
 from spark_pgqueue.spark.options import (
+    SOURCE_NAMES,
+    SourceOptions,
+    StreamSourceOptions,
     TableOptions,
     as_pending,
     names_table,
@@ -76,9 +79,9 @@ class PgQueueDataSource(DataSource):
             return table_schema(options, stream.kind)
         if not self._has_consumer:
             options = parse_stream_source(self._given)
-            return columns_of(options, kind_of(find_streams(options)), find_schema(options))
+            return columns_of(options, kind_of(find_streams(options)), _find_schema(options))
         options = parse_source(self._given)
-        return columns_of(options, find_stream(options).kind, find_schema(options))
+        return columns_of(options, find_stream(options).kind, _find_schema(options))
 
     def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueStreamsBatchReader:
         """The reader of a table, of a consumer's pending messages, or of a range of streams.
@@ -149,3 +152,27 @@ class PgQueueDataSource(DataSource):
                 hint='use mode("append")',
             )
         return PgQueueBatchWriter(options, schema)
+
+
+def _find_schema(options: SourceOptions | StreamSourceOptions) -> StructType | None:
+    """The columns of the stream's schema, for option typed; None without it.
+
+    Raises:
+        PgQueueError: PQ001 when the stream does not exist; PQ003 when it has no schema; or Postgres
+            cannot be reached.
+    """
+    if options.typed is None:
+        return None
+    statements = Statements(options.url, patience=0, names=SOURCE_NAMES.get)
+    try:
+        (schema,) = statements.row("select pgqueue.schema_of(%s)", [options.stream])
+    finally:
+        statements.close()
+    if schema is None:
+        raise PgQueueError(
+            f"option typed is given, and stream {options.stream!r} has no schema",
+            hint="pgqueue stream set STREAM schema='id bigint not null, name string'; or read data "
+            "with from_json",
+            sqlstate=NOT_ALLOWED,
+        )
+    return StructType.fromJson(schema)

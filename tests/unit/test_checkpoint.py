@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.driver.checkpoint import Checkpoint, local_folder, position_of
+from spark_pgqueue.spark.driver.checkpoint import Checkpoint, position_of
+from spark_pgqueue.spark.options.values import local_folder
 
 READER = {"reader": "5e0e5a3f-5e0e-5e0e-5e0e-5e0e5a3f5e0e", "claim": 7, "messages": 100}
 

@@ -25,7 +25,7 @@ from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.postgres.url import describe, redact
 from spark_pgqueue.printable import clean, printable
 from spark_pgqueue.spark.options.values import duration, size
-from spark_pgqueue.spark.table_source.where import blamed_on
+from spark_pgqueue.spark.table_source.tables import blamed_on
 
 ROOT = Path(spark_pgqueue.__file__).parent
 

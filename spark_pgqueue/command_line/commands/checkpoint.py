@@ -13,8 +13,7 @@ from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, json_of_fields
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import printable
-from spark_pgqueue.spark.driver.checkpoint import Checkpoint
-from spark_pgqueue.spark.driver.claims_held import CheckpointReader, CheckpointReaders
+from spark_pgqueue.spark.driver.checkpoint import Checkpoint, CheckpointReader, CheckpointReaders
 
 
 @app.command()

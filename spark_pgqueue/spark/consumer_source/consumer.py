@@ -1,4 +1,4 @@
-"""Finding the stream and the consumer of the source, and creating the consumer."""
+"""Finding the consumer of the source, and creating it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ import shlex
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pyspark.sql.types import StructType
-
 from spark_pgqueue.postgres.errors import (
     NO_PERMISSION,
-    NOT_ALLOWED,
     UNKNOWN_CONSUMER,
     PgQueueError,
 )
 from spark_pgqueue.postgres.statements import Statements
-from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions, StreamSourceOptions
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A stream, as the database knows it."""
-
-    stream_id: int
-    kind: str
+from spark_pgqueue.spark.columns import Stream
+from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
 
 
 @dataclass(frozen=True)
@@ -62,30 +52,6 @@ def find_stream(options: SourceOptions) -> Stream:
         )
     finally:
         statements.close()
-
-
-def find_schema(options: SourceOptions | StreamSourceOptions) -> StructType | None:
-    """The columns of the stream's schema, for option typed; None without it.
-
-    Raises:
-        PgQueueError: PQ001 when the stream does not exist; PQ003 when it has no schema; or Postgres
-            cannot be reached.
-    """
-    if options.typed is None:
-        return None
-    statements = Statements(options.url, patience=0, names=SOURCE_NAMES.get)
-    try:
-        (schema,) = statements.row("select pgqueue.schema_of(%s)", [options.stream])
-    finally:
-        statements.close()
-    if schema is None:
-        raise PgQueueError(
-            f"option typed is given, and stream {options.stream!r} has no schema",
-            hint="pgqueue stream set STREAM schema='id bigint not null, name string'; or read data "
-            "with from_json",
-            sqlstate=NOT_ALLOWED,
-        )
-    return StructType.fromJson(schema)
 
 
 def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:

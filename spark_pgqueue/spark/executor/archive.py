@@ -17,7 +17,8 @@ from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.executor.typed import VALUE, stored, typed
+from spark_pgqueue.spark.columns import VALUE
+from spark_pgqueue.spark.executor.typed import stored, typed
 from spark_pgqueue.spark.options import StreamSourceOptions
 from spark_pgqueue.spark.partitions import ArchivedPartition, MessagePartition, Range, cut_behind
 from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema

@@ -20,7 +20,8 @@ from spark_pgqueue.postgres.errors import CODES, DATA_LOSS, LEASE_LOST, PgQueueE
 from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
 from spark_pgqueue.postgres.retrying import Attempts, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.executor.typed import VALUE, stored, typed
+from spark_pgqueue.spark.columns import VALUE
+from spark_pgqueue.spark.executor.typed import stored, typed
 from spark_pgqueue.spark.options import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPartition, MessagePartition, Range, cut_behind
 from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema

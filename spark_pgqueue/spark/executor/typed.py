@@ -16,12 +16,10 @@ from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from spark_pgqueue.postgres.errors import UNFIT_DATA, PgQueueError
+from spark_pgqueue.spark.columns import VALUE
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-VALUE = "value"
-"""The column's name."""
 
 DAY = (
     "(([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-((0[13578]|1[02])-(0[1-9]|[12][0-9]"

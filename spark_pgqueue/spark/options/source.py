@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.driver.checkpoint import local_folder
 from spark_pgqueue.spark.options.admission import (
     MAX_BYTES_PER_TRIGGER,
     MAX_MESSAGES_PER_TRIGGER,
@@ -37,6 +36,7 @@ from spark_pgqueue.spark.options.values import (
     boolean,
     duration,
     key_order,
+    local_folder,
     ordering,
     position,
     positive,

@@ -19,6 +19,7 @@ from spark_pgqueue.spark.options.admission import (
 )
 from spark_pgqueue.spark.options.checking import (
     BATCH,
+    CATALOG,
     CONNECTION,
     INCLUDE_HEADERS,
     MAX_CONNECTIONS,
@@ -35,7 +36,6 @@ from spark_pgqueue.spark.options.checking import (
     parse,
     use,
 )
-from spark_pgqueue.spark.options.foreign import CATALOG
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,

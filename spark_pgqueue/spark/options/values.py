@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 NUMBER = "a whole number of at least 1"
@@ -174,6 +175,24 @@ def unlike_names(text: str) -> tuple[str, ...]:
     if len(set(found)) < len(found):
         raise ValueError
     return found
+
+
+def local_folder(location: str) -> Path:
+    """The folder of a checkpointLocation on this machine.
+
+    A location is no encoded URI: Hadoop's Path takes %20 as these three characters.
+
+    Raises:
+        ValueError: the location is on another file system, or empty.
+    """
+    if not location.strip():
+        raise ValueError
+    if not re.match(r"[A-Za-z][\w+.-]*:", location):
+        return Path(location)
+    path = re.fullmatch(r"file:(?://(?:localhost)?)?(/[^/].*|/)", location, re.IGNORECASE)
+    if path is None:
+        raise ValueError
+    return Path(path[1])
 
 
 TYPES: dict[Callable[[str], Any], str] = {

@@ -1,4 +1,8 @@
-"""The Python that Spark starts for its own processes, and the modules that it needs."""
+"""The Python that Spark starts: the modules that it needs, and sending this package to it.
+
+Spark pickles a data source, its readers and its partitions. Pickled by value, they bring the code
+of this package along. PySpark, and the libraries that this package needs, must be installed there.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PACKAGE = "spark_pgqueue"
 
@@ -48,3 +60,71 @@ def set_pyspark_python() -> str:
         f"export PYSPARK_PYTHON={shlex.quote(sys.executable)} before the session is made, or "
         f"install there: {how_to_install()}"
     )
+
+
+def is_installed() -> bool:
+    """Whether other processes with this Python find the package. In a zip or a checkout they do
+    not.
+    """
+    try:
+        distribution("spark-pgqueue")
+    except PackageNotFoundError:
+        return False
+    return Path(__file__).is_file()  # a zip may hold the metadata of the distribution, too
+
+
+def ship() -> None:
+    """Pickle the objects of this package by value from now on."""
+    from pyspark import cloudpickle
+
+    schema.ship_version()  # the SQL files stay here
+    cloudpickle.register_pickle_by_value(sys.modules[PACKAGE])
+
+
+def check_driver(spark: SparkSession, *, ships: bool) -> None:
+    """Refuse a Python of Spark, on this machine, that could not run the source or the sink.
+
+    Raises:
+        PgQueueError: that Python lacks a module.
+    """
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context is None:
+        return
+    needed = [name for name in NEEDED if name != PACKAGE or not ships]
+    if missing := missing_from(context.pythonExec, needed):
+        raise PgQueueError(
+            f"the Python that Spark starts, {context.pythonExec} (by spark.pyspark.python, "
+            f"PYSPARK_PYTHON, or else the PATH), lacks {', '.join(missing)}",
+            hint=set_pyspark_python(),
+        )
+
+
+def check_executor(spark: SparkSession) -> None:
+    """Ask an executor for the modules that this package needs, which do not travel with the query.
+
+    Raises:
+        PgQueueError: the executor lacks a module.
+    """
+    from pyspark.sql.functions import lit, udf
+
+    needed = [name for name in NEEDED if name != PACKAGE]
+
+    def missing(_: int) -> str:
+        lacking = []
+        for name in needed:
+            try:
+                import_module(name)
+            except ImportError:
+                lacking.append(name)
+        return ", ".join(lacking)
+
+    # Not by Arrow, which may be missing.
+    look = udf(missing, "string", useArrow=False)
+    row = spark.range(1).select(look(lit(1)).alias("missing")).first()
+    if row is not None and row["missing"]:
+        raise PgQueueError(
+            f"the Python of Spark's executors lacks {row['missing']}: ship=True sends "
+            "spark_pgqueue itself along, and not what it needs",
+            hint='there: pip install "psycopg[binary]" pyarrow adbc-driver-postgresql '
+            "adbc-driver-manager; or send a whole environment (spark.archives with venv-pack)",
+        )

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection
@@ -37,8 +38,7 @@ from spark_pgqueue.spark.sink.rows import (
     to_messages,
     to_staged_chunks,
 )
-from spark_pgqueue.spark.sink.staged import Staged, all_staged
-from spark_pgqueue.spark.sink.table_writer import TableTarget, drop
+from spark_pgqueue.spark.sink.table_writer import StagedRows, TableTarget, all_staged, drop
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +60,32 @@ class TargetStream:
     stream_id: int
     kind: str
     table: str
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """The message of a task to the driver.
+
+    Attributes:
+        sink: the sink's identity.
+        staged: the ids of the task's staged chunks.
+        rows: how many rows the chunks have.
+        actions: the actions of other rows, with their messages.
+        query_id: the id of the Spark query that writes; None where that is not known.
+        is_repeated: whether the task staged nothing because the batch, or a later one, was
+            published before.
+        home: the id of the stream of all chunks; None where rows name their streams.
+        table: the rows for a table.
+    """
+
+    sink: str
+    staged: tuple[int, ...]
+    rows: int
+    actions: tuple[tuple[Action, str], ...] = ()
+    query_id: str | None = None
+    is_repeated: bool = False
+    home: int | None = None
+    table: StagedRows | None = None
 
 
 class Target:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -30,7 +31,6 @@ from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.options import SinkOptions
 from spark_pgqueue.spark.sink.rows import naming_the_column
-from spark_pgqueue.spark.sink.staged import StagedRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +40,25 @@ TEXT_CUT = "22001"
 
 ROW = "row"
 """The struct column that has a table's row, where the other columns are of messages and actions."""
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """What a task has staged for a table.
+
+    Attributes:
+        write_no: the number of the write.
+        table: the table's name, as SQL.
+        chunks: random numbers, one for the rows of each COPY.
+        rows: how many rows the chunks have.
+        is_repeated: whether the task staged nothing because the batch was written before.
+    """
+
+    write_no: int
+    table: str
+    chunks: tuple[int, ...] = ()
+    rows: int = 0
+    is_repeated: bool = False
 
 
 class TableTarget:
@@ -293,3 +312,12 @@ def drop(statements: Statements, writes: set[int]) -> None:
     with suppress(Exception):
         for write_no in writes:
             statements.row("select pgqueue.drop_table_write(%s)", [write_no])
+
+
+def all_staged(tasks: Iterable[StagedRows]) -> StagedRows | None:
+    """What all tasks of a batch have staged; None where no rows are for a table."""
+    found = [task for task in tasks if task.chunks]
+    if not found:
+        return None
+    chunks = tuple(chunk for task in found for chunk in task.chunks)
+    return StagedRows(found[0].write_no, found[0].table, chunks, sum(task.rows for task in found))

@@ -22,8 +22,7 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.pyspark_compat import DataSourceStreamArrowWriter
-from spark_pgqueue.spark.sink.staged import Staged
-from spark_pgqueue.spark.sink.stream_writer import Target
+from spark_pgqueue.spark.sink.stream_writer import Staged, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa

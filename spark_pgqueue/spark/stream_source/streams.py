@@ -19,8 +19,7 @@ from spark_pgqueue.postgres.errors import (
 )
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.consumer_source.consumer import Stream
-from spark_pgqueue.spark.kinds import check_kinds
+from spark_pgqueue.spark.columns import Stream, check_kinds
 from spark_pgqueue.spark.options import (
     STREAM_SOURCE_NAMES,
     StreamSourceOptions,

@@ -20,8 +20,7 @@ from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.errors import NO_PERMISSION, PgQueueError, translated
 from spark_pgqueue.postgres.payloads import expression, headers_map, numbers, set_up
 from spark_pgqueue.postgres.retrying import with_backoff
-from spark_pgqueue.spark.columns import check_is
-from spark_pgqueue.spark.consumer_source.consumer import Stream
+from spark_pgqueue.spark.columns import Stream, check_is
 from spark_pgqueue.spark.executor.reading import (
     closing_after,
     count_messages,
@@ -35,8 +34,16 @@ from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
 from spark_pgqueue.spark.partitions import KnownRange, cut_behind, partition_count, split
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema
-from spark_pgqueue.spark.table_source.tables import HELD, TABLES, Where, column, table_schema
-from spark_pgqueue.spark.table_source.where import blamed_on, check_types, messages_sql
+from spark_pgqueue.spark.table_source.tables import (
+    HELD,
+    TABLES,
+    Where,
+    blamed_on,
+    check_types,
+    column,
+    messages_sql,
+    table_schema,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

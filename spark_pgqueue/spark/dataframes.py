@@ -1,4 +1,4 @@
-"""Restoring the order of keys after a read in any partitions, by a shuffle of Spark."""
+"""Functions on DataFrames of users: the order of keys, and the server of a key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.servers import check_servers
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _NEEDED = ("seq", "key", "arrival")
 
@@ -70,3 +71,27 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
                 yield from table.take(rows.slice(first, 10_000)).to_batches()
 
     return shuffled.mapInArrow(by_arrival, shuffled.schema)
+
+
+def server_column(key: Column | str, servers: int) -> Column:
+    """The server of each row's key, where a stream is on several servers; see `server_of`.
+
+        >>> frame = spark.createDataFrame([("customer 0",), (None,)], "key string")
+        >>> frame.select(spark_pgqueue.server_column("key", 3).alias("server")).collect()
+        [Row(server=0), Row(server=None)]
+
+    Args:
+        key: a column of texts, or its name.
+        servers: how many servers there are.
+
+    Returns:
+        a column of integers from 0 to below `servers`; null where the key is null.
+
+    Raises:
+        PgQueueError: `servers` is less than 1.
+    """
+    from pyspark.sql import functions as F
+
+    check_servers(servers)
+    first = F.substring(F.sha2(F.col(key) if isinstance(key, str) else key, 256), 1, 8)
+    return (F.conv(first, 16, 10).cast("bigint") % servers).cast("int")
