@@ -165,17 +165,11 @@ _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 
 
 class Taken(NamedTuple):
-    """A column that the sink takes.
+    """A column that the sink takes."""
 
-    Attributes:
-        words: the allowed types, in words; that of `data` depends on the stream's kind.
-        types: the same as types.
-        help: the meaning of the column, in Markdown.
-    """
-
-    words: str
-    types: tuple[type[DataType], ...]
-    help: str
+    words: str  # the allowed types, in words; that of `data` depends on the stream's kind
+    types: tuple[type[DataType], ...]  # the same as types
+    help: str  # the meaning of the column, in Markdown
 
 
 MESSAGE_COLUMNS = {

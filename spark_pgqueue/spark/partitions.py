@@ -94,40 +94,24 @@ class KnownRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch: the claims of a checkpoint reader after one claim and up to another.
+    """A micro-batch: the claims of a checkpoint reader after one claim and up to another."""
 
-    Attributes:
-        reader: the checkpoint reader's uuid.
-        after: the last claim before the batch.
-        end: the last claim of the batch.
-        lost: how many messages of the batch the reader had lost when the batch was planned.
-    """
-
-    reader: str
-    after: int
-    end: int
-    lost: int = 0
+    reader: str  # the checkpoint reader's uuid
+    after: int  # the last claim before the batch
+    end: int  # the last claim of the batch
+    lost: int = 0  # how many messages of the batch the reader had lost when the batch was planned
 
 
 @dataclass(frozen=True)
 class MessagePartition(InputPartition):
-    """Messages of a stream: all that an executor needs to read them.
+    """Messages of a stream: all that an executor needs to read them."""
 
-    Attributes:
-        index: the partition's number in the batch; also the number of its bucket.
-        stream_id: the stream's id; the messages are in the table messages_<stream_id>.
-        kind: text, json or binary.
-        stream: the stream's name.
-        ranges: the messages to read, in the order of delivery.
-        buckets: if more than 1, read only keys whose hash modulo buckets is index.
-    """
-
-    index: int
-    stream_id: int
-    kind: str
-    stream: str
-    ranges: tuple[Range, ...]
-    buckets: int = 1
+    index: int  # the partition's number in the batch; also the number of its bucket
+    stream_id: int  # the stream's id; the messages are in the table messages_<stream_id>
+    kind: str  # text, json or binary
+    stream: str  # the stream's name
+    ranges: tuple[Range, ...]  # the messages to read, in the order of delivery
+    buckets: int = 1  # if more than 1, read only keys whose hash modulo buckets is index
 
     @property
     def messages(self) -> int:
@@ -137,35 +121,23 @@ class MessagePartition(InputPartition):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedPartition(MessagePartition):
-    """An input partition of messages that a checkpoint reader has claimed.
+    """An input partition of messages that a checkpoint reader has claimed."""
 
-    Attributes:
-        batch: the micro-batch of the partition.
-    """
-
-    batch: Batch
+    batch: Batch  # the micro-batch of the partition
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchivedPartition(MessagePartition):
-    """Messages of a stream in the files of its archive.
+    """Messages of a stream in the files of its archive."""
 
-    Attributes:
-        segments: where they are.
-    """
-
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...]  # where they are
 
 
 @dataclass(frozen=True)
 class OffsetPartition(InputPartition):
-    """An input partition of the offset source.
+    """An input partition of the offset source."""
 
-    Attributes:
-        parts: the messages to read of each stream.
-    """
-
-    parts: tuple[MessagePartition, ...]
+    parts: tuple[MessagePartition, ...]  # the messages to read of each stream
 
 
 def cut_into_partitions(

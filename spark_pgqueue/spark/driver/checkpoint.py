@@ -51,24 +51,16 @@ def unknown_offset(offset: Any) -> PgQueueError:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, as it was when it was read.
+    """A checkpoint, as it was when it was read."""
 
-    Attributes:
-        folder: the checkpoint's folder.
-        query_id: the query's id, which stays the same after restarts; None where the checkpoint has
-            none yet.
-        last: the number of the last micro-batch that was begun; None for none.
-        finished: the number of the last micro-batch that was finished; None for none.
-        offsets: the end of batch `last`, by source; None for a source without messages.
-        finished_offsets: the end of batch `finished`, by source.
-    """
-
-    folder: Path
+    folder: Path  # the checkpoint's folder
+    # the query's id, which stays the same after restarts; None where the checkpoint has none yet
     query_id: str | None
-    last: int | None
-    finished: int | None
+    last: int | None  # the number of the last micro-batch that was begun; None for none
+    finished: int | None  # the number of the last micro-batch that was finished; None for none
+    # the end of batch `last`, by source; None for a source without messages
     offsets: dict[str, Any]
-    finished_offsets: dict[str, Any]
+    finished_offsets: dict[str, Any]  # the end of batch `finished`, by source
 
     @classmethod
     def read(cls, location: str) -> Checkpoint:
@@ -207,49 +199,29 @@ def _write(file: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class ClaimsHeld:
-    """The messages that a checkpoint reader holds.
+    """The messages that a checkpoint reader holds."""
 
-    Attributes:
-        stream: the stream's name.
-        consumer: the consumer's name.
-        consumer_id: the consumer's id.
-        acked_claim: the last claim that the reader has acknowledged.
-        finished: how many held messages are of finished micro-batches.
-        unfinished: how many held messages are of the micro-batch that is not finished.
-        unlogged: how many held messages are in no checkpoint: the next micro-batch.
-        lease_until: the end of the lease, if the query does not run.
-        seen_at: the last sign of life of the query.
-        backlog: how many messages the consumer has not claimed.
-    """
-
-    stream: str
-    consumer: str
-    consumer_id: int
-    acked_claim: int
-    finished: int
-    unfinished: int
-    unlogged: int
-    lease_until: datetime | None
-    seen_at: datetime
-    backlog: int
+    stream: str  # the stream's name
+    consumer: str  # the consumer's name
+    consumer_id: int  # the consumer's id
+    acked_claim: int  # the last claim that the reader has acknowledged
+    finished: int  # how many held messages are of finished micro-batches
+    unfinished: int  # how many held messages are of the micro-batch that is not finished
+    unlogged: int  # how many held messages are in no checkpoint: the next micro-batch
+    lease_until: datetime | None  # the end of the lease, if the query does not run
+    seen_at: datetime  # the last sign of life of the query
+    backlog: int  # how many messages the consumer has not claimed
 
 
 @dataclass(frozen=True)
 class CheckpointReader:
-    """A source of a checkpoint that reads a consumer.
+    """A source of a checkpoint that reads a consumer."""
 
-    Attributes:
-        reader: the reader's id.
-        messages: how many messages it has read, in finished micro-batches.
-        claim: the last claim that the query has finished; 0 for none.
-        last: the last claim in the checkpoint.
-        claims_held: the messages that the reader holds; None where the database does not know it.
-    """
-
-    reader: str
-    messages: int
-    claim: int
-    last: int
+    reader: str  # the reader's id
+    messages: int  # how many messages it has read, in finished micro-batches
+    claim: int  # the last claim that the query has finished; 0 for none
+    last: int  # the last claim in the checkpoint
+    # the messages that the reader holds; None where the database does not know it
     claims_held: ClaimsHeld | None
 
 

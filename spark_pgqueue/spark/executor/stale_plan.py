@@ -38,17 +38,11 @@ _WARNED: set[str] = set()
 
 @dataclass(frozen=True)
 class PlanGuard:
-    """The plan of what one `load()` returned.
+    """The plan of what one `load()` returned."""
 
-    Attributes:
-        what: what is read, for people.
-        plan: an id that no other plan has.
-        made_at: when it was made.
-    """
-
-    what: str
-    plan: str = field(default_factory=lambda: str(uuid4()))
-    made_at: float = field(default_factory=time.time)
+    what: str  # what is read, for people
+    plan: str = field(default_factory=lambda: str(uuid4()))  # an id that no other plan has
+    made_at: float = field(default_factory=time.time)  # when it was made
 
     def check(self) -> None:
         """Check, on an executor, that this is the query that was planned.

@@ -15,19 +15,12 @@ MAX_DELAY = timedelta(minutes=15)
 
 @dataclass(frozen=True)
 class Admission:
-    """The limits on the size of a query's micro-batches. None stands for no limit.
+    """The limits on the size of a query's micro-batches. None stands for no limit."""
 
-    Attributes:
-        max_messages: the highest number of messages.
-        max_bytes: the highest number of bytes of data, but at least one message.
-        min_messages: the query waits for this many messages, ...
-        max_delay: ... but at most this long after its last batch with messages.
-    """
-
-    max_messages: int | None = None
-    max_bytes: int | None = None
-    min_messages: int | None = None
-    max_delay: timedelta = MAX_DELAY
+    max_messages: int | None = None  # the highest number of messages
+    max_bytes: int | None = None  # the highest number of bytes of data, but at least one message
+    min_messages: int | None = None  # the query waits for this many messages,
+    max_delay: timedelta = MAX_DELAY  # ... but at most this long after its last batch with messages
 
     def begins(self, available: int, since: float) -> bool:
         """Whether a micro-batch begins now.

@@ -29,34 +29,23 @@ STREAMING, BATCH = "streaming queries", "batches"
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the source, of the sink, or of the batch readers.
+    """An option of the source, of the sink, or of the batch readers."""
 
-    Attributes:
-        parse: turns the given text into the value; raises ValueError for a text that is not
-            allowed.
-        allowed: the texts that are allowed, in words.
-        help: what the option does, for the options page and as the hint of an error. Where
-            `default` is None, the last sentence names the default: "By default ...".
-        default: the value when the option is not given.
-        required: whether the option must be given.
-        is_secret: whether errors hide the value.
-        needs: the options without which this option is refused.
-        excludes: the options beside which this option is refused. Of two options that exclude each
-            other, one says so.
-        only: STREAMING or BATCH where the option is refused elsewhere.
-        name: as documented, in camelCase; `options_of` makes it from the name of the field.
-    """
-
+    # turns the given text into the value; raises ValueError for a text that is not allowed
     parse: Callable[[str], Any]
-    allowed: str
+    allowed: str  # the texts that are allowed, in words
+    # what the option does, for the options page and as the hint of an error. Where `default` is
+    # None, the last sentence names the default: "By default ..."
     help: str
-    default: Any = None
-    required: bool = False
-    is_secret: bool = False
-    needs: tuple[str, ...] = ()
+    default: Any = None  # the value when the option is not given
+    required: bool = False  # whether the option must be given
+    is_secret: bool = False  # whether errors hide the value
+    needs: tuple[str, ...] = ()  # the options without which this option is refused
+    # the options beside which this option is refused. Of two options that exclude each other, one
+    # says so
     excludes: tuple[str, ...] = ()
-    only: str = ""
-    name: str = ""
+    only: str = ""  # STREAMING or BATCH where the option is refused elsewhere
+    name: str = ""  # as documented, in camelCase; `options_of` makes it from the name of the field
 
     @property
     def type(self) -> str:

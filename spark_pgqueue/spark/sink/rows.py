@@ -24,22 +24,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StagedChunk:
-    """Rows that are published together, with one priority, time and so on.
+    """Rows that are published together, with one priority, time and so on."""
 
-    Attributes:
-        seqs: the sequence numbers, as the text of an int8multirange.
-        priority: the priority of the messages.
-        deliver_at: seconds since 1970; None for at once.
-        expires_at: seconds since 1970; None for never.
-        consumers: the consumers of the messages; None for those of the sink's options.
-        dedup_keys: one for each number; None where the rows have no such column.
-    """
-
-    seqs: str
-    priority: int = 0
-    deliver_at: int | None = None
-    expires_at: int | None = None
+    seqs: str  # the sequence numbers, as the text of an int8multirange
+    priority: int = 0  # the priority of the messages
+    deliver_at: int | None = None  # seconds since 1970; None for at once
+    expires_at: int | None = None  # seconds since 1970; None for never
+    # the consumers of the messages; None for those of the sink's options
     consumers: list[str] | None = None
+    # one for each number; None where the rows have no such column
     dedup_keys: list[str | None] | None = None
 
 

@@ -47,45 +47,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetStream:
-    """A stream to which rows are sent.
+    """A stream to which rows are sent."""
 
-    Attributes:
-        name: its name.
-        stream_id: its id.
-        kind: text, json or binary.
-        table: the table that rows are copied into, in the schema pgqueue.
-    """
-
-    name: str
-    stream_id: int
-    kind: str
-    table: str
+    name: str  # its name
+    stream_id: int  # its id
+    kind: str  # text, json or binary
+    table: str  # the table that rows are copied into, in the schema pgqueue
 
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """The message of a task to the driver.
+    """The message of a task to the driver."""
 
-    Attributes:
-        sink: the sink's identity.
-        staged: the ids of the task's staged chunks.
-        rows: how many rows the chunks have.
-        actions: the actions of other rows, with their messages.
-        query_id: the id of the Spark query that writes; None where that is not known.
-        is_repeated: whether the task staged nothing because the batch, or a later one, was
-            published before.
-        home: the id of the stream of all chunks; None where rows name their streams.
-        table: the rows for a table.
-    """
-
-    sink: str
-    staged: tuple[int, ...]
-    rows: int
-    actions: tuple[tuple[Action, str], ...] = ()
+    sink: str  # the sink's identity
+    staged: tuple[int, ...]  # the ids of the task's staged chunks
+    rows: int  # how many rows the chunks have
+    actions: tuple[tuple[Action, str], ...] = ()  # the actions of other rows, with their messages
+    # the id of the Spark query that writes; None where that is not known
     query_id: str | None = None
+    # whether the task staged nothing because the batch, or a later one, was published before
     is_repeated: bool = False
+    # the id of the stream of all chunks; None where rows name their streams
     home: int | None = None
-    table: StagedRows | None = None
+    table: StagedRows | None = None  # the rows for a table
 
 
 class Target:

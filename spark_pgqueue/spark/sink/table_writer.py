@@ -44,20 +44,13 @@ ROW = "row"
 
 @dataclass(frozen=True)
 class StagedRows:
-    """What a task has staged for a table.
+    """What a task has staged for a table."""
 
-    Attributes:
-        write_no: the number of the write.
-        table: the table's name, as SQL.
-        chunks: random numbers, one for the rows of each COPY.
-        rows: how many rows the chunks have.
-        is_repeated: whether the task staged nothing because the batch was written before.
-    """
-
-    write_no: int
-    table: str
-    chunks: tuple[int, ...] = ()
-    rows: int = 0
+    write_no: int  # the number of the write
+    table: str  # the table's name, as SQL
+    chunks: tuple[int, ...] = ()  # random numbers, one for the rows of each COPY
+    rows: int = 0  # how many rows the chunks have
+    # whether the task staged nothing because the batch was written before
     is_repeated: bool = False
 
 

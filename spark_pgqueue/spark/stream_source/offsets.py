@@ -32,14 +32,10 @@ def position_of(offset: Mapping[str, Any]) -> Position:
 
 @dataclass(frozen=True)
 class StreamOffsets:
-    """Positions in streams.
+    """Positions in streams."""
 
-    Attributes:
-        positions: the end of each stream.
-        begun: the beginning of each stream that Spark's log may not have yet.
-    """
-
-    positions: Mapping[str, Position] = field(default_factory=dict)
+    positions: Mapping[str, Position] = field(default_factory=dict)  # the end of each stream
+    # the beginning of each stream that Spark's log may not have yet
     begun: Mapping[str, Position] = field(default_factory=dict)
 
     @classmethod

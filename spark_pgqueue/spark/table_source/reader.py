@@ -60,17 +60,11 @@ ROWS_PER_BATCH = 50_000
 
 @dataclass(frozen=True)
 class TablePartition(InputPartition):
-    """An input partition of a table.
+    """An input partition of a table."""
 
-    Attributes:
-        ranges: the messages; each with the number of its row of `known`.
-        known: what the database knows of the ranges; None: the executor looks.
-        within: the bounds between which the executor looks.
-    """
-
-    ranges: tuple[KnownRange, ...] = ()
-    known: pa.Table | None = None
-    within: tuple[Bound, Bound] = (None, None)
+    ranges: tuple[KnownRange, ...] = ()  # the messages; each with the number of its row of `known`
+    known: pa.Table | None = None  # what the database knows of the ranges; None: the executor looks
+    within: tuple[Bound, Bound] = (None, None)  # the bounds between which the executor looks
 
 
 @plain_errors

@@ -89,23 +89,15 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table."""
 
-    Attributes:
-        rows: the meaning of a row.
-        names: all columns, in order; those with a question mark may be null.
-        asked_for: those that are there only when option columns names them.
-        shared_out: whether executors look up shares of the table (`pgqueue.scan_bounds`).
-        of_messages: whether a row is a message, so that the numbers come as ranges.
-        outlives: whether rows stay when their messages are deleted.
-    """
-
-    rows: str
-    names: str
-    asked_for: tuple[str, ...] = ()
+    rows: str  # the meaning of a row
+    names: str  # all columns, in order; those with a question mark may be null
+    asked_for: tuple[str, ...] = ()  # those that are there only when option columns names them
+    # whether executors look up shares of the table (`pgqueue.scan_bounds`)
     shared_out: bool = False
-    of_messages: bool = True
-    outlives: bool = False
+    of_messages: bool = True  # whether a row is a message, so that the numbers come as ranges
+    outlives: bool = False  # whether rows stay when their messages are deleted
 
     @property
     def columns(self) -> dict[str, bool]:
@@ -178,15 +170,10 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Where:
-    """Option where, as the database has read it.
+    """Option where, as the database has read it."""
 
-    Attributes:
-        condition: the expression, as to be asked of a row that has the columns of the table.
-        columns: the columns that it names.
-    """
-
-    condition: str
-    columns: tuple[str, ...]
+    condition: str  # the expression, as to be asked of a row that has the columns of the table
+    columns: tuple[str, ...]  # the columns that it names
 
 
 def find_for(options: TableOptions) -> tuple[Stream, Where | None]:
