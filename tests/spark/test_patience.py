@@ -64,7 +64,7 @@ def test_an_executor_that_writes_gives_up_in_time(conn, url, away):
     conn.execute("select pgqueue.create_stream('s')")
     options = parse_sink(SINK | {"url": url}, streaming=False)
     writer = PgQueueBatchWriter(options, DATA)
-    writer._target._options = replace(options, url=away)
+    writer._writer._options = replace(options, url=away)
     rows = pa.record_batch({"data": ["x"]})
     gives_up_in_time(lambda: writer.write(iter([rows])))
 

@@ -28,7 +28,7 @@ from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
 from spark_pgqueue.spark.options import parse_sink, parse_source, parse_stream_source
 from spark_pgqueue.spark.options.admission import Admission
 from spark_pgqueue.spark.platform.pyspark_compat import ReadAllAvailable, ReadMaxRows
-from spark_pgqueue.spark.sink.stream_writer import Target
+from spark_pgqueue.spark.sink.stream_writer import StreamWriter
 from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsReader
 from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.sql.queue import value
@@ -107,7 +107,7 @@ def test_a_place_by_a_number_needs_no_json_where_there_is_one_stream(url: str, c
     given = {"url": url, "startingOffsets": "seq 3"}
     with closing(Streams(parse_stream_source({**given, "stream": "orders"}), 0)) as streams:
         begin = streams.begin("orders", "latest")
-        assert begin == streams._position_at("orders", "seq 3")
+        assert begin == streams.position_at("orders", "seq 3")
     for several in ({"streams": "orders,other"}, {"streamPattern": "o.*"}):
         with pytest.raises(PgQueueError, match="'seq 3', which is a place in one stream"):
             parse_stream_source({**given, **several})
@@ -141,7 +141,7 @@ def bad_text() -> pa.Array:
 
 def test_text_that_is_not_utf_8_is_an_error_that_names_the_column(url: str) -> None:
     schema = StructType([SCHEMA["data"], SCHEMA["dedup_key"]])
-    target = Target(parse_sink({"url": url, "stream": "orders"}, streaming=False), schema)
+    target = StreamWriter(parse_sink({"url": url, "stream": "orders"}, streaming=False), schema)
     rows = pa.RecordBatch.from_arrays([pa.array(["x"]), bad_text()], names=["data", "dedup_key"])
     with pytest.raises(PgQueueError, match="column dedup_key has a value that") as caught:
         target.stage(iter([rows]), "txn:a", 0, None)
@@ -156,7 +156,7 @@ def test_json_that_does_not_fit_is_an_error_that_names_the_row(
 ) -> None:
     value(conn, "create_stream", "j", "json")
     schema = StructType([SCHEMA["data"], StructField("key", StringType())])
-    target = Target(parse_sink({"url": url, "stream": "j"}, streaming=False), schema)
+    target = StreamWriter(parse_sink({"url": url, "stream": "j"}, streaming=False), schema)
     rows = pa.RecordBatch.from_pydict({"data": ["1", data], "key": ["a", "b"]})
     with pytest.raises(PgQueueError, match=rf"{says} \(row 2 of 2 .* key 'b'\)"):
         target.stage(iter([rows]), "txn:a", 0, None)
@@ -182,7 +182,7 @@ def write(given: dict[str, str], **columns: pa.Array) -> None:
     """Write rows as a task and the driver do."""
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     schema = from_arrow_schema(batch.schema, prefer_timestamp_ntz=True)
-    target = Target(parse_sink(given, streaming=False), schema)
+    target = StreamWriter(parse_sink(given, streaming=False), schema)
     target.publish([target.stage(iter([batch]), f"txn:{uuid4()}", 1, None)], 1)
 
 

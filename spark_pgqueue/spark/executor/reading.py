@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from adbc_driver_manager import dbapi
 
+A = TypeVar("A")
 R = TypeVar("R", bound=tuple)
 
 RANGES_PER_STATEMENT = 20_000
@@ -50,12 +51,7 @@ def read_claimed(
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition that a checkpoint reader has claimed, in order.
 
-    Args:
-        options: the source's options.
-        partition: the messages to read.
-        schema: the columns to return.
-        query_id: the Spark query's id; the database notices two readers of one consumer in a query
-            by it.
+    By the query's id, the database notices two readers of one consumer in a query.
 
     Raises:
         PgQueueError: messages are gone, and failOnDataLoss is true; the query reads the consumer
@@ -64,21 +60,38 @@ def read_claimed(
     """
     url, patience = options.url, options.retry_timeout.total_seconds()
 
-    def check_lease() -> None:
-        with_backoff(lambda: _check_lease(url, partition), url, patience)
-
     def check_query(cursor: dbapi.Cursor) -> None:
-        if partition.index == 0:
-            _check_query(cursor, partition, query_id)
+        if partition.index == 0 and query_id is not None:
+            sql = "select pgqueue.reader_query($1::text::uuid, $2::text) is null"
+            call(cursor, sql, (partition.batch.reader, query_id))
+            cursor.connection.commit()
 
-    check_lease()  # a task that failed for a lost lease fails again before it reads anything
-    rows = yield from read_rows(url, patience, partition, schema, prepare=check_query)
+    # A task that failed for a lost lease fails again before it reads anything.
+    _check_lease(url, patience, partition)
+    rows = 0
+    for batch in read_rows(url, patience, partition, schema, prepare=check_query):
+        rows += batch.num_rows
+        yield batch
     if partition.buckets > 1 and partition.index == 0:
         # The first partition counts for all: no partition sees from its own keys what is missing.
-        rows = with_backoff(lambda: _count(url, partition), url, patience)
+        rows = asked(
+            lambda cursor: count_messages(cursor, partition.stream_id, partition.ranges),
+            url,
+            patience,
+        )
     if partition.buckets == 1 or partition.index == 0:
         check_complete(partition, rows, options.fail_on_data_loss)
-    check_lease()
+    _check_lease(url, patience, partition)
+
+
+def asked(ask: Callable[[dbapi.Cursor], A], url: str | None, patience: float) -> A:
+    """What Postgres answers, after a broken connection over another one."""
+
+    def attempt() -> A:
+        with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
+            return ask(cursor)
+
+    return with_backoff(attempt, url, patience)
 
 
 def read_rows(
@@ -88,7 +101,7 @@ def read_rows(
     schema: StructType,
     constant: dict[str, Any] | None = None,
     prepare: Callable[[dbapi.Cursor], None] | None = None,
-) -> Generator[pa.RecordBatch, None, int]:
+) -> Iterator[pa.RecordBatch]:
     """The messages of a partition, in order; resumes behind the last row if the connection breaks.
 
     Args:
@@ -96,20 +109,14 @@ def read_rows(
         patience: seconds to try to connect.
         partition: the messages to read.
         schema: the columns to return.
-        constant: columns with the same value in every row, which no message stores.
+        constant: columns with the same value in every row, which are not stored with messages.
         prepare: called with each connection before it reads.
-
-    Returns:
-        how many rows there were.
-
-    Raises:
-        PgQueueError: Postgres stayed away too long.
     """
     target = arrow_schema(schema)
-    ranges, rows, last = partition.ranges, 0, None
+    ranges, last = partition.ranges, None
 
     def rest() -> Generator[pa.RecordBatch]:
-        nonlocal ranges, rows, last
+        nonlocal ranges, last
         if last is not None:
             (_, ranges), last = cut_behind(ranges, last), None
         if not ranges:
@@ -118,11 +125,10 @@ def read_rows(
             if prepare is not None:
                 prepare(cursor)
             for batch in _select(cursor, partition, ranges, target, constant or {}):
-                last, rows = batch["seq"][-1].as_py(), rows + batch.num_rows
+                last = batch["seq"][-1].as_py()
                 yield batch
 
-    yield from going_on(rest, url, f"stream {partition.stream}")
-    return rows
+    return going_on(rest, url, f"stream {partition.stream}")
 
 
 def closing_after(
@@ -141,9 +147,9 @@ def closing_after(
 def keep_modules() -> None:
     """Have later collections of garbage pass over what this process has loaded by now.
 
-    After each task, a Python worker of Spark collects garbage, and looks at all objects for that.
-    pandas, Arrow and PySpark have 95,000: that takes 55 ms of a CPU, in which a task reads 200,000
-    messages of an archive. Once is enough for a process: later objects are looked at as before.
+    After each task, a Python worker of Spark collects garbage, which visits all objects. pandas,
+    Arrow and PySpark have 95,000: that takes 55 ms of a CPU, in which a task reads 200,000 messages
+    of an archive. Once is enough for a process: later objects are visited as before.
     """
     if not gc.get_freeze_count():
         gc.freeze()
@@ -152,15 +158,11 @@ def keep_modules() -> None:
 def going_on(
     rest: Callable[[], Generator[pa.RecordBatch]], url: str | None, what: str
 ) -> Iterator[pa.RecordBatch]:
-    """Arrow batches, resumed after a broken connection.
-
-    Args:
-        rest: reads what the calls before have not read, with a connection of its own.
-        url: the database.
-        what: a name of what is read, for the log.
+    """Arrow batches, resumed after a broken connection: each call of `rest` reads what the calls
+    before have not read. The log names `what` is read.
 
     Raises:
-        PgQueueError: a known error; or the connection cannot be made, or breaks time and again.
+        PgQueueError: a known error; or the connection cannot be made, or breaks again and again.
     """
     failures, attempts = 0, Attempts()
     while True:
@@ -180,15 +182,12 @@ def going_on(
             warn("reading %s broke off and goes on: %s", what, error)
 
 
-def _check_lease(url: str | None, partition: ClaimedPartition) -> None:
+def _check_lease(url: str | None, patience: float, partition: ClaimedPartition) -> None:
     """Fail when the reader has lost messages since the batch was planned."""
     batch = partition.batch
-    with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
-        ((lost,),) = call(
-            cursor,
-            "select pgqueue.reader_lost($1::text::uuid, $2, $3)",
-            (batch.reader, batch.after, batch.end),
-        )
+    sql = "select pgqueue.reader_lost($1::text::uuid, $2, $3)"
+    values = (batch.reader, batch.after, batch.end)
+    ((lost,),) = asked(lambda cursor: call(cursor, sql, values), url, patience)
     if lost > batch.lost:
         raise PgQueueError(
             f"{lost - batch.lost} messages of this batch of stream {partition.stream} were taken "
@@ -199,21 +198,13 @@ def _check_lease(url: str | None, partition: ClaimedPartition) -> None:
 
 
 def check_complete(partition: MessagePartition, rows: int, fail: bool) -> None:
-    """Fail or warn when a partition had fewer rows than messages.
-
-    Raises:
-        PgQueueError: PQ010, if `fail`.
-    """
+    """Fail, with PQ010, or warn when a partition had fewer rows than messages."""
     if rows < partition.messages:
         report_loss(partition.messages - rows, partition.stream, fail)
 
 
 def report_loss(count: int, stream: str, fail: bool) -> None:
-    """Fail or warn because messages were deleted before they could be read.
-
-    Raises:
-        PgQueueError: PQ010, if `fail`.
-    """
+    """Fail, with PQ010, or warn because messages were deleted before they could be read."""
     message = f"{count} messages of stream {stream} were deleted before they could be read"
     if fail:
         raise PgQueueError(
@@ -222,16 +213,6 @@ def report_loss(count: int, stream: str, fail: bool) -> None:
             sqlstate=DATA_LOSS,
         )
     warn("%s", message)
-
-
-def _check_query(cursor: dbapi.Cursor, partition: ClaimedPartition, query_id: str | None) -> None:
-    if query_id is not None:
-        call(
-            cursor,
-            "select pgqueue.reader_query($1::text::uuid, $2::text) is null",
-            (partition.batch.reader, query_id),
-        )
-        cursor.connection.commit()
 
 
 def _select(
@@ -252,7 +233,7 @@ def _select(
         cursor.execute(select_sql(partition, some, stored(target.names, constant)))
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
-                yield _as_spark(batch, constant, target, partition.stream)
+                yield as_spark(batch, constant, target, partition.stream)
 
 
 def slices(ranges: tuple[R, ...]) -> Iterator[tuple[R, ...]]:
@@ -275,20 +256,13 @@ def select_sql(partition: MessagePartition, ranges: tuple[Range, ...], columns: 
         wanted.append("shift")
     source = _walk_sql(partition.stream_id, ranges) if not wanted else None
     if source is None:
-        told = [(each.lo, each.hi, *(getattr(each, name) for name in wanted)) for each in ranges]
+        rows = [(each.lo, each.hi, *(getattr(each, name) for name in wanted)) for each in ranges]
         types = {name: "int8" if name == "shift" else "int4" for name in wanted}
-        source = ranges_sql(partition.stream_id, told, **types) + " where true"
-    return f"select {', '.join(listed)} from {source}{_bucket_sql(partition)}"
-
-
-def _bucket_sql(partition: MessagePartition) -> str:
-    if partition.buckets == 1:
-        return ""
-    # A message without a key may go to any partition.
-    return (
-        f" and (hashtext(coalesce(m.key, m.seq::text))::int8 & 2147483647) % {partition.buckets}"
-        f" = {partition.index}"
-    )
+        source = ranges_sql(partition.stream_id, rows, **types) + " where true"
+    if partition.buckets > 1:  # a message without a key may go to any partition
+        hashed = "(hashtext(coalesce(m.key, m.seq::text))::int8 & 2147483647)"
+        source += f" and {hashed} % {partition.buckets} = {partition.index}"
+    return f"select {', '.join(listed)} from {source}"
 
 
 def _walk_sql(stream_id: int, ranges: Sequence[tuple[int, ...]]) -> str | None:
@@ -317,10 +291,7 @@ def _walk_sql(stream_id: int, ranges: Sequence[tuple[int, ...]]) -> str | None:
 def ranges_sql(stream_id: int, ranges: Sequence[tuple[int, ...]], **more: str) -> str:
     """The from clause for ranges: r, the ranges, and m, the messages of each, in order.
 
-    Args:
-        stream_id: the stream's id.
-        ranges: lo and hi of each range, and the values of `more`.
-        more: names and types of further columns of r.
+    A range has lo, hi and the values of `more`, which are names and types of further columns of r.
     """
     names = {"lo": "int8", "hi": "int8", **more}
     lists = ", ".join(
@@ -336,16 +307,10 @@ def ranges_sql(stream_id: int, ranges: Sequence[tuple[int, ...]], **more: str) -
     )
 
 
-def _count(url: str | None, partition: MessagePartition) -> int:
-    """How many messages of the partition's ranges exist, of all keys."""
-    with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
-        return count_messages(cursor, partition.stream_id, partition.ranges)
-
-
 def count_messages(
     cursor: dbapi.Cursor, stream_id: int, ranges: tuple[tuple[Any, ...], ...]
 ) -> int:
-    """How many messages of the ranges exist."""
+    """How many messages of the ranges exist, of all keys."""
     count = 0
     set_up(cursor)
     for some in slices(ranges):
@@ -355,19 +320,20 @@ def count_messages(
     return count
 
 
-def _as_spark(
+def as_spark(
     batch: pa.RecordBatch, constant: dict[str, Any], target: pa.Schema, stream: str
 ) -> pa.RecordBatch:
-    """The columns with exactly Spark's types; the data of COPY is not copied."""
+    """The columns with exactly Spark's types; data that has its type already is not copied."""
     import pyarrow as pa
 
     def column(field: pa.Field) -> pa.Array:
         if field.name in constant:
             return pa.repeat(pa.scalar(constant[field.name], field.type), batch.num_rows)
-        if field.name == "headers":
-            return headers_map(batch["headers"], field.type)
         if field.name == VALUE:
             return typed(batch, target, stream)
-        return batch[field.name]
+        found = batch[field.name]
+        if field.name == "headers" and not pa.types.is_map(found.type):
+            return headers_map(found, field.type)
+        return found.cast(field.type)
 
     return pa.RecordBatch.from_arrays([column(field) for field in target], schema=target)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructType
@@ -28,6 +28,7 @@ from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import READ_ALONG, check_columns, check_kind
+from spark_pgqueue.spark.executor.reading import asked
 from spark_pgqueue.spark.options import SINK_NAMES, SinkOptions
 from spark_pgqueue.spark.sink.actions import Action, Actions, as_json, merged
 from spark_pgqueue.spark.sink.rows import (
@@ -38,7 +39,7 @@ from spark_pgqueue.spark.sink.rows import (
     to_messages,
     to_staged_chunks,
 )
-from spark_pgqueue.spark.sink.table_writer import StagedRows, TableTarget, all_staged, drop
+from spark_pgqueue.spark.sink.table_writer import StagedRows, TableWriter, all_staged, drop
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +73,7 @@ class Staged(WriterCommitMessage):
     table: StagedRows | None = None  # the rows for a table
 
 
-class Target:
+class StreamWriter:
     """The destination of rows, and their columns.
 
     Args:
@@ -85,7 +86,7 @@ class Target:
     def __init__(self, options: SinkOptions, schema: StructType, begins: bool = True):
         self._options = options
         self._patience = options.retry_timeout.total_seconds()
-        self._table = None if options.table is None else TableTarget(options, schema)
+        self._table = None if options.table is None else TableWriter(options, schema)
         schema = schema if self._table is None else self._table.others
         self._columns = check_columns(schema, options, self._table is not None)
         # As in Kafka's sink, the option takes precedence.
@@ -153,8 +154,8 @@ class Target:
     def abort(self, messages: list[Staged | None], batch: int) -> None:
         """Delete what the tasks of a failed write have staged; what is left, `maintain` deletes."""
         tasks = [message for message in messages if message is not None]
-        staged = [each for task in tasks for each in task.staged]
-        if staged:
+        if tasks:
+            staged = [each for task in tasks for each in task.staged]
             self._unstage(tasks[0].sink, batch, staged)
         writes = {task.table.write_no for task in tasks if task.table is not None}
         if self._table is not None and self._table.write_no:  # where no task came to its end
@@ -170,14 +171,9 @@ class Target:
         """
         if staged:
             statements = Statements(self._options.url, patience=0)
-            try:
-                statements.row(
-                    "select pgqueue.unstage(%s, %s, %s::bigint[])", [sink, batch, staged]
-                )
-            except Exception:
-                return
-            finally:
-                statements.close()
+            with suppress(Exception), closing(statements):
+                sql = "select pgqueue.unstage(%s, %s, %s::bigint[])"
+                statements.row(sql, [sink, batch, staged])
 
     def publish(self, messages: list[Staged | None], batch: int) -> bool:
         """Publish all staged chunks at once, and carry out the actions.
@@ -212,11 +208,9 @@ class Target:
                         "select pgqueue.publish_staged(%s, %s, %s, %s::bigint[], %s, %s)",
                         [tasks[0].sink, batch, home, staged, rows, compares],
                     )
-                # A role may have the rights for one of these only.
-                if some := {each: s for each, s in actions.items() if not each.revives}:
-                    done.append(self._settle(statements, some, tasks[0], batch))
-                if some := {each: s for each, s in actions.items() if each.revives}:
-                    done.append(self._settle(statements, some, tasks[0], batch))
+                for revives in (False, True):  # a role may have the rights for one of these only
+                    if some := {each: s for each, s in actions.items() if each.revives == revives}:
+                        done.append(self._settle(statements, some, tasks[0], batch))
             # In a second attempt, a batch that is published already was published by the first.
             return any(done) or sent > 1
 
@@ -229,21 +223,15 @@ class Target:
         self, statements: Statements, actions: dict[Action, str], task: Staged, batch: int
     ) -> bool:
         """Carry out actions; returns whether this call did it."""
-        if next(iter(actions)).revives:
-            done, changed, passed_over = statements.row(
-                "select done, changed, passed_over from pgqueue.revive_messages(%s, %s, %s::jsonb)",
-                [task.sink, batch, as_json(actions)],
-            )
-        else:
-            done, changed, passed_over = statements.row(
-                "select done, changed, passed_over "
-                "from pgqueue.settle_messages(%s, %s, %s::jsonb, %s, %s)",
-                [
-                    *(task.sink, batch, as_json(actions), task.query_id),
-                    # Whether the write may be repeated as a whole, with its batch.
-                    task.query_id is not None or task.sink.startswith("txn:"),
-                ],
-            )
+        sql, values = "pgqueue.revive_messages(%s, %s, %s::jsonb)", []
+        if not next(iter(actions)).revives:
+            sql = "pgqueue.settle_messages(%s, %s, %s::jsonb, %s, %s)"
+            may_repeat = task.query_id is not None or task.sink.startswith("txn:")
+            values = [task.query_id, may_repeat]  # as a whole, with its batch
+        done, changed, passed_over = statements.row(
+            f"select done, changed, passed_over from {sql}",
+            [task.sink, batch, as_json(actions), *values],
+        )
         if passed_over:
             warn(
                 "%s of %s messages were left as they are by %s: they were done before, or are held "
@@ -310,14 +298,9 @@ class Target:
 
     def _open(self, stream: str) -> TargetStream:
         """Find a stream that a row names."""
-
-        def find() -> TargetStream:
-            with kept_connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
-                sql = f"select stream_id, kind, {COPY_TARGET} from pgqueue.open_sink($1)"
-                return TargetStream(stream, *call(cursor, sql, (stream,))[0])
-
+        sql = f"select stream_id, kind, {COPY_TARGET} from pgqueue.open_sink($1)"
         try:
-            target = with_backoff(find, self._options.url, self._patience)
+            target = TargetStream(stream, *self._asked(sql, stream))
         except PgQueueError as error:
             if error.sqlstate != UNKNOWN_STREAM:
                 raise
@@ -328,14 +311,13 @@ class Target:
         return target
 
     def _is_published(self, sink: str, batch: int) -> bool:
-        home = None if self._stream is None else self._stream.stream_id
+        home = 0 if self._stream is None else self._stream.stream_id
+        sql = "select pgqueue.is_published($1, nullif($2, 0)::int4, $3)"
+        return self._asked(sql, sink, home, batch)[0]
 
-        def ask() -> bool:
-            with kept_connection(self._options.url, patience=0) as conn, conn.cursor() as cursor:
-                sql = "select pgqueue.is_published($1, nullif($2, 0)::int4, $3)"
-                return call(cursor, sql, (sink, home or 0, batch))[0][0]
-
-        return with_backoff(ask, self._options.url, self._patience)
+    def _asked(self, sql: str, *values: Any) -> tuple:
+        """A row that Postgres answers, on an executor."""
+        return asked(lambda cursor: call(cursor, sql, values), self._options.url, self._patience)[0]
 
     def _store(self, rows: pa.Table, target: TargetStream, sink: str, batch: int) -> list[int]:
         """Copy rows in one transaction; returns the ids of their staged chunks."""

@@ -29,6 +29,7 @@ from spark_pgqueue.postgres.errors import (
 )
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.spark.executor.reading import asked
 from spark_pgqueue.spark.options import SinkOptions
 from spark_pgqueue.spark.sink.rows import naming_the_column
 
@@ -54,18 +55,15 @@ class StagedRows:
     is_repeated: bool = False
 
 
-class TableTarget:
+class TableWriter:
     """A table that rows are written into.
-
-    Args:
-        options: the sink's options, with a table.
-        schema: the columns of the DataFrame.
 
     Raises:
         PgQueueError: an option is for messages, and all columns are the table's.
 
     Attributes:
         others: the columns of messages and actions; none where all are the table's.
+        name: the table's name, as SQL.
         write_no: the number of this write; 0 before it has begun, and in a stream's commit.
     """
 
@@ -102,7 +100,7 @@ class TableTarget:
                 "allow_rounding": options.allow_rounding and list(options.allow_rounding),
             }
         )
-        self._name = ""
+        self.name: str = ""
         self.write_no: int = 0
 
     def begin(self, statements: Statements) -> None:
@@ -112,25 +110,20 @@ class TableTarget:
             PgQueueError: the table, a column or an option does not fit, or a right lacks.
         """
         sql = "select name, write_no from pgqueue.open_table(%s::jsonb)"
-        self._name, self.write_no = statements.row(sql, [self._given])
+        self.name, self.write_no = statements.row(sql, [self._given])
 
     def task(self, sink: str, batch: int, skip_written: bool) -> RowsOfTask:
-        """What a task begins with, on an executor.
-
-        Args:
-            sink: the sink's identity.
-            batch: the number of the sink's batch.
-            skip_written: whether to stage nothing if the batch, or a later one, was written.
+        """What a task begins with, on an executor; with `skip_written`, the task stages nothing if
+        the batch of the sink, or a later one, was written.
         """
-        is_repeated = skip_written and with_backoff(
-            lambda: self._is_written(sink, batch), self._url, self._patience
+        sql, values = (
+            "select pgqueue.is_published($1, null::int4, $2, $3)",
+            (sink, batch, self.name),
+        )
+        is_repeated = skip_written and asked(
+            lambda cursor: call(cursor, sql, values)[0][0], self._url, self._patience
         )
         return RowsOfTask(self, sink, batch, is_repeated)
-
-    def _is_written(self, sink: str, batch: int) -> bool:
-        with kept_connection(self._url, patience=0) as conn, conn.cursor() as cursor:
-            sql = "select pgqueue.is_published($1, null::int4, $2, $3)"
-            return call(cursor, sql, (sink, batch, self._name))[0][0]
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """The rows of the table, and those of messages and actions.
@@ -170,10 +163,6 @@ class TableTarget:
                 sqlstate=NOT_ALLOWED,
             )
         return of_table, others.filter(says)
-
-    def staged(self, chunks: tuple[int, ...], rows: int, is_repeated: bool) -> StagedRows:
-        """What a task has staged, for the driver."""
-        return StagedRows(self.write_no, self._name, chunks, rows, is_repeated)
 
     def store(self, rows: pa.Table, sink: str, batch: int) -> int:
         """Copy rows, on an executor; returns the number of their chunk."""
@@ -249,7 +238,7 @@ class TableTarget:
             )
         if code in ("22021", "22P05"):
             return PgQueueError(
-                f"a row does not fit table {self._name}: {said.message}"
+                f"a row does not fit table {self.name}: {said.message}"
                 + (f" (column {name})" if name else ""),
                 hint="text of Postgres is UTF-8 and holds no NUL character",
                 sqlstate=UNFIT_DATA,
@@ -258,16 +247,9 @@ class TableTarget:
 
 
 class RowsOfTask:
-    """The rows that a task has for a table.
+    """The rows that a task has for a table; none are staged for a batch that is repeated."""
 
-    Args:
-        target: the table.
-        sink: the sink's identity.
-        batch: the number of the sink's batch.
-        is_repeated: whether to stage nothing.
-    """
-
-    def __init__(self, target: TableTarget, sink: str, batch: int, is_repeated: bool):
+    def __init__(self, target: TableWriter, sink: str, batch: int, is_repeated: bool):
         self._target, self._sink, self._batch = target, sink, batch
         self._is_repeated = is_repeated
         self._chunks: list[int] = []
@@ -284,7 +266,8 @@ class RowsOfTask:
 
     def staged(self) -> StagedRows:
         """What the driver needs to write them."""
-        return self._target.staged(tuple(self._chunks), self._rows, self._is_repeated)
+        about = (self._target.write_no, self._target.name)
+        return StagedRows(*about, tuple(self._chunks), self._rows, self._is_repeated)
 
 
 def _refuse_messages(options: SinkOptions) -> None:

@@ -22,7 +22,7 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options import SinkOptions
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.pyspark_compat import DataSourceStreamArrowWriter
-from spark_pgqueue.spark.sink.stream_writer import Staged, Target
+from spark_pgqueue.spark.sink.stream_writer import Staged, StreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
     """Writes a micro-batch, exactly once by the query's id and the batch's number."""
 
     def __init__(self, options: SinkOptions, schema: StructType, begins: bool = True):
-        self._target = Target(options, schema, begins)
+        self._writer = StreamWriter(options, schema, begins)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task, on an executor.
@@ -50,7 +50,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
                 "this version of Spark does not tell the sink which query and batch it writes",
                 hint="use foreachBatch with df.write, and options txnAppId and txnVersion",
             )
-        return self._target.stage(iterator, query_id, int(batch), query_id)
+        return self._writer.stage(iterator, query_id, int(batch), query_id)
 
     def commit(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
         """Publish the staged chunks, on the driver. Does nothing for a batch that was published
@@ -61,13 +61,13 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
                 last one with other rows or to another stream; PQ001 when the stream was dropped
                 and made again since; or Postgres stayed away too long.
         """
-        self._target.publish(messages, batchId)
+        self._writer.publish(messages, batchId)
 
     def abort(self, messages: list[Staged | None], batchId: int) -> None:  # type: ignore[override]
         """Delete what the tasks have staged. Spark also calls this after a commit that failed, and
         maybe while it runs: then the batch is either published or deleted as a whole.
         """
-        self._target.abort(messages, batchId)
+        self._writer.abort(messages, batchId)
 
 
 @plain_errors
@@ -75,7 +75,7 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame: all or nothing; once per txnAppId and txnVersion if these are given."""
 
     def __init__(self, options: SinkOptions, schema: StructType):
-        self._target = Target(options, schema)
+        self._writer = StreamWriter(options, schema)
         # Spark pickles this object, so tasks and commit see one identity. The query id is no
         # identity in foreachBatch: a second write in the same batch has it too.
         self._sink = f"txn:{options.txn_app_id}" if options.txn_app_id else f"write:{uuid4()}"
@@ -85,11 +85,11 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
         """Stage the rows of a task, on an executor. Errors as in `PgQueueStreamWriter`."""
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
-        return self._target.stage(iterator, self._sink, self._batch, query_id, skip_published=True)
+        return self._writer.stage(iterator, self._sink, self._batch, query_id, skip_published=True)
 
     def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
         """Publish the staged chunks, on the driver. Errors as in `PgQueueStreamWriter`."""
-        if not self._target.publish(messages, self._batch):
+        if not self._writer.publish(messages, self._batch):
             warn(
                 "txnVersion %s of %s, or a later one, was published before: nothing was written",
                 *(self._batch, self._sink),
@@ -97,4 +97,4 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[Staged | None]) -> None:  # type: ignore[override]
         """Delete what the tasks have staged, as in `PgQueueStreamWriter`."""
-        self._target.abort(messages, self._batch)
+        self._writer.abort(messages, self._batch)

@@ -71,7 +71,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
             return super().next(start, admission)
         self._parent.check()
         begun = self._begin(StreamOffsets())
-        ends = {name: self._streams.all_after(name, begun[name]) for name in begun}
+        ends = {name: self._streams.end_at(name, begun[name], "latest") for name in begun}
         self._last = StreamOffsets(ends).beginning_at(self._begun)
         return self._last
 
@@ -145,9 +145,10 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         is_new = not start.positions and not self._has_begun
         for name in found:
             if name not in start.positions and name not in self._begun:
-                self._begun[name] = (
-                    self._streams.begin(name, "latest") if is_new else self._streams.earliest(name)
-                )
+                if is_new:
+                    self._begun[name] = self._streams.begin(name, "latest")
+                else:
+                    self._begun[name] = self._streams.position_at(name, "earliest")
         self._has_begun = True
         if self._bounds is None:
             self._waiter.wait_for_streams(found)

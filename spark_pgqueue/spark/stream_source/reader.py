@@ -98,10 +98,14 @@ def read_partition(
         for part in partition.parts:
             constant = {"stream": part.stream} if options.has_several else {}
             if isinstance(part, ArchivedPartition):
-                rows = yield from read_archived(part, options, schema, constant)
+                found = read_archived(part, options, schema, constant)
             else:
-                batches = read_rows(options.url, patience, part, schema, constant)
-                rows = yield from completed(batches, part, options, schema, constant)
+                found = read_rows(options.url, patience, part, schema, constant)
+                found = completed(found, part, options, schema, constant)
+            rows = 0
+            for batch in found:
+                rows += batch.num_rows
+                yield batch
             check_complete(part, rows, options.fail_on_data_loss)
 
     return closing_after(batches(), options.url, options.max_connections)

@@ -13,7 +13,6 @@ from spark_pgqueue.archive.files import Segment
 from spark_pgqueue.postgres.errors import (
     DATA_LOSS,
     FOREIGN_CHECKPOINT,
-    NOT_ALLOWED,
     UNKNOWN_STREAM,
     PgQueueError,
 )
@@ -63,7 +62,8 @@ def offsets(url: str, *streams: str) -> str:
     options = parse_stream_source({"url": url, "streams": ",".join(streams)})
     found = Streams(options, patience=0)
     try:
-        return json.dumps({name: {"stream": name} | found.latest(name) for name in found.find()})
+        ends = {name: found.position_at(name, "latest") for name in found.find()}
+        return json.dumps({name: {"stream": name} | ends[name] for name in ends})
     finally:
         found.close()
 
@@ -90,13 +90,18 @@ def find_streams(options: StreamSourceOptions) -> dict[str, Stream]:
 class Streams:
     """A connection that reads streams by offsets.
 
+    Its methods raise a PgQueueError for a stream that is gone or was made again, for messages that
+    retention has deleted if failOnDataLoss is true, and where Postgres stays away too long.
+
     Args:
         options: the query's options.
         patience: seconds to try to connect.
         data: the type of column data; None where it is not known yet.
     """
 
-    def __init__(self, options: StreamSourceOptions, patience: float, data: str | None = None):
+    def __init__(
+        self, options: StreamSourceOptions, patience: float, data: str | None = None
+    ) -> None:
         self._options = options
         self._offset_is = THE_CHECKPOINT
         self._statements = Statements(
@@ -105,6 +110,7 @@ class Streams:
         self._found: dict[str, Stream] = {}
         self._found_at = float("-inf")
         self._data = data
+        self._reads_archive = options.archive == "auto"
 
     def close(self) -> None:
         """Close the connection."""
@@ -116,18 +122,18 @@ class Streams:
         Raises:
             PgQueueError: PQ001 when a stream does not exist; or the streams are of different kinds.
         """
-        if self._found and self._options.names is not None:
+        names, pattern = self._options.names, self._options.stream_pattern
+        if self._found and names is not None:
             return self._found
         if time.monotonic() < self._found_at + DISCOVERY_SECONDS:
             return self._found
-        if self._options.names is not None:
+        if names is not None:
             rows = self._statements.rows(
                 "select s.name, o.stream_id, o.kind from unnest(%s::text[]) s (name) "
                 "cross join lateral pgqueue.open_stream(s.name) o",
-                [list(self._options.names)],
+                [list(names)],
             )
         else:
-            pattern = self._options.stream_pattern
             assert pattern is not None
             rows = self._statements.rows(
                 "select stream, stream_id, kind from pgqueue.open_streams()"
@@ -141,23 +147,29 @@ class Streams:
         return found
 
     def forget(self) -> None:
-        """Find the streams anew the next time."""
+        """Look for the streams again the next time."""
         self._found, self._found_at = {}, float("-inf")
 
-    def earliest(self, stream: str) -> Position:
-        """The position before all messages of a stream."""
-        return self._position_at(stream, "earliest")
+    def position_at(self, stream: str, place: str) -> Position:
+        """The position of a place in a stream: earliest, latest (of what is published by now), a
+        time or a number.
+        """
+        (offset,) = self._statements.row(
+            "select pgqueue.start_offset(%s::text, %s::text, %s)",
+            [stream, place, self._reads_archive],
+        )
+        return position_of(offset)
 
-    def latest(self, stream: str) -> Position:
-        """The position after all messages of a stream that were published by now."""
-        return self._position_at(stream, "latest")
+    def end_at(self, stream: str, begin: Position, place: str) -> Position:
+        """The same for the end of a query that began at `begin`."""
+        (offset,) = self._statements.row(
+            "select pgqueue.end_offset(%s::text, %s, %s::text, %s)",
+            [stream, _offset(stream, begin), place, self._reads_archive],
+        )
+        return position_of(offset)
 
     def begin(self, stream: str, default: str) -> Position:
-        """The position where a new query begins in a stream.
-
-        Args:
-            stream: the stream's name.
-            default: earliest or latest, for options that say nothing.
+        """The position where a new query begins in a stream; `default` if the options do not say.
 
         Raises:
             PgQueueError: startingOffsets has no place for the stream, or a place that does not
@@ -171,16 +183,11 @@ class Streams:
             )
         if isinstance(place, str):
             self._warn_of_open_transactions(stream, place)
-            return self._position_at(stream, place)
-        self._check_place("startingOffsets", stream, place)
-        return position_of(place)
+            return self.position_at(stream, place)
+        return self._checked("startingOffsets", stream, place)
 
     def end(self, stream: str, begin: Position) -> Position:
-        """The position where a batch ends in a stream.
-
-        Args:
-            stream: the stream's name.
-            begin: where the batch begins.
+        """The position where a batch that begins at `begin` ends in a stream.
 
         Raises:
             PgQueueError: endingOffsets has no place for the stream, or a place that does not exist.
@@ -193,40 +200,31 @@ class Streams:
             )
         if isinstance(place, str):
             self._warn_of_open_transactions(stream, place)
-            return self._end_at(stream, begin, place)
-        self._check_place("endingOffsets", stream, place)
-        return position_of(place)
-
-    def all_after(self, stream: str, begin: Position) -> Position:
-        """The position after all messages of a stream, for a query that began at `begin`."""
-        return self._end_at(stream, begin, "latest")
+            return self.end_at(stream, begin, place)
+        return self._checked("endingOffsets", stream, place)
 
     def last_publications(self) -> dict[str, int]:
         """The last visible publication of each stream."""
         found = self.find()
-        rows = self._statements.rows(
-            "select s.name, pgqueue.last_publication(s.id) "
-            "from unnest(%s::text[], %s::int[]) s (name, id)",
-            [list(found), [each.stream_id for each in found.values()]],
+        return dict(
+            self._statements.rows(
+                "select s.name, pgqueue.last_publication(s.id) "
+                "from unnest(%s::text[], %s::int[]) s (name, id)",
+                [list(found), [each.stream_id for each in found.values()]],
+            )
         )
-        return dict(rows)
 
     def note(self, positions: Mapping[str, Position]) -> None:
         """Store the query's positions as positions of the group of option group.
 
         Raises:
-            PgQueueError: PQ002 a stream has no such group; PQ006 workers work on the group; or
-                Postgres stayed away too long.
+            PgQueueError: PQ002 a stream has no such group; PQ006 workers work on the group.
         """
         try:
             self._statements.rows(
                 "select pgqueue.note_offset(a.stream, %s::text, a.o) "
                 "from unnest(%s::text[], %s::jsonb[]) a (stream, o)",
-                [
-                    self._options.group,
-                    list(positions),
-                    [Jsonb(each | {"stream": name}) for name, each in positions.items()],
-                ],
+                [self._options.group, list(positions), _offsets(positions)],
             )
         except PgQueueError as error:
             raise self._explained(error) from None
@@ -244,26 +242,18 @@ class Streams:
             most: the highest number of messages of each stream; None for all messages (of up to
                 100,000 publications).
             bounds: the last publication to read of each stream; None for any.
-
-        Raises:
-            PgQueueError: retention deleted messages first, and failOnDataLoss is true; a stream is
-                gone or was made anew; or Postgres stayed away too long.
         """
         limits = most if isinstance(most, Mapping) else dict.fromkeys(positions, most)
 
-        def read(names: Iterable[str], skip: bool) -> dict[str, Position]:
-            asked = list(names)
+        def read(names: list[str], skip: bool) -> dict[str, Position]:
             rows = self._statements.rows(
                 "select a.stream, pgqueue.read_to(a.stream, a.o, a.most, a.upto, %s, %s) "
                 "from unnest(%s::text[], %s::jsonb[], %s::bigint[], %s::bigint[]) "
                 "a (stream, o, most, upto)",
                 [
-                    skip,
-                    self._reads_archive,
-                    asked,
-                    [Jsonb(positions[name] | {"stream": name}) for name in asked],
-                    [limits[name] for name in asked],
-                    [bounds[name] if bounds else None for name in asked],
+                    *(skip, self._reads_archive, names, _offsets(positions, names)),
+                    [limits[name] for name in names],
+                    [bounds[name] if bounds else None for name in names],
                 ],
             )
             return {name: position_of(offset) for name, offset in rows}
@@ -272,11 +262,7 @@ class Streams:
         return {name: found[name] for name in positions}
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> list[OffsetPartition]:
-        """Partitions that together read the messages between two offsets.
-
-        Raises:
-            PgQueueError: as `read_to`.
-        """
+        """Partitions that together read the messages between two offsets."""
         spans = end.spans(start)
         found = self.find() if spans else {}
         if self._options.stream_pattern is not None and not self._options.fail_on_data_loss:
@@ -284,23 +270,15 @@ class Streams:
                 warn("stream %s was dropped before it was read", name)
             spans = {name: spans[name] for name in spans if name in found}
 
-        def plan(names: Iterable[str], skip: bool) -> dict[str, list[Range]]:
-            asked = list(names)
+        def plan(names: list[str], skip: bool) -> dict[str, list[Range]]:
+            sides = [[_offset(name, spans[name][side]) for name in names] for side in (0, 1)]
             rows = self._statements.rows(
                 "select a.stream, p.lo, p.hi "
                 "from unnest(%s::text[], %s::jsonb[], %s::jsonb[]) with ordinality "
                 "a (stream, f, t, i) cross join lateral "
                 f"pgqueue.read_plan(a.stream, a.f, {_END}, %s, %s) with ordinality p (lo, hi, j) "
                 "order by a.i, p.j",
-                [
-                    asked,
-                    *(
-                        [Jsonb(spans[name][side] | {"stream": name}) for name in asked]
-                        for side in (0, 1)
-                    ),
-                    skip,
-                    self._reads_archive,
-                ],
+                [names, *sides, skip, self._reads_archive],
             )
             ranges: dict[str, list[Range]] = {}
             for name, lo, hi in rows:
@@ -311,70 +289,49 @@ class Streams:
         archives = self._archives(ranges, found) if self._reads_archive else {}
         return cut_streams(ranges, found, archives, self._options)
 
-    @property
-    def _reads_archive(self) -> bool:
-        return self._options.archive == "auto"
+    def size(self, start: StreamOffsets, end: StreamOffsets) -> int:
+        """The bytes of data between two offsets."""
+        return sum(
+            self._statements.row(
+                "select pgqueue.size_between(%s::text, %s, %s, %s)",
+                [name, *(_offset(name, each) for each in span), self._reads_archive],
+            )[0]
+            for name, span in end.spans(start).items()
+        )
+
+    def lag(self, positions: Mapping[str, Position]) -> tuple[int, float | None]:
+        """The number of messages after the positions, and the age of the oldest in seconds."""
+        backlog, seconds = self._statements.row(
+            "select coalesce(sum(l.messages), 0)::bigint, "
+            "greatest(0, extract(epoch from clock_timestamp() - min(l.since)))::float8 "
+            "from unnest(%s::text[], %s::jsonb[]) a (stream, o) "
+            "cross join lateral pgqueue.offset_lag(a.stream, a.o, %s) l",
+            [list(positions), _offsets(positions), self._reads_archive],
+        )
+        return backlog, seconds
 
     def _archives(
         self, ranges: Mapping[str, list[Range]], found: Mapping[str, Stream]
     ) -> dict[str, list[Segment]]:
         """The segments of each stream, around the ranges, that are in files."""
         archives: dict[str, list[Segment]] = {}
-        names = [name for name in ranges if ranges[name]]
         for name, *segment in self._statements.rows(
             "select a.stream, f.lo, f.hi, f.uri, f.folder, f.files "
             "from unnest(%s::text[], %s::int[], %s::bigint[], %s::bigint[]) a (stream, id, lo, hi) "
             "cross join lateral pgqueue.archive_files(a.id, a.lo, a.hi) f order by a.stream, f.lo",
             [
-                names,
-                [found[name].stream_id for name in names],
-                [ranges[name][0].lo for name in names],
-                [ranges[name][-1].hi for name in names],
+                list(ranges),
+                [found[name].stream_id for name in ranges],
+                [each[0].lo for each in ranges.values()],
+                [each[-1].hi for each in ranges.values()],
             ],
         ):
             archives.setdefault(name, []).append(Segment.of(*segment))
         return archives
 
-    def size(self, start: StreamOffsets, end: StreamOffsets) -> int:
-        """The bytes of data between two offsets."""
-        spans = end.spans(start)
-        return sum(
-            self._statements.row(
-                "select pgqueue.size_between(%s::text, %s, %s, %s)",
-                [name, *(Jsonb(each | {"stream": name}) for each in span), self._reads_archive],
-            )[0]
-            for name, span in spans.items()
-        )
-
-    def lag(self, positions: Mapping[str, Position]) -> tuple[int, float | None]:
-        """The number of messages after the positions, and the age of the oldest in seconds.
-
-        Raises:
-            PgQueueError: a stream is gone, or Postgres stayed away too long.
-        """
-        backlog, seconds = self._statements.row(
-            "select coalesce(sum(l.messages), 0)::bigint, "
-            "greatest(0, extract(epoch from clock_timestamp() - min(l.since)))::float8 "
-            "from unnest(%s::text[], %s::jsonb[]) a (stream, o) "
-            "cross join lateral pgqueue.offset_lag(a.stream, a.o, %s) l",
-            [
-                list(positions),
-                [Jsonb(each | {"stream": name}) for name, each in positions.items()],
-                self._reads_archive,
-            ],
-        )
-        return backlog, seconds
-
-    def _end_at(self, stream: str, begin: Position, place: str) -> Position:
-        (offset,) = self._statements.row(
-            "select pgqueue.end_offset(%s::text, %s, %s::text, %s)",
-            [stream, Jsonb(begin | {"stream": stream}), place, self._reads_archive],
-        )
-        return position_of(offset)
-
     def _warn_of_open_transactions(self, stream: str, place: str) -> None:
         """Warn if messages may appear later on the other side of a time or a number."""
-        if place not in ("earliest", "latest") and "gaps" in self.latest(stream):
+        if place not in ("earliest", "latest") and "gaps" in self.position_at(stream, "latest"):
             warn(
                 "transactions that send to stream %s are open: what they send may have a time or a "
                 "number before %s and appear later, so that one query which ends there and another "
@@ -382,13 +339,6 @@ class Streams:
                 "spark_pgqueue.offsets(url, stream)",
                 *(stream, place),
             )
-
-    def _position_at(self, stream: str, place: str) -> Position:
-        (offset,) = self._statements.row(
-            "select pgqueue.start_offset(%s::text, %s::text, %s)",
-            [stream, place, self._reads_archive],
-        )
-        return position_of(offset)
 
     def _each(self, names: Iterable[str], ask: Any) -> dict[str, Any]:
         """Ask for all streams at once; after a loss that is allowed, ask for each stream alone."""
@@ -411,16 +361,17 @@ class Streams:
                 found |= ask([name], True)
         return found
 
-    def _check_place(self, option: str, stream: str, place: Position) -> None:
-        """Check an offset that a user gave."""
+    def _checked(self, option: str, stream: str, place: Position) -> Position:
+        """The position of an offset that a user gave, if the stream has it."""
         self._offset_is = f"option {option}"
         try:
             self._statements.row(
                 "select pgqueue.offset_lag(%s::text, %s, %s)",
-                [stream, Jsonb(place | {"stream": stream}), self._reads_archive],
+                [stream, _offset(stream, place), self._reads_archive],
             )
         finally:
             self._offset_is = THE_CHECKPOINT
+        return position_of(place)
 
     def _name_of(self, argument: str) -> str | None:
         if argument in ("p_offset", "p_from", "p_to"):
@@ -429,20 +380,22 @@ class Streams:
 
     def _explained(self, error: PgQueueError) -> PgQueueError:
         """The error with the hint that is right for a query."""
-        hints = {
+        error.hint = {
             DATA_LOSS: 'to go on with what is left, set option("failOnDataLoss", "false"); and '
             "keep messages longer: see pgqueue.set_retention",
             FOREIGN_CHECKPOINT: "connect to the database that it is of, or give the query a "
             "checkpointLocation of its own, and startingOffsets",
             UNKNOWN_STREAM: "create it, if it was never there; one that was dropped needs a query "
             "without it, with a checkpointLocation of its own",
-            NOT_ALLOWED: error.hint,
-        }
-        if error.sqlstate not in hints:
-            return error
-        return PgQueueError(
-            error.message,
-            hint=hints[error.sqlstate],
-            sqlstate=error.sqlstate,
-            argument=error.argument,
-        )
+        }.get(error.sqlstate or "", error.hint)
+        return error
+
+
+def _offset(stream: str, position: Position) -> Jsonb:
+    """A position as SQL takes it."""
+    return Jsonb(position | {"stream": stream})
+
+
+def _offsets(positions: Mapping[str, Position], names: Iterable[str] | None = None) -> list[Jsonb]:
+    """The positions of some streams, or of all."""
+    return [_offset(name, positions[name]) for name in (positions if names is None else names)]
