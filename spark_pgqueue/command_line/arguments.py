@@ -46,10 +46,10 @@ class Group(StrEnum):
 
 
 def duration(text: str) -> timedelta:
-    from spark_pgqueue.spark import options
+    from spark_pgqueue.spark.options import values
 
     try:
-        return options.duration(text)
+        return values.duration(text)
     except ValueError:
         raise typer.BadParameter(
             f"{text!r} is not a duration longer than 0 with a unit: 500ms, 30s or '5 minutes'"
@@ -62,10 +62,10 @@ def delay(text: str) -> timedelta:
 
 
 def size(text: str) -> int:
-    from spark_pgqueue.spark import options
+    from spark_pgqueue.spark.options import values
 
     try:
-        return options.size(text)
+        return values.size(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a size: 1000000, 500MB or 10GB") from None
 

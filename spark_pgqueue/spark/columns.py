@@ -23,7 +23,9 @@ from pyspark.sql.types import (
 )
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import SinkOptions, SourceOptions, StreamSourceOptions
+from spark_pgqueue.spark.options.sink import SinkOptions
+from spark_pgqueue.spark.options.source import SourceOptions
+from spark_pgqueue.spark.options.stream_source import StreamSourceOptions
 
 VALUE = "value"
 """The column of option typed: the payload as the columns of the stream's schema."""
@@ -73,12 +75,9 @@ def stream_source_schema(kind: str, include_headers: bool, has_several: bool) ->
 def columns_of(
     options: SourceOptions | StreamSourceOptions, kind: str, value: StructType | None
 ) -> StructType:
-    """The columns of a query.
+    """The columns of a query over a stream, or streams, of this kind.
 
-    Args:
-        options: the query's options.
-        kind: of the stream, or the streams.
-        value: the columns of the stream's schema, for option typed.
+    With option typed, `value` has the columns of the stream's schema.
     """
     if isinstance(options, SourceOptions):
         columns = source_schema(kind, options.include_headers, options.has_arrival)
@@ -136,11 +135,7 @@ def kind_of(streams: Mapping[str, Stream]) -> str:
 
 
 def check_kinds(streams: Mapping[str, Stream], data: str | None = None) -> None:
-    """Check that the data of all streams fit one column.
-
-    Args:
-        streams: by their names.
-        data: the type of the column, where the query has it already.
+    """Check that the data of all streams fit one column; of type `data`, if the query has it.
 
     Raises:
         PgQueueError: the data do not fit.
@@ -248,12 +243,8 @@ _HINTS = {
 
 
 def check_columns(schema: StructType, options: SinkOptions, beside_rows: bool = False) -> list[str]:
-    """The columns of a DataFrame, by the queue's names.
-
-    Args:
-        schema: the columns.
-        options: the sink's options.
-        beside_rows: whether there is a column row, of a table: then no row needs to be sent.
+    """The columns of a DataFrame, by the queue's names. Beside the rows of a table, no row needs to
+    be sent.
 
     Raises:
         PgQueueError: a column is missing, or a column has a name or type that is not allowed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from contextlib import closing
 from typing import Any
 
 from pyspark.sql.datasource import DataSource
@@ -14,22 +15,14 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import Stream, check_schema, columns_of, kind_of, source_schema
 from spark_pgqueue.spark.consumer_source.consumer import find_stream
 from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
-from spark_pgqueue.spark.options import (
-    SOURCE_NAMES,
-    SourceOptions,
-    StreamSourceOptions,
-    TableOptions,
-    as_pending,
-    names_table,
-    parse_sink,
-    parse_source,
-    parse_stream_source,
-    parse_table,
-)
+from spark_pgqueue.spark.options.sink import parse_sink
+from spark_pgqueue.spark.options.source import SOURCE_NAMES, SourceOptions, parse_source
+from spark_pgqueue.spark.options.stream_source import StreamSourceOptions, parse_stream_source
+from spark_pgqueue.spark.options.table import TableOptions, as_pending, names_table, parse_table
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter, PgQueueStreamWriter
 from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsBatchReader, PgQueueStreamsReader
-from spark_pgqueue.spark.stream_source.streams import find_streams
+from spark_pgqueue.spark.stream_source.streams import Streams
 from spark_pgqueue.spark.table_source.reader import PgQueueTableReader
 from spark_pgqueue.spark.table_source.tables import Where, find_for, table_schema
 
@@ -39,7 +32,8 @@ class PgQueueDataSource(DataSource):
     """Reads a consumer with `readStream`, streams without one with `readStream` and `read`, and
     tables of a queue with `read`; writes streams and tables with `writeStream` and `write`.
 
-    Options: see `spark_pgqueue.spark.options`.
+    Options: see `spark_pgqueue.spark.options`. Each method raises a PgQueueError for an option, a
+    column or a schema that is wrong, and for a stream, a consumer or a table that does not exist.
     """
 
     def __init__(self, options: MutableMapping[str, str]):
@@ -68,28 +62,20 @@ class PgQueueDataSource(DataSource):
         return any(name.lower() == "consumer" for name in self._given)
 
     def schema(self) -> StructType:
-        """The columns of the source or of a table: `data` is binary for a binary stream.
-
-        Raises:
-            PgQueueError: an option is wrong, the stream or the consumer does not exist, or has no
-                schema for option typed; or Postgres cannot be reached.
-        """
+        """The columns of the source or of a table: `data` is binary for a binary stream."""
         if names_table(self._given):
             options, stream, _ = self._table()
             return table_schema(options, stream.kind)
         if not self._has_consumer:
             options = parse_stream_source(self._given)
-            return columns_of(options, kind_of(find_streams(options)), _find_schema(options))
+            # No patience: this is load(), and a user who mistyped the host waits for the error.
+            with closing(Streams(options, patience=0)) as streams:
+                return columns_of(options, kind_of(streams.find()), _find_schema(options))
         options = parse_source(self._given)
         return columns_of(options, find_stream(options).kind, _find_schema(options))
 
     def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueStreamsBatchReader:
-        """The reader of a table, of a consumer's pending messages, or of a range of streams.
-
-        Raises:
-            PgQueueError: an option is wrong, the stream or the consumer does not exist, or the user
-                specified another schema.
-        """
+        """The reader of a table, of a consumer's pending messages, or of a range of streams."""
         if names_table(self._given):
             return PgQueueTableReader(*self._table(), schema)
         if not self._has_consumer:
@@ -109,11 +95,7 @@ class PgQueueDataSource(DataSource):
         return reader
 
     def streamReader(self, schema: StructType) -> PgQueueConsumerReader | PgQueueStreamsReader:
-        """The stream reader of a consumer, or the offset source's.
-
-        Raises:
-            PgQueueError: the user specified another schema than the source's.
-        """
+        """The stream reader of a consumer, or of streams without one."""
         if not self._has_consumer:
             options = parse_stream_source(self._given, streaming=True)
             check_schema(schema, options)
@@ -127,9 +109,6 @@ class PgQueueDataSource(DataSource):
 
         Spark calls this twice for each batch: for the tasks, and in a process that has a pickled
         copy of this object, for the commit.
-
-        Raises:
-            PgQueueError: an option or a column is wrong, or the stream or the table does not exist.
         """
         options = parse_sink(self._given, streaming=True)
         if overwrite:
@@ -140,11 +119,7 @@ class PgQueueDataSource(DataSource):
         return PgQueueStreamWriter(options, schema, begins=not self._is_copy)
 
     def writer(self, schema: StructType, overwrite: bool) -> PgQueueBatchWriter:
-        """The writer of one DataFrame.
-
-        Raises:
-            PgQueueError: an option or a column is wrong, or the stream or the table does not exist.
-        """
+        """The writer of one DataFrame."""
         options = parse_sink(self._given, streaming=False)
         if overwrite:
             raise PgQueueError(
@@ -163,11 +138,8 @@ def _find_schema(options: SourceOptions | StreamSourceOptions) -> StructType | N
     """
     if options.typed is None:
         return None
-    statements = Statements(options.url, patience=0, names=SOURCE_NAMES.get)
-    try:
+    with closing(Statements(options.url, patience=0, names=SOURCE_NAMES.get)) as statements:
         (schema,) = statements.row("select pgqueue.schema_of(%s)", [options.stream])
-    finally:
-        statements.close()
     if schema is None:
         raise PgQueueError(
             f"option typed is given, and stream {options.stream!r} has no schema",

@@ -14,7 +14,9 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_pgqueue.archive.files import Segment, overlapping
 from spark_pgqueue.spark.consumer_source.consumer import Consumer, Stream
-from spark_pgqueue.spark.options import SourceOptions, StreamSourceOptions, TableOptions
+from spark_pgqueue.spark.options.source import SourceOptions
+from spark_pgqueue.spark.options.stream_source import StreamSourceOptions
+from spark_pgqueue.spark.options.table import TableOptions
 
 MESSAGES_PER_PARTITION = 125_000
 """The default. A partition costs Spark 25 ms; reading this many messages takes 20 times that."""
@@ -69,11 +71,7 @@ def _unpacked(packed: bytes) -> Ranges:
 
 
 def in_order(found: Iterable[tuple[int, int, int, int]]) -> list[Range]:
-    """Ranges in the order of delivery, with their shifts.
-
-    Args:
-        found: lo, hi, priority and deliver_count of each range.
-    """
+    """Ranges in the order of delivery, with their shifts, from their other fields."""
     ranges: list[Range] = []
     shift = last = 0
     for each in found:
@@ -184,11 +182,7 @@ def cut_streams(
 ) -> list[OffsetPartition]:
     """Partitions of equal size that together read the ranges of all streams, stream by stream.
 
-    Args:
-        ranges: the ranges of each stream, by its name.
-        streams: the streams, by their names.
-        archives: the segments of each stream that are in files, in order.
-        options: the query's options.
+    `archives` has the segments of each stream that are in files, in order.
     """
     line = [
         each for name in ranges for each in _by_place(name, ranges[name], archives.get(name, ()))
@@ -260,13 +254,7 @@ def partition_count(
     options: SourceOptions | StreamSourceOptions | TableOptions,
     usual: int | None = None,
 ) -> int:
-    """How many partitions this many messages are read in.
-
-    Args:
-        total: the number of messages.
-        options: the query's options.
-        usual: the number of partitions where the options say nothing; None: by `total`.
-    """
+    """How many partitions this many messages are read in; `usual` where the options do not say."""
     most = options.max_records_per_partition or total or 1
     least = options.min_partitions or usual or -(-total // MESSAGES_PER_PARTITION)
     return max(1, min(total, options.max_connections or total, max(least, -(-total // most))))
@@ -277,10 +265,7 @@ def cut_behind(
 ) -> tuple[tuple[K, ...], tuple[K, ...]]:
     """The ranges up to message `seq`, which is in one of them, and the rest.
 
-    Args:
-        ranges: the ranges.
-        seq: the message.
-        no: the number of its range, of known ranges, which may overlap.
+    Known ranges may overlap: of these, `no` is the number of its range.
     """
     for index, each in enumerate(ranges):
         if each.lo <= seq < each.hi and (no is None or no == each[2]):

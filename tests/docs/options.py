@@ -23,13 +23,11 @@ from spark_pgqueue.spark.columns import (
     source_schema,
     stream_source_schema,
 )
-from spark_pgqueue.spark.options import (
-    SINK_OPTIONS,
-    SOURCE_OPTIONS,
-    STREAM_SOURCE_OPTIONS,
-    TABLE_OPTIONS,
-    Option,
-)
+from spark_pgqueue.spark.options.checking import Option
+from spark_pgqueue.spark.options.sink import SINK_OPTIONS
+from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
+from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS
+from spark_pgqueue.spark.options.table import TABLE_OPTIONS
 from spark_pgqueue.spark.table_source.tables import TABLES, Table, column
 
 PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "options.md"

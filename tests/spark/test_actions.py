@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_pgqueue.spark.columns import check_columns, source_schema
-from spark_pgqueue.spark.options import CONSUMER_OF, parse_sink, parse_table
+from spark_pgqueue.spark.options.sink import parse_sink
+from spark_pgqueue.spark.options.table import CONSUMER_OF, parse_table
 from spark_pgqueue.spark.table_source.tables import TABLES, table_schema
 from tests.spark.conftest import Queue, no_commit_log, refusal
 

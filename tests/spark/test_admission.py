@@ -10,8 +10,8 @@ import pytest
 
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches
-from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.options.admission import Admission
+from spark_pgqueue.spark.options.source import parse_source
 from tests.spark.conftest import Queue, wait_until
 
 BOUNDS = {"maxMessagesPerTrigger": 100, "maxBytesPerTrigger": 1000, "minMessagesPerTrigger": 90}

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import parse_stream_source
+from spark_pgqueue.spark.options.stream_source import parse_stream_source
 from spark_pgqueue.spark.partitions import ArchivedPartition
 from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
 from spark_pgqueue.spark.stream_source.reader import read_partition

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 import spark_pgqueue
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import parse_stream_source
+from spark_pgqueue.spark.options.stream_source import parse_stream_source
 from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.spark.conftest import Queue, wait_until
 

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import STREAM_SOURCE_OPTIONS, parse_source, parse_stream_source
+from spark_pgqueue.spark.options.source import parse_source
+from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS, parse_stream_source
 
 OFFSET = {"incarnation": "6fd9", "next": 3, "messages": 4}
 

@@ -6,13 +6,9 @@ import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import conninfo, describe, parse
-from spark_pgqueue.spark.options import (
-    SINK_OPTIONS,
-    SOURCE_OPTIONS,
-    duration,
-    parse_sink,
-    parse_source,
-)
+from spark_pgqueue.spark.options.sink import SINK_OPTIONS, parse_sink
+from spark_pgqueue.spark.options.source import SOURCE_OPTIONS, parse_source
+from spark_pgqueue.spark.options.values import duration
 
 SOURCE = {"stream": "s", "consumer": "c"}
 

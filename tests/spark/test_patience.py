@@ -15,7 +15,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
-from spark_pgqueue.spark.options import parse_sink, parse_source
+from spark_pgqueue.spark.options.sink import parse_sink
+from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, Range
 from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter
 from tests.conftest import Server

@@ -14,7 +14,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.spark.consumer_source.batches import Offset
 from spark_pgqueue.spark.consumer_source.consumer import Consumer
-from spark_pgqueue.spark.options import parse_source
+from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.spark.partitions import (
     Batch,
     Range,

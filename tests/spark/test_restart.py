@@ -16,7 +16,7 @@ import pytest
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches, Offset
-from spark_pgqueue.spark.options import parse_source
+from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
 from tests.spark.conftest import Queue
 from tests.spark.test_crash import application

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 import spark_pgqueue
-from spark_pgqueue.spark.options import parse_sink
+from spark_pgqueue.spark.options.sink import parse_sink
 from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter
 from tests.spark.conftest import Queue, no_commit_log, refusal, wait_until
 from tests.sql import internals

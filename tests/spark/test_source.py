@@ -22,8 +22,8 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches
 from spark_pgqueue.spark.executor.reading import read_claimed
-from spark_pgqueue.spark.options import parse_source
 from spark_pgqueue.spark.options.admission import Admission
+from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, Range
 from tests.spark.conftest import Queue, wait_until
 from tests.sql import internals

@@ -22,7 +22,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from spark_pgqueue import PgQueueError
 from spark_pgqueue.postgres.connection import connect
-from spark_pgqueue.spark.options import parse_sink
+from spark_pgqueue.spark.options.sink import parse_sink
 from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter
 from tests.processes import Child
 from tests.spark.conftest import Queue, no_commit_log, refusal

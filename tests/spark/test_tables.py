@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.datasource import PgQueueDataSource
-from spark_pgqueue.spark.options import CONSUMER_OF
+from spark_pgqueue.spark.options.table import CONSUMER_OF
 from spark_pgqueue.spark.table_source.reader import PgQueueTableReader
 from spark_pgqueue.spark.table_source.tables import HELD, TABLES
 from tests.spark.conftest import Queue

@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import (
-    SINK_OPTIONS,
-    SOURCE_OPTIONS,
-    STREAM_SOURCE_OPTIONS,
-    TABLE_OPTIONS,
-    Option,
-    parse_sink,
-    parse_source,
-    parse_stream_source,
-    parse_table,
-)
-from spark_pgqueue.spark.options.checking import BATCH, STREAMING
+from spark_pgqueue.spark.options.checking import BATCH, STREAMING, Option
+from spark_pgqueue.spark.options.sink import SINK_OPTIONS, parse_sink
+from spark_pgqueue.spark.options.source import SOURCE_OPTIONS, parse_source
+from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS, parse_stream_source
+from spark_pgqueue.spark.options.table import TABLE_OPTIONS, parse_table
 from tests.docs import comments, hooks, options, sql, stub
 from tests.docs.headers import Item, parse
 from tests.endure import tally

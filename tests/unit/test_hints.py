@@ -11,7 +11,8 @@ import pytest
 
 from spark_pgqueue import nearest
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options import parse_sink, parse_source
+from spark_pgqueue.spark.options.sink import parse_sink
+from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.worker.consumer import options_of
 from spark_pgqueue.worker.options import FOREIGN, Options
 

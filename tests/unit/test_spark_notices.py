@@ -25,8 +25,10 @@ from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.columns import source_schema, stream_source_schema
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches
 from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
-from spark_pgqueue.spark.options import parse_sink, parse_source, parse_stream_source
 from spark_pgqueue.spark.options.admission import Admission
+from spark_pgqueue.spark.options.sink import parse_sink
+from spark_pgqueue.spark.options.source import parse_source
+from spark_pgqueue.spark.options.stream_source import parse_stream_source
 from spark_pgqueue.spark.platform.pyspark_compat import ReadAllAvailable, ReadMaxRows
 from spark_pgqueue.spark.sink.stream_writer import StreamWriter
 from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsReader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,12 +51,10 @@ def checkpoint(
     if sum((ack, release, fork is not None)) > 1:
         raise typer.BadParameter("only one of --ack, --release and --fork")
     found = Checkpoint.read(path)
-    readers_there = CheckpointReaders(found, lambda: Statements(url, patience=0))
-    try:
+    with closing(Statements(url, patience=0)) as statements:
+        readers_there = CheckpointReaders(found, statements)
         done = _do(readers_there, found, ack, release, fork, yes)
         _show(found, readers_there.readers(), done, as_json)
-    finally:
-        readers_there.close()
 
 
 def _do(

@@ -25,8 +25,8 @@ from spark_pgqueue.spark.driver.checkpoint import Checkpoint, position_of, unkno
 from spark_pgqueue.spark.driver.micro_batches import MicroBatches
 from spark_pgqueue.spark.driver.registration import ReaderRegistration
 from spark_pgqueue.spark.executor.reading import report_loss
-from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
 from spark_pgqueue.spark.options.admission import Admission
+from spark_pgqueue.spark.options.source import SOURCE_NAMES, SourceOptions
 from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, cut_into_partitions, in_order
 
 ENDING_SECONDS = 10.0
@@ -100,11 +100,12 @@ class ConsumerBatches(MicroBatches[Offset]):
 
     def next(self, start: Offset, admission: Admission) -> Offset:
         """Acknowledge up to `start`, and claim the next micro-batch, waiting for messages."""
-        if not start.claim:
+        is_new = not start.claim
+        if is_new and "start" not in self._warned:
             self._warn_of_starting_position()
         self._lease.hold(start.reader)
         end = super().next(start, admission)
-        if end == start and not start.claim:
+        if is_new and end == start and "others" not in self._warned:
             self._warn_of_other_readers(start)
         return end
 
@@ -279,10 +280,8 @@ class ConsumerBatches(MicroBatches[Offset]):
 
     def _warn_of_starting_position(self) -> None:
         """Warn once when a new query has a start that is for new consumers."""
-        if self._options.starting_position is None or self._consumer.is_new:
-            return
-        if "start" not in self._warned:
-            self._warned.add("start")
+        self._warned.add("start")
+        if self._options.starting_position is not None and not self._consumer.is_new:
             warn(
                 "consumer %s exists, so option startingPosition does nothing: the query goes on "
                 "where the consumer is; pgqueue.seek moves it",
@@ -291,8 +290,6 @@ class ConsumerBatches(MicroBatches[Offset]):
 
     def _warn_of_other_readers(self, start: Offset) -> None:
         """Warn once when a new query finds nothing as another checkpoint holds the messages."""
-        if "others" in self._warned:
-            return
         self._warned.add("others")
         messages, until = self._statements.row(
             "select messages, until::timestamptz(0)::text from pgqueue.reader_others(%s, %s)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,7 +14,7 @@ from spark_pgqueue.postgres.errors import (
 )
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.columns import Stream
-from spark_pgqueue.spark.options import SOURCE_NAMES, SourceOptions
+from spark_pgqueue.spark.options.source import SOURCE_NAMES, SourceOptions
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ def find_stream(options: SourceOptions) -> Stream:
             reached.
     """
     # No patience: this is load(), and a user who mistyped the host waits for the error.
-    statements = Statements(options.url, patience=0, names=SOURCE_NAMES.get)
-    try:
+    with closing(Statements(options.url, patience=0, names=SOURCE_NAMES.get)) as statements:
         if options.visibility_timeout is not None:
             statements.row(
                 "select pgqueue.check_timeout('option visibilityTimeout', %s)",
@@ -50,8 +50,6 @@ def find_stream(options: SourceOptions) -> Stream:
         return Stream(
             *statements.row("select stream_id, kind from pgqueue.open_stream(%s)", [options.stream])
         )
-    finally:
-        statements.close()
 
 
 def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches, Offset
 from spark_pgqueue.spark.driver.micro_batches import MicroBatchReader
 from spark_pgqueue.spark.executor.reading import closing_after, read_claimed
-from spark_pgqueue.spark.options import SourceOptions
+from spark_pgqueue.spark.options.source import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPartition
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.process import exit_at_sigterm

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -226,26 +225,23 @@ class CheckpointReader:
 
 
 class CheckpointReaders:
-    """All checkpoint readers of a checkpoint, with their state in the database.
+    """All checkpoint readers of a checkpoint, with their state in the database."""
 
-    Args:
-        checkpoint: the checkpoint.
-        connect: connects to the database; called if a source reads a consumer.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, connect: Callable[[], Statements]):
+    def __init__(self, checkpoint: Checkpoint, statements: Statements):
         self._checkpoint = checkpoint
-        self._connect = connect
-        self._statements: Statements | None = None
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._statements is not None:
-            self._statements.close()
+        self._statements = statements
 
     def readers(self) -> dict[str, CheckpointReader]:
         """The sources that read a consumer, by their names or numbers."""
-        return dict(self._readers())
+        found = {}
+        for source, offset in self._checkpoint.offsets.items():
+            last = position_of(offset)
+            if last is not None:
+                done = position_of(self._checkpoint.finished_offsets.get(source))
+                _, claim, messages = done or (last[0], 0, 0)
+                held = self._claims_held(last[0], claim, last[1])
+                found[source] = CheckpointReader(last[0], messages, claim, last[1], held)
+        return found
 
     def acknowledge(self) -> int:
         """Acknowledge the finished micro-batches; returns the number of messages.
@@ -253,17 +249,14 @@ class CheckpointReaders:
         Raises:
             PgQueueError: the checkpoint is of another database, or is not the latest.
         """
+        sql = "select acked from pgqueue.reader_ack(%s, %s, %s)"
         return sum(
-            self._run(
-                "select acked from pgqueue.reader_ack(%s, %s, %s)",
-                *(each.reader, each.claims_held.consumer_id, each.claim),
-            )[0]
-            for each in self._known()
-            if each.claims_held is not None
+            self._statements.row(sql, [each.reader, held.consumer_id, each.claim])[0]
+            for each, held in self._known()
         )
 
     def release(self) -> tuple[int, int]:
-        """Acknowledge the finished micro-batches, give back all other messages, and forget the
+        """Acknowledge the finished micro-batches, give back all other messages, and delete the
         readers.
 
         Returns:
@@ -272,22 +265,16 @@ class CheckpointReaders:
         Raises:
             PgQueueError: the query runs (55006); or as `acknowledge`.
         """
-        with self._transaction():
+        sql = "select acked, released from pgqueue.reader_release(%s, %s, %s)"
+        with self._statements.transaction():
             done = [
-                self._run(
-                    "select acked, released from pgqueue.reader_release(%s, %s, %s)",
-                    *(each.reader, each.claims_held.consumer_id, each.claim),
-                )
-                for each in self._known()
-                if each.claims_held is not None
+                self._statements.row(sql, [each.reader, held.consumer_id, each.claim])
+                for each, held in self._known()
             ]
         return sum(acked for acked, _ in done), sum(released for _, released in done)
 
     def fork(self, target: Path) -> str:
-        """Copy the checkpoint for another query, with readers of its own.
-
-        Returns:
-            the other query's id.
+        """Copy the checkpoint for another query, with readers of its own; returns its id.
 
         Raises:
             PgQueueError: the last micro-batch is not finished; the target exists; the query went on
@@ -301,22 +288,18 @@ class CheckpointReaders:
                 "finished: its messages are claimed for one query, and both would run it",
                 hint="run the query once more, with trigger(availableNow=True), and stop it",
             )
-        with self._transaction():
-            others = {
-                each.reader: str(
-                    self._run(
-                        "select pgqueue.reader_fork(%s, %s, %s, %s)",
-                        *(each.reader, each.claims_held.consumer_id, each.claim, each.messages),
-                    )[0]
-                )
-                for each in self._known()
-                if each.claims_held is not None
-            }
+        sql = "select pgqueue.reader_fork(%s, %s, %s, %s)::text"
+        with self._statements.transaction():
+            others: dict[str, str] = {}
+            for each, held in self._known():
+                values = [each.reader, held.consumer_id, each.claim, each.messages]
+                (others[each.reader],) = self._statements.row(sql, values)
             return self._checkpoint.fork(target, others)
 
-    def _known(self) -> list[CheckpointReader]:
-        readers = list(self.readers().values())
-        for each in readers:
+    def _known(self) -> list[tuple[CheckpointReader, ClaimsHeld]]:
+        """The readers, which the database must know, with what they hold."""
+        known = []
+        for each in self.readers().values():
             if each.claims_held is None:
                 raise PgQueueError(
                     f"the checkpoint {self._checkpoint.folder} is of a reader that this database "
@@ -325,24 +308,11 @@ class CheckpointReaders:
                     "or forgotten: then it holds nothing",
                     sqlstate="PQ005",
                 )
-        return readers
-
-    def _readers(self) -> Iterator[tuple[str, CheckpointReader]]:
-        for source, offset in self._checkpoint.offsets.items():
-            last = position_of(offset)
-            if last is None:
-                continue
-            done = position_of(self._checkpoint.finished_offsets.get(source))
-            _, claim, messages = done or (last[0], 0, 0)
-            yield (
-                source,
-                CheckpointReader(
-                    last[0], messages, claim, last[1], self._claims_held(last[0], claim, last[1])
-                ),
-            )
+            known.append((each, each.claims_held))
+        return known
 
     def _claims_held(self, reader: str, claim: int, last: int) -> ClaimsHeld | None:
-        found = self._open().rows(
+        found = self._statements.rows(
             "select stream, consumer, consumer_id, acked_claim, finished, unfinished, unlogged, "
             "lease_until, seen_at, pgqueue.consumer_backlog(consumer_id) as backlog "
             "from pgqueue.reader_state(%s, %s, %s)",
@@ -350,16 +320,3 @@ class CheckpointReaders:
             row_factory=class_row(ClaimsHeld),
         )
         return found[0] if found else None
-
-    def _open(self) -> Statements:
-        if self._statements is None:
-            self._statements = self._connect()
-        return self._statements
-
-    def _run(self, sql, *parameters) -> tuple:
-        return self._open().row(sql, parameters)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._open().transaction():
-            yield

@@ -25,8 +25,9 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.driver.registration import ReaderRegistration
 from spark_pgqueue.spark.driver.waiter import PublicationWaiter
-from spark_pgqueue.spark.options import SourceOptions, StreamSourceOptions
 from spark_pgqueue.spark.options.admission import Admission
+from spark_pgqueue.spark.options.source import SourceOptions
+from spark_pgqueue.spark.options.stream_source import StreamSourceOptions
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.process import Parent
 from spark_pgqueue.spark.platform.pyspark_compat import (

@@ -23,9 +23,7 @@ PATIENCE = 5.0
 class ReaderRegistration:
     """Registers a source as the reader of a consumer in its application.
 
-    Args:
-        consumer: a name that no other consumer has.
-        is_shared: whether other sources that also share may read the consumer.
+    Sources that all share the consumer may read it together.
     """
 
     def __init__(self, consumer: str, is_shared: bool):
@@ -37,14 +35,10 @@ class ReaderRegistration:
         self._newest = 0
 
     def register(self, patience: float = PATIENCE) -> bool:
-        """Register the source, unless a living source of the application is registered.
+        """Register the source; returns False if a living source of the application is registered.
 
-        Args:
-            patience: seconds to wait for the end of that source: when a query stops, Spark tells
-                its source to end, and does not wait.
-
-        Returns:
-            whether the source was registered.
+        The call waits some seconds for the end of that source: when a query stops, Spark sends its
+        source a signal, and does not wait.
         """
         end = time.monotonic() + patience
         while (file := _locked(self._path, self._mode)) is None:

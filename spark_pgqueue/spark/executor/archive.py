@@ -18,7 +18,7 @@ from spark_pgqueue.postgres.payloads import numbers
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.executor.reading import as_spark, asked
 from spark_pgqueue.spark.executor.typed import stored
-from spark_pgqueue.spark.options import StreamSourceOptions
+from spark_pgqueue.spark.options.stream_source import StreamSourceOptions
 from spark_pgqueue.spark.partitions import ArchivedPartition, MessagePartition, cut_behind
 from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema
 

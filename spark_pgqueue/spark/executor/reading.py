@@ -22,7 +22,7 @@ from spark_pgqueue.postgres.retrying import Attempts, raise_clear, with_backoff
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import VALUE
 from spark_pgqueue.spark.executor.typed import stored, typed
-from spark_pgqueue.spark.options import SourceOptions
+from spark_pgqueue.spark.options.source import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPartition, MessagePartition, Range, cut_behind
 from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema
 

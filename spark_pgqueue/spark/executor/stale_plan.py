@@ -58,14 +58,8 @@ class PlanGuard:
         self.compare(None if query is None else f"{query} {batch}", execution)
 
     def compare(self, batch: str | None, execution: str | None) -> None:
-        """Compare who reads with who has read first.
-
-        Args:
-            batch: the streaming query and its micro-batch; None outside of streaming queries.
-            execution: Spark's id of the query.
-
-        Raises:
-            PgQueueError: as `check`.
+        """Compare who reads with who has read first: a micro-batch of a streaming query, or an
+        execution of another query. Errors as `check`.
         """
         reads = f"execution {execution}" if batch is None else f"batch {batch}"
         with contextlib.suppress(OSError):  # no folder to write to

@@ -68,13 +68,9 @@ def stored(names: list[str], constant: dict[str, Any]) -> list[str]:
 def typed(batch: pa.RecordBatch, target: pa.Schema, stream: str) -> pa.Array:
     """The payloads of a batch as structs.
 
-    Args:
-        batch: messages, with seq and data.
-        target: the columns of the query. With column data, a message that does not fit is null.
-        stream: the stream's name, for the error.
-
     Raises:
-        PgQueueError: PQ004 for a message that does not fit, without column data.
+        PgQueueError: PQ004 for a message that does not fit. If `target` has column data, such a
+            message is null instead.
     """
     import pyarrow as pa
 
@@ -173,9 +169,7 @@ def _parse(
 def _wire(type_: pa.DataType, decimals: pa.DataType | None) -> pa.DataType:
     """The type that Arrow's parser reads, to be cast: it takes numbers for dates, for example.
 
-    Args:
-        type_: the type.
-        decimals: that of decimals; None: decimals of more digits than the precision.
+    `decimals` is the type of decimals; None stands for decimals of more digits than the precision.
     """
     import pyarrow as pa
 

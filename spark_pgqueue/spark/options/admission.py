@@ -23,11 +23,8 @@ class Admission:
     max_delay: timedelta = MAX_DELAY  # ... but at most this long after its last batch with messages
 
     def begins(self, available: int, since: float) -> bool:
-        """Whether a micro-batch begins now.
-
-        Args:
-            available: how many messages there are for it.
-            since: seconds since the last batch; infinity for the first, which begins at once.
+        """Whether a micro-batch of so many messages begins now, so many seconds since the last one;
+        infinity for the first, which begins at once.
         """
         return (
             self.min_messages is None
@@ -39,11 +36,8 @@ class Admission:
         """How many messages to ask for, to get about max_bytes; None for all.
 
         The number need not be exact: the database cuts a claim that has more bytes, by claiming it
-        again.
-
-        Args:
-            most: the highest number of messages; None for any.
-            average: mean bytes of data of a message; None where not known.
+        again. `most` is the highest number of messages, `average` the mean bytes of a message,
+        where it is known.
         """
         if self.max_bytes is None or average is None:
             return most

@@ -155,7 +155,7 @@ def parse(
 
     Args:
         given: the options that the user gave.
-        table: the options that exist here, besides those of `Connection`.
+        table: the options that exist here.
         side: the side of Spark that has these options, for errors.
         others: names of options of other sides, which a misspelled name may mean.
 

@@ -133,24 +133,19 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "option consumers is for rows that are sent, and with option action no row is",
             hint="remove consumers; option consumer names the consumer whose messages these are",
         )
-    table, keys = ("table", options.table), ("mergeKeys", options.merge_keys)
-    for name, needed, others in (
-        ("mergeKeys", options.merge_keys, (table,)),
-        ("sequenceBy", options.sequence_by, (table, keys)),
-        ("deleteWhen", options.delete_when, (table, keys)),
-        ("allowRounding", options.allow_rounding, (table,)),
-    ):
-        for other, there in others:
-            if needed is not None and there is None:
-                raise PgQueueError(
-                    f"option {name} needs option {other}",
-                    hint="table names the table to write, mergeKeys the columns of its key",
-                )
     if (options.txn_app_id is None) != (options.txn_version is None):
         raise PgQueueError(
             "options txnAppId and txnVersion must be given together",
             hint="txnAppId names the writing application, txnVersion numbers its writes",
         )
+    fields = {each.name: each.field for each in SINK_OPTIONS}
+    for each in SINK_OPTIONS:
+        for other in each.needs if getattr(options, each.field, None) is not None else ():
+            if getattr(options, fields[other]) is None:
+                raise PgQueueError(
+                    f"option {each.name} needs option {other}",
+                    hint="table names the table to write, mergeKeys the columns of its key",
+                )
     if streaming and options.txn_app_id is not None:
         raise PgQueueError(
             "options txnAppId and txnVersion are for batch writes (df.write)",

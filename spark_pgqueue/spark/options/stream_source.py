@@ -199,11 +199,8 @@ def _of(places: str | dict[str, Place], stream: str) -> Place | None:
 def parse_stream_source(
     given: Mapping[str, str], *, streaming: bool | None = None
 ) -> StreamSourceOptions:
-    """Check and convert the options of `readStream` (streaming) or `read`, without a consumer.
-
-    Args:
-        given: the options.
-        streaming: whether the query is a streaming query; None while that is not known.
+    """Check and convert the options of `readStream` (streaming) or `read`, without a consumer;
+    `streaming` is None while it is not known which of the two.
 
     Raises:
         PgQueueError: an option is unknown, missing or malformed, or needs a consumer; or two
@@ -249,15 +246,12 @@ def _check_kind_of_query(options: StreamSourceOptions, streaming: bool) -> None:
 
 
 def _check_streams(options: StreamSourceOptions) -> None:
-    given = [
-        name
-        for name, value in (
-            ("stream", options.stream),
-            ("streams", options.streams),
-            ("streamPattern", options.stream_pattern),
-        )
-        if value is not None
-    ]
+    streams = {
+        "stream": options.stream,
+        "streams": options.streams,
+        "streamPattern": options.stream_pattern,
+    }
+    given = [name for name, value in streams.items() if value is not None]
     if not given:
         raise PgQueueError(
             "option stream is missing",

@@ -130,11 +130,8 @@ def parse_table(given: Mapping[str, str]) -> TableOptions:
 
 
 def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
-    """The options of table pending, from those of `readStream` with a consumer.
-
-    Args:
-        given: options that `parse_source` has checked.
-        columns: of the source.
+    """The options of table pending, from those of `readStream` with a consumer, which
+    `parse_source` has checked, and the columns of the source.
 
     Raises:
         PgQueueError: an option is about claiming messages.

@@ -56,20 +56,20 @@ _UNITS = {
 }
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1. Raises ValueError."""
-    value = int(text)
-    if not 1 <= value < 2**63:
-        raise ValueError
-    return value
+def at_least(least: int) -> Callable[[str], int]:
+    """A function that takes a whole number of at least `least`; ValueError for others."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value < 2**63:
+            raise ValueError
+        return value
+
+    return parse
 
 
-def not_negative(text: str) -> int:
-    """A whole number of at least 0. Raises ValueError."""
-    value = int(text)
-    if not 0 <= value < 2**63:
-        raise ValueError
-    return value
+positive: Callable[[str], int] = at_least(1)
+not_negative: Callable[[str], int] = at_least(0)
 
 
 def size(text: str) -> int:
@@ -226,9 +226,7 @@ def offsets(text: str) -> str | dict[str, Place]:
     if _SEQ.fullmatch(text.strip()):
         return text.strip()
     given = json.loads(text)
-    if isinstance(
-        given, str
-    ):  # progress shows offsets as text, which the user encoded as JSON again
+    if isinstance(given, str):  # progress shows offsets as text, which users encode as JSON again
         given = json.loads(given)
     if not isinstance(given, dict) or not given:
         raise ValueError

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.platform.pyspark_compat import ReadLimit, SupportsTriggerAvailableNow
+from spark_pgqueue.spark.platform.pyspark_compat import SupportsTriggerAvailableNow
 
 T = TypeVar("T", bound=type)
 
@@ -79,20 +79,8 @@ class _Refused(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: PgQueueError):
         self._error = error
 
-    def initialOffset(self) -> dict:
+    def latestOffset(self, start: Any = None, limit: Any = None) -> Any:
         raise self._error
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        raise self._error
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        raise self._error
-
-    def latestOffset(self, start: dict | None = None, limit: ReadLimit | None = None) -> dict:
-        raise self._error
-
-    def partitions(self, start: dict, end: dict) -> list[InputPartition]:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[tuple]:
-        raise self._error
+    initialOffset = getDefaultReadLimit = prepareForTriggerAvailableNow = latestOffset
+    partitions = read = latestOffset  # type: ignore[assignment]

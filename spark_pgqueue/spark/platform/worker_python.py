@@ -34,11 +34,7 @@ print(*[name for name in sys.argv[1:] if find_spec(name) is None])
 
 
 def missing_from(python: str, needed: Iterable[str] = NEEDED) -> list[str]:
-    """The modules that a Python lacks.
-
-    Args:
-        python: the program that Spark starts: a path, or a name on the PATH.
-        needed: names of modules.
+    """The modules that a Python lacks: a program that Spark starts, by its path or on the PATH.
 
     Raises:
         PgQueueError: the program does not run.

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from spark_pgqueue.postgres.errors import NOT_ALLOWED, PgQueueError
-from spark_pgqueue.spark.options import ACTIONS, REVIVING, SinkOptions
+from spark_pgqueue.spark.options.sink import SinkOptions
+from spark_pgqueue.spark.options.values import ACTIONS, REVIVING
 from spark_pgqueue.spark.sink.rows import multirange
 
 if TYPE_CHECKING:

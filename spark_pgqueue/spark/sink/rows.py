@@ -163,11 +163,8 @@ def to_messages(rows: pa.Table, kind: str) -> pa.Table:
 def to_staged_chunks(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, list[StagedChunk]]:
     """The rows without the columns of publications, and the staged chunks that have these columns.
 
-    Each staged chunk becomes a publication of its own, so times are rounded up to full seconds.
-
-    Args:
-        rows: the rows of one transaction.
-        seqs: their sequence numbers, ascending: the messages of a key keep the order of the rows.
+    Each staged chunk becomes a publication of its own, so times are rounded up to full seconds. The
+    sequence numbers ascend: the messages of a key keep the order of the rows.
     """
     import pyarrow as pa
 
@@ -265,12 +262,10 @@ def _to_jsonb(headers: pa.ChunkedArray) -> pa.Array:
 
     if headers.null_count == len(headers):
         return pa.nulls(len(headers), pa.binary())
-    return pa.array(
-        [
-            None
-            if each is None
-            else b"\x01" + (each if isinstance(each, str) else json.dumps(dict(each))).encode()
-            for each in headers.to_pylist()
-        ],
-        pa.binary(),
-    )
+
+    def jsonb(given: str | list | None) -> bytes | None:
+        if given is None:
+            return None
+        return b"\x01" + (given if isinstance(given, str) else json.dumps(dict(given))).encode()
+
+    return pa.array(map(jsonb, headers.to_pylist()), pa.binary())

@@ -29,7 +29,7 @@ from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import READ_ALONG, check_columns, check_kind
 from spark_pgqueue.spark.executor.reading import asked
-from spark_pgqueue.spark.options import SINK_NAMES, SinkOptions
+from spark_pgqueue.spark.options.sink import SINK_NAMES, SinkOptions
 from spark_pgqueue.spark.sink.actions import Action, Actions, as_json, merged
 from spark_pgqueue.spark.sink.rows import (
     ahead,
@@ -74,13 +74,9 @@ class Staged(WriterCommitMessage):
 
 
 class StreamWriter:
-    """The destination of rows, and their columns.
+    """Writes rows to their streams, and to a table.
 
-    Args:
-        options: the sink's options.
-        schema: the columns of the rows.
-        begins: whether rows will be staged. A writer that only commits asks the database nothing
-            before that.
+    One that only commits does not begin a write: it asks the database nothing before the commit.
     """
 
     def __init__(self, options: SinkOptions, schema: StructType, begins: bool = True):
@@ -106,14 +102,9 @@ class StreamWriter:
     ) -> Staged:
         """Copy rows into the tables of their streams, unpublished; note the rows with an action.
 
-        Args:
-            batches: the rows.
-            sink: the sink's identity.
-            batch: the number of the sink's batch.
-            query_id: the id of the Spark query that writes; None where that is not known.
-            skip_published: whether to stage nothing if the batch, or a later one, was published
-                before. For a query's batch, the rows are staged and counted instead, to see whether
-                the batch is the same.
+        With `skip_published`, nothing is staged if the batch of the sink, or a later one, was
+        published before. For a query's batch, the rows are staged and counted instead, to see
+        whether the batch is the same.
         """
         sends = self._options.action is None and "data" in self._columns
         is_repeated = sends and skip_published and self._is_published(sink, batch)
@@ -264,12 +255,7 @@ class StreamWriter:
     def _by_stream(
         self, rows: pa.Table, streams: dict[str, TargetStream]
     ) -> Iterator[tuple[TargetStream, pa.Table]]:
-        """The rows for each stream, in their order.
-
-        Args:
-            rows: the rows.
-            streams: the streams that were found before; new streams are added.
-        """
+        """The rows for each stream, in their order; new streams are added to `streams`."""
         import pyarrow.compute as pc
 
         if not rows.num_rows:

@@ -30,7 +30,7 @@ from spark_pgqueue.postgres.errors import (
 from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.executor.reading import asked
-from spark_pgqueue.spark.options import SinkOptions
+from spark_pgqueue.spark.options.sink import SinkOptions
 from spark_pgqueue.spark.sink.rows import naming_the_column
 
 if TYPE_CHECKING:

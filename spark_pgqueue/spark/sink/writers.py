@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
-from spark_pgqueue.spark.options import SinkOptions
+from spark_pgqueue.spark.options.sink import SinkOptions
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.pyspark_compat import DataSourceStreamArrowWriter
 from spark_pgqueue.spark.sink.stream_writer import Staged, StreamWriter

@@ -17,8 +17,8 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import data_type
 from spark_pgqueue.spark.driver.micro_batches import MicroBatches
 from spark_pgqueue.spark.driver.registration import ReaderRegistration
-from spark_pgqueue.spark.options import StreamSourceOptions
 from spark_pgqueue.spark.options.admission import Admission
+from spark_pgqueue.spark.options.stream_source import StreamSourceOptions
 from spark_pgqueue.spark.partitions import OffsetPartition
 from spark_pgqueue.spark.stream_source.offsets import Position, StreamOffsets
 from spark_pgqueue.spark.stream_source.streams import Streams
@@ -246,14 +246,10 @@ class StreamBatches(MicroBatches[StreamOffsets]):
 
 
 def even_shares(available: list[int], limit: int) -> list[int]:
-    """How many messages of each stream a micro-batch takes, as evenly as possible.
+    """How many messages of each stream a micro-batch takes, of those that are available.
 
-    Args:
-        available: how many messages each stream has.
-        limit: for all streams together.
-
-    Returns:
-        the same number for each stream, and more only for streams that have more than others take.
+    The number is the same for each stream, and more only for streams that have more than others
+    take.
     """
     taken = [0] * len(available)
     left = limit

@@ -6,6 +6,7 @@ Only Spark's checkpoint says how far the query has read; Postgres keeps nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader
@@ -16,7 +17,7 @@ from spark_pgqueue.spark.driver.micro_batches import MicroBatchReader
 from spark_pgqueue.spark.executor.archive import completed, read_archived
 from spark_pgqueue.spark.executor.reading import check_complete, closing_after, read_rows
 from spark_pgqueue.spark.executor.stale_plan import PlanGuard
-from spark_pgqueue.spark.options import StreamSourceOptions
+from spark_pgqueue.spark.options.stream_source import StreamSourceOptions
 from spark_pgqueue.spark.partitions import ArchivedPartition, OffsetPartition
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.pyspark_compat import ONE_MICRO_BATCH
@@ -68,14 +69,12 @@ class PgQueueStreamsBatchReader(DataSourceReader):
                 failOnDataLoss is true; or Postgres stayed away too long.
         """
         data = data_type(self._schema)
-        streams = Streams(self._options, self._options.retry_timeout.total_seconds(), data)
-        try:
+        patience = self._options.retry_timeout.total_seconds()
+        with closing(Streams(self._options, patience, data)) as streams:
             begun = {name: streams.begin(name, "earliest") for name in streams.find()}
             ends = {name: streams.end(name, begun[name]) for name in begun}
             partitions = streams.partitions(StreamOffsets(begun), StreamOffsets(ends))
             return partitions or [OffsetPartition(())]  # for no partition, Spark makes its own
-        finally:
-            streams.close()
 
     def read(self, partition: OffsetPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Read one partition, on an executor. Errors as `PlanGuard.check`, `read_partition`."""

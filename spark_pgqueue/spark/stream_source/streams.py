@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -19,7 +20,7 @@ from spark_pgqueue.postgres.errors import (
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import Stream, check_kinds
-from spark_pgqueue.spark.options import (
+from spark_pgqueue.spark.options.stream_source import (
     STREAM_SOURCE_NAMES,
     StreamSourceOptions,
     parse_stream_source,
@@ -60,31 +61,13 @@ def offsets(url: str, *streams: str) -> str:
         PgQueueError: PQ001 when a stream does not exist; or Postgres cannot be reached.
     """
     options = parse_stream_source({"url": url, "streams": ",".join(streams)})
-    found = Streams(options, patience=0)
-    try:
+    with closing(Streams(options, patience=0)) as found:
         ends = {name: found.position_at(name, "latest") for name in found.find()}
-        return json.dumps({name: {"stream": name} | ends[name] for name in ends})
-    finally:
-        found.close()
+    return json.dumps({name: {"stream": name} | ends[name] for name in ends})
 
 
 # An end that was found without the start may know less about deleted messages.
 _END = "a.t" if TELLS_START else "pgqueue.end_after(a.stream, a.f, a.t)"
-
-
-def find_streams(options: StreamSourceOptions) -> dict[str, Stream]:
-    """The streams to read, when the options are first used.
-
-    Raises:
-        PgQueueError: PQ001 when a stream does not exist; the streams are of different kinds; PQ011
-            for another schema version; or Postgres cannot be reached.
-    """
-    # No patience: this is load(), and a user who mistyped the host waits for the error.
-    streams = Streams(options, patience=0)
-    try:
-        return streams.find()
-    finally:
-        streams.close()
 
 
 class Streams:

@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 from spark_pgqueue.postgres.adbc import call, kept_connection
 from spark_pgqueue.postgres.errors import NO_PERMISSION, PgQueueError, translated
 from spark_pgqueue.postgres.payloads import expression, headers_map, numbers, set_up
-from spark_pgqueue.postgres.retrying import with_backoff
 from spark_pgqueue.spark.columns import Stream, check_is
 from spark_pgqueue.spark.executor.reading import (
+    asked,
     closing_after,
     count_messages,
     going_on,
@@ -30,7 +30,7 @@ from spark_pgqueue.spark.executor.reading import (
     slices,
 )
 from spark_pgqueue.spark.executor.stale_plan import PlanGuard
-from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
+from spark_pgqueue.spark.options.table import TABLE_NAMES, TableOptions
 from spark_pgqueue.spark.partitions import KnownRange, cut_behind, partition_count, split
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.pyspark_compat import arrow_schema
@@ -242,11 +242,8 @@ class PgQueueTableReader(DataSourceReader):
         return f"select {', '.join(wanted)} from {source}"
 
     def _made(self, known: pa.Table, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of messages, with exactly Spark's types.
-
-        Args:
-            known: what is known of the ranges.
-            batch: the numbers of messages and of their ranges, and what the messages hold.
+        """The rows of messages, with exactly Spark's types: what is known of the ranges, and what
+        the messages of the batch hold.
         """
         import pyarrow as pa
 
@@ -265,16 +262,11 @@ class PgQueueTableReader(DataSourceReader):
         """What is answered in a transaction that changes nothing; asked again when that breaks."""
         options = self._options
 
-        def attempt() -> T:
-            with (
-                blamed_on(options.where),
-                kept_connection(options.url, patience=0) as conn,
-                conn.cursor() as cursor,
-                translated(TABLE_NAMES.get),
-            ):
+        def attempt(cursor: dbapi.Cursor) -> T:
+            with blamed_on(options.where), translated(TABLE_NAMES.get):
                 return ask(cursor)
 
-        return with_backoff(attempt, options.url, options.retry_timeout.total_seconds())
+        return asked(attempt, options.url, options.retry_timeout.total_seconds())
 
     def _check_rights(self, cursor: dbapi.Cursor) -> None:
         """Say what to do, where a role may look at the queue and not at what messages hold."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from spark_pgqueue.postgres.adbc import call
 from spark_pgqueue.postgres.errors import PgQueueError, Said, sqlstate_of
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.columns import ABOUT, Stream
-from spark_pgqueue.spark.options import TABLE_NAMES, TableOptions
+from spark_pgqueue.spark.options.table import TABLE_NAMES, TableOptions
 from spark_pgqueue.spark.partitions import KnownRange
 
 if TYPE_CHECKING:
@@ -185,7 +185,6 @@ def find_for(options: TableOptions) -> tuple[Stream, Where | None]:
             be reached.
     """
     # No patience: this is load(), and a user who mistyped the host waits for the error.
-    statements = Statements(options.url, patience=0, names=TABLE_NAMES.get)
     names = [each for each in (options.stream, options.consumer) if each is not None]
     found = (
         "select 0, 'text' from pgqueue.schema_version()",  # of all streams
@@ -193,7 +192,7 @@ def find_for(options: TableOptions) -> tuple[Stream, Where | None]:
         "select stream_id, kind from pgqueue.open_consumer(%s, %s)",
     )
     where = None
-    try:
+    with closing(Statements(options.url, patience=0, names=TABLE_NAMES.get)) as statements:
         stream = Stream(*statements.row(found[len(names)], names))
         if options.where is not None:
             condition, columns = statements.row(
@@ -202,16 +201,10 @@ def find_for(options: TableOptions) -> tuple[Stream, Where | None]:
             )
             where = Where(condition, tuple(columns))
         return stream, where
-    finally:
-        statements.close()
 
 
 def table_schema(options: TableOptions, kind: str) -> t.StructType:
-    """The columns that are read.
-
-    Args:
-        options: the options of the table.
-        kind: the stream's kind: text, json or binary.
+    """The columns that are read, for a stream of this kind.
 
     Raises:
         PgQueueError: option columns names an unknown column, or a column twice.
@@ -259,13 +252,7 @@ def blamed_on(where: str | None) -> Iterator[None]:
 
 
 def check_types(cursor: dbapi.Cursor, where: Where, kind: str) -> None:
-    """Ask the condition of a row of nulls: an error of Postgres comes before the first task.
-
-    Args:
-        cursor: a cursor in a transaction.
-        where: the condition.
-        kind: the stream's kind.
-    """
+    """Evaluate the condition for a row of nulls, so that an error comes before the first task."""
     nulls = (f"null::{column(name, kind)[0]} as {name}" for name in where.columns)
     row = ", ".join(["1 as one", *nulls])
     call(cursor, f"select 1 from (select {row}) m where ({where.condition})")
@@ -279,18 +266,9 @@ def messages_sql(
     known: pa.Table,
     reads: bool,
 ) -> str:
-    """The from clause for the messages of ranges that pass a condition, in order.
-
-    Args:
-        table: the table.
-        where: the condition.
-        stream: the stream.
-        ranges: the ranges of messages.
-        known: what is known of the ranges.
-        reads: whether the content of messages is needed, for the condition or else.
-
-    Returns:
-        m, the messages, with the number `no` of their range.
+    """The from clause for the messages of ranges that pass a condition, in order: m, the messages,
+    with the number `no` of their range. `known` is what is known of the ranges; `reads` says
+    whether the content of messages is needed, for the condition or otherwise.
     """
     names = [name for name in where.columns if name in known.column_names]
     values = known.select(["lo", *names]).take([each.no for each in ranges]).to_pylist()
