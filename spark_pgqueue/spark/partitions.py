@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from pyspark.sql.datasource import InputPartition
 
 from spark_pgqueue.archive.files import Segment, overlapping
-from spark_pgqueue.spark.consumer_source.consumer import Consumer, Stream
+from spark_pgqueue.spark.columns import Stream
 from spark_pgqueue.spark.options.source import SourceOptions
 from spark_pgqueue.spark.options.stream_source import StreamSourceOptions
 from spark_pgqueue.spark.options.table import TableOptions
@@ -139,7 +139,7 @@ class OffsetPartition(InputPartition):
 
 
 def cut_into_partitions(
-    ranges: list[Range], batch: Batch, consumer: Consumer, options: SourceOptions
+    ranges: list[Range], batch: Batch, stream: Stream, ordering: str, options: SourceOptions
 ) -> list[ClaimedPartition]:
     """Partitions of equal size, in the order of delivery, that together read `ranges`.
 
@@ -148,15 +148,15 @@ def cut_into_partitions(
     order itself, and the ranges are split. With ordering by stream there is one partition.
     """
     total = sum(each.hi - each.lo for each in ranges)
-    count = 1 if consumer.ordering == "stream" else partition_count(total, options)
+    count = 1 if ordering == "stream" else partition_count(total, options)
 
     def partition(index: int, ranges: Ranges, buckets: int) -> ClaimedPartition:
         return ClaimedPartition(
-            *(index, consumer.stream_id, consumer.kind, options.stream, ranges, buckets),
+            *(index, stream.stream_id, stream.kind, options.stream, ranges, buckets),
             batch=batch,
         )
 
-    if consumer.ordering == "key" and options.key_order == "partition":
+    if ordering == "key" and options.key_order == "partition":
         # The server scans every message for each partition.
         count = min(count, max(BUCKETS, SCANNED // (total or 1)))
         every = Ranges(ranges)

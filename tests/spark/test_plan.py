@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.payloads import numbers
+from spark_pgqueue.spark.columns import Stream
 from spark_pgqueue.spark.consumer_source.batches import Offset
-from spark_pgqueue.spark.consumer_source.consumer import Consumer
 from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.spark.partitions import (
     Batch,
@@ -83,11 +83,9 @@ def test_multirange_is_exactly_the_numbers(numbers):
 
 
 def partitions(total, ordering, **options):
-    consumer = Consumer(1, "text", 1, ordering, timedelta(seconds=30), "c", "c", False, False)
     given_options = {"stream": "s", "consumer": "c"} | {k: str(v) for k, v in options.items()}
-    return cut_into_partitions(
-        [Range(1, total + 1, 0, 1)], Batch("r", 0, 1), consumer, parse_source(given_options)
-    )
+    about = (Batch("r", 0, 1), Stream(1, "text"), ordering, parse_source(given_options))
+    return cut_into_partitions([Range(1, total + 1, 0, 1)], *about)
 
 
 def test_the_number_of_partitions_goes_by_size_and_options():

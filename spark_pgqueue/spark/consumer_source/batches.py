@@ -136,7 +136,8 @@ class ConsumerBatches(MicroBatches[Offset]):
             [end.reader, after, end.claim],
         )
         batch = Batch(end.reader, after, end.claim, lost)
-        return cut_into_partitions(in_order(ranges), batch, self._consumer, self._options)
+        about = (self._consumer, self._consumer.ordering, self._options)
+        return cut_into_partitions(in_order(ranges), batch, *about)
 
     def close(self) -> None:
         """Stop the lease, close the connections, and acknowledge the finished micro-batches."""
