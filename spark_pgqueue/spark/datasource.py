@@ -130,12 +130,7 @@ class PgQueueDataSource(DataSource):
 
 
 def _find_schema(options: SourceOptions | StreamSourceOptions) -> StructType | None:
-    """The columns of the stream's schema, for option typed; None without it.
-
-    Raises:
-        PgQueueError: PQ001 when the stream does not exist; PQ003 when it has no schema; or Postgres
-            cannot be reached.
-    """
+    """The columns of the stream's schema, which it must have, for option typed; None without it."""
     if options.typed is None:
         return None
     with closing(Statements(options.url, patience=0, names=SOURCE_NAMES.get)) as statements:

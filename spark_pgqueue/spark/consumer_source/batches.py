@@ -48,12 +48,7 @@ class Offset:
 
     @classmethod
     def parse(cls, offset: dict[str, Any]) -> Offset:
-        """The offset that Spark read in the checkpoint.
-
-        Raises:
-            PgQueueError: another source, or a newer version of this one, has written the
-                checkpoint.
-        """
+        """The offset that Spark read in the checkpoint; one of another source is an error."""
         if isinstance(offset, dict) and list(offset) == ["streams"]:
             raise PgQueueError(
                 "the checkpoint is of a query that reads streams without a consumer, and this one "
@@ -203,14 +198,8 @@ class ConsumerBatches(MicroBatches[Offset]):
             "extract(epoch from next_due - clock_timestamp())::float8 "
             "from pgqueue.reader_claim(%s, %s, %s, %s, %s, %s, %s, %s)",
             [
-                start.reader,
-                self._consumer.consumer_id,
-                start.claim,
-                start.messages,
-                limit,
-                self._options.visibility_timeout,
-                bound,
-                admission.max_bytes,
+                *(start.reader, self._consumer.consumer_id, start.claim, start.messages),
+                *(limit, self._options.visibility_timeout, bound, admission.max_bytes),
             ],
         )
         self._warn_of_loss(lost)
@@ -249,12 +238,8 @@ class ConsumerBatches(MicroBatches[Offset]):
             "select planned, taken_over, gone, returned, poison "
             "from pgqueue.reader_resume(%s, %s, %s, %s, %s, %s)",
             [
-                end.reader,
-                self._consumer.consumer_id,
-                after,
-                end.claim,
-                self._process,
-                self._options.quarantine_after,
+                *(end.reader, self._consumer.consumer_id, after, end.claim),
+                *(self._process, self._options.quarantine_after),
             ],
         )
         if taken_over:

@@ -34,9 +34,7 @@ def find_stream(options: SourceOptions) -> Stream:
     """The source's stream. Also checks that the consumer exists, unless it may be created.
 
     Raises:
-        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist; PQ003 for a
-            visibilityTimeout out of range; PQ011 for another schema version; or Postgres cannot be
-            reached.
+        PgQueueError: the stream or the consumer does not exist; or visibilityTimeout is wrong.
     """
     # No patience: this is load(), and a user who mistyped the host waits for the error.
     with closing(Statements(options.url, patience=0, names=SOURCE_NAMES.get)) as statements:
@@ -56,8 +54,7 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
     """The source's consumer, created if it is missing and createConsumer is true.
 
     Raises:
-        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist; 42501 when the
-            role may not create it.
+        PgQueueError: the stream or the consumer does not exist; or the role may not create it.
     """
     find = (
         "select stream_id, kind, consumer_id, ordering, visibility_timeout, identity, channel, "

@@ -102,14 +102,9 @@ class Checkpoint:
         return self.last == self.finished
 
     def fork(self, target: Path, readers: dict[str, str]) -> str:
-        """Copy the checkpoint for another query, which goes on from the same place.
+        """Copy the checkpoint for another query, which goes on from the same place; returns its id.
 
-        Args:
-            target: a folder that does not exist.
-            readers: the ids of the checkpoint readers, and the ids of their copies.
-
-        Returns:
-            the id of the other query.
+        `readers` has the ids of the checkpoint readers, and the ids of their copies.
 
         Raises:
             PgQueueError: the target exists; or the query went on meanwhile, and the copy was
@@ -259,8 +254,7 @@ class CheckpointReaders:
         """Acknowledge the finished micro-batches, give back all other messages, and delete the
         readers.
 
-        Returns:
-            how many messages were acknowledged, and how many were given back.
+        Returns the numbers of messages that were acknowledged, and given back.
 
         Raises:
             PgQueueError: the query runs (55006); or as `acknowledge`.

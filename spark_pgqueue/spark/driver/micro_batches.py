@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -52,21 +51,10 @@ NO_LIMIT = 2**62
 
 
 class MicroBatches(ABC, Generic[T]):
-    """The driver-side state of a query.
-
-    Args:
-        url: the database.
-        streams: the names of the streams whose publications end a wait.
-        registration: of the source in its application.
-        initial: the offset before the first micro-batch.
-    """
+    """The driver-side state of a query, which waits for the publications of some streams."""
 
     def __init__(
-        self,
-        url: str | None,
-        streams: Iterable[str],
-        registration: ReaderRegistration,
-        initial: T,
+        self, url: str | None, streams: list[str], registration: ReaderRegistration, initial: T
     ):
         self._parent = Parent()
         self._waiter = PublicationWaiter(url, streams, self._parent)
@@ -177,20 +165,12 @@ class MicroBatches(ABC, Generic[T]):
         return time.monotonic() - self._had_messages
 
     def _check_log(self, start: T, end: T, done: str) -> None:
-        """Check that Spark's log has the micro-batch before the one that is planned.
+        """Refuse a micro-batch if Spark's log does not have the one before it.
 
         Spark commits an offset to its source once its log has the offset. With asynchronous
-        progress the log falls behind what the source has reported to Postgres, and after a crash
-        the query could not resume. The source cannot see it earlier: see "Asynchronous progress" in
-        the README of this package.
-
-        Args:
-            start: where the micro-batch begins.
-            end: where it ends.
-            done: what the source reported about the micro-batch before, in a word.
-
-        Raises:
-            PgQueueError: the log does not have it.
+        progress the log falls behind what the source has reported to Postgres, as `done` says, and
+        after a crash the query could not resume. The source cannot see it earlier: see
+        "Asynchronous progress" in the README of this package.
         """
         if start == self._planned != self._logged:
             raise PgQueueError(
@@ -254,8 +234,8 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         PySpark 4.0 and 4.1 give no arguments: see `MicroBatches.position`.
 
         Raises:
-            PgQueueError: the checkpoint does not fit the query, messages were lost, or Postgres
-                stayed away too long.
+            PgQueueError: the checkpoint does not fit the query, or its progress is asynchronous;
+                messages were lost; or Postgres stayed away too long.
         """
         is_once = isinstance(limit, ReadAllAvailable)
         if not self._has_warned:
@@ -272,12 +252,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.batches.latest()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Plan how executors read the messages between two offsets.
-
-        Raises:
-            PgQueueError: messages are gone, and failOnDataLoss is true; the query has asynchronous
-                progress; or as in `latestOffset`.
-        """
+        """Plan how executors read the messages between two offsets. Errors as `latestOffset`."""
         return self.batches.plan(self.offset_type.parse(start), self.offset_type.parse(end))
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -32,13 +32,8 @@ def read_archived(
     schema: StructType,
     constant: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition, in order; fewer than it has, where a file is gone.
-
-    Args:
-        part: the messages to read.
-        options: the query's options.
-        schema: the columns to return.
-        constant: columns with the same value in every row, which are not stored with messages.
+    """The messages of a partition, in order; fewer than it has, where a file is gone. Columns
+    that are constant are not stored with messages.
     """
     spans = [each[:2] for each in part.ranges]
     return _read(part.segments, part.kind, spans, options, schema, constant)
@@ -51,10 +46,7 @@ def completed(
     schema: StructType,
     constant: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:
-    """Batches from Postgres, with the messages that only files have by now, in order.
-
-    Arguments as `read_archived`.
-    """
+    """Batches from Postgres, with the messages that only files have by now, in order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

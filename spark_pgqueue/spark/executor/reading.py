@@ -104,13 +104,8 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition, in order; resumes behind the last row if the connection breaks.
 
-    Args:
-        url: the database.
-        patience: seconds to try to connect.
-        partition: the messages to read.
-        schema: the columns to return.
-        constant: columns with the same value in every row, which are not stored with messages.
-        prepare: called with each connection before it reads.
+    `constant` has columns with the same value in every row, which are not stored with messages;
+    `prepare` is called with each connection before it reads.
     """
     target = arrow_schema(schema)
     ranges, last = partition.ranges, None
@@ -160,9 +155,6 @@ def going_on(
 ) -> Iterator[pa.RecordBatch]:
     """Arrow batches, resumed after a broken connection: each call of `rest` reads what the calls
     before have not read. The log names `what` is read.
-
-    Raises:
-        PgQueueError: a known error; or the connection cannot be made, or breaks again and again.
     """
     failures, attempts = 0, Attempts()
     while True:

@@ -45,11 +45,7 @@ class PlanGuard:
     made_at: float = field(default_factory=time.time)  # when it was made
 
     def check(self) -> None:
-        """Check, on an executor, that this is the query that was planned.
-
-        Raises:
-            PgQueueError: a micro-batch reads with the plan of another one, or of another query.
-        """
+        """Check, on an executor, that this is the query that was planned."""
         context = TaskContext.get()
         if context is None:
             return

@@ -89,11 +89,7 @@ class Admitting:
         )
 
     def check_admission(self) -> None:
-        """Check that the four options fit together.
-
-        Raises:
-            PgQueueError: two of them contradict each other.
-        """
+        """Check that the four options fit together."""
         least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
         if least is not None and most is not None and least > most:
             raise PgQueueError(

@@ -158,9 +158,6 @@ def parse(
         table: the options that exist here.
         side: the side of Spark that has these options, for errors.
         others: names of options of other sides, which a misspelled name may mean.
-
-    Raises:
-        PgQueueError: an option is unknown, missing or malformed.
     """
     known = {each.name.lower(): each for each in table}
     for name in given:

@@ -122,11 +122,7 @@ class SinkOptions(Connecting):
 
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Check and convert the options of `writeStream` (streaming) or `write`.
-
-    Raises:
-        PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
-    """
+    """Check and convert the options of `writeStream` (streaming) or `write`."""
     options = SinkOptions(**parse(given, SINK_OPTIONS, "sink"))
     if options.action is not None and options.consumers is not None:
         raise PgQueueError(
@@ -171,15 +167,11 @@ SINK_NAMES = {
     "p_consumers": "option consumers",
     "p_sink": "option txnAppId",
     "p_batch": "option txnVersion",
-    "p_priority": "column priority",
-    "p_deliver_at": "column deliver_at",
-    "p_key": "column key",
-    "p_headers": "column headers",
-    "p_data": "column data",
-    "p_dedup_key": "column dedup_key",
-    "p_expires_at": "column expires_at",
-    "p_action": "column action",
     "p_seqs": "column seq",
-    "p_delay": "column delay",
+    **{
+        f"p_{name}": f"column {name}"
+        for name in ("data", "key", "headers", "priority", "deliver_at", "expires_at", "dedup_key")
+    },
+    **{f"p_{name}": f"column {name}" for name in ("action", "delay")},
 }
 """The names that the user knows for the arguments of SQL functions."""

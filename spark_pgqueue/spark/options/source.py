@@ -150,11 +150,7 @@ class SourceOptions(Connecting, Admitting):
 
 
 def parse_source(given: Mapping[str, str]) -> SourceOptions:
-    """Check and convert the options of `readStream`.
-
-    Raises:
-        PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
-    """
+    """Check and convert the options of `readStream`."""
     options = SourceOptions(**parse(given, SOURCE_OPTIONS, "source"))
     options.check_admission()
     check_partitions(options.min_partitions, options.max_connections)

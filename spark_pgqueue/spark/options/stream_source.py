@@ -201,10 +201,6 @@ def parse_stream_source(
 ) -> StreamSourceOptions:
     """Check and convert the options of `readStream` (streaming) or `read`, without a consumer;
     `streaming` is None while it is not known which of the two.
-
-    Raises:
-        PgQueueError: an option is unknown, missing or malformed, or needs a consumer; or two
-            options contradict each other.
     """
     _check_side(given)
     options = StreamSourceOptions(**parse(given, STREAM_SOURCE_OPTIONS, "source", OTHERS))

@@ -97,11 +97,7 @@ def names_table(given: Mapping[str, str]) -> bool:
 
 
 def parse_table(given: Mapping[str, str]) -> TableOptions:
-    """Check and convert the options of `spark.read` with a table.
-
-    Raises:
-        PgQueueError: an option is unknown, missing or malformed, or two do not fit together.
-    """
+    """Check and convert the options of `spark.read` with a table."""
     if found := _of_a_stream(given):
         raise PgQueueError(
             f"option {found} is for reading a stream, and option table reads a table",
@@ -132,9 +128,6 @@ def parse_table(given: Mapping[str, str]) -> TableOptions:
 def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
     """The options of table pending, from those of `readStream` with a consumer, which
     `parse_source` has checked, and the columns of the source.
-
-    Raises:
-        PgQueueError: an option is about claiming messages.
     """
     if found := _of_a_stream(given):
         raise PgQueueError(

@@ -23,11 +23,7 @@ _LONGEST = 1000  # characters of a duration
 
 
 def duration(text: str) -> timedelta:
-    """A positive duration such as '30s', '500 ms', '5 minutes' or '1 hour 30 minutes'.
-
-    Raises:
-        ValueError: the text is no duration.
-    """
+    """A positive duration: '30s', '500 ms', '5 minutes', '1 hour 30 minutes'. Raises ValueError."""
     if len(text) > _LONGEST:  # it is searched for parts from each of its digits
         raise ValueError
     text = re.sub(r"^interval\s+", "", text.strip().lower())
@@ -180,10 +176,8 @@ def unlike_names(text: str) -> tuple[str, ...]:
 def local_folder(location: str) -> Path:
     """The folder of a checkpointLocation on this machine.
 
-    A location is no encoded URI: Hadoop's Path takes %20 as these three characters.
-
-    Raises:
-        ValueError: the location is on another file system, or empty.
+    A location is no encoded URI: Hadoop's Path takes %20 as these three characters. Raises
+    ValueError for another file system.
     """
     if not location.strip():
         raise ValueError

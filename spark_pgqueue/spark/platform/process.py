@@ -26,11 +26,7 @@ class Parent:
         return os.getppid() == self._pid
 
     def check(self) -> None:
-        """Raise when the parent is dead.
-
-        Raises:
-            PgQueueError: the parent died.
-        """
+        """Raise when the parent is dead."""
         if not self.lives():
             raise PgQueueError("the Spark driver of this source is gone")
 
@@ -46,11 +42,7 @@ def process_name(pid: int) -> str:
 
 
 def own_folder(name: str) -> Path:
-    """A temporary folder that only this user can write to; all processes of the user share it.
-
-    Raises:
-        PgQueueError: the folder belongs to another user.
-    """
+    """A temporary folder that only this user can write to; all processes of the user share it."""
     folder = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

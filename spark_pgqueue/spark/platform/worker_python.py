@@ -34,11 +34,7 @@ print(*[name for name in sys.argv[1:] if find_spec(name) is None])
 
 
 def missing_from(python: str, needed: Iterable[str] = NEEDED) -> list[str]:
-    """The modules that a Python lacks: a program that Spark starts, by its path or on the PATH.
-
-    Raises:
-        PgQueueError: the program does not run.
-    """
+    """The modules that a Python lacks: a program that Spark starts, by its path or on the PATH."""
     try:
         found = subprocess.run(
             [python, "-c", _FIND, *needed], capture_output=True, text=True, timeout=60, check=True
@@ -78,11 +74,7 @@ def ship() -> None:
 
 
 def check_driver(spark: SparkSession, *, ships: bool) -> None:
-    """Refuse a Python of Spark, on this machine, that could not run the source or the sink.
-
-    Raises:
-        PgQueueError: that Python lacks a module.
-    """
+    """Refuse a Python of Spark, on this machine, that could not run the source or the sink."""
     context = getattr(spark, "sparkContext", None)  # Spark Connect has none
     if context is None:
         return
@@ -96,11 +88,7 @@ def check_driver(spark: SparkSession, *, ships: bool) -> None:
 
 
 def check_executor(spark: SparkSession) -> None:
-    """Ask an executor for the modules that this package needs, which do not travel with the query.
-
-    Raises:
-        PgQueueError: the executor lacks a module.
-    """
+    """Ask an executor for the modules that this package needs, which the query does not bring."""
     from pyspark.sql.functions import lit, udf
 
     needed = [name for name in NEEDED if name != PACKAGE]

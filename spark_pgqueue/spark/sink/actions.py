@@ -39,23 +39,14 @@ class Action(NamedTuple):
 
 
 class Actions:
-    """The actions of the rows of a task.
-
-    Args:
-        options: the sink's options; they are the defaults for the columns.
-    """
+    """The actions of the rows of a task; options are the defaults for the columns."""
 
     def __init__(self, options: SinkOptions):
         self._options = options
         self._seqs: dict[Action, list[pa.ChunkedArray]] = {}
 
     def add(self, rows: pa.Table) -> None:
-        """Note the rows that have an action; all rows, if an option sets the action.
-
-        Raises:
-            PgQueueError: a row lacks the action, the consumer or the message; or details are not
-                JSON.
-        """
+        """Note the rows that have an action; all rows, if an option sets the action."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

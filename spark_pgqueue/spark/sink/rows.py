@@ -80,9 +80,6 @@ def check_times(rows: pa.Table) -> None:
     """Raise unless Postgres can hold all times and dates, those in lists and structs too.
 
     ADBC and COPY would fail without the column's name, or as if the connection were lost.
-
-    Raises:
-        PgQueueError: a column has a time or a date out of range.
     """
     for name in rows.column_names:
         for chunk in rows[name].chunks:
@@ -117,11 +114,7 @@ def _check_times(name: str, values: pa.Array) -> None:
 
 @contextmanager
 def naming_the_column(rows: pa.Table) -> Iterator[None]:
-    """Around work with columns: an error of Arrow, or of Python's text, names the column.
-
-    Raises:
-        PgQueueError: a column holds text that is not UTF-8.
-    """
+    """Around work with columns: an error of Arrow, or of Python's text, names the column."""
     import pyarrow as pa
 
     try:
@@ -140,11 +133,7 @@ def naming_the_column(rows: pa.Table) -> Iterator[None]:
 
 
 def to_messages(rows: pa.Table, kind: str) -> pa.Table:
-    """Rows as the stream's table takes them: data_bytes for a binary stream, headers as jsonb.
-
-    Raises:
-        PgQueueError: data is null in a row.
-    """
+    """Rows as the stream's table takes them: data_bytes for a binary stream, headers as jsonb."""
     nulls = rows["data"].null_count
     if nulls:
         raise PgQueueError(
@@ -201,11 +190,7 @@ def to_staged_chunks(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, lis
 
 
 def _joined(consumers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Lists of names as texts, which can be compared: no name has a NUL character.
-
-    Raises:
-        PgQueueError: a list is empty, or has a null name.
-    """
+    """Lists of names as texts, which can be compared: no name has a NUL character."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -58,13 +58,8 @@ class StagedRows:
 class TableWriter:
     """A table that rows are written into.
 
-    Raises:
-        PgQueueError: an option is for messages, and all columns are the table's.
-
-    Attributes:
-        others: the columns of messages and actions; none where all are the table's.
-        name: the table's name, as SQL.
-        write_no: the number of this write; 0 before it has begun, and in a stream's commit.
+    `others` are the columns of messages and actions; none where all are the table's. `name` is the
+    table's name, as SQL. `write_no` is 0 before the write has begun, and in a stream's commit.
     """
 
     def __init__(self, options: SinkOptions, schema: StructType):
@@ -104,11 +99,7 @@ class TableWriter:
         self.write_no: int = 0
 
     def begin(self, statements: Statements) -> None:
-        """Check the write, on the driver, before tasks run.
-
-        Raises:
-            PgQueueError: the table, a column or an option does not fit, or a right lacks.
-        """
+        """Check the table, the columns, the options and the rights, before tasks run."""
         sql = "select name, write_no from pgqueue.open_table(%s::jsonb)"
         self.name, self.write_no = statements.row(sql, [self._given])
 
@@ -126,11 +117,7 @@ class TableWriter:
         return RowsOfTask(self, sink, batch, is_repeated)
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The rows of the table, and those of messages and actions.
-
-        Raises:
-            PgQueueError: a row is for nothing.
-        """
+        """The rows of the table, and those of messages and actions; none is for nothing."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -201,11 +188,7 @@ class TableWriter:
 
     @contextmanager
     def refusals(self, table: str) -> Iterator[None]:
-        """Around the driver's transaction: an error of the table says so, without its rows.
-
-        Raises:
-            PgQueueError: the table refused the rows.
-        """
+        """Around the driver's transaction: an error of the table says so, without its rows."""
         try:
             yield
         except (psycopg.Error, PgQueueError) as error:

@@ -36,12 +36,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
         self._writer = StreamWriter(options, schema, begins)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of a task, on an executor.
-
-        Raises:
-            PgQueueError: a row does not fit the stream or the table, or Postgres stayed away too
-                long.
-        """
+        """Stage the rows of a task, on an executor; a row that does not fit is an error."""
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
@@ -59,7 +54,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             PgQueueError: PQ010 when the batch is older than the last published batch, or is the
                 last one with other rows or to another stream; PQ001 when the stream was dropped
-                and made again since; or Postgres stayed away too long.
+                and made again since.
         """
         self._writer.publish(messages, batchId)
 
@@ -82,7 +77,7 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
         self._batch = options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of a task, on an executor. Errors as in `PgQueueStreamWriter`."""
+        """Stage the rows of a task, on an executor."""
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         return self._writer.stage(iterator, self._sink, self._batch, query_id, skip_published=True)

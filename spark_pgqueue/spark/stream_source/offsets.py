@@ -40,12 +40,7 @@ class StreamOffsets:
 
     @classmethod
     def parse(cls, offset: Any) -> StreamOffsets:
-        """The offsets that Spark read in the checkpoint.
-
-        Raises:
-            PgQueueError: another source, or a newer version of this one, has written the
-                checkpoint.
-        """
+        """The offsets that Spark read in the checkpoint; those of another source are an error."""
         streams = offset.get("streams") if isinstance(offset, dict) else None
         if isinstance(offset, dict) and "reader" in offset:
             raise PgQueueError(

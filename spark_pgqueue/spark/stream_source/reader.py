@@ -62,12 +62,7 @@ class PgQueueStreamsBatchReader(DataSourceReader):
         self._plan_guard = PlanGuard(f"stream {options.title}")
 
     def partitions(self) -> list[OffsetPartition]:  # type: ignore[override]
-        """Find the range, and plan how executors read it.
-
-        Raises:
-            PgQueueError: a place does not exist; retention deleted messages of the range, and
-                failOnDataLoss is true; or Postgres stayed away too long.
-        """
+        """Find the range, and plan how executors read it. Errors as `Streams`."""
         data = data_type(self._schema)
         patience = self._options.retry_timeout.total_seconds()
         with closing(Streams(self._options, patience, data)) as streams:
@@ -85,11 +80,8 @@ class PgQueueStreamsBatchReader(DataSourceReader):
 def read_partition(
     options: StreamSourceOptions, partition: OffsetPartition, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition, in the order of each stream.
-
-    Raises:
-        PgQueueError: messages are gone, and failOnDataLoss is true; or Postgres stayed away too
-            long.
+    """The messages of a partition, in the order of each stream. Messages that are gone are an error
+    if failOnDataLoss is true.
     """
     patience = options.retry_timeout.total_seconds()
 

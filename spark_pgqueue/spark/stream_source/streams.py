@@ -73,18 +73,12 @@ _END = "a.t" if TELLS_START else "pgqueue.end_after(a.stream, a.f, a.t)"
 class Streams:
     """A connection that reads streams by offsets.
 
-    Its methods raise a PgQueueError for a stream that is gone or was made again, for messages that
-    retention has deleted if failOnDataLoss is true, and where Postgres stays away too long.
-
-    Args:
-        options: the query's options.
-        patience: seconds to try to connect.
-        data: the type of column data; None where it is not known yet.
+    Its methods raise a PgQueueError for a stream that is gone, was made again or has no such place
+    or group; for streams whose data do not fit one column, of type `data` where that is known; for
+    messages that retention has deleted if failOnDataLoss is true; and if Postgres stays away.
     """
 
-    def __init__(
-        self, options: StreamSourceOptions, patience: float, data: str | None = None
-    ) -> None:
+    def __init__(self, options: StreamSourceOptions, patience: float, data: str | None = None):
         self._options = options
         self._offset_is = THE_CHECKPOINT
         self._statements = Statements(
@@ -100,11 +94,7 @@ class Streams:
         self._statements.close()
 
     def find(self) -> dict[str, Stream]:
-        """The streams to read, by their names, in order; of a pattern, the streams that exist now.
-
-        Raises:
-            PgQueueError: PQ001 when a stream does not exist; or the streams are of different kinds.
-        """
+        """The streams to read, by name, in order; of a pattern, the streams that exist now."""
         names, pattern = self._options.names, self._options.stream_pattern
         if self._found and names is not None:
             return self._found
@@ -152,12 +142,7 @@ class Streams:
         return position_of(offset)
 
     def begin(self, stream: str, default: str) -> Position:
-        """The position where a new query begins in a stream; `default` if the options do not say.
-
-        Raises:
-            PgQueueError: startingOffsets has no place for the stream, or a place that does not
-                exist.
-        """
+        """The position where a new query begins in a stream, by the options or `default`."""
         place = self._options.start_of(stream, default)
         if place is None:
             raise PgQueueError(
@@ -170,11 +155,7 @@ class Streams:
         return self._checked("startingOffsets", stream, place)
 
     def end(self, stream: str, begin: Position) -> Position:
-        """The position where a batch that begins at `begin` ends in a stream.
-
-        Raises:
-            PgQueueError: endingOffsets has no place for the stream, or a place that does not exist.
-        """
+        """The position where a batch that begins at `begin` ends in a stream."""
         place = self._options.end_of(stream)
         if place is None:
             raise PgQueueError(
@@ -198,11 +179,7 @@ class Streams:
         )
 
     def note(self, positions: Mapping[str, Position]) -> None:
-        """Store the query's positions as positions of the group of option group.
-
-        Raises:
-            PgQueueError: PQ002 a stream has no such group; PQ006 workers work on the group.
-        """
+        """Store the query's positions as positions of the group of option group."""
         try:
             self._statements.rows(
                 "select pgqueue.note_offset(a.stream, %s::text, a.o) "
@@ -218,13 +195,8 @@ class Streams:
         most: Mapping[str, int] | int | None,
         bounds: Mapping[str, int] | None = None,
     ) -> dict[str, Position]:
-        """The positions after the next messages.
-
-        Args:
-            positions: where to read on, by stream.
-            most: the highest number of messages of each stream; None for all messages (of up to
-                100,000 publications).
-            bounds: the last publication to read of each stream; None for any.
+        """The positions after the next messages of each stream: of `most`, or of all (of up to
+        100,000 publications), and up to the publication that is its bound.
         """
         limits = most if isinstance(most, Mapping) else dict.fromkeys(positions, most)
 

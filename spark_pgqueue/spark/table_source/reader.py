@@ -93,12 +93,7 @@ class PgQueueTableReader(DataSourceReader):
         self._plan_guard = PlanGuard(self._name)
 
     def partitions(self) -> list[TablePartition]:  # type: ignore[override]
-        """Plan the reading. All partitions of most tables show the queue as it is now.
-
-        Raises:
-            PgQueueError: the stream or the consumer was dropped, the role may not read it, or
-                Postgres stayed away too long.
-        """
+        """Plan the reading. All partitions of most tables show the queue as it is now."""
         return self._asked(self._plan)
 
     def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]

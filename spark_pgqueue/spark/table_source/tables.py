@@ -180,9 +180,7 @@ def find_for(options: TableOptions) -> tuple[Stream, Where | None]:
     """The stream of a table (of stats, perhaps none), and option where; the consumer exists.
 
     Raises:
-        PgQueueError: PQ001 or PQ002 when the stream or the consumer does not exist; PQ003 for an
-            option where that is not allowed; PQ011 for another schema version; or Postgres cannot
-            be reached.
+        PgQueueError: the stream or the consumer does not exist; or option where is not allowed.
     """
     # No patience: this is load(), and a user who mistyped the host waits for the error.
     names = [each for each in (options.stream, options.consumer) if each is not None]
