@@ -36,7 +36,7 @@ class Lease:
 
     def _run(self) -> None:
         due = clock.now() + self._every
-        # At most a second at a time: a wait stands still while the machine sleeps.
+        # At most a second at a time: a wait does not count the time in which the machine sleeps.
         while not self._stopped.wait(min(self._every, 1.0)) and self._parent.lives():
             if clock.now() < due:
                 continue

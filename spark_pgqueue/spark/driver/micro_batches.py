@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -251,7 +251,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The figures for the query's progress: see `MicroBatches.latest`."""
         return self.batches.latest()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
         """Plan how executors read the messages between two offsets. Errors as `latestOffset`."""
         return self.batches.plan(self.offset_type.parse(start), self.offset_type.parse(end))
 

@@ -39,7 +39,7 @@ class PublicationWaiter:
             self._attempt(subscription.forget)
 
     def start(self) -> bool:
-        """Listen from now on. Returns whether that is new, so that a look is due."""
+        """Listen from now on. Returns whether that is new, so that messages may be there."""
         started = [each for each in self._current() if each.is_started]
         if len(started) == len(self._streams):
             return False

@@ -46,7 +46,7 @@ def completed(
     schema: StructType,
     constant: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:
-    """Batches from Postgres, with the messages that only files have by now, in order."""
+    """Batches from Postgres, with the messages that are only in files, in order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -140,7 +140,7 @@ def closing_after(
 
 
 def keep_modules() -> None:
-    """Have later collections of garbage pass over what this process has loaded by now.
+    """Exclude what this process has loaded so far from later collections of garbage.
 
     After each task, a Python worker of Spark collects garbage, which visits all objects. pandas,
     Arrow and PySpark have 95,000: that takes 55 ms of a CPU, in which a task reads 200,000 messages

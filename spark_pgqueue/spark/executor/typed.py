@@ -206,7 +206,7 @@ def _is_exact(type_: pa.DataType) -> bool:
 
 
 def _fits(array: pa.Array, type_: pa.DataType) -> bool:
-    """Whether all that Arrow's parser read fits the type; its cast looks at the rest."""
+    """Whether all that Arrow's parser read fits the type; its cast checks the rest."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

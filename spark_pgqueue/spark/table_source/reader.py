@@ -1,4 +1,4 @@
-"""The batch readers: `spark.read` looks into a queue, and changes nothing.
+"""The batch readers: `spark.read` reads the state of a queue, and changes nothing.
 
 What the database knows about messages, such as their state, comes as ranges of numbers with columns
 (`pgqueue.scan`). Their content comes by COPY into Arrow, and never changes. So a planned table
@@ -63,8 +63,8 @@ class TablePartition(InputPartition):
     """An input partition of a table."""
 
     ranges: tuple[KnownRange, ...] = ()  # the messages; each with the number of its row of `known`
-    known: pa.Table | None = None  # what the database knows of the ranges; None: the executor looks
-    within: tuple[Bound, Bound] = (None, None)  # the bounds between which the executor looks
+    known: pa.Table | None = None  # what the database knows of the ranges; None: the executor asks
+    within: tuple[Bound, Bound] = (None, None)  # the bounds between which the executor asks
 
 
 @plain_errors
@@ -85,9 +85,9 @@ class PgQueueTableReader(DataSourceReader):
         self._held = [name for name in schema.names if name in HELD]
         self._read = [name for name in HELD if name in wanted]
         # The columns that the database knows of ranges, or of rows that are no messages.
-        self._told = [name for name in wanted if name not in ("seq", *HELD)]
+        self._known = [name for name in wanted if name not in ("seq", *HELD)]
         # Whether messages of one range may differ in whether option where holds.
-        self._judges_messages = any(name not in self._told for name in named)
+        self._judges_messages = any(name not in self._known for name in named)
         of = "" if options.stream is None else f" of stream {options.stream}"
         self._name = f"table {options.table}{of}"
         self._plan_guard = PlanGuard(self._name)
@@ -156,7 +156,7 @@ class PgQueueTableReader(DataSourceReader):
             view = "select 0::int8 as lo, 1::int8 as hi, * from pgqueue.consumer_stats"
             source = f"({view} where $1 in ('', stream) and $2 in ('', consumer)) m"
         else:
-            given.append(f"{{{','.join(self._told)}}}")
+            given.append(f"{{{','.join(self._known)}}}")
             source = "pgqueue.scan_claimed($1, nullif($2, ''), $3::text::text[])"
             if options.table != "claimed":
                 given += ["" if each is None else f"{{{str(each)[1:-1]}}}" for each in within]
@@ -164,15 +164,17 @@ class PgQueueTableReader(DataSourceReader):
                     f"pgqueue.scan($1, '{options.table}', nullif($2, ''), $3::text::text[],"
                     " nullif($4, '')::bigint[], nullif($5, '')::bigint[])"
                 )
-            types = [f", {name} {column(name)[0]}" for name in self._told]
+            types = [f", {name} {column(name)[0]}" for name in self._known]
             source += f" as m (lo int8, hi int8{''.join(types)})"
         if self._where is not None and not self._judges_messages:
             source += f" where ({self._where.condition})"
-        cursor.execute(f"select {', '.join(['lo', 'hi', *self._told])} from {source}", tuple(given))
+        cursor.execute(
+            f"select {', '.join(['lo', 'hi', *self._known])} from {source}", tuple(given)
+        )
         found = cursor.fetch_arrow_table()
         lo, hi = (found[name].to_pylist() for name in ("lo", "hi"))
-        told = arrow_schema(self._table.schema(self._told, self._stream.kind))
-        known = found.cast(pa.schema([*list(found.schema)[:2], *told]))
+        typed = arrow_schema(self._table.schema(self._known, self._stream.kind))
+        known = found.cast(pa.schema([*list(found.schema)[:2], *typed]))
         return list(map(KnownRange, lo, hi, range(len(lo)))), known
 
     def _rows(self, part: TablePartition) -> Iterator[pa.RecordBatch]:
@@ -264,7 +266,7 @@ class PgQueueTableReader(DataSourceReader):
         return asked(attempt, options.url, options.retry_timeout.total_seconds())
 
     def _check_rights(self, cursor: dbapi.Cursor) -> None:
-        """Say what to do, where a role may look at the queue and not at what messages hold."""
+        """Refuse to read the content of messages with a role that may only see their state."""
         messages = f"'pgqueue.messages_{self._stream.stream_id}'"
         if not call(cursor, f"select has_table_privilege({messages}, 'select')")[0][0]:
             raise PgQueueError(
