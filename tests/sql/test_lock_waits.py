@@ -28,7 +28,6 @@ AS_POSTGRES = {
     "_pgqueue.lock_bundles": "the claim is the caller's own; it has waited for the head before",
     "_pgqueue.unfiltered": "nobody holds an unfiltered bundle without the consumer's lock",
     "_pgqueue.take_unassigned": "nobody holds a bundle of the line without the consumer's lock",
-    "_pgqueue.lock_unassigned": "nobody holds a bundle of the line without the consumer's lock",
     "pgqueue.extend": "a worker's heartbeat; the claim is its own",
     "pgqueue.reader_extend": "a query's heartbeat; the claims are its own",
     "_pgqueue.save_partition": "the end of a worker's transaction; the partition is its own",

@@ -180,7 +180,8 @@ begin
        or o_hints.assigned_until > clock_timestamp() or not _pgqueue.none_assigned(p_consumer.consumer_id, o_hints) then
         return;
     end if;
-    v_bundles := _pgqueue.lock_unassigned(p_consumer, o_hints, p_want);
+    v_bundles := (_pgqueue.lock_ready(p_consumer.consumer_id, _pgqueue.lane_of(o_hints, _pgqueue.lane_unassigned()),
+                                        p_want, false, true)).o_bundles;
     if v_bundles = '{}' then
         return;
     end if;
@@ -222,42 +223,4 @@ begin
        and (p_hints.any_waiting is not true
             or not exists (select from pgqueue.consumer_messages
                            where consumer_id = p_consumer_id and key is not null));
-end $$;
-
--- Locks the front of the line, at most p_want messages; see claim_all_keys(). What has expired is given up, a bounded
--- number.
-create or replace function _pgqueue.lock_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                                    p_want bigint) returns pgqueue.consumer_messages[]
-language plpgsql as $$
-declare
-    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned());
-    v_bundle  pgqueue.consumer_messages;
-    v_bundles pgqueue.consumer_messages[] := '{}';
-    v_at_most bigint;
-    v_fit     bigint;
-    v_expired bigint := 0;
-begin
-    for v_bundle in
-        select * from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
-          and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
-        order by place, first_seq for update  -- lock: bundle
-    loop
-        if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
-            perform _pgqueue.give_up_expired(v_bundle);
-            v_expired := v_expired + v_bundle.message_count;
-            exit when v_expired >= _pgqueue.limit_examined();
-            continue;
-        end if;
-        v_at_most := (v_bundle.note ->> 'at_most')::bigint;
-        exit when v_bundle.not_visible_until > clock_timestamp() or (v_at_most is not null and v_bundles <> '{}');
-        v_fit := least(v_at_most, p_want);
-        if v_bundle.message_count > v_fit then
-            v_bundle := (_pgqueue.cut(v_bundle, v_fit, 1)).o_first;
-        end if;
-        v_bundles := v_bundles || v_bundle;
-        p_want := p_want - v_bundle.message_count;
-        exit when p_want <= 0 or v_at_most is not null;
-    end loop;
-    return v_bundles;
 end $$;

@@ -24,12 +24,11 @@
 --   unfiltered             ready, line, delayed, gone            apply_filter        queue/take/filters.sql
 --   ready, assigned        claimed                               claim_free          queue/claim/free.sql
 --   ready, line, assigned  claimed                               claim_bundles       queue/claim/making.sql
---   ready                  ready, dead                           collect             queue/claim/making.sql
+--   ready, line            ready, dead                           lock_ready          queue/claim/making.sql
 --   ready                  ready                                 cut_next            queue/claim/free.sql
 --   ready                  dead                                  collect_matching    queue/claim/matching.sql
 --   ready, line            the same                              take_matching       queue/claim/matching.sql
 --   assigned               dead                                  lock_assigned       queue/claim/by_key.sql
---   line                   line, dead                            lock_unassigned     queue/claim/by_key.sql
 --   line                   as its caller says                    take_unassigned     queue/keys/free_keys.sql
 --   waiting                as its caller says                    take_heads          queue/keys/free_keys.sql
 --   line, waiting          assigned                              store_assigned      queue/keys/assigning.sql
@@ -77,7 +76,7 @@
 --   any                    as its caller says                    replace             queue/state/bundles.sql
 --   any                    as its caller says                    delete_bundle       queue/state/bundles.sql
 --
--- The rows "as its caller says": collect(), collect_matching(), collect_by_key(), claim_all_keys(),
+-- The rows "as its caller says": lock_ready(), collect_matching(), collect_by_key(), claim_all_keys(),
 -- claim_without_lock() and claim_back() lock free bundles, which claim_bundles() claims. take_unassigned() and
 -- take_heads() are called by assign(), with store_assigned() and store_waiting(): their rows have the target. return()
 -- calls return_bundle() or return_by_key(). The callers of remove_messages() are in the table. remove_unclaimed() calls
