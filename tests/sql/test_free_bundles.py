@@ -469,7 +469,7 @@ def test_what_is_cut_ahead_keeps_urgent_messages_first(conn: Conn) -> None:
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-def test_a_claim_that_comes_too_late_to_cut_or_deal_ahead_keeps_no_lock(
+def test_a_claim_that_comes_too_late_to_prefetch_keeps_no_lock(
     conn: Conn, session: Session, ordering: str
 ) -> None:
     """It read the cursor, and waited for its old claim, while another claim did that."""
@@ -477,7 +477,7 @@ def test_a_claim_that_comes_too_late_to_cut_or_deal_ahead_keeps_no_lock(
     clock.stop_looking(conn)
     send_all(conn, ["x"] * 2000, p_keys=[str(i) for i in range(2000)])
     old = claim_of(receive(conn, 1))
-    ahead = "select (hints).more from pgqueue.consumer_cursors order by version desc limit 1"
+    ahead = "select (hints).prefetch_at from pgqueue.consumer_cursors order by version desc limit 1"
     free = "select min(bundle_no) from pgqueue.consumer_messages where token is null and lane = 0"
     free += " and message_count = 1"
     while one(conn, free) < one(conn, ahead):
