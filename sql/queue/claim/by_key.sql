@@ -1,8 +1,9 @@
--- Claims by key: of assigned bundles; and with the consumer's lock of what is assigned now, or of the line as it is.
+-- Claims by key: of assigned bundles; and, with the consumer's lock, of what is assigned now, or of all unassigned
+-- messages.
 
--- Locks the first assigned bundles that are free, at most p_want messages. What has expired is given up, a bounded
+-- Locks the first free assigned bundles, with at most p_want messages. Expired ones become dead letters, a bounded
 -- number.
---   p_alone  the caller has the consumer's lock. False: what has a note stays
+--   p_alone  the caller has the consumer's lock. False: bundles with a note are skipped
 create or replace function _pgqueue.lock_assigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_want bigint, p_alone boolean default true)
 returns pgqueue.consumer_messages[] language plpgsql as $$
@@ -49,9 +50,8 @@ begin
     return v_bundles;
 end $$;
 
--- Of a stream in order the only assigned bundle that a claim may have: the first free one, for all others are behind
--- it. Null: nothing is assigned and free; or the first one is behind another one that is free, which should not be:
--- claims then look at all.
+-- The only assigned bundle that can be claimed with ordering=stream: the first unclaimed one, because all others follow
+-- it. Null: there is none; or its predecessor is unclaimed too, which should not happen: then claims try all.
 create or replace function _pgqueue.first_of_stream(p_consumer_id int, p_dealt pgqueue.lane_hint) returns bigint
 language plpgsql stable as $$
 begin
@@ -67,10 +67,10 @@ begin
                or _pgqueue.is_deleted(f.predecessor));
 end $$;
 
--- Takes the first free bundle that is assigned back, to be assigned again, if it has more messages than a claim wants:
--- if claims passed over it, others would come before it for ever. Where others stand behind it, or few are assigned,
--- all are taken back: where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs
--- the consumer's lock. Locks the bundle.
+-- If the first free assigned bundle has more messages than a claim wants, makes it wait, to be assigned again: if
+-- claims skipped it, later messages would always come before it. If other bundles follow it, or few are assigned, all
+-- are made to wait; otherwise only this one, since claims of several sizes in turns would each pay for all. Returns the
+-- hints. Needs the consumer's lock. Locks the bundle.
 create or replace function _pgqueue.unassign_too_large(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                        p_want bigint) returns pgqueue.claim_hints
 language plpgsql as $$
@@ -96,9 +96,9 @@ begin
     return _pgqueue.unassign(p_consumer, p_hints, v_first.bundle_no);
 end $$;
 
--- Claims assigned bundles, and assigns where these do not suffice, or have another size. Returns the hints, and the
--- claim; its id is null when nothing may be claimed. The claim looks at a bounded number of messages. If all of these
--- have to wait, the next claim looks at later ones. Needs the consumer's lock.
+-- Claims assigned bundles, and assigns if these do not suffice or have another size. Returns the hints, and the claim;
+-- its id is null if nothing may be claimed. The call examines a bounded number of messages. If all of these must wait,
+-- the next claim examines later ones. Needs the consumer's lock.
 create or replace function _pgqueue.collect_by_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_want bigint, p_reader uuid, out o_hints pgqueue.claim_hints,
                                                    out o_claimed pgqueue.claimed)
@@ -111,7 +111,7 @@ declare
     v_assign   record;
     v_looked   bigint := 0;
     v_assigned bigint := 0;
-    v_least    bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- so many make an end
+    v_least    bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- enough to stop
 begin
     o_hints := v_whole.o_hints;
     o_claimed := v_whole.o_claimed;
@@ -125,13 +125,13 @@ begin
             select from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
               and place >= o_hints.free_from and place < -2) then
-            -- of keys that are free, beside what is assigned: some of these may have waited for long, or failed
+            -- assign keys that are free, beside the assigned bundles: some may have waited for a long time, or failed
             o_hints := (_pgqueue.assign(p_consumer, o_hints, p_want, true)).o_hints;
         end if;
         v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
     end if;
     if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true
-       -- (of a stream, what is assigned now would stand behind what is assigned already)
+       -- (with ordering=stream, newly assigned bundles would follow those that are assigned already)
        and not (v_bundles = '{}' and p_consumer.ordering = 'stream' and exists (
                     select from _pgqueue.assigned(p_consumer.consumer_id,
                                                   _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned())))) then
@@ -142,7 +142,7 @@ begin
             o_hints := v_assign.o_hints;
             v_looked := v_looked + v_assign.o_looked;
             v_assigned := v_assigned + v_assign.o_assigned;
-            -- (what has to wait comes again at the next assign: only the line gets shorter)
+            -- (waiting messages are read again at the next assignment; only the unassigned ones become fewer)
             exit when v_assign.o_looked = 0 or v_looked >= _pgqueue.limit_examined()
                 or (v_looked >= p_want and (v_assigned >= v_least or not v_assign.o_line))
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
@@ -156,10 +156,10 @@ begin
     end if;
 end $$;
 
--- Claims the front of the line as it is, with all keys: a claimer that takes all there is, as Spark does, need not know
--- any key. Only while nothing is assigned, waits or is held; until the claim is over nobody assigns. It ends before a
--- message that is not visible yet, and a bundle with at_most is a claim of its own. Returns the hints, and the claim;
--- its id is null when there is none. Needs the consumer's lock.
+-- Claims the first unassigned messages, with all keys: a claim that wants all there is, as Spark's do, need not know
+-- the keys. Only while nothing is assigned, waiting or a long claim; and nothing is assigned until the claim is over.
+-- The claim ends before a message that is not visible yet, and a bundle with at_most is a claim of its own. Returns the
+-- hints, and the claim; its id is null if there is none. Needs the consumer's lock.
 create or replace function _pgqueue.claim_all_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_want bigint, p_reader uuid, out o_hints pgqueue.claim_hints,
                                                    out o_claimed pgqueue.claimed)
@@ -189,7 +189,7 @@ begin
     o_hints := _pgqueue.move_all_to_long(o_hints, v_bundles);
 end $$;
 
--- Whether by key something stands in the line that the claim has not looked at.
+-- Whether, with ordering=key, unassigned messages are left that the claim has not examined.
 create or replace function _pgqueue.has_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns boolean language plpgsql stable as $$
 begin
@@ -198,7 +198,7 @@ begin
        and (_pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned())).place is not null;
 end $$;
 
--- Moves claimed bundles of the line into lane_long(). Returns the hints.
+-- Moves claimed unassigned bundles to lane_long(). Returns the hints.
 create or replace function _pgqueue.move_all_to_long(p_hints pgqueue.claim_hints, p_bundles pgqueue.consumer_messages[])
 returns pgqueue.claim_hints language plpgsql as $$
 begin
@@ -210,7 +210,7 @@ begin
     return p_hints;
 end $$;
 
--- Whether by key nothing of a consumer is assigned, waits, is delayed with a key, or is held.
+-- Whether by key nothing of a consumer is assigned, waiting, delayed with a key, or a long claim.
 create or replace function _pgqueue.none_assigned(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
 language plpgsql stable as $$
 declare

@@ -1,14 +1,14 @@
--- Claiming, step by step: without waiting (queue/claim/free.sql: claim_free()); or in turn, with the consumer's lock,
--- where serve_claim() has the work that is due done (queue/claim/due_work.sql: do_due_work()), and gets the messages.
+-- Claims, step by step: without the consumer's lock (queue/claim/free.sql: claim_free()); or with it (claim_locked()),
+-- when serve_claim() first has due work done (queue/claim/due_work.sql: do_due_work()), then finds messages.
 
--- Gets the messages of a claim under the consumer's lock, as far as the limits of the consumer leave room: what is
--- free; if that does not suffice, all else that can be had.
+-- Finds the messages of a claim with the consumer's lock, within the limits of the consumer: first what is free; if
+-- that does not suffice, everything else that can be claimed.
 --   p_want    messages at most
 --   p_upto    no publication after this one; null: all
---   p_reader  Spark's reader whose claim it is; null: a worker's
+--   p_reader  the Spark reader whose claim it is; null: a worker's
 --   p_where, p_look  only messages that pass this condition, see collect_matching(); null: any
--- Returns the cursor, which the caller stores, and the claim; its id is null when there is nothing. (More than 60
--- lines: the steps of a claim, in their order.)
+-- Returns the cursor, which the caller stores, and the claim; its id is null if there is nothing. (More than 60 lines:
+-- the steps of a claim, in order.)
 create or replace function _pgqueue.serve_claim(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                 p_want bigint, p_upto bigint default null, p_reader uuid default null,
                                                 p_where jsonpath default null, p_look int default null,
@@ -30,11 +30,11 @@ begin
             return;
         end if;
     end if;
-    if p_consumer.per_key_latest then  -- what is published from now on comes later
+    if p_consumer.per_key_latest then  -- later publications have to wait
         p_upto := least(p_upto, (select max(publication_id) from pgqueue.publications
                                  where stream_id = p_consumer.stream_id));
     end if;
-    -- two passes; more only to get past publications that have nothing for this consumer, or nothing for now
+    -- two passes; more only past publications with no messages for this consumer, or none for now
     for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
         o_cursor := _pgqueue.do_due_work(p_consumer, o_cursor, v_pass > 1);
         if p_consumer.profile = 'simple' and p_where is null and p_reader is null and p_upto is null then
@@ -73,12 +73,13 @@ begin
         exit when o_claimed.claim_id is not null;
         if v_pass > 1 then
             exit when not (o_cursor.hints).was_cut and not _pgqueue.has_unassigned(p_consumer, o_cursor.hints);
-            -- the claim has looked at enough messages that wait, or are for others: the next claim goes on
+            -- the claim has examined enough messages that wait or are for others: the next claim goes on
             exit when v_pass > 2
                 and (_pgqueue.is_keyed(p_consumer.profile) or p_consumer.filtered
                      or o_cursor.next_publication - p_cursor.next_publication
                         >= _pgqueue.limit_take() * _pgqueue.limit_takes());
-            -- stop if free messages are left that another claim is taking: a further take would bring later messages
+            -- stop if another claim is taking the free messages that are left: a further take would bring later
+            -- messages
             exit when _pgqueue.has_free(o_cursor.hints) and not _pgqueue.has_unassigned(p_consumer, o_cursor.hints);
         end if;
     end loop;
@@ -97,16 +98,16 @@ language sql stable as $$
     select * from _pgqueue.bundles_of(_pgqueue.number_in(p_claim.claim_id), _pgqueue.token_in(p_claim.claim_id))
 $$;
 
--- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
--- its id is null when nothing was claimed.
+-- Claims messages, for claim() and receive(). Arguments, errors and locks: as claim(). Returns the claim; its id is
+-- null if nothing was claimed.
 create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval,
                                           p_ack bigint) returns pgqueue.claimed
 language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
     v_cursor   pgqueue.consumer_cursors;
-    v_in_turn  boolean;  -- the claim needs the consumer's lock
-    v_acked    bigint;   -- null: p_ack is still to be acknowledged
+    v_in_turn  boolean;  -- null: nobody has checked
+    v_acked    bigint;   -- null: p_ack is not acknowledged yet
     v_claim    pgqueue.claimed;
 begin
     -- (a row as one value: column by column costs twice as much)
@@ -115,7 +116,7 @@ begin
        or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
         v_consumer := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
     end if;
-    if not _pgqueue.is_simple(v_consumer.profile) then  -- (each question costs a little)
+    if not _pgqueue.is_simple(v_consumer.profile) then  -- (each check costs a little)
         if v_consumer.paused then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
@@ -138,19 +139,19 @@ begin
                     return v_claim;
                 end if;
                 raise exception using errcode = 'PQ099';
-            exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
-                -- takes back the acknowledgement before it waits for the lock, whose holder may wait for that bundle
-                v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
+            exception when sqlstate 'PQ099' then  -- (PQ000 would catch all of class PQ)
+                -- rolls the acknowledgement back before it waits for the lock, whose holder may wait for that bundle
+                v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned: it is not repeated
             end;
         end if;
     end if;
     return _pgqueue.claim_locked(v_consumer, p_max, case when v_acked is null then p_ack end);
 end $$;
 
--- Claims with the consumer's lock all that can be had; see claim.
---   p_ack  a claim to acknowledge before; null: none
---   p_where, p_look  as of serve_claim()
--- Returns the claim; its id is null when there is nothing, or where another transaction keeps the lock.
+-- Claims with the consumer's lock whatever can be claimed, see claim().
+--   p_ack  a claim to acknowledge first; null: none
+--   p_where, p_look  as in serve_claim()
+-- Returns the claim; its id is null if there is nothing, or if another transaction keeps the lock.
 create or replace function _pgqueue.claim_locked(p_consumer pgqueue.consumers, p_max int, p_ack bigint default null,
                                                  p_where jsonpath default null, p_look int default null)
 returns pgqueue.claimed language plpgsql as $$
@@ -163,7 +164,7 @@ declare
 begin
     if v_free then
         v_beside := _pgqueue.claim_without_lock(p_consumer, p_max);
-        -- (nothing can be had: but what is still to be acknowledged may be in the way)
+        -- (nothing can be claimed; but messages that are still to be acknowledged may be the reason)
         if v_beside.message_count > 0 or (v_beside.message_count = 0 and p_ack is null) then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return v_beside;
@@ -175,7 +176,7 @@ begin
         return null;
     end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    if v_free then  -- who had the lock may have left something free, or nothing: several claimers saw the same message
+    if v_free then  -- the session before may have left free bundles, or nothing: several claims saw one message
         v_beside := _pgqueue.claim_free(p_consumer, v_stored, p_max);
         if v_beside.message_count is not null then
             return v_beside;

@@ -1,4 +1,4 @@
--- Making a claim of bundles that the caller has locked, or, with the consumer's lock, of messages that are new.
+-- Making a claim of bundles that the caller has locked or, with the consumer's lock, of new messages.
 
 do $$
 begin
@@ -7,16 +7,15 @@ begin
             claim_id bigint,      -- null: there is no claim, ...
             message_count bigint, -- ... and then 0: there is nothing to claim
             stream_id int,
-            -- of a claim whose messages are alike; else null
+            -- for a claim whose messages are alike; else null
             seqs int8multirange, priority int, deliver_count int, saved jsonb,
-            bundles bigint[]);    -- of another claim: its bundles, in the order of delivery
+            bundles bigint[]);    -- for other claims: the bundles, in the order of delivery
     end if;
 end $$;
 
--- Claims bundles: they are one claim, the first is its head. Bundles that were never delivered, and that no key orders,
--- become one.
---   p_reader  Spark's reader whose claim it is; null: a worker's
--- Returns the claim. The bundles are locked.
+-- Makes one claim of bundles, with the first as its head. Bundles that were never delivered, and have no keys to order,
+-- become one. Returns the claim. Needs the locks of the bundles.
+--   p_reader  the Spark reader whose claim it is; null: a worker's
 create or replace function _pgqueue.claim_bundles(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
                                                   p_reader uuid default null) returns pgqueue.claimed
 language plpgsql as $$
@@ -60,8 +59,8 @@ begin
             case when not v_alike then v_numbers end)::pgqueue.claimed;
 end $$;
 
--- The keys of messages that are new, if a claim may have them at once where nothing waits: none of them is in use.
--- Null: it may not.
+-- The keys of new messages, if none of them is in use, so that a claim may have them at once when nothing waits. Null:
+-- some key is in use, or the messages are too many.
 create or replace function _pgqueue.keys_of_new(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_seqs int8multirange, p_count bigint) returns bigint[]
 language plpgsql as $$
@@ -79,9 +78,9 @@ begin
                 then v_keys end;
 end $$;
 
--- Takes the next publications and claims their messages at once, if nothing is free, and they are plain, for this
--- consumer, to be delivered now, and no more than the claim wants. The caller has called catch_up().
--- Returns the cursor, and the claim; its id is null when nothing was done. Needs the consumer's lock.
+-- Takes the next publications and claims their messages at once, if nothing is free and they are plain, for this
+-- consumer, due now, and no more than p_want. Returns the cursor, and the claim; its id is null if nothing was done.
+-- Needs the consumer's lock, and catch_up().
 create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                               p_want bigint, p_upto bigint, p_reader uuid,
                                               out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
@@ -136,20 +135,21 @@ begin
                   v_first.priority, 1, null, null)::pgqueue.claimed;
 end $$;
 
--- Locks the first free bundles of a lane, as many as a claim may have. What is too large is cut, for the next claims, too.
--- A bundle whose note has at_most may hold a message that kills its worker: it is a claim of its own, with at most that
--- many messages. What has expired is given up, a bounded number.
+-- Locks the first free bundles of a lane, as many as a claim may have. A bundle that is too large is cut, also for
+-- later claims. A bundle with at_most may hold a message that kills its worker: it becomes a claim of its own, of at
+-- most that many messages. Expired bundles become dead letters, a bounded number.
 --   p_want   messages at most
---   p_more   the claim has other messages already
---   p_alone  the caller has the consumer's lock. False: what has a note stays
--- Returns the bundles; whether the claim ends with them; and the number from which on claims prefetch, if it cut ahead.
+--   p_more   the claim already has other messages
+--   p_alone  the caller has the consumer's lock. False: bundles with a note are skipped
+-- Returns the bundles; whether the claim ends with them; and the number from which claims prefetch, if bundles were cut
+-- for later claims.
 create or replace function _pgqueue.lock_ready(p_consumer_id int, p_lane pgqueue.lane_hint, p_want bigint,
                                                p_more boolean, p_alone boolean,
                                                out o_bundles pgqueue.consumer_messages[], out o_ends boolean,
                                                out o_prefetch_at bigint)
 language plpgsql as $$
 declare
-    v_next    refcursor;  -- (a loop would fetch ahead, and lock what other claims could have)
+    v_next    refcursor;  -- (a loop would fetch, and lock, more than needed)
     v_bundle  pgqueue.consumer_messages;
     v_at_most bigint;
     v_count   int;
@@ -191,8 +191,8 @@ begin
     close v_next;
 end $$;
 
--- Claims free bundles of a consumer that does not deliver by key, in the order of its lanes; see lock_ready().
--- Returns the hints, and the claim; its id is null when nothing is free.
+-- Claims free bundles of a consumer that does not deliver by key, in the order of the lanes; see lock_ready(). Returns
+-- the hints, and the claim; its id is null if nothing is free.
 create or replace function _pgqueue.collect(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                             p_reader uuid, p_alone boolean default true,
                                             out o_hints pgqueue.claim_hints, out o_claimed pgqueue.claimed)

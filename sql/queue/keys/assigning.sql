@@ -1,19 +1,21 @@
 -- Assigning: the order by key. A message is not delivered while an earlier message of its key is unsettled elsewhere.
 --
--- The messages that a consumer takes stand in its line, keys mixed. The assigner, which is a claim that has the
--- consumer's lock, assigns: it makes bundles of the size of a claim of the messages that waited for keys that are free
--- now, and of the front of the line. Claims take assigned bundles, and settle them, without a lock of the consumer.
+-- The messages that a consumer takes are unassigned at first, keys mixed. A claim with the consumer's lock assigns: it
+-- makes bundles of the size of a claim, first of messages that waited for keys that are free now, then of the first
+-- unassigned messages. Claims take assigned bundles, and settle them, without the consumer's lock.
 --
---   * Keys with few messages are packed: a bundle has several keys, and no key is in two of them.
---   * A key with enough messages for a bundle has bundles of its own, each behind the one before. A claim may have such
---     a bundle when that one is gone (is_deleted()). With ordering=stream all messages are of one key.
---   * What is left over waits, and so do messages of keys that are in use, or over a limit of their key.
+--   * Keys with few messages are packed: a bundle has several keys, and no key is in two such bundles.
+--   * A key with enough messages for a bundle has bundles of its own, each with the one before as its predecessor. Such
+--     a bundle can be claimed when its predecessor is deleted (is_deleted()). With ordering=stream, all messages have
+--     one key.
+--   * The rest waits, and so do messages of keys that are in use or over a limit.
 --
--- So the messages of a key are, in this order: in assigned bundles or delayed, waiting, in the line.
+-- So the messages of a key are, in this order: in assigned bundles or delayed, waiting, unassigned.
 
--- Of the keys of some messages those that have more aside: the last bundle that is held for long; and the first message
--- that waits or is delayed. With an order, that one is behind what waited before all others of its key and was taken
--- to be assigned (is_head). Where nothing was, it does not matter which one it is, and at the end are fewer dead rows.
+-- For those keys of p_keyed that have more messages waiting, delayed or in long claims: the last long claim, and the
+-- first message that waits or is delayed. was_first: p_keyed has the messages that waited first for this key
+-- (take_waiting()). With an order, the first message is then the one behind these. If there are none, any message will
+-- do, and the query begins at the end, where there are fewer dead rows.
 create or replace function _pgqueue.waiting_ahead(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
 returns table (key bigint, is_head boolean, long_claim bigint, arrival_no bigint, first_seq bigint, tid tid)
 language sql stable as $$
@@ -43,13 +45,13 @@ language sql stable as $$
        or (select true from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and key = k limit 1)
 $$;
 
--- Stores messages by key as assigned bundles of at most p_size. Messages that are not visible yet are delayed, and what
--- may not be assigned waits. Needs the consumer's lock.
---   p_keyed    in their order; held: over a limit of their key
---   p_keys, p_until  keys without tokens, and when the first of these come back
---   p_now      messages that are visible at that time are visible
--- Returns the hints, and how many messages were assigned.
--- (More than 60 lines: one statement judges and packs, so that everything is counted once.)
+-- Stores messages by key as assigned bundles of at most p_size messages. Messages that are not visible yet are delayed,
+-- and those that may not be assigned wait. Needs the consumer's lock.
+--   p_keyed          in their order; over_limit: over a limit of their key
+--   p_keys, p_until  keys without tokens, and when the first tokens come back
+--   p_now            what becomes visible by then is visible
+-- Returns the hints, and how many messages were assigned. (More than 60 lines: one statement decides and packs, so that
+-- everything is counted once.)
 create or replace function _pgqueue.store_assigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_keyed pgqueue.keyed_messages, p_size bigint, p_keys bigint[],
                                                    p_until timestamptz[], p_now timestamptz,
@@ -62,7 +64,7 @@ declare
                               else _pgqueue.limit_chain() end;
     v_assigned    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
     v_any_waiting boolean := p_hints.any_waiting;
-    -- what failed before comes before what is assigned and free, but for what it is behind
+    -- a bundle that failed comes before the free assigned ones, unless it has a predecessor
     v_front       bigint := v_assigned.place - 1;
     v_res         record;
 begin
@@ -70,7 +72,7 @@ begin
         select *, dense_rank() over (order by priority, deliver_count, note, last_delivered_at, due) as kind,
                least(p_size, (note ->> 'at_most')::bigint) as size
         from (select ordinality as no, arrival_no, priority, deliver_count, last_delivered_at, note,
-                     lane = _pgqueue.lane_waiting() as is_head,  -- it waited before all others of its key
+                     lane = _pgqueue.lane_waiting() as is_head,  -- it waited first for its key
                      case when not_visible_until > p_now then not_visible_until end as due
               from unnest(p_keyed.bundles) with ordinality) b
     ), asked as materialized (
@@ -97,7 +99,7 @@ begin
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.over_limit) with ordinality
              e (no, key, seqs, n, over_limit, i)
         join source s using (no) left join asked a using (key) left join twice t using (key)
-    ), taken as materialized (  -- of each so many messages: what has a bundle of its own, and what is packed
+    ), taken as materialized (  -- how many messages of each: in bundles of their own, or packed
         select i, no, key, seqs, n, kind, size, tail, what, case when what = 'own' then i end as own,
                case what when 'own' then 0 else before end as before,
                case what when 'own' then least(n / size, v_chain - bundles) * size
@@ -167,9 +169,10 @@ begin
     end if;
 end $$;
 
--- Stores messages by key that store_assigned() has not assigned: what is to be delayed (p_keyed.over_limit) as such,
--- where nothing of its key is before it; all else waits. The place of the first message of a key says for which bundle
--- it waits, or until when. Arguments as of store_assigned(). Returns the hints. Needs the consumer's lock.
+-- Stores messages by key that store_assigned() has not assigned. Messages that are due later (p_keyed.over_limit says
+-- so here) are delayed if no message of their key is before them; all others wait. The place of the first message of a
+-- key says for which bundle it waits, or until when. Arguments: as store_assigned(). Returns the hints. Needs the
+-- consumer's lock.
 create or replace function _pgqueue.store_waiting(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_keyed pgqueue.keyed_messages, p_keys bigint[],
                                                   p_until timestamptz[], p_now timestamptz) returns pgqueue.claim_hints
@@ -200,7 +203,7 @@ begin
         cross join lateral _pgqueue.split_set(e.seqs) c
         left join used u on u.key = e.key left join apart a on a.key = e.key
         left join unnest(p_keys, p_until) t (key, until) on t.key = e.key
-    ), demoted as (  -- without an order, what came back stands before others of its key
+    ), demoted as (  -- without an order, returned messages come before others of their key
         update pgqueue.consumer_messages set lane = _pgqueue.lane_waiting(), place = -2
         where ctid = any (array(select tid from stays where first and tid is not null)) and place <> -2
     ), put as (
@@ -230,8 +233,8 @@ begin
     return _pgqueue.first_waits_at(p_hints, v_res.free);
 end $$;
 
--- Stores messages by key as assigned bundles of at most p_size, as far as the limits of the consumer allow. Returns the
--- hints, and how many messages were assigned. Needs the consumer's lock.
+-- Stores messages by key as assigned bundles of at most p_size messages, as far as the limits of keys allow. Returns
+-- the hints, and how many messages were assigned. Needs the consumer's lock.
 create or replace function _pgqueue.assign_within_limits(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                          p_keyed pgqueue.keyed_messages, p_size bigint,
                                                          out o_hints pgqueue.claim_hints, out o_assigned bigint)
@@ -252,13 +255,13 @@ begin
     o_assigned := v_laid.o_assigned;
 end $$;
 
--- Assigns: first what waited for keys that are free now, then the front of the line. Nobody assigns while a claim has
--- all keys. Needs the consumer's lock.
---   p_want     messages of a claim
---   p_waiting  nothing of the line
---   p_room     look at so many messages of the line, where that is more than usual: those before had to wait
--- Returns the hints, at how many messages it looked, whether some of these stood in the line, and how many messages
--- it assigned. (More than 60 lines: the steps of an assign, in their order.)
+-- Assigns messages: first those that waited for keys that are free now, then the first unassigned messages. Nothing is
+-- assigned while a claim holds all keys. Needs the consumer's lock.
+--   p_want          messages of a claim
+--   p_waiting_only  no unassigned messages
+--   p_at_least      read this many unassigned messages, if more than usual, because those read before had to wait
+-- Returns the hints, how many messages it examined, whether some of these were unassigned, and how many it assigned.
+-- (More than 60 lines: the steps of an assignment, in order.)
 create or replace function _pgqueue.assign(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                            p_waiting boolean default false, p_room bigint default 0,
                                            out o_hints pgqueue.claim_hints, out o_looked bigint, out o_line boolean,
@@ -297,7 +300,7 @@ begin
             case when p_consumer.fair then 4 * v_size
                  else v_size * case p_consumer.ordering when 'stream' then _pgqueue.limit_chain_of_stream()
                                                         when 'key' then _pgqueue.limit_chain() else 1 end end);
-        -- (of a key that has more, so much goes at once)
+        -- (a key with more messages than that is assigned so much at once)
         v_room := v_room - coalesce((select sum(least(n, v_size)) from unnest(v_heads.counts) n), 0);
         if v_heads.keys is null then
             o_hints.any_waiting := _pgqueue.may_have_waiting(p_consumer.consumer_id, o_hints);
@@ -314,7 +317,7 @@ begin
             o_line := true;
             v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line));
             if v_heads.keys is not null and p_consumer.ordering = 'none' then
-                v_keyed := _pgqueue.by_arrival(v_keyed);  -- what came back is in the line, before what waits
+                v_keyed := _pgqueue.by_arrival(v_keyed);  -- returned messages are unassigned, before waiting ones
             elsif v_heads.keys is not null then
                 v_keyed := _pgqueue.joined(p_consumer, v_keyed);
             end if;
@@ -328,13 +331,13 @@ begin
     o_hints := v_laid.o_hints;
     o_assigned := v_laid.o_assigned;
     if v_heads.keys is not null then
-        -- of keys of which more waits, that is the first now
+        -- if more messages of these keys wait, mark the first of them
         o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none',
                                         case when p_consumer.ordering <> 'none' then v_heads.bundles end);
     end if;
 end $$;
 
--- Whether a claim may still have all keys.
+-- Whether a claim may still hold all keys.
 create or replace function _pgqueue.holds_all_keys(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
 language plpgsql stable as $$
 begin

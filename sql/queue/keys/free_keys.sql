@@ -1,7 +1,7 @@
--- What may be assigned: messages that waited for keys that are free now, and the front of the line.
+-- What may be assigned: messages that waited for keys that are free now, and the first unassigned messages.
 
--- The keys that wait and may be assigned, about p_most of them, and that no message of them waits before which one:
--- their first message waits for nothing that is still there.
+-- The waiting keys that may be assigned, about p_most of them: the bundle for which the first message of the key waited
+-- is deleted. No message of the key waits before (arrival_no, first_seq).
 create or replace function _pgqueue.free_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
 returns table (key bigint, arrival_no bigint, first_seq bigint)
 language plpgsql stable as $$
@@ -38,7 +38,7 @@ begin
                               and m.place = b.number offset 0) f
         limit p_most;
     if p_consumer.ordering = 'none' and p_consumer.per_key_limit > 1 then
-        -- a key may have more than one open bundle: the first one to be gone makes room
+        -- a key may have more than one open bundle: the first one that is deleted frees a place
         return query
             select u.key, 0::bigint, 0::bigint from _pgqueue.in_use(p_consumer.consumer_id, p_hints, null) u
             where u.n < p_consumer.per_key_limit
@@ -48,7 +48,7 @@ begin
     end if;
 end $$;
 
--- Whether a key that waits may be assigned, or an assigned bundle may have let go of one.
+-- Whether a waiting key may be assigned, or an assigned bundle may have lost a key.
 create or replace function _pgqueue.has_free_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns boolean language plpgsql stable as $$
 begin
@@ -59,8 +59,8 @@ begin
         or exists (select from _pgqueue.free_keys(p_consumer, p_hints, 1));
 end $$;
 
--- Takes the messages that waited first of the keys that may be assigned, and deletes them where they wait: of each key
--- about p_most messages that are alike, and in order. Returns them, a bundle for each key; nulls if there are none.
+-- Deletes the messages that waited first for the keys that may be assigned from where they wait: of each key about
+-- p_most messages that are alike, in order. Returns them, a bundle for each key; nulls if there are none.
 create or replace function _pgqueue.take_heads(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
 returns pgqueue.keyed_messages language plpgsql as $$
 declare
@@ -105,7 +105,8 @@ begin
     return v_keyed;
 end $$;
 
--- Whether nothing of a stream in order waits behind the messages that take_heads() took. Null: it took none.
+-- Whether, with ordering=stream, nothing waits behind the messages that take_waiting() returned. Null: it returned
+-- none.
 create or replace function _pgqueue.took_all_waiting(p_consumer_id int, p_heads pgqueue.keyed_messages) returns boolean
 language plpgsql stable as $$
 declare
@@ -117,8 +118,8 @@ begin
           and (arrival_no, first_seq) >= (v_head.arrival_no, v_head.first_seq));
 end $$;
 
--- Takes the first messages of the line, about p_room of them, and deletes them there. In a stream that is in order it
--- ends before a message that is not visible yet. Returns the bundles. Needs the consumer's lock.
+-- Deletes the first unassigned messages, about p_want of them, and returns them as bundles. With ordering=stream they
+-- end before a message that is not visible yet. Needs the consumer's lock.
 create or replace function _pgqueue.take_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                     p_room bigint) returns pgqueue.consumer_messages[]
 language plpgsql as $$
@@ -155,7 +156,7 @@ begin
     select coalesce((select array_agg(bundle order by place, first_seq) from gone), '{}'),
            (select tid from front where before + message_count > p_room), p_room - (select max(before) from front)
     into v_bundles, v_tid, v_room;
-    if v_tid is not null then  -- the last one is cut
+    if v_tid is not null then  -- cut the last bundle
         select * into v_last from pgqueue.consumer_messages where ctid = v_tid;
         v_bound := _pgqueue.bound_of(v_last.seqs, v_room);
         update pgqueue.consumer_messages

@@ -1,21 +1,21 @@
--- Returning: messages of a claim go back to be delivered again, or are given up.
+-- Returning: messages of a claim are delivered again, or dead-lettered.
 
--- Puts messages of a claim back to be delivered again, or gives them up: the common part of all calls that return
--- messages.
+-- Returns messages of a claim, to be delivered again, or dead-letters them: for all calls that return messages.
 --
--- Which message is to blame: a message is given up when it was delivered max_deliver_count times and is known to have
--- failed. It is known when the worker named it, or when it was the last message of its claim. When some messages of a
--- claim failed and nobody knows which, all go back. If one of them had failed before, all get a note that no claim may
--- have more than half as many messages with one of them (at_most). So one message that kills its worker is alone after
--- about log2(n) more failures, and the messages beside it are delivered. The claim of a Spark reader holds what a whole
--- query works on, so it says nothing about single messages.
+-- Which message failed: a message is dead-lettered when it was delivered max_deliver_count times and is known to have
+-- failed, because the worker named it, or because it was the only message of its claim. If some messages of a claim
+-- failed and nobody knows which, all are returned. If one of them had failed before, the claim is bisected: all get the
+-- note that no claim with one of them may have more than half as many messages (at_most). So a message that kills its
+-- worker is alone after about log2(n) more failures, and the others are delivered. A claim of a Spark reader holds what
+-- a whole query processes, so its end says nothing about single messages.
 --   p_bundles  those of the claim, the head first
 --   p_set      the messages; null: all
---   p_how      named: these messages failed; unnamed: some of them did; uncounted: none did, and this was no delivery
---   p_from     when it happened: delays count from then
---   p_delay    how long they are delayed; null: as the consumer's settings say, if they failed
---   p_note     keys for their notes, such as {"error": ...}; null takes a key away
--- Returns the cursor; the caller stores it. Needs the claim's lock and the consumer's.
+--   p_how      named: these messages failed; unnamed: some of them failed; uncounted: none failed, and the delivery
+--              does not count
+--   p_from     when it happened: delays begin then
+--   p_delay    how long they are delayed; null: according to the consumer's settings, if they failed
+--   p_note     keys for their notes, such as {"error": ...}; null removes a key
+-- Returns the cursor, which the caller stores. Needs the claim's lock and the consumer's.
 create or replace function _pgqueue.return(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_bundles pgqueue.consumer_messages[], p_set int8multirange, p_how text,
                                            p_from timestamptz, p_delay interval, p_note jsonb)
@@ -43,7 +43,7 @@ begin
         v_back := _pgqueue.return_by_key(p_consumer, v_hints, p_bundles, coalesce(p_set, _pgqueue.seqs_of(p_bundles)),
                                          v_failure);
         p_cursor.hints := v_back.o_hints;
-        if p_consumer.per_key_latest then  -- messages that follow the failed ones came back, too
+        if p_consumer.per_key_latest then  -- the messages behind the failed ones were returned too
             p_cursor := (_pgqueue.keep_newest(p_consumer, p_cursor, v_back.o_gone, '{}')).p_cursor;
         end if;
         return p_cursor;
@@ -53,13 +53,13 @@ begin
         v_hints := _pgqueue.return_bundle(p_consumer, v_hints, v_bundle, v_failure, p_set is null);
     end loop;
     if p_consumer.ordering <> 'none' and p_bundles[1].lane = _pgqueue.lane_long() then
-        v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, p_bundles[1].keys);  -- it is assigned now
+        v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, p_bundles[1].keys);  -- the bundle is assigned now
     end if;
     p_cursor.hints := v_hints;
     return p_cursor;
 end $$;
 
--- Whether what goes back to an order is an assigned bundle that may be claimed again as it is.
+-- Whether a returned claim is an assigned bundle that may be claimed again unchanged.
 create or replace function _pgqueue.stays_assigned(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
                                                    p_set int8multirange, p_failure pgqueue.failure) returns boolean
 language plpgsql stable as $$
@@ -76,9 +76,9 @@ begin
        and ((v_note ->> 'at_most')::bigint < v_bundle.message_count) is not true;
 end $$;
 
--- Returns a bundle of a claim: with an order as it was assigned, else to its lane.
---   p_whole  it is stored, and keeps its number; else it was taken out
--- Returns the hints. Needs the claim's lock and the consumer's.
+-- Returns a bundle of a claim: with an order to lane_assigned(), else to its lane. Returns the hints. Needs the claim's
+-- lock and the consumer's.
+--   p_whole  the bundle is stored, and keeps its number; else it was removed
 create or replace function _pgqueue.return_bundle(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_bundle pgqueue.consumer_messages, p_failure pgqueue.failure,
                                                   p_whole boolean) returns pgqueue.claim_hints
@@ -124,13 +124,13 @@ begin
     return _pgqueue.store_placed(p_hints, v_bundle, v_bundle.seqs);
 end $$;
 
--- Puts messages of a claim back to their order: of each key the first message that failed, and all that follow it in
--- the claim. Of assigned bundles they wait for the messages of their key that the claim still has; what the claim had
--- from the line goes back into the line.
+-- Returns messages of a claim to their order: of each key the first message that failed, and all messages behind it in
+-- the claim. Messages of assigned bundles wait for the messages of their key that the claim still has; messages that
+-- the claim got unassigned are unassigned again.
 --   p_set      the messages that failed
 --   p_failure  the consequences for them, see failure()
--- Returns the hints, and the messages that left the claim. Needs the claim's lock and the consumer's.
--- (More than 60 lines: one statement judges the messages of all keys.)
+-- Returns the hints, and the messages that left the claim. Needs the claim's lock and the consumer's. (More than 60
+-- lines: one statement decides about the messages of all keys.)
 create or replace function _pgqueue.return_by_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_bundles pgqueue.consumer_messages[], p_set int8multirange,
                                                   p_failure pgqueue.failure, out o_hints pgqueue.claim_hints,
@@ -140,7 +140,7 @@ declare
     v_head  pgqueue.consumer_messages := p_bundles[1];
     v_keys  bigint[] := array(select k from unnest(p_bundles) b cross join lateral unnest(b.keys) k
                               where b.seqs && p_set);
-    v_some  pgqueue.consumer_messages[] := array(  -- (in lane_long() a key may have several)
+    v_some  pgqueue.consumer_messages[] := array(  -- (in lane_long() a key may have several bundles)
         select b from unnest(p_bundles) b where v_head.keys is null or b.seqs && p_set or b.keys && v_keys);
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_some);
     v_back  record;
@@ -209,7 +209,7 @@ begin
     into v_back;
     o_gone := coalesce(v_back.gone, '{}');
     perform _pgqueue.remove_messages(p_bundles, o_gone);
-    for v_no in 1..cardinality(v_some) loop  -- the keys that are left in what the claim holds
+    for v_no in 1..cardinality(v_some) loop  -- the keys that the bundles of the claim still have
         v_keys := array(select distinct k.key from unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs) k (no, key, seqs)
                         where k.no = v_no and k.key is not null and not k.seqs <@ o_gone);
         update pgqueue.consumer_messages
