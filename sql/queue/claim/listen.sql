@@ -10,12 +10,13 @@
 --   * So the session claims once after it has started to wait, and again whenever one of those has ended. All other
 --     producers notify.
 -- The lock ends with the session. A session that holds it without need makes producers notify without need.
+--
 -- From any language, on a connection of its own (a transaction pooler would give the lock to other clients):
 --   1. Call receive. If it returns nothing, call start_waiting, and receive again: publications in between have not
---   notified.
---   2. Until it returns something: wait for a notification on the channel, but not longer than until next_due, nor than
---   a second, because delays and leases end without a notification; then call receive. While publishers are left, call
---   still_publishing every few milliseconds, and receive when there are fewer of them.
+--      notified.
+--   2. Until it returns something: wait for a notification on the channel, but not longer than until next_due, nor
+--      than a second, because delays and leases end without a notification; then call receive. While publishers are
+--      left, call still_publishing every few milliseconds, and receive when there are fewer of them.
 --   3. Call stop_waiting when there is much to do. Until then, step 2 is enough.
 
 -- Starts to wait for publications of a stream: this session listens, and producers notify it.
