@@ -42,7 +42,8 @@ begin
         p_consumer.visibility_timeout := p_lease;
         v_claim := _pgqueue.claim_bundles(p_consumer, v_bundles);
         foreach v_bundle in array v_bundles loop
-            v_cursor.hints := _pgqueue.stands(v_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq, false);
+            v_cursor.hints := _pgqueue.record_place(v_cursor.hints, v_bundle.lane, v_bundle.place,
+                                                    v_bundle.first_seq, false);
         end loop;
         perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
         return query select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,

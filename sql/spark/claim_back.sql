@@ -109,7 +109,7 @@ begin
     end loop;
     o_hints := _pgqueue.unassign(p_consumer, o_hints);
     o_hints := _pgqueue.raise_waiting_hints(p_consumer.consumer_id, o_hints);
-    v_heads := _pgqueue.take_heads(p_consumer, o_hints, _pgqueue.cardinality(p_seqs));
+    v_heads := _pgqueue.take_waiting(p_consumer, o_hints, _pgqueue.cardinality(p_seqs));
     if v_heads.keys is null then
         return;
     end if;

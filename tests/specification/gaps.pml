@@ -183,7 +183,7 @@ look:
         STEP(before = holders & (MINE.who[0] | MINE.who[1]));      /* the others are in no gap */
 looks:  STEP(IF(now_.issued + 1 >= MINE.next + UNSEEN, issued = now_.issued));
         if :: FAULT == 1 -> STEP(select_gaps()) :: else fi;
-        STEP(                                               /* _pgqueue.look_for_new: one statement, one snapshot */
+        STEP(                                               /* _pgqueue.read_new: one statement, one snapshot */
             snapshot = now_.visible & (MINE.ids[0] | MINE.ids[1] | ~BELOW(MINE.next));
             if :: MINE.ids[0] || MINE.ids[1] -> skip :: else -> goto found fi);
         if :: FAULT != 1 -> STEP(select_gaps()) :: else fi;

@@ -52,13 +52,13 @@ end $$;
 
 -- The only assigned bundle that can be claimed with ordering=stream: the first unclaimed one, because all others follow
 -- it. Null: there is none; or its predecessor is unclaimed too, which should not happen: then claims try all.
-create or replace function _pgqueue.first_of_stream(p_consumer_id int, p_dealt pgqueue.lane_hint) returns bigint
+create or replace function _pgqueue.first_of_stream(p_consumer_id int, p_assigned pgqueue.lane_hint) returns bigint
 language plpgsql stable as $$
 begin
     return (select f.bundle_no
             from (select bundle_no, predecessor from pgqueue.consumer_messages
                   where consumer_id = p_consumer_id and lane = _pgqueue.lane_assigned()
-                    and (place, first_seq) >= (p_dealt.place, p_dealt.first_seq) and token is null
+                    and (place, first_seq) >= (p_assigned.place, p_assigned.first_seq) and token is null
                   order by place, first_seq limit 1) f
             where f.predecessor is null
                or (select token from pgqueue.consumer_messages
@@ -104,17 +104,17 @@ create or replace function _pgqueue.collect_by_key(p_consumer pgqueue.consumers,
                                                    out o_claimed pgqueue.claimed)
 language plpgsql as $$
 declare
-    v_whole    record := _pgqueue.claim_all_keys(p_consumer, p_hints, p_want, p_reader);
+    v_all      record := _pgqueue.claim_all_keys(p_consumer, p_hints, p_want, p_reader);
     v_size     bigint := case p_consumer.ordering when 'stream' then p_want
                                                   else least(p_want, _pgqueue.limit_small()) end;
     v_bundles  pgqueue.consumer_messages[] := '{}';
     v_assign   record;
-    v_looked   bigint := 0;
+    v_examined bigint := 0;
     v_assigned bigint := 0;
     v_least    bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- enough to stop
 begin
-    o_hints := v_whole.o_hints;
-    o_claimed := v_whole.o_claimed;
+    o_hints := v_all.o_hints;
+    o_claimed := v_all.o_claimed;
     if o_claimed.claim_id is not null or o_hints.all_keys then
         return;
     end if;
@@ -138,16 +138,17 @@ begin
         loop
             v_assign := _pgqueue.assign(p_consumer, o_hints, p_want, false,
                                         case when v_assigned < v_least
-                                             then least(3 * v_looked, _pgqueue.limit_examined() - v_looked) else 0 end);
+                                             then least(3 * v_examined, _pgqueue.limit_examined() - v_examined)
+                                             else 0 end);
             o_hints := v_assign.o_hints;
-            v_looked := v_looked + v_assign.o_looked;
+            v_examined := v_examined + v_assign.o_examined;
             v_assigned := v_assigned + v_assign.o_assigned;
             -- (waiting messages are read again at the next assignment; only the unassigned ones become fewer)
-            exit when v_assign.o_looked = 0 or v_looked >= _pgqueue.limit_examined()
-                or (v_looked >= p_want and (v_assigned >= v_least or not v_assign.o_line))
+            exit when v_assign.o_examined = 0 or v_examined >= _pgqueue.limit_examined()
+                or (v_examined >= p_want and (v_assigned >= v_least or not v_assign.o_any_unassigned))
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;
-        if v_looked > 0 then
+        if v_examined > 0 then
             v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
         end if;
     end if;

@@ -15,17 +15,17 @@ create or replace function _pgqueue.serve_claim(p_consumer pgqueue.consumers, p_
                                                 out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
 language plpgsql as $$
 declare
-    v_room record;
-    v_got  record;
+    v_limited record;
+    v_got     record;
 begin
     o_cursor := p_cursor;
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
         o_cursor := _pgqueue.drop_oldest(p_consumer, o_cursor);
     end if;
     if _pgqueue.is_throttled(p_consumer) then
-        v_room := _pgqueue.left_by_limits(p_consumer, o_cursor, p_want);
-        o_cursor := v_room.p_cursor;
-        p_want := v_room.o_want;
+        v_limited := _pgqueue.left_by_limits(p_consumer, o_cursor, p_want);
+        o_cursor := v_limited.p_cursor;
+        p_want := v_limited.o_want;
         if p_want <= 0 then
             return;
         end if;
@@ -104,11 +104,11 @@ create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max 
                                           p_ack bigint) returns pgqueue.claimed
 language plpgsql as $$
 declare
-    v_consumer pgqueue.consumers;
-    v_cursor   pgqueue.consumer_cursors;
-    v_in_turn  boolean;  -- null: nobody has checked
-    v_acked    bigint;   -- null: p_ack is not acknowledged yet
-    v_claim    pgqueue.claimed;
+    v_consumer   pgqueue.consumers;
+    v_cursor     pgqueue.consumer_cursors;
+    v_needs_lock boolean;  -- null: nobody has checked
+    v_acked      bigint;   -- null: p_ack is not acknowledged yet
+    v_claim      pgqueue.claimed;
 begin
     -- (a row as one value: column by column costs twice as much)
     v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer;
@@ -121,9 +121,9 @@ begin
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
         end if;
-        v_in_turn := _pgqueue.always_locks(v_consumer);
+        v_needs_lock := _pgqueue.always_locks(v_consumer);
     end if;
-    if v_in_turn is not true then
+    if v_needs_lock is not true then
         v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
             order by c.version desc limit 1;
         if p_ack is null then
@@ -156,18 +156,18 @@ create or replace function _pgqueue.claim_locked(p_consumer pgqueue.consumers, p
                                                  p_where jsonpath default null, p_look int default null)
 returns pgqueue.claimed language plpgsql as $$
 declare
-    v_locked boolean := _pgqueue.try_lock_consumer(p_consumer.consumer_id);
-    v_stored pgqueue.consumer_cursors;
-    v_fill   record;
-    v_beside pgqueue.claimed;
-    v_free   boolean := not v_locked and p_where is null and not _pgqueue.always_locks(p_consumer);
+    v_locked   boolean := _pgqueue.try_lock_consumer(p_consumer.consumer_id);
+    v_stored   pgqueue.consumer_cursors;
+    v_served   record;
+    v_unlocked pgqueue.claimed;
+    v_free     boolean := not v_locked and p_where is null and not _pgqueue.always_locks(p_consumer);
 begin
     if v_free then
-        v_beside := _pgqueue.claim_without_lock(p_consumer, p_max);
+        v_unlocked := _pgqueue.claim_without_lock(p_consumer, p_max);
         -- (nothing can be claimed; but messages that are still to be acknowledged may be the reason)
-        if v_beside.message_count > 0 or (v_beside.message_count = 0 and p_ack is null) then
+        if v_unlocked.message_count > 0 or (v_unlocked.message_count = 0 and p_ack is null) then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
-            return v_beside;
+            return v_unlocked;
         end if;
     end if;
     v_locked := v_locked or _pgqueue.lock_consumer_soon(p_consumer.consumer_id);
@@ -177,12 +177,12 @@ begin
     end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     if v_free then  -- the session before may have left free bundles, or nothing: several claims saw one message
-        v_beside := _pgqueue.claim_free(p_consumer, v_stored, p_max);
-        if v_beside.message_count is not null then
-            return v_beside;
+        v_unlocked := _pgqueue.claim_free(p_consumer, v_stored, p_max);
+        if v_unlocked.message_count is not null then
+            return v_unlocked;
         end if;
     end if;
-    v_fill := _pgqueue.serve_claim(p_consumer, v_stored, p_max, p_where => p_where, p_look => p_look);
-    perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, (v_fill.o_claimed).claim_id is not null);
-    return v_fill.o_claimed;
+    v_served := _pgqueue.serve_claim(p_consumer, v_stored, p_max, p_where => p_where, p_look => p_look);
+    perform _pgqueue.save_cursor(v_stored, v_served.o_cursor, (v_served.o_claimed).claim_id is not null);
+    return v_served.o_claimed;
 end $$;

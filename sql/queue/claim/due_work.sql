@@ -9,9 +9,9 @@ create or replace function _pgqueue.next_due(p_consumer pgqueue.consumers, p_cur
                                              p_got_nothing boolean) returns timestamptz
 language plpgsql as $$
 declare
-    v_hints pgqueue.claim_hints := p_cursor.hints;
-    v_line  pgqueue.lane_hint;
-    v_until timestamptz;
+    v_hints      pgqueue.claim_hints := p_cursor.hints;
+    v_unassigned pgqueue.lane_hint;
+    v_until      timestamptz;
 begin
     if _pgqueue.is_throttled(p_consumer) and p_got_nothing and not p_consumer.paused then
         v_until := _pgqueue.throttled_until(p_consumer, p_cursor);
@@ -20,7 +20,7 @@ begin
         end if;
     end if;
     if p_got_nothing and _pgqueue.is_keyed(p_consumer.profile) and v_hints.all_keys is not true then
-        v_line := _pgqueue.lane_of(v_hints, _pgqueue.lane_unassigned());
+        v_unassigned := _pgqueue.lane_of(v_hints, _pgqueue.lane_unassigned());
     end if;
     return case when not p_consumer.paused then least(
         _pgqueue.next_end(p_consumer.consumer_id, v_hints, p_got_nothing),
@@ -29,7 +29,7 @@ begin
         (select coalesce(case p_consumer.ordering when 'stream' then m.not_visible_until end, clock_timestamp())
          from pgqueue.consumer_messages m
          where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_unassigned()
-           and (m.place, m.first_seq) >= (v_line.place, v_line.first_seq)
+           and (m.place, m.first_seq) >= (v_unassigned.place, v_unassigned.first_seq)
          order by m.place, m.first_seq limit 1),
         case when p_got_nothing
             and ((v_hints.was_cut

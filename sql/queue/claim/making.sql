@@ -130,7 +130,7 @@ begin
             v_new.o_seqs, v_token, v_now, v_now + p_consumer.visibility_timeout, p_consumer.visibility_timeout,
             current_setting('application_name'), p_reader);
     v_hints.was_cut := v_new.o_count = _pgqueue.limit_take();
-    o_cursor.hints := _pgqueue.stands(v_hints, v_lane, v_place, lower(v_new.o_seqs), false);
+    o_cursor.hints := _pgqueue.record_place(v_hints, v_lane, v_place, lower(v_new.o_seqs), false);
     o_claimed := (_pgqueue.claim_id(v_no, v_token), v_new.o_message_count, p_consumer.stream_id, v_new.o_seqs,
                   v_first.priority, 1, null, null)::pgqueue.claimed;
 end $$;

@@ -11,14 +11,14 @@ create or replace function _pgqueue.collect_matching(p_consumer pgqueue.consumer
                                                      out o_hints pgqueue.claim_hints, out o_claimed pgqueue.claimed)
 language plpgsql as $$
 declare
-    v_lane    pgqueue.lane_hint;
-    v_found   pgqueue.consumer_messages[];
-    v_looked  int8multirange;
-    v_match   int8multirange;
-    v_taken   pgqueue.consumer_messages[];
-    v_parts   pgqueue.consumer_messages[] := '{}';
-    v_expired int := 0;
-    v_bundle  pgqueue.consumer_messages;
+    v_lane     pgqueue.lane_hint;
+    v_found    pgqueue.consumer_messages[];
+    v_examined int8multirange;
+    v_match    int8multirange;
+    v_taken    pgqueue.consumer_messages[];
+    v_parts    pgqueue.consumer_messages[] := '{}';
+    v_expired  int := 0;
+    v_bundle   pgqueue.consumer_messages;
 begin
     o_hints := p_hints;
     <<lanes>>
@@ -29,32 +29,32 @@ begin
             exit when v_found = '{}';
             v_lane.place := v_found[cardinality(v_found)].place;
             v_lane.first_seq := v_found[cardinality(v_found)].first_seq + 1;
-            v_looked := '{}';
+            v_examined := '{}';
             foreach v_bundle in array v_found loop
                 if not _pgqueue.has_expired(v_bundle.note) then
-                    v_looked := v_looked + v_bundle.seqs;
+                    v_examined := v_examined + v_bundle.seqs;
                 elsif v_expired < _pgqueue.limit_due() then
                     v_expired := v_expired + 1;
                     perform _pgqueue.give_up_expired(b) from _pgqueue.lock_free(v_bundle) b
                     where b.bundle_no is not null;
                 end if;
             end loop;
-            v_looked := v_looked - _pgqueue.seqs_of(v_parts);  -- these are in the lane too, as bundles
-            continue when v_looked = '{}';
-            v_looked := _pgqueue.below(v_looked, _pgqueue.bound_of(
-                v_looked, least(p_look, _pgqueue.cardinality(v_looked))));
-            p_look := p_look - _pgqueue.cardinality(v_looked);
-            while v_looked <> '{}' loop
+            v_examined := v_examined - _pgqueue.seqs_of(v_parts);  -- these are in the lane too, as bundles
+            continue when v_examined = '{}';
+            v_examined := _pgqueue.below(v_examined, _pgqueue.bound_of(
+                v_examined, least(p_look, _pgqueue.cardinality(v_examined))));
+            p_look := p_look - _pgqueue.cardinality(v_examined);
+            while v_examined <> '{}' loop
                 v_match := _pgqueue.matching(
                     p_consumer.stream_id,
-                    array(select g from unnest(v_found) b cross join lateral unnest(b.seqs * v_looked) g
+                    array(select g from unnest(v_found) b cross join lateral unnest(b.seqs * v_examined) g
                           order by b.place, g),
                     null, p_where, p_max - _pgqueue.count_of(v_parts));
                 v_taken := _pgqueue.take_matching(v_found, v_match, v_parts <> '{}');
                 v_parts := v_parts || v_taken;
                 exit when _pgqueue.count_of(v_taken) = _pgqueue.cardinality(v_match)
                     or v_parts[cardinality(v_parts)].note ? 'at_most';
-                v_looked := v_looked - v_match;  -- other claims have some of these
+                v_examined := v_examined - v_match;  -- other claims have some of these
             end loop;
             exit lanes when _pgqueue.count_of(v_parts) >= p_max or p_look <= 0
                 or v_parts[cardinality(v_parts)].note ? 'at_most';

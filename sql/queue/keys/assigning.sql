@@ -17,7 +17,7 @@
 -- (take_waiting()). With an order, the first message is then the one behind these. If there are none, any message will
 -- do, and the query begins at the end, where there are fewer dead rows.
 create or replace function _pgqueue.waiting_ahead(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
-returns table (key bigint, is_head boolean, long_claim bigint, arrival_no bigint, first_seq bigint, tid tid)
+returns table (key bigint, was_first boolean, long_claim bigint, arrival_no bigint, first_seq bigint, tid tid)
 language sql stable as $$
     select k, e.key is not null, h.long_claim, w.*
     from (select distinct k from unnest(p_keyed.keys) k) k
@@ -72,7 +72,7 @@ begin
         select *, dense_rank() over (order by priority, deliver_count, note, last_delivered_at, due) as kind,
                least(p_size, (note ->> 'at_most')::bigint) as size
         from (select ordinality as no, arrival_no, priority, deliver_count, last_delivered_at, note,
-                     lane = _pgqueue.lane_waiting() as is_head,  -- it waited first for its key
+                     lane = _pgqueue.lane_waiting() as was_first,  -- it waited first for its key
                      case when not_visible_until > p_now then not_visible_until end as due
               from unnest(p_keyed.bundles) with ordinality) b
     ), asked as materialized (
@@ -84,11 +84,11 @@ begin
     ), twice as materialized (
         select key, min(i) as i from unnest(p_keyed.keys) with ordinality k (key, i)
         where key is not null group by key having count(*) > 1
-    ), judged as (
+    ), decided as (
         select e.*, s.kind, s.size, a.tail, coalesce(a.bundles, 0) as bundles,
                case when s.due is not null and (e.key is null or v_none) then 'due'
                     when e.over_limit or e.i > t.i
-                         or (a.first_seq is not null and not s.is_head
+                         or (a.first_seq is not null and not s.was_first
                              and not (v_none and (s.arrival_no, lower(e.seqs)) < (a.arrival_no, a.first_seq)))
                     then 'wait'
                     when s.due is not null
@@ -107,7 +107,7 @@ begin
                          else 0 end as take
         from (select *, sum(most) over (partition by kind order by i rows unbounded preceding) - most as before
               from (select *, case when what <> 'pack' then 0 when key is null or v_none then n
-                                   else least(n, size) end::int as most from judged) j) j
+                                   else least(n, size) end::int as most from decided) d) d
     ), bundle as materialized (
         select nextval('pgqueue.claim_numbers') as bundle_no, b.*
         from (select min(i) as i, min(no) as no, bin, own, min(tail) as tail,
@@ -129,7 +129,7 @@ begin
               left join lateral generate_series(1, case when v_none then p.n end) c on true  -- a key for each message
               group by kind, own, bin
               order by min(i), bin) b
-    ), laid as (
+    ), stored as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, predecessor,
             last_delivered_at, note, keys, message_count, seqs)
@@ -150,7 +150,7 @@ begin
     from (select count(*) as n, sum(message_count)::bigint as messages,
                  (array_agg(place order by place, first_seq))[1] as place,
                  (array_agg(first_seq order by place, first_seq))[1] as first_seq,
-                 (array_agg(bundle_no order by bundle_no))[1 + 3 * count(*) / 4] as more from laid) l
+                 (array_agg(bundle_no order by bundle_no))[1 + 3 * count(*) / 4] as more from stored) l
     cross join (select (p_keyed.bundles, array_agg(no order by i), array_agg(key order by i),
                         array_agg(case take when 0 then seqs
                                             else seqs * int8multirange(int8range(_pgqueue.bound_of(seqs, take), null))
@@ -160,7 +160,7 @@ begin
     o_hints := p_hints;
     o_assigned := coalesce(v_res.messages, 0);
     if o_assigned > 0 then
-        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_assigned(), v_res.place, v_res.first_seq);
+        o_hints := _pgqueue.record_place(o_hints, _pgqueue.lane_assigned(), v_res.place, v_res.first_seq);
         o_hints.prefetch_at := v_res.more;
         o_hints.size := least(p_size, 1 << 30);
     end if;
@@ -187,26 +187,26 @@ begin
         select k as key, max(m.bundle_no) as tail
         from _pgqueue.assigned(p_consumer.consumer_id, v_assigned) m cross join lateral unnest(m.keys) k
         group by k
-    ), apart as materialized (
+    ), ahead as materialized (
         select * from _pgqueue.waiting_ahead(p_consumer, p_keyed) where v_any_waiting
-    ), stays as materialized (
+    ), rest as materialized (
         select e.i, e.key, c.*, s.arrival_no, s.priority, s.deliver_count, s.last_delivered_at, s.note,
                case when s.not_visible_until > p_now then s.not_visible_until end as due, t.until, a.tid,
                e.is_due and (e.key is null or v_none) as is_free, e.is_due,
                row_number() over (partition by e.key order by s.arrival_no, c.first_seq) = 1
-               and (a.first_seq is null or ((a.is_head or v_none)
+               and (a.first_seq is null or ((a.was_first or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
                coalesce(u.tail, _pgqueue.place_behind_long() + a.long_claim) as open
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.over_limit) with ordinality
              e (no, key, seqs, is_due, i)
         join unnest(p_keyed.bundles) with ordinality s on s.ordinality = e.no
         cross join lateral _pgqueue.split_set(e.seqs) c
-        left join used u on u.key = e.key left join apart a on a.key = e.key
+        left join used u on u.key = e.key left join ahead a on a.key = e.key
         left join unnest(p_keys, p_until) t (key, until) on t.key = e.key
     ), demoted as (  -- without an order, returned messages come before others of their key
         update pgqueue.consumer_messages set lane = _pgqueue.lane_waiting(), place = -2
-        where ctid = any (array(select tid from stays where first and tid is not null)) and place <> -2
-    ), put as (
+        where ctid = any (array(select tid from rest where first and tid is not null)) and place <> -2
+    ), stored as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
             not_visible_until, last_delivered_at, note, message_count, seqs)
@@ -219,7 +219,7 @@ begin
                     else -2 end,
                first_seq, arrival_no, priority, deliver_count, case when not (is_due and v_none) then key end, due,
                last_delivered_at, note, message_count, seqs
-        from stays
+        from rest
         order by i, first_seq
         returning lane, place, key
     )
@@ -227,10 +227,10 @@ begin
            min(place) filter (where lane = _pgqueue.lane_waiting() and place >= 0) as waits,
            min(place) filter (where lane = _pgqueue.lane_waiting()) as free
     into v_res
-    from put;
+    from stored;
     p_hints.any_waiting := p_hints.any_waiting or v_res.any_waiting;
-    p_hints := _pgqueue.first_waits_at(_pgqueue.due_at(p_hints, v_res.due), v_res.waits);
-    return _pgqueue.first_waits_at(p_hints, v_res.free);
+    p_hints := _pgqueue.record_first(_pgqueue.record_due(p_hints, v_res.due), v_res.waits);
+    return _pgqueue.record_first(p_hints, v_res.free);
 end $$;
 
 -- Stores messages by key as assigned bundles of at most p_size messages, as far as the limits of keys allow. Returns
@@ -240,19 +240,19 @@ create or replace function _pgqueue.assign_within_limits(p_consumer pgqueue.cons
                                                          out o_hints pgqueue.claim_hints, out o_assigned bigint)
 language plpgsql as $$
 declare
-    v_now  timestamptz := clock_timestamp();
-    v_gate record;
-    v_laid record;
+    v_now     timestamptz := clock_timestamp();
+    v_limited record;
+    v_stored  record;
 begin
     if _pgqueue.limits_keys(p_consumer) then
-        v_gate := _pgqueue.apply_key_limits(p_consumer, p_hints, p_keyed, p_size, v_now);
-        v_laid := _pgqueue.store_assigned(p_consumer, p_hints, v_gate.p_keyed, p_size, v_gate.o_keys, v_gate.o_until,
-                                          v_now);
+        v_limited := _pgqueue.apply_key_limits(p_consumer, p_hints, p_keyed, p_size, v_now);
+        v_stored := _pgqueue.store_assigned(p_consumer, p_hints, v_limited.p_keyed, p_size, v_limited.o_keys,
+                                            v_limited.o_until, v_now);
     else
-        v_laid := _pgqueue.store_assigned(p_consumer, p_hints, p_keyed, p_size, null, null, v_now);
+        v_stored := _pgqueue.store_assigned(p_consumer, p_hints, p_keyed, p_size, null, null, v_now);
     end if;
-    o_hints := v_laid.o_hints;
-    o_assigned := v_laid.o_assigned;
+    o_hints := v_stored.o_hints;
+    o_assigned := v_stored.o_assigned;
 end $$;
 
 -- Assigns messages: first those that waited for keys that are free now, then the first unassigned messages. Nothing is
@@ -263,22 +263,22 @@ end $$;
 -- Returns the hints, how many messages it examined, whether some of these were unassigned, and how many it assigned.
 -- (More than 60 lines: the steps of an assignment, in order.)
 create or replace function _pgqueue.assign(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
-                                           p_waiting boolean default false, p_room bigint default 0,
-                                           out o_hints pgqueue.claim_hints, out o_looked bigint, out o_line boolean,
-                                           out o_assigned bigint)
+                                           p_waiting_only boolean default false, p_at_least bigint default 0,
+                                           out o_hints pgqueue.claim_hints, out o_examined bigint,
+                                           out o_any_unassigned boolean, out o_assigned bigint)
 language plpgsql as $$
 declare
-    v_size  bigint := case p_consumer.ordering when 'stream' then p_want
-                                               else least(p_want, _pgqueue.limit_small()) end;
-    v_room  bigint := greatest(v_size, least(v_size * 128, _pgqueue.limit_assign()));
-    v_heads pgqueue.keyed_messages;
-    v_line  pgqueue.consumer_messages[];
-    v_keyed pgqueue.keyed_messages;
-    v_laid  record;
+    v_size       bigint := case p_consumer.ordering when 'stream' then p_want
+                                                    else least(p_want, _pgqueue.limit_small()) end;
+    v_take       bigint := greatest(v_size, least(v_size * 128, _pgqueue.limit_assign()));
+    v_waiting    pgqueue.keyed_messages;
+    v_unassigned pgqueue.consumer_messages[];
+    v_keyed      pgqueue.keyed_messages;
+    v_stored     record;
 begin
     o_hints := p_hints;
-    o_looked := 0;
-    o_line := false;
+    o_examined := 0;
+    o_any_unassigned := false;
     o_assigned := 0;
     if o_hints.all_keys then
         o_hints.all_keys := _pgqueue.holds_all_keys(p_consumer.consumer_id, o_hints);
@@ -288,37 +288,37 @@ begin
     end if;
     o_hints := _pgqueue.reread_keys(p_consumer, _pgqueue.move_overtaken_claims(p_consumer, o_hints));
     if p_consumer.ordering = 'stream' then
-        v_room := v_size * greatest(0, _pgqueue.limit_chain_of_stream() - (
+        v_take := v_size * greatest(0, _pgqueue.limit_chain_of_stream() - (
             select count(*) from _pgqueue.assigned(p_consumer.consumer_id,
                                                    _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned()))));
     end if;
     if o_hints.any_waiting then
         o_hints := _pgqueue.take_freed(p_consumer, o_hints);
         o_hints := _pgqueue.raise_waiting_hints(p_consumer.consumer_id, o_hints);
-        v_heads := _pgqueue.take_heads(
+        v_waiting := _pgqueue.take_waiting(
             p_consumer, o_hints,
             case when p_consumer.fair then 4 * v_size
                  else v_size * case p_consumer.ordering when 'stream' then _pgqueue.limit_chain_of_stream()
                                                         when 'key' then _pgqueue.limit_chain() else 1 end end);
-        -- (a key with more messages than that is assigned so much at once)
-        v_room := v_room - coalesce((select sum(least(n, v_size)) from unnest(v_heads.counts) n), 0);
-        if v_heads.keys is null then
+        -- (of a key with more messages, that many can be claimed at once)
+        v_take := v_take - coalesce((select sum(least(n, v_size)) from unnest(v_waiting.counts) n), 0);
+        if v_waiting.keys is null then
             o_hints.any_waiting := _pgqueue.may_have_waiting(p_consumer.consumer_id, o_hints);
         end if;
     end if;
-    v_keyed := v_heads;
+    v_keyed := v_waiting;
     if p_consumer.fair then
-        v_room := _pgqueue.limit_examined();
+        v_take := _pgqueue.limit_examined();
     end if;
-    if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.any_waiting
-                                         or _pgqueue.took_all_waiting(p_consumer.consumer_id, v_heads)) then
-        v_line := _pgqueue.take_unassigned(p_consumer, o_hints, greatest(v_room, p_room));
-        if v_line <> '{}' then
-            o_line := true;
-            v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line));
-            if v_heads.keys is not null and p_consumer.ordering = 'none' then
+    if v_take > 0 and not p_waiting_only and (p_consumer.ordering <> 'stream' or not o_hints.any_waiting
+                                              or _pgqueue.took_all_waiting(p_consumer.consumer_id, v_waiting)) then
+        v_unassigned := _pgqueue.take_unassigned(p_consumer, o_hints, greatest(v_take, p_at_least));
+        if v_unassigned <> '{}' then
+            o_any_unassigned := true;
+            v_keyed := _pgqueue.after(v_waiting, _pgqueue.by_key(p_consumer, v_unassigned));
+            if v_waiting.keys is not null and p_consumer.ordering = 'none' then
                 v_keyed := _pgqueue.by_arrival(v_keyed);  -- returned messages are unassigned, before waiting ones
-            elsif v_heads.keys is not null then
+            elsif v_waiting.keys is not null then
                 v_keyed := _pgqueue.joined(p_consumer, v_keyed);
             end if;
         end if;
@@ -326,14 +326,14 @@ begin
     if v_keyed.keys is null then
         return;
     end if;
-    o_looked := (select sum(n) from unnest(v_keyed.counts) n);
-    v_laid := _pgqueue.assign_within_limits(p_consumer, o_hints, v_keyed, v_size);
-    o_hints := v_laid.o_hints;
-    o_assigned := v_laid.o_assigned;
-    if v_heads.keys is not null then
+    o_examined := (select sum(n) from unnest(v_keyed.counts) n);
+    v_stored := _pgqueue.assign_within_limits(p_consumer, o_hints, v_keyed, v_size);
+    o_hints := v_stored.o_hints;
+    o_assigned := v_stored.o_assigned;
+    if v_waiting.keys is not null then
         -- if more messages of these keys wait, mark the first of them
-        o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none',
-                                        case when p_consumer.ordering <> 'none' then v_heads.bundles end);
+        o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_waiting.keys, p_consumer.ordering = 'none',
+                                        case when p_consumer.ordering <> 'none' then v_waiting.bundles end);
     end if;
 end $$;
 

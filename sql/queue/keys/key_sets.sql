@@ -23,9 +23,9 @@ $$;
 create or replace function _pgqueue.by_key(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[])
 returns pgqueue.keyed_messages language plpgsql as $$
 declare
-    v_sets  int8multirange[] := array(select seqs from unnest(p_bundles) with ordinality order by ordinality);
-    v_keyed pgqueue.keyed_messages;
-    v_gone  int8multirange;
+    v_sets    int8multirange[] := array(select seqs from unnest(p_bundles) with ordinality order by ordinality);
+    v_keyed   pgqueue.keyed_messages;
+    v_missing int8multirange;
 begin
     v_keyed.bundles := p_bundles;
     if p_consumer.ordering = 'stream' or p_bundles = '{}' then
@@ -49,11 +49,11 @@ begin
     into v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts
     using v_sets, (select min(lower(s)) from unnest(v_sets) s), (select max(upper(s)) from unnest(v_sets) s);
     if _pgqueue.count_of(p_bundles) is distinct from (select sum(c) from unnest(v_keyed.counts) c) then
-        v_gone := _pgqueue.seqs_of(p_bundles) - coalesce((select range_agg(s) from unnest(v_keyed.seqs) s), '{}');
+        v_missing := _pgqueue.seqs_of(p_bundles) - coalesce((select range_agg(s) from unnest(v_keyed.seqs) s), '{}');
         select v_keyed.nos || array_agg(p.no::int), v_keyed.keys || array_agg(null::bigint),
                v_keyed.seqs || array_agg(p.part), v_keyed.counts || array_agg(_pgqueue.cardinality(p.part))
         into v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts
-        from _pgqueue.parts_of(p_bundles, v_gone) p;
+        from _pgqueue.parts_of(p_bundles, v_missing) p;
     end if;
     return v_keyed;
 end $$;
@@ -95,18 +95,18 @@ begin
     end if;
     with source as materialized (
         select ordinality as no, row(priority, deliver_count, note, not_visible_until) as kind, arrival_no,
-               first_seq, lane = _pgqueue.lane_waiting() as is_head
+               first_seq, lane = _pgqueue.lane_waiting() as was_first
         from unnest(p_keyed.bundles) with ordinality
     ), entry as (
-        select e.*, lag(s.is_head) over line as behind_head, lag(s.arrival_no) over line as arrival_no,
-               lag(s.first_seq) over line as first_seq,
-               s.kind is not distinct from lag(s.kind) over line and lag(upper(e.seqs)) over line <= lower(e.seqs)
-               as follows
+        select e.*, lag(s.was_first) over in_order as after_first, lag(s.arrival_no) over in_order as arrival_no,
+               lag(s.first_seq) over in_order as first_seq,
+               s.kind is not distinct from lag(s.kind) over in_order
+               and lag(upper(e.seqs)) over in_order <= lower(e.seqs) as follows
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts) with ordinality e (no, key, seqs, n, i)
         join source s using (no)
-        window line as (partition by e.key order by e.i)
+        window in_order as (partition by e.key order by e.i)
     ), part as (
-        select e.*, count(*) filter (where e.follows is not true or (e.behind_head and (
+        select e.*, count(*) filter (where e.follows is not true or (e.after_first and (
                         select true from pgqueue.consumer_messages
                         where consumer_id = p_consumer.consumer_id and key = e.key and lane = _pgqueue.lane_waiting()
                           and (arrival_no, first_seq) >= (e.arrival_no, e.first_seq) limit 1)))

@@ -52,19 +52,19 @@ begin
             where m.key is not null
         ), newest as materialized (
             select key, max(seq) as seq from given group by key
-        ), noted as materialized (
+        ), recorded as materialized (
             select n.key, b.ctid, b.seq as before, greatest(n.seq, b.seq) as seq
             from newest n left join lateral (
                 select ctid, seq from pgqueue.newest_of_keys where consumer_id = $1 and key = n.key offset 0) b on true
         ), changed as (
             update pgqueue.newest_of_keys k set seq = n.seq, noted_at = _pgqueue.end_of_hour()
-            from noted n where k.ctid = n.ctid
+            from recorded n where k.ctid = n.ctid
         ), added as (
             insert into pgqueue.newest_of_keys (consumer_id, key, seq, noted_at)
-            select $1, key, seq, _pgqueue.end_of_hour() from noted where ctid is null order by key
+            select $1, key, seq, _pgqueue.end_of_hour() from recorded where ctid is null order by key
         )
         select array_agg(m.seq order by m.seq), array_agg(n.seq order by m.seq)
-        from (select key, seq from given union select key, before from noted) m join noted n using (key)
+        from (select key, seq from given union select key, before from recorded) m join recorded n using (key)
         where m.seq < n.seq $query$, p_consumer.stream_id)
     into v_seqs, v_by using p_consumer.consumer_id, p_seqs, lower(p_seqs), upper(p_seqs);
     o_newest := p_seqs;
@@ -99,15 +99,15 @@ create or replace function _pgqueue.replace_returned(p_consumer pgqueue.consumer
                                                      out o_bundles pgqueue.consumer_messages[])
 language plpgsql as $$
 declare
-    v_set    int8multirange := _pgqueue.seqs_of(p_bundles) * coalesce(p_set, '{(,)}');
-    v_newest record := _pgqueue.keep_newest(p_consumer, p_cursor, v_set, p_bundles);
-    v_gone   int8multirange := v_set - v_newest.o_newest;
+    v_set      int8multirange := _pgqueue.seqs_of(p_bundles) * coalesce(p_set, '{(,)}');
+    v_newest   record := _pgqueue.keep_newest(p_consumer, p_cursor, v_set, p_bundles);
+    v_replaced int8multirange := v_set - v_newest.o_newest;
 begin
     o_cursor := v_newest.p_cursor;
     o_bundles := p_bundles;
-    if v_gone <> '{}' then
-        perform _pgqueue.remove_messages(p_bundles, v_gone);
-        o_cursor.forgotten := o_cursor.forgotten + _pgqueue.cardinality(v_gone);
+    if v_replaced <> '{}' then
+        perform _pgqueue.remove_messages(p_bundles, v_replaced);
+        o_cursor.forgotten := o_cursor.forgotten + _pgqueue.cardinality(v_replaced);
         o_bundles := array(select b from _pgqueue.bundles_of(p_bundles[1].bundle_no, p_bundles[1].token) b);
     end if;
 end $$;
@@ -189,9 +189,9 @@ $$;
 create or replace function _pgqueue.maintain_newest(p_age interval) returns void
 language plpgsql as $$
 declare
-    v_id   int;
-    v_keys text[];
-    v_held int8multirange;
+    v_id         int;
+    v_keys       text[];
+    v_unfinished int8multirange;
 begin
     for v_id in
         select consumer_id from pgqueue.consumers c
@@ -204,10 +204,10 @@ begin
         v_keys := array(select key from pgqueue.newest_of_keys
                         where consumer_id = v_id and noted_at < clock_timestamp() - p_age
                         order by noted_at limit _pgqueue.limit_deleted());
-        v_held := coalesce((select range_agg(seqs) from _pgqueue.unfinished(v_id)), '{}');
+        v_unfinished := coalesce((select range_agg(seqs) from _pgqueue.unfinished(v_id)), '{}');
         update pgqueue.newest_of_keys set noted_at = _pgqueue.end_of_hour()
-        where consumer_id = v_id and key = any (v_keys) and v_held @> seq;
+        where consumer_id = v_id and key = any (v_keys) and v_unfinished @> seq;
         delete from pgqueue.newest_of_keys
-        where consumer_id = v_id and key = any (v_keys) and not v_held @> seq;
+        where consumer_id = v_id and key = any (v_keys) and not v_unfinished @> seq;
     end loop;
 end $$;

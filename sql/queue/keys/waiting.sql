@@ -15,7 +15,7 @@
 -- if a long transaction elsewhere keeps their dead rows.
 
 -- Records in the hints that the first message of a key is at a place of lane_waiting(). Returns the hints.
-create or replace function _pgqueue.first_waits_at(p_hints pgqueue.claim_hints, p_place bigint)
+create or replace function _pgqueue.record_first(p_hints pgqueue.claim_hints, p_place bigint)
 returns pgqueue.claim_hints language plpgsql immutable as $$
 begin
     if p_place >= 0 then
@@ -96,14 +96,14 @@ begin
                                where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_waiting()
                                  and m.place <> -2 and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                                order by arrival_no, first_seq limit 1) o on p_had_first
-        ), judged as (
+        ), decided as (
             select f.tid, f.place as was, case when f.delayed then -2 else o.place end as place, f.old
             from first f left join open o using (key)
         )
-        select j.tid, j.place from judged j
-        where j.was is distinct from j.place and (j.place is not null or j.was >= -2)
+        select d.tid, d.place from decided d
+        where d.was is distinct from d.place and (d.place is not null or d.was >= -2)
         union all
-        select j.old, -2::bigint from judged j where j.old <> j.tid;
+        select d.old, -2::bigint from decided d where d.old <> d.tid;
 end $$;
 
 -- Marks the first waiting bundle of each of some keys with the bundle for which it waits. Returns the hints. Needs the
@@ -129,7 +129,7 @@ begin
         where m.ctid = f.tid
         returning m.place
     loop
-        p_hints := _pgqueue.first_waits_at(p_hints, v_place);
+        p_hints := _pgqueue.record_first(p_hints, v_place);
     end loop;
     p_hints.any_waiting := true;
     return p_hints;
@@ -142,7 +142,7 @@ returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_keys bigint[];
 begin
-    with gone as (
+    with deleted as (
         delete from pgqueue.consumer_messages
         where ctid = any (array(select ctid from pgqueue.consumer_messages
                                 where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_freed()
@@ -150,7 +150,7 @@ begin
                                 order by place limit _pgqueue.limit_assign()))
         returning key
     )
-    select array_agg(distinct key) into v_keys from gone;
+    select array_agg(distinct key) into v_keys from deleted;
     -- without an order a key may have more than one open bundle: the first one that is deleted frees a place
     return _pgqueue.mark_firsts(p_consumer, p_hints, v_keys, p_open => p_consumer.ordering <> 'none');
 end $$;
@@ -184,7 +184,7 @@ declare
     v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
     v_bundle   pgqueue.consumer_messages;
     v_keys     bigint[];
-    v_gone     bigint[] := '{}';
+    v_lost     bigint[] := '{}';
 begin
     for v_bundle in
         select * from pgqueue.consumer_messages
@@ -195,10 +195,10 @@ begin
         v_keys := _pgqueue.keys_in(p_consumer, v_bundle);
         update pgqueue.consumer_messages set keys = v_keys, shrunk = false
         where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
-        v_gone := v_gone || array(select distinct k from unnest(v_bundle.keys) k
+        v_lost := v_lost || array(select distinct k from unnest(v_bundle.keys) k
                                   where p_consumer.ordering = 'none' or k <> all (v_keys));
     end loop;
-    return _pgqueue.unassign_followers(p_consumer, p_hints, v_gone);
+    return _pgqueue.unassign_followers(p_consumer, p_hints, v_lost);
 end $$;
 
 -- Takes messages that no claim holds out of a consumer's bundles, for a caller that settles or removes them. Bundles
@@ -214,17 +214,17 @@ declare
         where consumer_id = p_consumer.consumer_id and token is null and first_seq < upper(p_seqs) and seqs && p_seqs
         for update skip locked);  -- lock: bundle
     v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
-    v_gone     pgqueue.consumer_messages;
+    v_deleted  pgqueue.consumer_messages;
 begin
     o_hints := p_hints;
     o_bundles := _pgqueue.remove_messages(v_found, p_seqs);
-    for v_gone in
+    for v_deleted in
         select b.* from unnest(o_bundles) b where b.predecessor is not null and _pgqueue.is_deleted(b.bundle_no)
         order by b.bundle_no desc
     loop  -- the bundles that follow it get its predecessor
-        update pgqueue.consumer_messages set predecessor = v_gone.predecessor
+        update pgqueue.consumer_messages set predecessor = v_deleted.predecessor
         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
-          and (place, first_seq) >= (v_assigned.low_place, v_assigned.low_seq) and predecessor = v_gone.bundle_no;
+          and (place, first_seq) >= (v_assigned.low_place, v_assigned.low_seq) and predecessor = v_deleted.bundle_no;
     end loop;
     if _pgqueue.is_keyed(p_consumer.profile) and o_bundles <> '{}' then
         o_hints := _pgqueue.reread_keys(p_consumer, o_hints);
@@ -257,7 +257,7 @@ begin
         foreach v_bundle in array v_bundles loop
             v_bundle := _pgqueue.placed(p_consumer, v_bundle);
             perform _pgqueue.replace(v_bundle);
-            p_hints := _pgqueue.stands(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq);
+            p_hints := _pgqueue.record_place(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq);
         end loop;
         return p_hints;
     end if;

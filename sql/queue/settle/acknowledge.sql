@@ -142,7 +142,7 @@ begin
         if v_bundle.lane = _pgqueue.lane_delayed() then
             v_bundle.place := _pgqueue.place_at(v_now);
             v_bundle.not_visible_until := v_now;
-            v_hints := _pgqueue.due_at(v_hints, v_bundle.place);
+            v_hints := _pgqueue.record_due(v_hints, v_bundle.place);
         else
             v_bundle.not_visible_until := null;
         end if;

@@ -115,7 +115,7 @@ begin
     loop
         v_last := greatest(v_last, v_row.was);
         if v_row.key is null then
-            v_hints := _pgqueue.stands(v_hints, v_row.lane, v_row.place, v_row.first_seq);
+            v_hints := _pgqueue.record_place(v_hints, v_row.lane, v_row.place, v_row.first_seq);
         else
             v_keys := v_keys || v_row.key;
             v_firsts := v_firsts || v_row.bundle;

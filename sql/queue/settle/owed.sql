@@ -50,12 +50,12 @@ end $$;
 create or replace function _pgqueue.skip_locked(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
 returns boolean language plpgsql as $$
 declare
-    v_stored pgqueue.consumer_cursors;
-    v_cursor pgqueue.consumer_cursors;
-    v_before pgqueue.consumer_cursors;
-    v_more   boolean := false;
-    v_due    record;
-    v_away   record;
+    v_stored  pgqueue.consumer_cursors;
+    v_cursor  pgqueue.consumer_cursors;
+    v_before  pgqueue.consumer_cursors;
+    v_more    boolean := false;
+    v_due     record;
+    v_removed record;
 begin
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return false;
@@ -71,16 +71,16 @@ begin
         exit when v_cursor.next_publication = v_before.next_publication and not v_more;
     end loop;
     v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs);
-    v_away := _pgqueue.remove_unclaimed(p_consumer, v_due.o_cursor, p_seqs);
-    if v_away.o_gone <> '{}' then
+    v_removed := _pgqueue.remove_unclaimed(p_consumer, v_due.o_cursor, p_seqs);
+    if v_removed.o_gone <> '{}' then
         insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
-        values (p_consumer.consumer_id, v_away.o_gone, _pgqueue.cardinality(v_away.o_gone), clock_timestamp())
+        values (p_consumer.consumer_id, v_removed.o_gone, _pgqueue.cardinality(v_removed.o_gone), clock_timestamp())
         on conflict (consumer_id) do update
         set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count,
             skipped_at = excluded.skipped_at;
     end if;
-    perform _pgqueue.save_cursor(v_stored, v_away.o_cursor, true);
-    return v_due.o_count > 0 or v_away.o_count > 0 or v_cursor.next_publication > v_stored.next_publication
+    perform _pgqueue.save_cursor(v_stored, v_removed.o_cursor, true);
+    return v_due.o_count > 0 or v_removed.o_count > 0 or v_cursor.next_publication > v_stored.next_publication
         or v_cursor.taken > v_stored.taken
         or v_more or _pgqueue.gap_ids(v_cursor) <> _pgqueue.gap_ids(v_stored);
 end $$;

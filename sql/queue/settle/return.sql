@@ -44,7 +44,7 @@ begin
                                          v_failure);
         p_cursor.hints := v_back.o_hints;
         if p_consumer.per_key_latest then  -- the messages behind the failed ones were returned too
-            p_cursor := (_pgqueue.keep_newest(p_consumer, p_cursor, v_back.o_gone, '{}')).p_cursor;
+            p_cursor := (_pgqueue.keep_newest(p_consumer, p_cursor, v_back.o_removed, '{}')).p_cursor;
         end if;
         return p_cursor;
     end if;
@@ -112,8 +112,8 @@ begin
        and (select count(*) from unnest(v_bundle.seqs)) <= _pgqueue.limit_ranges()
        and (p_consumer.ordering <> 'none' or not _pgqueue.is_keyed(p_consumer.profile)) then
         perform _pgqueue.replace(v_bundle);
-        return case when v_bundle.lane = _pgqueue.lane_delayed() then _pgqueue.due_at(p_hints, v_bundle.place)
-                    else _pgqueue.stands(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq) end;
+        return case when v_bundle.lane = _pgqueue.lane_delayed() then _pgqueue.record_due(p_hints, v_bundle.place)
+                    else _pgqueue.record_place(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq) end;
     end if;
     perform _pgqueue.remove_messages(array[p_bundle], null) where p_whole;
     while v_at_most < _pgqueue.cardinality(v_bundle.seqs) loop
@@ -134,7 +134,7 @@ end $$;
 create or replace function _pgqueue.return_by_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_bundles pgqueue.consumer_messages[], p_set int8multirange,
                                                   p_failure pgqueue.failure, out o_hints pgqueue.claim_hints,
-                                                  out o_gone int8multirange)
+                                                  out o_removed int8multirange)
 language plpgsql as $$
 declare
     v_head  pgqueue.consumer_messages := p_bundles[1];
@@ -156,7 +156,7 @@ begin
                    _pgqueue.one_more(e.deliver_count), e.note), p_failure) as dead
         from entry e cross join lateral unnest(e.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
         where e.key in (select key from entry where seqs && p_set) or (e.key is null and e.seqs && p_set)
-    ), judged as materialized (
+    ), decided as materialized (
         select *, case when key is null then failed
                        else bool_or(failed and not dead) over (partition by key order by arrival_no, seq) end
                   and not dead as back
@@ -168,7 +168,7 @@ begin
                _pgqueue.one_more(deliver_count), 'max deliveries',
                _pgqueue.claim_id(v_head.bundle_no, v_head.token), _pgqueue.merged_note(note, p_failure.note),
                v_head.owner
-        from judged where dead group by priority, deliver_count, note
+        from decided where dead group by priority, deliver_count, note
     ), island as materialized (
         select key, arrival_no, priority, deliver_count + (failed and p_failure.counted)::int as deliver_count, failed,
                claimed_at, min(seq) as first_seq, range_agg(int8range(seq, seq, '[]')) as seqs,
@@ -177,14 +177,14 @@ begin
                    _pgqueue.one_more(deliver_count), note), p_failure) end as due,
                -- nothing of its key is before it, here or in the claim
                min(seq) = min(min(seq)) over (partition by key)
-               and not exists (select from judged h where h.key = e.key and h.seq < min(e.seq)
+               and not exists (select from decided h where h.key = e.key and h.seq < min(e.seq)
                                                       and not h.back and not h.dead) as first
         from (select *, row_number() over (partition by key order by arrival_no, seq)
                         - row_number() over (partition by key, arrival_no, deliver_count, failed, note order by seq)
                         as island
-              from judged where back) e
+              from decided where back) e
         group by key, arrival_no, priority, deliver_count, failed, note, claimed_at, island
-    ), put as (
+    ), stored as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
             not_visible_until, last_delivered_at, note, message_count, seqs)
@@ -201,25 +201,26 @@ begin
         order by i.arrival_no, c.first_seq
         returning lane, place, first_seq, key
     )
-    select (select range_agg(int8range(seq, seq, '[]')) from judged where back or dead) as gone,
-           (select array_agg(distinct key) from put where key is not null) as keys,
-           (select min(place) from put where lane = _pgqueue.lane_delayed()) as due,
-           (select array_agg(array[place, first_seq] order by place, first_seq) from put
-            where lane = _pgqueue.lane_unassigned()) as line
+    select (select range_agg(int8range(seq, seq, '[]')) from decided where back or dead) as removed,
+           (select array_agg(distinct key) from stored where key is not null) as keys,
+           (select min(place) from stored where lane = _pgqueue.lane_delayed()) as due,
+           (select array_agg(array[place, first_seq] order by place, first_seq) from stored
+            where lane = _pgqueue.lane_unassigned()) as unassigned
     into v_back;
-    o_gone := coalesce(v_back.gone, '{}');
-    perform _pgqueue.remove_messages(p_bundles, o_gone);
+    o_removed := coalesce(v_back.removed, '{}');
+    perform _pgqueue.remove_messages(p_bundles, o_removed);
     for v_no in 1..cardinality(v_some) loop  -- the keys that the bundles of the claim still have
         v_keys := array(select distinct k.key from unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs) k (no, key, seqs)
-                        where k.no = v_no and k.key is not null and not k.seqs <@ o_gone);
+                        where k.no = v_no and k.key is not null and not k.seqs <@ o_removed);
         update pgqueue.consumer_messages
         set shrunk = false, keys = v_keys, key = case when v_keys <> '{}' then key end
         where bundle_no & 1048575 = v_some[v_no].bundle_no & 1048575 and bundle_no = v_some[v_no].bundle_no
           and keys is not null;
     end loop;
-    o_hints := _pgqueue.due_at(p_hints, v_back.due);
-    if v_back.line is not null then
-        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_unassigned(), v_back.line[1][1], v_back.line[1][2]);
+    o_hints := _pgqueue.record_due(p_hints, v_back.due);
+    if v_back.unassigned is not null then
+        o_hints := _pgqueue.record_place(o_hints, _pgqueue.lane_unassigned(), v_back.unassigned[1][1],
+                                         v_back.unassigned[1][2]);
     end if;
     o_hints := _pgqueue.unassign_followers(p_consumer, o_hints, v_back.keys);
     if p_consumer.notify_done then

@@ -47,24 +47,24 @@ end $$;
 create or replace function _pgqueue.ack(p_claim_id bigint, p_result jsonb default null) returns bigint
 language plpgsql as $$
 declare
-    v_count bigint;
-    v_gone  pgqueue.consumer_messages[];
+    v_count   bigint;
+    v_deleted pgqueue.consumer_messages[];
 begin
     if p_claim_id & 1 = 1 then  -- the acknowledgement records nothing
         delete from pgqueue.consumer_messages m  -- lock: bundle
         where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
         returning message_count, case when members is not null or lane = _pgqueue.lane_long() then array[m] end
-        into v_count, v_gone;
-        if v_gone is not null then
-            with gone as (
+        into v_count, v_deleted;
+        if v_deleted is not null then
+            with deleted as (
                 delete from pgqueue.consumer_messages m
-                where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_gone[1].members) n))
-                  and bundle_no = any (v_gone[1].members) and token = _pgqueue.token_in(p_claim_id)
+                where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_deleted[1].members) n))
+                  and bundle_no = any (v_deleted[1].members) and token = _pgqueue.token_in(p_claim_id)
                 returning message_count, m as bundle
             )
-            select v_count + coalesce(sum(message_count), 0), v_gone || array_agg(bundle) into v_count, v_gone
-            from gone;
-            perform _pgqueue.record_freed(v_gone);
+            select v_count + coalesce(sum(message_count), 0), v_deleted || array_agg(bundle) into v_count, v_deleted
+            from deleted;
+            perform _pgqueue.record_freed(v_deleted);
         end if;
         if v_count is not null then
             return v_count;

@@ -271,7 +271,7 @@ declare
     v_rest  int8multirange := p_bundle.seqs * int8multirange(int8range(upper(v_parts[p_count]), null));
 begin
     o_first := p_bundle;
-    with laid as (
+    with stored as (
         insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
                                                deliver_count, not_visible_until, last_delivered_at, note,
                                                message_count, seqs)
@@ -282,7 +282,7 @@ begin
         returning bundle_no
     )
     select l.numbers[1], l.numbers[1 + 3 * p_count / 4] into o_first.bundle_no, o_more
-    from (select array_agg(bundle_no order by bundle_no) as numbers from laid) l;
+    from (select array_agg(bundle_no order by bundle_no) as numbers from stored) l;
     o_first.seqs := v_parts[1];
     o_first.message_count := p_size;
     if v_rest = '{}' then
@@ -354,17 +354,17 @@ end $$;
 create or replace function _pgqueue.delete_bundles(p_consumer_id int) returns bigint
 language plpgsql as $$
 declare
-    v_gone  bigint;
-    v_count bigint := 0;
+    v_deleted bigint;
+    v_count   bigint := 0;
 begin
     update pgqueue.reader_claims set arrival_nos = '{}' where consumer_id = p_consumer_id and arrival_nos <> '{}';
     loop  -- a session that cuts a bundle without the consumer's lock leaves parts that the first pass did not see
-        with gone as (
+        with deleted as (
             delete from pgqueue.consumer_messages where consumer_id = p_consumer_id  -- lock: bundle
             returning message_count
         )
-        select coalesce(sum(message_count), 0) into v_gone from gone;
-        v_count := v_count + v_gone;
+        select coalesce(sum(message_count), 0) into v_deleted from deleted;
+        v_count := v_count + v_deleted;
         exit when not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id);
     end loop;
     return v_count;

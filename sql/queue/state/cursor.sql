@@ -84,9 +84,9 @@ end $$;
 
 -- Records in the hints that a bundle, free (p_free) or claimed, is at a place of a lane. Returns the hints. Needs the
 -- consumer's lock.
-create or replace function _pgqueue.stands(p_hints pgqueue.claim_hints, p_lane int, p_place bigint, p_first_seq bigint,
-                                           p_free boolean default true) returns pgqueue.claim_hints
-language plpgsql as $$
+create or replace function _pgqueue.record_place(p_hints pgqueue.claim_hints, p_lane int, p_place bigint,
+                                                 p_first_seq bigint, p_free boolean default true)
+returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_lane pgqueue.lane_hint;
 begin
@@ -213,7 +213,7 @@ declare
     v_lane  pgqueue.lane_hint;
     v_empty boolean := false;
     v_noted boolean;
-    v_lead  pgqueue.lane_hint;  -- the hint for the lane of the first free bundle
+    v_first pgqueue.lane_hint;  -- the hint for the lane of the first free bundle
     v_note  boolean;            -- that bundle has a note: only a claim with the lock takes it
 begin
     for i in 1..cardinality(v_hints.lanes) loop
@@ -226,8 +226,8 @@ begin
         order by place, first_seq limit 1;
         v_hints.lanes[i] := v_lane;  -- (nulls if there is none)
         v_empty := v_empty or v_lane.place is null;
-        if v_lead.place is null then
-            v_lead := v_lane;
+        if v_first.place is null then
+            v_first := v_lane;
             v_note := v_noted;
         end if;
     end loop;
@@ -237,8 +237,8 @@ begin
         v_hints := _pgqueue.add_lanes(p_consumer.consumer_id, v_hints);
     end if;
     v_hints.idle_until := case
-        when v_lead.place is null or v_note
-             or (v_lead.lane = _pgqueue.lane_unassigned() and _pgqueue.is_keyed(p_consumer.profile)) then null
+        when v_first.place is null or v_note
+             or (v_first.lane = _pgqueue.lane_unassigned() and _pgqueue.is_keyed(p_consumer.profile)) then null
         else least(v_hints.probe_at,
                    case when p_cursor.gaps <> '{}' and not v_hints.was_cut then v_hints.gaps_probe end,
                    _pgqueue.next_end(p_consumer.consumer_id, v_hints, false)) end;

@@ -21,7 +21,7 @@ begin
 end $$;
 
 -- Records in the hints that a bundle in lane_delayed() is due at a place. Returns the hints.
-create or replace function _pgqueue.due_at(p_hints pgqueue.claim_hints, p_place bigint) returns pgqueue.claim_hints
+create or replace function _pgqueue.record_due(p_hints pgqueue.claim_hints, p_place bigint) returns pgqueue.claim_hints
 language plpgsql as $$
 begin
     p_hints.due_from := least(p_hints.due_from, _pgqueue.time_of(p_place));
@@ -29,18 +29,18 @@ begin
 end $$;
 
 -- Records in the hints that a bundle with a lane from placed() or taken_bundle() is at a place. Returns the hints.
-create or replace function _pgqueue.placed_at(p_hints pgqueue.claim_hints, p_lane int, p_place bigint,
-                                              p_first_seq bigint) returns pgqueue.claim_hints
+create or replace function _pgqueue.record_placed(p_hints pgqueue.claim_hints, p_lane int, p_place bigint,
+                                                  p_first_seq bigint) returns pgqueue.claim_hints
 language plpgsql as $$
 begin
     if p_lane = _pgqueue.lane_delayed() then
-        return _pgqueue.due_at(p_hints, p_place);
+        return _pgqueue.record_due(p_hints, p_place);
     elsif p_lane = _pgqueue.lane_unfiltered() then
         p_hints.filter_from := least(p_hints.filter_from, p_place);
         p_hints.was_cut := true;
         return p_hints;
     end if;
-    return case when p_lane < _pgqueue.lane_delayed() then _pgqueue.stands(p_hints, p_lane, p_place, p_first_seq)
+    return case when p_lane < _pgqueue.lane_delayed() then _pgqueue.record_place(p_hints, p_lane, p_place, p_first_seq)
                 else p_hints end;
 end $$;
 
@@ -50,7 +50,7 @@ create or replace function _pgqueue.store_placed(p_hints pgqueue.claim_hints, p_
 language plpgsql as $$
 begin
     return case when _pgqueue.store(p_bundle, p_seqs) = 0 then p_hints
-                else _pgqueue.placed_at(p_hints, p_bundle.lane, p_bundle.place, lower(p_seqs)) end;
+                else _pgqueue.record_placed(p_hints, p_bundle.lane, p_bundle.place, lower(p_seqs)) end;
 end $$;
 
 -- Stores such bundles, with their messages. Returns the hints.
@@ -60,7 +60,7 @@ declare
     v_first record;
 begin
     for v_first in
-        with put as (
+        with stored as (
             insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
                                                    deliver_count, not_visible_until, last_delivered_at, note,
                                                    message_count, seqs)
@@ -71,9 +71,9 @@ begin
             order by b.ordinality, c.first_seq
             returning lane, place, first_seq
         )
-        select distinct on (lane) * from put order by lane, place, first_seq
+        select distinct on (lane) * from stored order by lane, place, first_seq
     loop
-        p_hints := _pgqueue.placed_at(p_hints, v_first.lane, v_first.place, v_first.first_seq);
+        p_hints := _pgqueue.record_placed(p_hints, v_first.lane, v_first.place, v_first.first_seq);
     end loop;
     return p_hints;
 end $$;

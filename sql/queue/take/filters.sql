@@ -151,7 +151,7 @@ create or replace function _pgqueue.apply_filter(p_consumer pgqueue.consumers, p
 language plpgsql as $$
 declare
     v_place   bigint := (p_cursor.hints).filter_from;
-    v_room    bigint := _pgqueue.limit_filter();
+    v_left    bigint := _pgqueue.limit_filter();
     v_bundles pgqueue.consumer_messages[];
     v_bundle  pgqueue.consumer_messages;
     v_placed  pgqueue.consumer_messages[];
@@ -167,9 +167,9 @@ begin
                     where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered()
                       and place >= v_place
                     order by place limit 1);
-        exit when v_place is null or v_room <= 0;
-        v_bundles := _pgqueue.unfiltered(p_consumer.consumer_id, v_place, v_room);
-        v_room := v_room - _pgqueue.count_of(v_bundles);
+        exit when v_place is null or v_left <= 0;
+        v_bundles := _pgqueue.take_unfiltered(p_consumer.consumer_id, v_place, v_left);
+        v_left := v_left - _pgqueue.count_of(v_bundles);
         v_passing := _pgqueue.seqs_of(v_bundles);
         if p_consumer.filtered then
             v_passing := _pgqueue.passing(p_consumer, v_passing);
@@ -206,19 +206,19 @@ end $$;
 
 -- Deletes the first p_want unfiltered messages of a place from its bundles, whose messages interleave, in the order of
 -- their numbers. Returns them as bundles.
-create or replace function _pgqueue.unfiltered(p_consumer_id int, p_place bigint, p_room bigint)
+create or replace function _pgqueue.take_unfiltered(p_consumer_id int, p_place bigint, p_want bigint)
 returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
     v_below   bigint;
     v_bundles pgqueue.consumer_messages[];
 begin
     for v_pass in 1..2 loop  -- first only the bundles that suffice; then all that begin below their bound
-        select _pgqueue.bound_of(range_agg(seqs), least(sum(message_count), p_room)::bigint) into v_below
+        select _pgqueue.bound_of(range_agg(seqs), least(sum(message_count), p_want)::bigint) into v_below
         from (select seqs, message_count, first_seq,
                      sum(message_count) over (order by first_seq) - message_count as before
               from pgqueue.consumer_messages
               where consumer_id = p_consumer_id and lane = _pgqueue.lane_unfiltered() and place = p_place) b
-        where case v_pass when 1 then before < p_room else first_seq < v_below end;
+        where case v_pass when 1 then before < p_want else first_seq < v_below end;
     end loop;
     v_bundles := array(select b from pgqueue.consumer_messages b
                        where consumer_id = p_consumer_id and lane = _pgqueue.lane_unfiltered() and place = p_place

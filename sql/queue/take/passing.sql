@@ -30,12 +30,13 @@ begin
         return p_cursor;
     end if;
     for v_bundle in
-        with gone as (delete from pgqueue.taken_ahead
-                      where consumer_id = p_cursor.consumer_id and publication_id <= v_passed.last returning *)
-        select distinct on (lane) lane, place, first_seq from gone where lane is not null
+        with deleted as (delete from pgqueue.taken_ahead
+                         where consumer_id = p_cursor.consumer_id and publication_id <= v_passed.last returning *)
+        select distinct on (lane) lane, place, first_seq from deleted where lane is not null
         order by lane, place, first_seq
     loop
-        p_cursor.hints := _pgqueue.stands(p_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq, false);
+        p_cursor.hints := _pgqueue.record_place(p_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq,
+                                                false);
     end loop;
     p_cursor.next_publication := v_passed.last + 1;
     p_cursor.taken := p_cursor.taken + v_passed.message_count;

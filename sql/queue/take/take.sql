@@ -100,11 +100,11 @@ end $$;
 -- Returns the gaps that were read (null: none), the publication ids that were found (null: none), how many parts of
 -- publications were in gaps and how many beyond, and their messages for this consumer as sets that are alike. By key,
 -- the sets are in the order of the stream. (More than 60 lines: one statement, and so one snapshot.)
-create or replace function _pgqueue.look_for_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                 p_upto bigint, p_limit int, out o_gaps pgqueue.consumer_gaps[],
-                                                 out o_taken int8multirange, out o_in_gaps int, out o_beyond int,
-                                                 out o_priorities int[], out o_dues timestamptz[],
-                                                 out o_expiries timestamptz[], out o_seqs int8multirange[])
+create or replace function _pgqueue.read_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                             p_upto bigint, p_limit int, out o_gaps pgqueue.consumer_gaps[],
+                                             out o_taken int8multirange, out o_in_gaps int, out o_beyond int,
+                                             out o_priorities int[], out o_dues timestamptz[],
+                                             out o_expiries timestamptz[], out o_seqs int8multirange[])
 language plpgsql as $$
 declare
     v_now   timestamptz := clock_timestamp();
@@ -113,7 +113,7 @@ begin
     with gap as materialized (
         select g from unnest(_pgqueue.gaps_to_look_into(p_cursor, _pgqueue.publishers(p_consumer.stream_id))) g
         where p_cursor.gaps <> '{}'
-    ), held as materialized (
+    ), from_gaps as materialized (
         select true as in_gap, p.publication_id, p.part, p.message_count, p.seqs, p.priority, p.deliver_at, p.consumers,
                p.expires_at
         from gap
@@ -127,13 +127,13 @@ begin
         order by p.publication_id
         fetch first p_limit rows with ties
     ), new as materialized (
-        select * from held
+        select * from from_gaps
         union all
         (select false, publication_id, part, message_count, seqs, priority, deliver_at, consumers, expires_at
          from pgqueue.publications
          where stream_id = p_consumer.stream_id
            and publication_id >= p_cursor.next_publication and publication_id <= coalesce(p_upto, 9223372036854775807)
-           and (select count(*) from held) < p_limit  -- otherwise the rest of the gaps comes first
+           and (select count(*) from from_gaps) < p_limit  -- otherwise the rest of the gaps comes first
          order by publication_id
          fetch first p_limit rows with ties)
     ), grouped as materialized (
@@ -222,7 +222,7 @@ language plpgsql as $$
 declare
     v_publishers text[];
     v_issued     bigint;  -- publication ids up to this one were assigned before the read
-    v_look       record;
+    v_new        record;
     v_taken      int8multirange;
     v_end        bigint;  -- ids up to this one were read
     v_hints      pgqueue.claim_hints := p_cursor.hints;
@@ -234,15 +234,15 @@ begin
     o_cursor := p_cursor;
     o_messages := 0;
     v_issued := least(_pgqueue.last_publication_id(p_consumer.stream_id), p_upto);
-    v_look := _pgqueue.look_for_new(p_consumer, p_cursor, p_upto, p_limit);
-    v_taken := coalesce(v_look.o_taken, '{}');
-    v_hints.was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
+    v_new := _pgqueue.read_new(p_consumer, p_cursor, p_upto, p_limit);
+    v_taken := coalesce(v_new.o_taken, '{}');
+    v_hints.was_cut := greatest(v_new.o_in_gaps, v_new.o_beyond) >= p_limit;
     v_bundles := array(
         select _pgqueue.taken_bundle(
             p_consumer, p_cursor.last_arrival + case when _pgqueue.is_keyed(p_consumer.profile) then i else 1 end,
             priority, due, expires_at, seqs)
         from (select *, row_number() over () as i
-              from unnest(v_look.o_priorities, v_look.o_dues, v_look.o_expiries, v_look.o_seqs)
+              from unnest(v_new.o_priorities, v_new.o_dues, v_new.o_expiries, v_new.o_seqs)
                    n (priority, due, expires_at, seqs) where seqs <> '{}') n);
     if v_bundles <> '{}' then
         v_hints := _pgqueue.store_all_placed(v_hints, v_bundles);
@@ -253,12 +253,12 @@ begin
         from unnest(v_bundles) b;
     end if;
 
-    if v_look.o_gaps is not null then
-        o_cursor := _pgqueue.shrink_gaps(o_cursor, v_look.o_gaps, v_taken, v_publishers,
-                                         v_look.o_in_gaps >= p_limit
+    if v_new.o_gaps is not null then
+        o_cursor := _pgqueue.shrink_gaps(o_cursor, v_new.o_gaps, v_taken, v_publishers,
+                                         v_new.o_in_gaps >= p_limit
                                          or coalesce(p_upto < p_cursor.next_publication - 1, false));
     end if;
-    if v_look.o_beyond > 0 then
+    if v_new.o_beyond > 0 then
         v_end := upper(v_taken) - 1;
     end if;
     -- many invisible ids in a row become a gap, so that later claims do not read them again
