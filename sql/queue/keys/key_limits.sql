@@ -47,10 +47,10 @@ begin
         join unnest(p_keyed.bundles) with ordinality s on s.ordinality = e.no
     ), used as materialized (
         select * from _pgqueue.in_use(p_consumer.consumer_id, p_hints, v_asked) where v_none
-    ), room as materialized (
+    ), allowed as materialized (
         select k as key, t.until,
                least(p_consumer.per_key_limit - coalesce(u.n, 0), v_share - coalesce(u.ready, 0),
-                     v_burst - coalesce(u.ready, 0) - t.spent) as room,
+                     v_burst - coalesce(u.ready, 0) - t.spent) as allowed,
                v_burst <= t.spent as is_spent
         from unnest(v_asked) k
         left join used u on u.key = k
@@ -58,24 +58,24 @@ begin
                             from pgqueue.key_tokens t
                             where v_burst is not null and t.consumer_id = p_consumer.consumer_id and t.key = k
                               and t.returns_at > p_now) t
-    ), judged as (
+    ), decided as (
         select e.*, case when e.free then e.n
-                         else greatest(0, least(e.n, r.room - sum(e.n) over (partition by e.key, e.free order by e.i)
+                         else greatest(0, least(e.n, r.allowed - sum(e.n) over (partition by e.key, e.free order by e.i)
                                                      + e.n)) end::bigint as go
-        from entry e left join room r using (key)
+        from entry e left join allowed r using (key)
     ), part as (
         select j.*, case when go = 0 then '{}'
                          when go < n then _pgqueue.below(seqs, _pgqueue.bound_of(seqs, go)) else seqs end as part
-        from judged j
+        from decided j
     ), split as (
-        select i, no, key, part as seqs, go as n, false as held from part where go > 0
+        select i, no, key, part as seqs, go as n, false as exceeds from part where go > 0
         union all
         select i, no, key, seqs - part, n - go, true from part where go < n
     )
-    select array_agg(no order by i, held), array_agg(key order by i, held), array_agg(seqs order by i, held),
-           array_agg(n order by i, held), array_agg(held order by i, held),
-           (select array_agg(key order by key) from room where is_spent),
-           (select array_agg(until order by key) from room where is_spent)
+    select array_agg(no order by i, exceeds), array_agg(key order by i, exceeds), array_agg(seqs order by i, exceeds),
+           array_agg(n order by i, exceeds), array_agg(exceeds order by i, exceeds),
+           (select array_agg(key order by key) from allowed where is_spent),
+           (select array_agg(until order by key) from allowed where is_spent)
     into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.over_limit, o_keys, o_until
     from split;
 end $$;
