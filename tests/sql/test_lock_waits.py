@@ -26,7 +26,7 @@ AS_POSTGRES = {
     "_pgqueue.take_dedup_key": "each send",
     "_pgqueue.ack": "each acknowledgement",
     "_pgqueue.lock_bundles": "the claim is the caller's own; it has waited for the head before",
-    "_pgqueue.unfiltered": "nobody holds an unfiltered bundle without the consumer's lock",
+    "_pgqueue.take_unfiltered": "nobody holds an unfiltered bundle without the consumer's lock",
     "_pgqueue.take_unassigned": "nobody holds a bundle of the line without the consumer's lock",
     "pgqueue.extend": "a worker's heartbeat; the claim is its own",
     "pgqueue.reader_extend": "a query's heartbeat; the claims are its own",
