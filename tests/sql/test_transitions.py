@@ -19,7 +19,7 @@ STATES = {
     *("new", "unfiltered", "ready", "unassigned", "assigned", "delayed", "waiting", "claimed"),
     *("done", "dead", "removed", "any", "free", "unclaimed", "the same"),
 }
-"""The states in the table; `unassigned` and `assigned` are those of consumers that deliver by key."""
+"""The states in the table; `unassigned` and `assigned` are of consumers that deliver by key."""
 
 ELSEWHERE = "as its caller says"
 DUE = "the same, "  # due now, or later

@@ -158,7 +158,7 @@ begin
 end $$;
 
 -- Claims the first unassigned messages, with all keys: a claim that wants all there is, as Spark's do, need not know
--- the keys. Only while nothing is assigned, waiting or a long claim; and nothing is assigned until the claim is over.
+-- the keys. Only while nothing is assigned, waiting or a long claim; and nothing is assigned until the claim ends.
 -- The claim ends before a message that is not visible yet, and a bundle with at_most is a claim of its own. Returns the
 -- hints, and the claim; its id is null if there is none. Needs the consumer's lock.
 create or replace function _pgqueue.claim_all_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,

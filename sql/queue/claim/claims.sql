@@ -56,7 +56,7 @@ begin
         end if;
         o_cursor := _pgqueue.take_new(p_consumer, o_cursor, v_pass > 1, coalesce(p_look, p_want), p_upto);
         if p_consumer.per_key_latest and _pgqueue.has_unscreened(p_consumer, o_cursor, p_upto) then
-            o_cursor.hints.was_cut := true;  -- the next claim goes on
+            o_cursor.hints.was_cut := true;  -- the next claim continues
             exit when v_pass > 2;
             continue;
         end if;
@@ -73,7 +73,7 @@ begin
         exit when o_claimed.claim_id is not null;
         if v_pass > 1 then
             exit when not (o_cursor.hints).was_cut and not _pgqueue.has_unassigned(p_consumer, o_cursor.hints);
-            -- the claim has examined enough messages that wait or are for others: the next claim goes on
+            -- the claim has examined enough messages that wait or are for others: the next claim continues
             exit when v_pass > 2
                 and (_pgqueue.is_keyed(p_consumer.profile) or p_consumer.filtered
                      or o_cursor.next_publication - p_cursor.next_publication

@@ -43,7 +43,7 @@ end $$;
 -- The delivery does not count. In an ordered consumer, the later messages of the same keys in the claim are returned
 -- too, and wait for the given ones.
 --   p_delay  not before then; at least 0
---   p_state  returned with the messages, in the column saved of receive, at each later delivery; null: keep an earlier
+--   p_state  delivered with the messages, in the column saved of receive, at each later delivery; null: keep an earlier
 --            state; a JSON null: no state
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the consumer, then the claim.
 create or replace function pgqueue.defer(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default '0',
