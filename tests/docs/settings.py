@@ -12,7 +12,7 @@ PAGE = ROOT / "sql" / "changing.md"
 _PART = re.compile(r"(<!-- written by make docs: settings -->\n).*?(<!-- to here -->)", re.DOTALL)
 _NAME = re.compile(r"\('(?:consumer|stream)',\s+'(\w+)',")
 _FUNCTION = re.compile(
-    r"^create or replace function _?pgqueue\.(\w+)\(.*?^(?:end )?\$\w*\$;", re.M | re.S
+    r"^create or replace function _?pgqueue\.(\w+)\(.*?(\$\w*\$).*?\2;", re.MULTILINE | re.DOTALL
 )
 _TESTS_SHOWN = 4
 
