@@ -3,8 +3,8 @@
 --
 -- A function of this file is called where its header says. What it does is written by make docs (python -m tests.docs),
 -- from lines of features' files, in the order of install.sql: "-- on drop_stream: <statement>", and below it lines that
--- go on with it, indented by four. So a call is plain text: it is looked up nowhere, and costs a call. A table with a
--- stream_id or consumer_id has such a line for the end of its stream or consumer; tests/sql/test_hooks.py looks at all.
+-- continue it, indented by four. So a call is plain text, without a look-up. A table with a stream_id or consumer_id has
+-- such a line for the end of its stream or consumer; tests/sql/test_hooks.py checks that.
 --
 -- Sends and claims call no hook but for a stream or consumer whose row says that it needs one: schema_path, scheduled.
 
@@ -20,26 +20,22 @@ end $$;
 
 -- When a claim for such a consumer has something to do; null: never.
 create or replace function _pgqueue.on_due(p_stream_id int) returns timestamptz
-language sql stable as $$
-    select least(null::timestamptz
+language sql stable as $$ select least(null::timestamptz
         -- on due
         -- schedules/schedules.sql
         , _pgqueue.schedule_due(p_stream_id)
         -- end
-    )
-$$;
+    ) $$;
 
 -- A text is given for a setting whose type base/settings.sql does not know: whether it is a value of that type.
 create or replace function _pgqueue.on_setting(p_type text, p_text text) returns boolean
-language sql immutable as $$
-    select case
+language sql immutable as $$ select case
         when p_type is null then null::boolean
         -- on setting
         -- typed/schemas.sql
         when p_type = 'schema' then _pgqueue.read_schema(p_text) is not null
         -- end
-    end
-$$;
+    end $$;
 
 -- A stream is to have settings: raises what forbids them. Of a stream that is to be created, its kind alone is given.
 create or replace function _pgqueue.before_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns void
@@ -66,8 +62,7 @@ end $$;
 
 -- Whether all that a stream takes may be copied to another one.
 create or replace function _pgqueue.on_bind(p_from pgqueue.streams, p_to pgqueue.streams) returns boolean
-language sql stable as $$
-    select true
+language sql stable as $$ select true
         -- on bind
         -- typed/schemas.sql
         and _pgqueue.schema_includes(p_from.schema, p_to.schema)
@@ -123,19 +118,16 @@ end $$;
 
 -- The first message of a stream that is kept elsewhere; null: none is.
 create or replace function _pgqueue.on_first_seq(p_stream_id int) returns bigint
-language sql stable as $$
-    select least(null::bigint
+language sql stable as $$ select least(null::bigint
         -- on first_seq
         -- archive/archived.sql
         , _pgqueue.first_in_files(p_stream_id)
         -- end
-    )
-$$;
+    ) $$;
 
 -- Where features keep numbers of sequences, as number_holders() (log/numbers.sql) has it.
 create or replace function _pgqueue.on_numbers() returns table (numbers text, quick boolean, query text)
-language sql immutable as $$
-    select null, false, null where false
+language sql immutable as $$ select null, false, null where false
     -- on numbers
     -- schedules/schedules.sql
     union all values ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s')
@@ -158,19 +150,16 @@ $$;
 
 -- A segment of a stream is due, and sealed: who else holds it; null: nobody.
 create or replace function _pgqueue.on_hold(p_stream_id int, p_segment int) returns text
-language sql stable as $$
-    select coalesce(null::text
+language sql stable as $$ select coalesce(null::text
         -- on hold
         -- archive/aging.sql
         , _pgqueue.awaits_export(p_stream_id, p_segment)
         -- end
-    )
-$$;
+    ) $$;
 
 -- Publications of a stream are to be trimmed: the numbers of messages that are kept elsewhere, too.
 create or replace function _pgqueue.on_trim(p_stream_id int) returns int8multirange
-language sql stable as $$
-    select int8multirange()
+language sql stable as $$ select int8multirange()
         -- on trim
         -- archive/archived.sql
         + _pgqueue.archive_ranges(p_stream_id)
@@ -189,8 +178,7 @@ end $$;
 
 -- Streams that retain() is called for, although they may have no retention.
 create or replace function _pgqueue.on_retain() returns setof int
-language sql stable as $$
-    select null::int where false
+language sql stable as $$ select null::int where false
     -- on retain
     -- archive/archived.sql
     union all select stream_id from pgqueue.archives
@@ -309,7 +297,7 @@ begin
     -- end
 end $$;
 
--- Chores of maintain(), before it trims.
+-- Tasks of maintain(), before it trims.
 create or replace function _pgqueue.on_maintain() returns void
 language plpgsql as $$
 begin
@@ -321,7 +309,7 @@ begin
     -- end
 end $$;
 
--- Chores of maintain(), after it trimmed.
+-- Tasks of maintain(), after it trimmed.
 --   p_stream_ids  the streams whose turn it is
 --   p_age         of what failed writers left
 create or replace function _pgqueue.on_maintained(p_stream_ids int[], p_age interval) returns void
