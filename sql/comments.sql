@@ -126,8 +126,8 @@ send_captured: Publishes rows that a trigger captured, in their order.
 was_truncated: Whether this session's last message to a stream is that a captured table was truncated, in this
     transaction.
 note_captures: Notes which capturing triggers a table and its partitions have; for capture and release.
-capture_script: The statements by which a table's owner captures the table, or ends the capture: capture and release
-    execute them.
+capture_script: The statements by which a table's owner captures the table, or ends the capture, which capture and
+    release execute.
 execute_as: Executes statements as a role that the caller may become, and then is the caller again; for capture and
     release.
 change_capture: Does what capture and release do: waits until nobody writes to the table, and executes capture_script as

@@ -3,8 +3,8 @@
 --
 -- A function of this file is called where its header says. What it does is written by make docs (python -m tests.docs),
 -- from lines of features' files, in the order of install.sql: "-- on drop_stream: <statement>", and below it lines that
--- continue it, indented by four. So a call is plain text, without a look-up. A table with a stream_id or consumer_id has
--- such a line for the end of its stream or consumer; tests/sql/test_hooks.py checks that.
+-- continue it, indented by four. So a call is plain text, without a look-up. A table with a stream_id or consumer_id
+-- has such a line for the end of its stream or consumer; tests/sql/test_hooks.py checks that.
 --
 -- Sends and claims call no hook but for a stream or consumer whose row says that it needs one: schema_path, scheduled.
 

@@ -180,7 +180,10 @@ $text$, '^( *)(\w+): (.*(?:\n {8}.*)*)$', 'gn') m
     loop
         v_view := coalesce(v_new, v_view);
         continue when to_regclass('pgqueue.' || v_view) is null;  -- a schema may be without a feature
-        execute case when v_new is not null then format('comment on view pgqueue.%I is %L', v_view, v_text)
-                     else format('comment on column pgqueue.%I.%I is %L', v_view, v_name, v_text) end;
+        if v_new is not null then
+            execute format('comment on view pgqueue.%I is %L', v_view, v_text);
+        else
+            execute format('comment on column pgqueue.%I.%I is %L', v_view, v_name, v_text);
+        end if;
     end loop;
 end $$;

@@ -1,5 +1,5 @@
--- Settling by message number: delete, archive, set_vt. Any caller that knows a number settles the message, as with pgmq:
--- without a fence, also long after the lease has ended, and also when another worker has claimed the message since.
+-- Settling by message number: delete, archive, set_vt. Any caller that knows a number settles the message, as with
+-- pgmq: without a fence, also long after the lease has ended, and when another worker has claimed the message since.
 
 -- The heads of the open claims that hold some messages of a set.
 create or replace function pgmq._claims_of(p_consumer pgqueue.consumers, p_set int8multirange)
