@@ -29,11 +29,11 @@ create table if not exists pgqueue.key_backlog (
     publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
 );
 
--- Consumers whose per_key_capacity was set lately: transactions that did not know of it may still publish messages, or
--- bring some back, that nobody enters in key_backlog. maintain() enters them, and deletes the row when none of the
+-- Consumers whose per_key_capacity is new: transactions that did not know of it may still publish messages, or bring
+-- some back, without entering them in key_backlog. maintain() enters them, and deletes the row when none of the
 -- transactions is left.
-create table if not exists pgqueue.late_entries (
-    late_no      bigint primary key generated always as identity,
+create table if not exists pgqueue.new_capacities (
+    capacity_no  bigint primary key generated always as identity,
     consumer_id  int    not null,
     set_by       xid8   not null,  -- a transaction that begins after its commit knows of the capacity
     transactions text[]            -- the others that are open, by their virtual ids; null: maintain() has not asked yet
@@ -143,8 +143,8 @@ begin
 end $$;
 
 -- Which of the entered messages of some keys a consumer owes, and which it does not owe any more. A message may have
--- two entries: one without a publication, made while the consumer had the message in hand, and one with it, made since
--- a seek made the message new again. The message is new then.
+-- two entries: one without a publication, made after the consumer had taken the message, and one with it, made since a
+-- seek made the message new again. The message is new then.
 --   p_quick  only what is known without looking at all bundles; the rest counts as gone
 -- Returns a row per key that has entries. One snapshot, that of the caller's statement.
 create or replace function _pgqueue.owed_of_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
@@ -185,9 +185,9 @@ begin
               where b.consumer_id = v_id and b.key = any (p_keys) group by b.key) e;
 end $$;
 
--- Deletes entries of messages that a consumer did not owe when somebody looked, except those that another transaction
--- is about to delete. It looks once more at what it has locked: a message may have come back since. Who brings it back
--- later finds the entry locked, and makes another one (enter_keys()).
+-- Deletes entries of messages that a consumer did not owe before, except those that another transaction is about to
+-- delete. It looks again at what it has locked: a message may have come back since. A call that brings it back later
+-- finds the entry locked, and makes another one (enter_keys()).
 --   p_keys  of these keys
 create or replace function _pgqueue.delete_entries(p_consumer pgqueue.consumers, p_keys bigint[], p_seqs int8multirange)
 returns void language plpgsql as $$
@@ -268,60 +268,60 @@ begin
         perform _pgqueue.delete_old_entries(p_consumer.consumer_id);
     elsif p_new then
         perform _pgqueue.enter_keys(p_consumer);
-        insert into pgqueue.late_entries (consumer_id, set_by) values (p_consumer.consumer_id, pg_current_xact_id());
+        insert into pgqueue.new_capacities (consumer_id, set_by) values (p_consumer.consumer_id, pg_current_xact_id());
     end if;
 end $$;
 
--- Enters messages of transactions that did not know of a capacity. It waits for nobody: the first call notes the
--- transactions that are open, and a later call enters again when some of them have ended. A transaction that begins
--- after the first call knows of the capacity.
-create or replace function _pgqueue.enter_late() returns void
+-- Enters messages of transactions that did not know of a capacity. It waits for no transaction: the first call records
+-- those that are open, and a later call enters again when some of them have ended. A transaction that begins after the
+-- first call knows of the capacity.
+create or replace function _pgqueue.enter_missed() returns void
 language plpgsql as $$
 declare
-    v_late     pgqueue.late_entries;
+    v_change   pgqueue.new_capacities;
     v_consumer pgqueue.consumers;
     v_open     text[];
 begin
-    for v_late in
-        select * from pgqueue.late_entries where set_by is distinct from pg_current_xact_id_if_assigned()
+    for v_change in
+        select * from pgqueue.new_capacities where set_by is distinct from pg_current_xact_id_if_assigned()
         for update skip locked  -- lock: entry
     loop
         -- before the look; and a prepared transaction has another virtual id after a restart
         v_open := array(select t from unnest(_pgqueue.open_transactions(true)) t
-                        where (t = any (v_late.transactions)) is not false or t like '-1/%');
-        continue when v_open = v_late.transactions;
-        select * into v_consumer from pgqueue.consumers where consumer_id = v_late.consumer_id;
+                        where (t = any (v_change.transactions)) is not false or t like '-1/%');
+        continue when v_open = v_change.transactions;
+        select * into v_consumer from pgqueue.consumers where consumer_id = v_change.consumer_id;
         perform _pgqueue.enter_keys(v_consumer);
         if v_consumer.consumer_id is null or v_open = '{}' then
-            delete from pgqueue.late_entries where late_no = v_late.late_no;
+            delete from pgqueue.new_capacities where capacity_no = v_change.capacity_no;
         else
-            update pgqueue.late_entries set transactions = v_open where late_no = v_late.late_no;
+            update pgqueue.new_capacities set transactions = v_open where capacity_no = v_change.capacity_no;
         end if;
     end loop;
 end $$;
 
 -- Deletes all entries of a consumer without a capacity, except those that another transaction is about to delete.
--- Entries that are made meanwhile are left to maintain(). It looks once more at the consumer after it has locked the
--- entries: the consumer may have a capacity again. Who sets that later finds the entries locked, and makes others.
+-- maintain() deletes entries that are made meanwhile. The consumer is read after its entries are locked: it may have a
+-- capacity again. A call that sets one later finds the entries locked, and makes others.
 -- on drop_consumer: perform _pgqueue.delete_old_entries(p_consumer_id);
 create or replace function _pgqueue.delete_old_entries(p_consumer_id int) returns void
 language plpgsql as $$
 declare
-    v_late bigint[] := array(select late_no from pgqueue.late_entries where consumer_id = p_consumer_id
+    v_changes bigint[] := array(select capacity_no from pgqueue.new_capacities where consumer_id = p_consumer_id
+                                for update skip locked);  -- lock: entry
+    v_rows    tid[] := array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id
                              for update skip locked);  -- lock: entry
-    v_rows tid[] := array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id
-                          for update skip locked);  -- lock: entry
 begin
     if not exists (select from pgqueue.consumers
                    where consumer_id = p_consumer_id and per_key_capacity is not null) then
-        delete from pgqueue.late_entries where late_no = any (v_late);
+        delete from pgqueue.new_capacities where capacity_no = any (v_changes);
         delete from pgqueue.key_backlog where ctid = any (v_rows);
     end if;
 end $$;
 
--- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends. It looks at
--- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. Locks: the
--- entries that it deletes. It waits for nobody.
+-- Deletes entries of messages that left without being acknowledged, and whose keys are not sent any more. It reads
+-- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. It does not
+-- wait. Locks: the entries that it deletes.
 -- on maintain: perform _pgqueue.run_task('select 0 from _pgqueue.maintain_key_backlog()');
 create or replace function _pgqueue.maintain_key_backlog() returns void
 language plpgsql as $$
@@ -331,7 +331,7 @@ declare
     v_from     bigint;
     v_keys     bigint[];
 begin
-    perform _pgqueue.enter_late();
+    perform _pgqueue.enter_missed();
     loop
         v_id := (select min(b.consumer_id) from pgqueue.key_backlog b where b.consumer_id > v_id);
         exit when v_id is null;

@@ -41,7 +41,7 @@ begin
         perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
         v_headers := jsonb_typeof(p_headers) <> 'object'
             or octet_length(p_headers::text) > least(v_stream.max_header_bytes, _pgqueue.short_headers());
-        v_expires := _pgqueue.whole_second(p_expires_at);
+        v_expires := _pgqueue.round_up_to_second(p_expires_at);
         v_consumers := _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
     end if;
     if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or v_headers
@@ -129,7 +129,7 @@ begin
     end if;
     if v_count > 0 then
         perform _pgqueue.publish(v_stream, v_seqs, v_count, p_priority, p_deliver_at, v_ids,
-                                 _pgqueue.whole_second(p_expires_at));
+                                 _pgqueue.round_up_to_second(p_expires_at));
     end if;
     return query select unnest(coalesce(v_first, v_taken));
 end $$;
