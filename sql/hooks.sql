@@ -10,8 +10,7 @@
 
 -- A claim begins for a consumer whose row says that its stream has schedules (consumers.scheduled).
 create or replace function _pgqueue.on_claim(p_stream_id int) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on claim
     -- schedules/schedules.sql
     perform _pgqueue.run_schedules(p_stream_id);
@@ -39,8 +38,7 @@ language sql immutable as $$ select case
 
 -- A stream is to have settings: raises what forbids them. Of a stream that is to be created, its kind alone is given.
 create or replace function _pgqueue.before_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on before_set_stream
     -- typed/schemas.sql
     perform _pgqueue.check_schema(p_stream.kind, p_stream.schema, p_settings);
@@ -49,8 +47,7 @@ end $$;
 
 -- Settings of a stream are to be stored, and the row has them. Returns the row, with what follows from them.
 create or replace function _pgqueue.on_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns pgqueue.streams
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on set_stream
     -- typed/schemas.sql
     if p_settings ? 'schema' then
@@ -72,8 +69,7 @@ $$;
 -- A payload is not what the schema_path of its stream asks for: raises that. (Who sends asks the path first, and comes
 -- here only with such a payload.)
 create or replace function _pgqueue.on_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on misfit
     -- typed/schemas.sql
     perform _pgqueue.refuse_misfit(p_stream, p_data);
@@ -85,8 +81,7 @@ end $$;
 create or replace function _pgqueue.on_read(p_stream_id int, p_from bigint, p_below bigint)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
-language plpgsql stable as $$
-begin
+language plpgsql stable as $$ begin
     -- on read
     -- archive/archived.sql
     return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
@@ -97,8 +92,7 @@ end $$;
 create or replace function _pgqueue.on_read_first(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
                consumers int[])
-language plpgsql stable as $$
-begin
+language plpgsql stable as $$ begin
     -- on read_first
     -- archive/archived.sql
     return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
@@ -108,8 +102,7 @@ end $$;
 -- The last of these below an id, in the same way.
 create or replace function _pgqueue.on_read_last(p_stream_id int, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
-language plpgsql stable as $$
-begin
+language plpgsql stable as $$ begin
     -- on read_last
     -- archive/archived.sql
     return query select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows);
@@ -168,8 +161,7 @@ $$;
 
 -- Publications were trimmed, all of whose messages are kept elsewhere (on_trim()). The messages are still stored.
 create or replace function _pgqueue.on_trimmed(p_stream_id int, p_publications pgqueue.publications[]) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on trimmed
     -- archive/aging.sql
     perform _pgqueue.move_to_archive(p_stream_id, p_publications);
@@ -201,8 +193,7 @@ end $$;
 
 -- recover() gave each stream a new incarnation.
 create or replace function _pgqueue.on_recover() returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on recover
     -- archive/archived.sql
     delete from pgqueue.archive_attempts;  -- their files may be another server's now
@@ -211,8 +202,7 @@ end $$;
 
 -- A try to delete a consumer: its row and its bundles are gone, and its lock is held.
 create or replace function _pgqueue.on_drop_consumer(p_consumer_id int) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on drop_consumer
     -- base/consumers.sql
     delete from pgqueue.consumer_filters where consumer_id = p_consumer_id;
@@ -243,8 +233,7 @@ end $$;
 
 -- A stream is to be deleted: raises what forbids it. Nothing is locked.
 create or replace function _pgqueue.before_drop_stream(p_stream pgqueue.streams) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on before_drop_stream
     -- capture/capture.sql
     perform _pgqueue.refuse_captured(p_stream);
@@ -253,8 +242,7 @@ end $$;
 
 -- A try to delete a stream: its row is there and locked, its consumers are gone.
 create or replace function _pgqueue.on_drop_stream(p_stream_id int) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on drop_stream
     -- base/streams.sql
     delete from pgqueue.incarnations where stream_id = p_stream_id;
@@ -280,8 +268,7 @@ end $$;
 
 -- A stream was dropped, and no transaction is left that may have seen it (operate/dropped.sql).
 create or replace function _pgqueue.on_clear_stream(p_stream_id int) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on clear_stream
     -- log/messages.sql
     delete from pgqueue.publications where stream_id = p_stream_id;
@@ -299,8 +286,7 @@ end $$;
 
 -- Tasks of maintain(), before it trims.
 create or replace function _pgqueue.on_maintain() returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on maintain
     -- queue/send/key_capacity.sql
     perform _pgqueue.run_task('select 0 from _pgqueue.maintain_key_backlog()');
@@ -313,8 +299,7 @@ end $$;
 --   p_stream_ids  the streams whose turn it is
 --   p_age         of what failed writers left
 create or replace function _pgqueue.on_maintained(p_stream_ids int[], p_age interval) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on maintained
     -- queue/send/back_pressure.sql
     perform _pgqueue.run_task('select 0 from _pgqueue.delete_backlogs()');

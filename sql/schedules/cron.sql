@@ -185,19 +185,12 @@ end $$;
 create or replace function _pgqueue.nth_time(p_start timestamptz, p_every interval, p_time_zone text, p_n bigint)
 returns timestamptz language plpgsql stable as $$
 declare
-    v_days interval := _pgqueue.calendar_part(p_every);
+    v_days interval := date_trunc('day', p_every);  -- its months and days
 begin
     return ((case when v_days = interval '0' then p_start at time zone 'UTC'
                   else _pgqueue.local_to_utc((p_start at time zone p_time_zone) + v_days * p_n, p_time_zone) end)
             + (p_every - v_days) * p_n) at time zone 'UTC';
 end $$;
-
--- The months and days of an interval, without its hours.
-create or replace function _pgqueue.calendar_part(p_every interval) returns interval
-language sql immutable as $$
-    select make_interval(years => extract(year from p_every)::int, months => extract(month from p_every)::int,
-                         days => extract(day from p_every)::int)
-$$;
 
 -- The first time after p_after of a schedule that repeats by an interval.
 create or replace function _pgqueue.next_by_interval(p_start timestamptz, p_every interval, p_time_zone text,

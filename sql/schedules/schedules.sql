@@ -229,7 +229,7 @@ begin
     elsif p_every < interval '1 s' or p_every > _pgqueue.max_interval()
           or extract(microseconds from p_every) % 1000000 <> 0
           or least(extract(year from p_every), extract(month from p_every), extract(day from p_every),
-                   extract(epoch from p_every - _pgqueue.calendar_part(p_every))) < 0 then
+                   extract(epoch from p_every - date_trunc('day', p_every))) < 0 then
         raise exception 'p_every is an interval of whole seconds, from 1 second to 10 years, without a part that is '
                         'negative, not %',
                         quote_literal(p_every)
