@@ -111,7 +111,7 @@ begin
 end $$;
 
 -- A time, rounded up to the second, so that messages that are sent within a second expire together.
-create or replace function _pgqueue.whole_second(p_at timestamptz) returns timestamptz
+create or replace function _pgqueue.round_up_to_second(p_at timestamptz) returns timestamptz
 language sql immutable parallel safe as $$ select date_trunc('second', p_at + interval '999999 us') $$;
 
 -- Raises PQ003: a key is too long. Keys are indexed.

@@ -21,4 +21,8 @@ begin
     alter table pgqueue.group_partitions rename column line_no to arrival_no;
     alter table pgqueue.archived_messages rename to completed_messages;
     alter index pgqueue.archived_messages_done rename to completed_messages_done;
+    alter table pgqueue.late_entries rename to new_capacities;
+    alter table pgqueue.new_capacities rename column late_no to capacity_no;
+    alter index pgqueue.late_entries_pkey rename to new_capacities_pkey;
+    alter sequence pgqueue.late_entries_late_no_seq rename to new_capacities_capacity_no_seq;
 end $$;

@@ -81,7 +81,7 @@ begin
     published := _pgqueue.cardinality(v_seqs);
     if published > 0 then
         perform _pgqueue.publish(v_stream, v_seqs, published, p_priority, p_deliver_at, v_consumers,
-                                 _pgqueue.whole_second(p_expires_at));
+                                 _pgqueue.round_up_to_second(p_expires_at));
     end if;
     return next;
 end $$;
@@ -122,7 +122,7 @@ begin
     insert into pgqueue.staged_chunks (stream_id, sink, batch, priority, deliver_at, seqs, message_count,
                                        reservation_id, dedup_keys, consumers, expires_at, routed, digest, write_no)
     values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, _pgqueue.cardinality(p_seqs),
-            v_written.o_reservation, p_dedup_keys, v_consumers, _pgqueue.whole_second(p_expires_at), p_routed,
+            v_written.o_reservation, p_dedup_keys, v_consumers, _pgqueue.round_up_to_second(p_expires_at), p_routed,
             v_written.o_digest, p_write_no)
     returning staged_id into v_id;
     return v_id;

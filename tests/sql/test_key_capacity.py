@@ -477,7 +477,7 @@ def test_what_an_open_producer_sent_before_a_capacity_was_set_counts(
     acked(conn, "s", "c")
     maintain(conn)
     assert room(conn) == 2
-    assert internals.count(conn, "late_entries") == 0
+    assert internals.count(conn, "new_capacities") == 0
     assert internals.count(conn, "key_backlog") == 0
 
 
@@ -519,7 +519,7 @@ def test_what_comes_back_while_a_capacity_is_set_counts(
         operator.execute(f"commit prepared '{gid}'".encode() if prepared else b"commit")
     maintain(conn, 1)
     assert room(conn) == 0
-    assert internals.count(conn, "late_entries") == 0
+    assert internals.count(conn, "new_capacities") == 0
 
 
 def test_a_transaction_that_sets_a_capacity_and_maintains_notes_later_senders_too(
@@ -591,12 +591,12 @@ def test_nobody_waits_for_who_deletes_entries_of_a_capacity(
     conn.execute("set lock_timeout = '5 s'")
     settings = ['{"per_key_capacity": null}'] if how == "alter_consumer" else []
     with upkeep.transaction(), producer.transaction():
-        upkeep.execute("select _pgqueue.enter_late()")
+        upkeep.execute("select _pgqueue.enter_missed()")
         internals.delete_entries_of(producer, "c", "k", [dead])
         conn.execute("select _pgqueue.maintain_key_backlog()")
         value(conn, how, "s", "c", *settings)
     maintain(conn)
-    assert internals.count(conn, "late_entries") == internals.count(conn, "key_backlog") == 0
+    assert internals.count(conn, "new_capacities") == internals.count(conn, "key_backlog") == 0
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
