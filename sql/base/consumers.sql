@@ -8,7 +8,7 @@ create table if not exists pgqueue.consumers (
     name               text        not null,
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
     filtered           boolean     not null default false,       -- it gets only messages that pass its filter
-    partitions         int,                                      -- of a group, see operate/groups.sql
+    partitions         int,                                      -- of a group, see groups/groups.sql
     paused             boolean     not null default false,       -- it claims nothing
     scheduled          boolean     not null default false,       -- its stream has schedules
     created_at         timestamptz not null default clock_timestamp(),

@@ -33,18 +33,19 @@ language plpgsql as $$
 declare
     v_segment pgqueue.segments;
 begin
-    select l.* into v_segment from pgqueue.segments l
-    where stream_id = p_stream_id and last_publication is not null and not emptied
-      and not exists (select from pgqueue.publications p
-                      where p.stream_id = p_stream_id and p.publication_id <= l.last_publication
-                        and p.seqs && int8range(l.lo, l.hi))
-    order by l.lo limit 1;
+    update pgqueue.segments set emptied = true, held_by = '{}'
+    where stream_id = p_stream_id and segment = (
+        select l.segment from pgqueue.segments l
+        where stream_id = p_stream_id and last_publication is not null and not emptied
+          and not exists (select from pgqueue.publications p
+                          where p.stream_id = p_stream_id and p.publication_id <= l.last_publication
+                            and p.seqs && int8range(l.lo, l.hi))
+        order by l.lo limit 1)
+    returning * into v_segment;
     if not found then
         return false;
     end if;
     execute format('truncate pgqueue.%I', _pgqueue.segment_name(p_stream_id, v_segment.segment));  -- lock: table
-    update pgqueue.segments set emptied = true, held_by = '{}'
-    where stream_id = p_stream_id and segment = v_segment.segment;
     perform _pgqueue.record_trim(p_stream_id, '{}', int8multirange(int8range(v_segment.lo, v_segment.hi)), 0);
     return true;
 end $$;
@@ -126,7 +127,6 @@ begin
                                                and not p.seqs <@ v_due.now), '{}');
         o_skipped := coalesce((select bool_or(_pgqueue.skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c
                                where c.stream_id = p_stream_id), false);
-        o_more := o_skipped;
     end if;
     v_due.now := v_due.now + (_pgqueue.trimmed(p_stream_id)).o_seqs;
     v_due.aged := v_due.aged + v_due.now;
@@ -141,9 +141,8 @@ begin
     o_count := v_trim.o_count;
     update pgqueue.retention set trim_from = coalesce(v_trim.o_next, 1)
     where stream_id = p_stream_id and trim_from <> coalesce(v_trim.o_next, 1);
-    if v_trim.o_next is not null then
-        o_more := true;
-    elsif not o_more then
+    o_more := o_skipped or v_trim.o_next is not null;
+    if not o_more then
         perform _pgqueue.record_holders(p_stream_id);
     end if;
 end $$;
@@ -187,13 +186,13 @@ begin
     ), looked as materialized (
         -- what is kept elsewhere is read, for its size
         select * from next where v_kept = '{}' or coalesce(before, 0) < _pgqueue.limit_archived()
-    ), around as materialized (
-        select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked
     ), owed as materialized (
         select coalesce((select min(next_publication) from consumer), 9223372036854775807) as from_publication,
                coalesce((select range_agg(gaps) from consumer), '{}') as gaps,
                coalesce((select range_agg(o.seqs)
-                         from (select m.seqs from around a cross join consumer
+                         from (select m.seqs
+                               from (select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked) a
+                               cross join consumer
                                cross join lateral (select seqs from _pgqueue.unfinished(consumer.consumer_id, a.hi)
                                                    where seqs && int8range(a.lo, a.hi) offset 0) m
                                union all

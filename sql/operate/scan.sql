@@ -119,10 +119,7 @@ declare
     v_id     int := case when p_consumer is not null or p_table = 'pending'
                          then (_pgqueue.consumer(p_stream, p_consumer)).consumer_id end;
 begin
-    if (p_table in ('messages', 'pending', 'dead', 'archived', 'publications')) is not true then
-        raise exception 'p_table is messages, pending, dead, archived or publications, not %',
-                        coalesce(quote_literal(p_table), 'null') using errcode = 'PQ003', column = 'p_table';
-    end if;
+    perform _pgqueue.check_choice('p_table', p_table, '{messages, pending, dead, archived, publications}');
     return query execute _pgqueue.scan_query(p_table, p_columns) using v_stream.stream_id, v_id, p_from, p_to;
 end $$;
 
@@ -158,10 +155,7 @@ declare
     v_none   bigint[];
 begin
     perform _pgqueue.check_number('p_count', p_count, 1, 1000000);
-    if (p_table in ('dead', 'archived', 'publications')) is not true then
-        raise exception 'p_table is dead, archived or publications, not %', coalesce(quote_literal(p_table), 'null')
-            using errcode = 'PQ003', column = 'p_table';
-    end if;
+    perform _pgqueue.check_choice('p_table', p_table, '{dead, archived, publications}');
     execute format('select coalesce(sum(size), 0) from (%s) m', _pgqueue.table_query(p_table, ''))
     into total using v_stream.stream_id, v_id, v_none, v_none;
     if p_count = 1 then

@@ -108,16 +108,12 @@ end $$;
 create or replace function _pgqueue.check_condition_literal(p_text text) returns void
 language plpgsql stable as $$
 begin
-    if p_text !~* '[[:<:]](now|today|tomorrow|yesterday)[[:>:]]' then
-        return;
+    if p_text ~* '[[:<:]](now|today|tomorrow|yesterday)[[:>:]]' and p_text::timestamptz is not null then
+        raise exception 'p_where has the text %, and each task would read it at another time', quote_literal(p_text)
+            using errcode = 'PQ003', column = 'p_where',
+                  hint = 'now() and current_timestamp are one time for all tasks: date_trunc(''day'', now()). If a '
+                         'column holds this very word, write the word in two parts: ''to'' || ''day''.';
     end if;
-    begin
-        perform p_text::timestamptz;
-    exception when data_exception then
-        return;  -- no time
-    end;
-    raise exception 'p_where has the text %, and each task would read it at another time', quote_literal(p_text)
-        using errcode = 'PQ003', column = 'p_where',
-              hint = 'now() and current_timestamp are one time for all tasks: date_trunc(''day'', now()). If a column '
-                     'holds this very word, write the word in two parts: ''to'' || ''day''.';
+exception when data_exception then
+    null;  -- it is no time
 end $$;

@@ -18,44 +18,31 @@ create or replace function pgqueue.set_retention(p_stream text, p_for interval d
                                                  p_dead interval default null) returns void
 language plpgsql as $$
 declare
-    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+    v_id int := (_pgqueue.stream(p_stream)).stream_id;
 begin
     perform _pgqueue.check_age('p_for', p_for);
     perform _pgqueue.check_age('p_dead', p_dead);
-    if p_messages < 1 then
-        raise exception 'p_messages is null or at least 1, not %', p_messages
-            using errcode = 'PQ003', column = 'p_messages';
-    elsif p_bytes < 1 then
-        raise exception 'p_bytes is null or at least 1, not %', p_bytes using errcode = 'PQ003', column = 'p_bytes';
-    elsif p_done is null then
-        raise exception 'p_done is true or false, not null' using errcode = 'PQ003', column = 'p_done';
-    elsif p_unread is null or p_unread not in ('keep', 'drop') then
-        raise exception 'p_unread is keep or drop, not %', coalesce(quote_literal(p_unread), 'null')
-            using errcode = 'PQ003', column = 'p_unread';
-    elsif p_unread = 'drop' and p_for is null and p_messages is null and p_bytes is null then
+    perform _pgqueue.check_number('p_messages', coalesce(p_messages, 1), 1, 9223372036854775807);
+    perform _pgqueue.check_number('p_bytes', coalesce(p_bytes, 1), 1, 9223372036854775807);
+    perform _pgqueue.check_choice('p_done', p_done::text, '{true, false}');
+    perform _pgqueue.check_choice('p_unread', p_unread, '{keep, drop}');
+    if p_unread = 'drop' and p_for is null and p_messages is null and p_bytes is null then
         raise exception 'p_unread is drop, and no age, count or size says when'
             using errcode = 'PQ003', column = 'p_unread',
                   hint = 'Give one of these; or let consumers be done with it (keep).';
     end if;
-    if p_for is null and p_messages is null and p_bytes is null and not p_done and p_dead is null then
-        perform _pgqueue.await('the retention of stream ' || quote_literal(p_stream),
-                               'with gone as (delete from pgqueue.retention where stream_id = $1 returning 1) '
-                               'select count(*) from gone', v_stream.stream_id);  -- lock: maintain
-        return;
-    end if;
     perform _pgqueue.await(
         'the retention of stream ' || quote_literal(p_stream),
-        'with stored as (insert into pgqueue.retention '
-        '(stream_id, keep_for, keep_messages, keep_bytes, until_done, unread, keep_dead) '
-        'select $1, r.keep_for, r.keep_messages, r.keep_bytes, r.until_done, r.unread, r.keep_dead '
-        'from jsonb_populate_record(null::pgqueue.retention, $2) r '
-        'on conflict (stream_id) do update '
-        'set keep_for = excluded.keep_for, keep_messages = excluded.keep_messages, keep_bytes = excluded.keep_bytes, '
-        'until_done = excluded.until_done, unread = excluded.unread, keep_dead = excluded.keep_dead '
-        'returning 1) select count(*) from stored',  -- lock: maintain
-        v_stream.stream_id,
-        jsonb_build_object('keep_for', p_for, 'keep_messages', p_messages, 'keep_bytes', p_bytes,
-                           'until_done', p_done, 'unread', p_unread, 'keep_dead', p_dead));
+        case when coalesce(p_for, p_dead) is null and coalesce(p_messages, p_bytes) is null and not p_done
+             then 'delete from pgqueue.retention where stream_id = $1 returning 0'  -- lock: maintain
+             else 'insert into pgqueue.retention select r.* from jsonb_populate_record(null::pgqueue.retention, $2) r '
+                  'on conflict (stream_id) do update '  -- lock: maintain
+                  'set (keep_for, keep_messages, keep_bytes, until_done, unread, keep_dead) = (excluded.keep_for, '
+                  'excluded.keep_messages, excluded.keep_bytes, excluded.until_done, excluded.unread, '
+                  'excluded.keep_dead) returning 0' end,
+        v_id, jsonb_build_object('stream_id', v_id, 'keep_for', p_for, 'keep_messages', p_messages,
+                                 'keep_bytes', p_bytes, 'until_done', p_done, 'unread', p_unread, 'keep_dead', p_dead,
+                                 'trim_from', 1));
 end $$;
 
 -- Raises PQ003 unless an age is positive, or null. (Unlike a timeout it may be more than ten years.)
@@ -85,7 +72,7 @@ do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
                 then 'maintain() was not called for a day: nothing is trimmed'
                 when r.stream_id is not null and r.maintained_at is null
                 then 'maintain() was not called yet: nothing is trimmed'
-                when l.transaction is not null then 'nothing is trimmed until it ends: the ' || l.transaction
+                when h.transaction is not null then 'nothing is trimmed until it ends: the ' || h.transaction
                 when (select k.sent_at from pgqueue.dedup_keys k where k.stream_id = s.stream_id
                       order by k.sent_at limit 1)
                      < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day'
@@ -101,8 +88,8 @@ do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
                             to_regclass(format('pgqueue.%I', _pgqueue.segment_name(h.stream_id, h.segment))))),
                         0)::bigint as bytes,
                array(select distinct b from pgqueue.segments x cross join unnest(x.held_by) b
-                     where x.stream_id = s.stream_id order by b) as by,
-               (select min(b) from pgqueue.segments x cross join unnest(x.held_by) b  -- see history_holders()
-                where x.stream_id = s.stream_id and b ~ E'^(open|prepared) transaction\\M') as transaction
+                     where x.stream_id = s.stream_id order by b) as by
         from pgqueue.segments h where h.stream_id = s.stream_id and h.held_by <> '{}') l
+    cross join lateral (select min(b) as transaction from unnest(l.by) b  -- see history_holders()
+                        where b ~ E'^(open|prepared) transaction\\M') h
 $query$); end $view$;

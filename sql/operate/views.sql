@@ -6,16 +6,16 @@ create or replace function _pgqueue.make_view(p_name text, p_query text) returns
 language plpgsql as $$
 declare
     v_view regclass := to_regclass('pgqueue.' || p_name);
+    v_same boolean := false;
 begin
     if v_view is not null then
         execute 'create view _pgqueue.new_view as ' || p_query;
-        if pg_get_viewdef('_pgqueue.new_view'::regclass) = pg_get_viewdef(v_view) then
-            drop view _pgqueue.new_view;
-            return;
-        end if;
+        v_same := pg_get_viewdef('_pgqueue.new_view'::regclass) = pg_get_viewdef(v_view);
         drop view _pgqueue.new_view;
     end if;
-    execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
+    if not v_same then
+        execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
+    end if;
 end $$;
 
 -- What a consumer has taken and not finished, for views, with the state as it is shown. (A function that a view calls
@@ -150,9 +150,9 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                when 'dead_letters' then format('it has %s dead letters, none of the last hour', r.dead)
                when 'ok' then format('%s messages are before it, and %s are claimed', b.said, r.claimed)
                else '' end
-           || case when h.status = 'stuck' or l.stuck = 0 then '' else '; ' end
            || case when l.stuck = 0 then ''
-                   else format('claims extended beyond ten visibility timeouts: %s, the first by %s since %s', l.stuck,
+                   else format('%sclaims extended beyond ten visibility timeouts: %s, the first by %s since %s',
+                               case h.status when 'stuck' then '' else '; ' end, l.stuck,
                                coalesce(nullif(l.stuck_owner, ''), 'a worker'), date_trunc('second', l.stuck_since))
               end as because,
            c.max_backlog, a.since as attended_at

@@ -44,7 +44,7 @@
 --   new, unclaimed         the same, later                       postpone            operate/postpone.sql
 --   unclaimed              as its caller says                    take_unclaimed      queue/keys/waiting.sql
 --   unclaimed              unfiltered, ready, line, delayed      change_lanes        queue/keys/key_limits.sql
---   line                   gone                                  delete_passed       operate/group_workers.sql
+--   line                   gone                                  take_for_group      groups/group_workers.sql
 --   claimed                claimed                               move_to_long        queue/keys/long_claims.sql
 --   claimed                claimed                               move_all_to_long    queue/claim/by_key.sql
 --   claimed                claimed                               expire              queue/settle/leases.sql
@@ -62,7 +62,7 @@
 --   claimed                gone                                  take_claimed        operate/cancel.sql
 --   dead                   unfiltered, ready, line               redrive             operate/dead_letters.sql
 --   any                    gone, new                             move                operate/seek.sql
---   any                    gone                                  drop_consumer       operate/create_consumer.sql
+--   any                    gone                                  drop_consumer       operate/consumer_lifecycle.sql
 --   any                    gone                                  delete_bundles      queue/state/bundles.sql
 --   ready, line, assigned  dead                                  give_up_expired     queue/state/bundles.sql
 --   ready, line            the same                              cut                 queue/state/bundles.sql

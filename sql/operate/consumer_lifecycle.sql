@@ -82,10 +82,7 @@ declare
     v_cursor   pgqueue.consumer_cursors;
 begin
     perform _pgqueue.check_name('consumer', p_name);
-    if p_ordering is null or p_ordering not in ('none', 'key', 'stream') then
-        raise exception 'p_ordering is none, key or stream, not %', coalesce(quote_literal(p_ordering), 'null')
-            using errcode = 'PQ003', column = 'p_ordering';
-    end if;
+    perform _pgqueue.check_choice('p_ordering', p_ordering, '{none, key, stream}');
     perform _pgqueue.check_settings('consumer', p_settings);
     if p_topic is not null then
         v_regex := _pgqueue.topic_regex('p_topic', p_topic);
@@ -99,17 +96,16 @@ begin
     v_consumer.consumer_id := _pgqueue.await(
         'the name of the consumer, or stream ' || quote_literal(p_stream),
         'with held as (select stream_id, name from pgqueue.streams '
-        'where stream_id = $1 for key share), '  -- lock: stream
-        'made as (insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered, ' || v_columns
+        'where stream_id = $1 for key share) '  -- lock: stream
+        'insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered, ' || v_columns
         || ') select h.stream_id, h.name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean, ' || v_columns
         || ' from held h cross join jsonb_populate_record(null::pgqueue.consumers, $2 -> 3) '
         'where not exists (select from pgqueue.consumers c '  -- else it would take an id
         'where c.stream_id = h.stream_id and c.name = $2 ->> 0) '
-        'on conflict do nothing returning consumer_id) '  -- lock: settings
-        'select coalesce(max(consumer_id), 0) from made',
+        'on conflict do nothing returning consumer_id',  -- lock: settings
         v_stream.stream_id, jsonb_build_array(p_name, p_ordering, p_topic is not null or p_where is not null,
-                                                 _pgqueue.defaults('consumer')))::int;
-    if v_consumer.consumer_id = 0 then
+                                              _pgqueue.defaults('consumer')))::int;
+    if v_consumer.consumer_id is null then
         perform _pgqueue.stream(p_stream);  -- somebody may have dropped it meanwhile
         select * into v_consumer from pgqueue.consumers where stream_id = v_stream.stream_id and name = p_name;
         select topic, condition::text as condition into v_filter from pgqueue.consumer_filters
@@ -124,13 +120,11 @@ begin
                       'where ' || quote_literal(v_filter.condition))
             using errcode = 'PQ006';
     end if;
-    select * into v_consumer from pgqueue.consumers where consumer_id = v_consumer.consumer_id;
     -- (a statement of its own, after the one that locks the stream's row: create_schedule locks that row, too)
     update pgqueue.consumers set scheduled = true  -- lock: settings
     where consumer_id = v_consumer.consumer_id and _pgqueue.on_due(v_stream.stream_id) is not null;
-    if v_consumer.filtered then
-        insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
-    end if;
+    insert into pgqueue.consumer_filters
+    select v_consumer.consumer_id, p_topic, v_regex, p_where where p_topic is not null or p_where is not null;
     perform _pgqueue.set_consumer(v_consumer.consumer_id, p_settings);
 
     v_cursor.consumer_id := v_consumer.consumer_id;
