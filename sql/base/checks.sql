@@ -61,6 +61,16 @@ begin
     end if;
 end $$;
 
+-- Raises PQ003 for a number below 1. Null is no limit.
+create or replace function _pgqueue.check_positive(p_argument text, p_value bigint) returns void
+language plpgsql immutable as $$
+begin
+    if p_value < 1 then
+        raise exception '% is null or at least 1, not %', p_argument, p_value
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+end $$;
+
 -- Raises PQ003 unless a word is one of some words.
 create or replace function _pgqueue.check_choice(p_argument text, p_value text, p_choices text[]) returns void
 language plpgsql immutable as $$

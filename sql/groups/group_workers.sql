@@ -35,7 +35,7 @@ begin
     values (v_group.consumer_id, p_worker, clock_timestamp() + p_lease)
     on conflict (consumer_id, worker) do update set lease_until = excluded.lease_until;
     delete from pgqueue.group_workers where consumer_id = v_group.consumer_id and lease_until < clock_timestamp();
-    v_due := _pgqueue.due_partitions(v_group, p_worker);
+    v_due := _pgqueue.partition_share(v_group, p_worker);
     v_held := (select count(*) from _pgqueue.partitions(v_group) p where p.worker = p_worker);
     for v_free in
         select p.* from _pgqueue.partitions(v_group) p
@@ -44,7 +44,7 @@ begin
         order by p.partition
     loop
         exit when v_held >= v_due;
-        v_held := v_held + _pgqueue.give_partition(v_free, p_worker)::int;
+        v_held := v_held + _pgqueue.assign_partition(v_free, p_worker)::int;
     end loop;
     return query
         select p.partition, p.lease_id, row_number() over (order by p.partition) > v_due, array[p.arrival_no, p.seq]
@@ -53,7 +53,7 @@ end $$;
 
 -- How many partitions are a worker's share: the same number for all. What is left over goes to the workers that have
 -- most, so that little moves.
-create or replace function _pgqueue.due_partitions(p_group pgqueue.consumers, p_worker text) returns int
+create or replace function _pgqueue.partition_share(p_group pgqueue.consumers, p_worker text) returns int
 language sql stable as $$
     select p_group.partitions / count + (place <= p_group.partitions % count)::int
     from (select w.worker, count(*) over ()::int as count,
@@ -72,10 +72,10 @@ declare
 begin
     perform _pgqueue.lock_consumer(v_group.consumer_id);
     delete from pgqueue.group_workers where consumer_id = v_group.consumer_id and worker = p_worker;
-    perform _pgqueue.give_partition(p, null) from _pgqueue.partitions(v_group) p where p.worker = p_worker;
+    perform _pgqueue.assign_partition(p, null) from _pgqueue.partitions(v_group) p where p.worker = p_worker;
 end $$;
 
--- Notes how far a partition of a group is worked off, in the worker's own transaction.
+-- Records how far a partition of a group is done, in the worker's own transaction.
 -- Call it at the end of that transaction, because the partition is locked from then on.
 --   p_lease_id  that of lease_partitions
 --   p_offset    the next_offset of read_partitions, up to which all messages of the partition are done; null: leave it
@@ -184,21 +184,20 @@ end $$;
 -- reads the same again until something is committed.
 -- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks, to the end of the transaction, so make it a transaction of its own:
 -- the group's, if the call takes new messages. While another worker takes them, the call waits for a moment, and then
--- makes do with what was taken.
+-- returns what was taken.
 create or replace function pgqueue.read_partitions(p_stream text, p_group text, p_lease_ids bigint[],
                                                    p_max int default 1000)
 returns table (partition int, lease_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb,
                inserted_at timestamptz, next_offset bigint[])
 language plpgsql as $$
 declare
-    v_group pgqueue.consumers;
+    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
     v_plan  record;
 begin
     select * into v_plan from pgqueue.plan_partitions(p_stream, p_group, p_lease_ids, p_max);
     if not found then
         return;
     end if;
-    v_group := _pgqueue.group(p_stream, p_group);
     return query execute format(
         'select m.partition, ($4)[m.partition + 1], m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, '
         'array[r.arrival_no, m.seq] '

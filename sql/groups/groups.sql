@@ -1,5 +1,5 @@
--- Groups: workers that share a stream by key. Each has partitions of its own, and notes in its own transactions how far
--- they are.
+-- Groups: workers that share a stream by key. Each has partitions of its own, and records in its own transactions how
+-- far they are done.
 --
 -- A group is a consumer with partitions. As any consumer, it takes new messages under its lock (queue/take/take.sql),
 -- into bundles of one line. Nobody claims these bundles; all partitions share them. A message's place is two numbers
@@ -21,7 +21,7 @@
 --     release, and does so when it is done with its batch; a worker that has fewer takes free ones. So no worker stops
 --     while partitions move.
 
--- The partitions of a group, and how far each has been worked off. Rows are never updated, as those of
+-- The partitions of a group, and how far each is done. Rows are never updated, as those of
 -- consumer_cursors: the newest version counts.
 -- on drop_consumer
 create table if not exists pgqueue.group_partitions (
@@ -147,8 +147,8 @@ end $$;
 
 -- Gives a partition to a worker, with a new lease; null: to none. A partition that its worker is committing stays with
 -- that worker. Needs the group's lock. Returns whether the partition changed.
-create or replace function _pgqueue.give_partition(p_partition pgqueue.group_partitions, p_worker text) returns boolean
-language plpgsql as $$
+create or replace function _pgqueue.assign_partition(p_partition pgqueue.group_partitions, p_worker text)
+returns boolean language plpgsql as $$
 begin
     perform from pgqueue.group_partitions
     where (consumer_id, partition, version) = (p_partition.consumer_id, p_partition.partition, p_partition.version)
@@ -162,7 +162,7 @@ begin
 end $$;
 
 -- How many messages of a group, of all keys, come after a place, among those that the group has taken.
-create or replace function _pgqueue.behind(p_consumer_id int, p_arrival_no bigint, p_seq bigint) returns bigint
+create or replace function _pgqueue.group_lag(p_consumer_id int, p_arrival_no bigint, p_seq bigint) returns bigint
 language sql stable as $$
     select coalesce(sum(case when place > p_arrival_no then message_count
                              else _pgqueue.cardinality(seqs * int8multirange(int8range(p_seq + 1, null))) end),

@@ -14,7 +14,7 @@ create or replace function pgqueue.cancel(p_stream text, p_consumer text, p_seqs
 language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_set      int8multirange := _pgqueue.chosen(v_consumer, p_seqs, 'seek takes all messages from a consumer.');
+    v_set      int8multirange := _pgqueue.validate_seqs(v_consumer, p_seqs, 'seek takes all messages from a consumer.');
 begin
     if v_set = '{}' then
         return 0;
@@ -28,7 +28,7 @@ end $$;
 -- The messages of an array of numbers that are stored, and that pass the consumer's filter.
 --   p_instead  a sentence about what to call for all messages
 -- Errors: PQ003 for null; PQ006 for a group; PQ007.
-create or replace function _pgqueue.chosen(p_consumer pgqueue.consumers, p_seqs bigint[], p_instead text)
+create or replace function _pgqueue.validate_seqs(p_consumer pgqueue.consumers, p_seqs bigint[], p_instead text)
 returns int8multirange language plpgsql as $$
 declare
     v_set int8multirange := _pgqueue.set_of(p_seqs);
@@ -39,12 +39,12 @@ begin
         raise exception 'p_seqs is an array of the numbers of messages, not null'
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Nothing was changed. ' || p_instead;
     end if;
-    v_set := _pgqueue.existing(p_consumer.stream_id, v_set);
+    v_set := _pgqueue.stored_messages(p_consumer.stream_id, v_set);
     return case when p_consumer.filtered then _pgqueue.passing(p_consumer, v_set) else v_set end;
 end $$;
 
 -- The messages of a set that are stored.
-create or replace function _pgqueue.existing(p_stream_id int, p_set int8multirange) returns int8multirange
+create or replace function _pgqueue.stored_messages(p_stream_id int, p_set int8multirange) returns int8multirange
 language plpgsql as $$
 declare
     v_set int8multirange;
@@ -99,17 +99,16 @@ end $$;
 -- Takes messages out of the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for
 -- sessions that settle them.
 create or replace function _pgqueue.take_claimed(p_consumer_id int, p_set int8multirange)
-returns pgqueue.consumer_messages[] language plpgsql as $$
-begin
-    return array(
+returns pgqueue.consumer_messages[] language sql as $$
+    select array(
         select b
         from (select distinct h.bundle_no, h.token
               from pgqueue.consumer_messages m
               cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
               where m.consumer_id = p_consumer_id and m.token is not null and m.reader is null and m.seqs && p_set
               order by h.bundle_no) h
-        cross join lateral unnest(_pgqueue.remove_messages(_pgqueue.lock_bundles(h.bundle_no, h.token), p_set)) b);
-end $$;
+        cross join lateral unnest(_pgqueue.remove_messages(_pgqueue.lock_bundles(h.bundle_no, h.token), p_set)) b)
+$$;
 
 -- Makes a consumer pass over messages that it has not taken. Their publications go into gaps, which keep the messages
 -- from the consumer, as when a consumer is moved (reading/positions.sql). The cost is a search for these messages,

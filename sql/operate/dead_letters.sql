@@ -56,7 +56,7 @@ begin
 end $$;
 
 -- Delivers dead letters again to the consumer that gave them up.
--- They arrive anew, at the end of its line, in the order of their numbers. No other consumer gets them.
+-- They arrive again, behind its other messages, in the order of their numbers. No other consumer gets them.
 --   p_seqs    these messages; null: all
 --   p_reason  those that died of this reason; null: of any
 --   p_before  those that died before this time; null: at any time
@@ -80,7 +80,7 @@ declare
     v_notes    jsonb := '{"at_most": null, "expires": null}';
 begin
     perform _pgqueue.check_isolation();
-    perform _pgqueue.check_number('p_max', coalesce(p_max, 1), 1, 2147483647);
+    perform _pgqueue.check_positive('p_max', p_max);
     if p_reset is not false then
         v_notes := v_notes || '{"error": null, "attempts": null, "spark": null}';
     end if;
@@ -104,7 +104,7 @@ begin
         v_bundle := _pgqueue.taken_bundle(v_consumer, v_cursor.last_arrival, v_dead.priority, null, null, v_dead.seqs);
         v_bundle.note := v_dead.note;
         v_bundle.deliver_count := v_dead.deliver_count;
-        -- behind messages that are not judged yet, it is judged once more in its turn
+        -- behind messages that are not filtered yet, it is filtered once more in its turn
         if not v_consumer.per_key_latest and (v_consumer.ordering = 'none' or (v_cursor.hints).filter_from is null) then
             v_bundle := _pgqueue.placed(v_consumer, v_bundle);
         end if;
@@ -120,7 +120,7 @@ begin
     return _pgqueue.cardinality(v_set);
 end $$;
 
--- Deletes dead letters: nobody gets them any more, and their messages need not be kept for them.
+-- Deletes dead letters: they cannot be redriven any more, and their messages need not be kept for them.
 --   p_seqs, p_reason, p_before, p_max  as in redrive
 -- Returns how many messages these were. Errors: PQ001, PQ002, PQ003, PQ007. Locks: the consumer.
 create or replace function pgqueue.purge_dead(p_stream text, p_consumer text, p_seqs bigint[] default null,
@@ -131,7 +131,7 @@ declare
     v_id int := (_pgqueue.consumer(p_stream, p_consumer)).consumer_id;
 begin
     perform _pgqueue.check_isolation();
-    perform _pgqueue.check_number('p_max', coalesce(p_max, 1), 1, 2147483647);
+    perform _pgqueue.check_positive('p_max', p_max);
     perform _pgqueue.lock_consumer(v_id);
     return (select coalesce(sum(_pgqueue.cardinality(seqs)), 0)
             from _pgqueue.take_dead(v_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max));
@@ -152,22 +152,23 @@ returns table (seq bigint, key text, data text, data_bytes bytea, headers jsonb,
 language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
+    v_after    int8multirange;
 begin
     perform _pgqueue.check_number('p_max', p_max, 1, 2147483647);
     perform _pgqueue.check_number('p_after', p_after, 0, 9223372036854775806);
+    v_after := int8multirange(int8range(p_after + 1, null));
     return query execute format($q$
         select s.seq, m.key, m.data, m.data_bytes, m.headers, s.priority, m.inserted_at,
                s.reason, s.note ->> 'error', s.details, s.deliver_count, s.owner, s.died_at
         from (select d.*, q.seq
               from (select d.*, g.g
-                    from pgqueue.dead_messages d cross join lateral unnest(d.seqs * coalesce($2, d.seqs)) g (g)
-                    where d.consumer_id = $1 and ($2 is null or d.seqs && $2) and ($3 is null or d.reason = $3)
-                      and (d.died_at < $4 or $4 is null) and upper(g.g) > $6 + 1
+                    from pgqueue.dead_messages d cross join lateral unnest(d.seqs * $2) g (g)
+                    where d.consumer_id = $1 and d.seqs && $2 and ($3 is null or d.reason = $3)
+                      and (d.died_at < $4 or $4 is null)
                     order by lower(g.g) limit $5) d
-              cross join lateral generate_series(greatest(lower(d.g), $6 + 1),
-                                                 least(upper(d.g) - 1, greatest(lower(d.g), $6 + 1) + $5)) q (seq)
+              cross join lateral generate_series(lower(d.g), least(upper(d.g) - 1, lower(d.g) + $5)) q (seq)
               order by q.seq limit $5) s
         left join lateral (select * from pgqueue.messages_%s x where x.seq = s.seq) m on true
         order by s.seq $q$, v_consumer.stream_id)
-    using v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max, p_after;
+    using v_consumer.consumer_id, v_after * coalesce(_pgqueue.set_of(p_seqs), v_after), p_reason, p_before, p_max;
 end $$;

@@ -14,7 +14,7 @@ $$;
 
 -- The owner of a claim, in words.
 --   p_found  messages that it holds, a row of unfinished()
-create or replace function _pgqueue.holder(p_found record) returns text
+create or replace function _pgqueue.claim_owner(p_found record) returns text
 language plpgsql stable as $$
 begin
     return format('%s since %s, in claim %s of %s%s',
@@ -44,11 +44,9 @@ end $$;
 --   p_key  its hash
 --   p_seq  a message that waits; messages after it do not count
 -- Returns why, and until when at least; nulls when the key is free.
-create or replace function _pgqueue.busy_with(p_consumer pgqueue.consumers, p_key bigint, p_seq bigint,
+create or replace function _pgqueue.blocked_by(p_consumer pgqueue.consumers, p_key bigint, p_seq bigint,
                                               out o_because text, out o_until timestamptz)
 language plpgsql stable as $$
-declare
-    v_found record;
 begin
     select format('the rate of its key: %s delivered within %s', sum(spent), p_consumer.per_key_interval),
            min(returns_at)
@@ -57,28 +55,25 @@ begin
     where consumer_id = p_consumer.consumer_id and key = p_key and returns_at > clock_timestamp()
       and p_consumer.per_key_interval is not null
     having sum(spent) >= p_consumer.per_key_burst;
-    if found then
-        return;
+    if not found then
+        select case when u.all_keys then 'a claim of all keys' else 'messages of its key' end
+                   || case when m.claim_id is null then ', which nobody has claimed yet'
+                           else ', held by ' || _pgqueue.claim_owner(m) end, m.lease_until
+        into o_because, o_until
+        from _pgqueue.unfinished(p_consumer.consumer_id) m
+        join _pgqueue.users_of(p_consumer.consumer_id, p_key) u on u.bundle_no = m.bundle_no
+        where not m.seqs @> p_seq and _pgqueue.has_key(p_consumer, m.seqs, p_key)
+        order by m.state <> 'claimed', m.arrival_no, m.first_seq limit 1;
     end if;
-    select m.*, u.all_keys into v_found
-    from _pgqueue.unfinished(p_consumer.consumer_id) m
-    join _pgqueue.users_of(p_consumer.consumer_id, p_key) u using (bundle_no)
-    where not m.seqs @> p_seq and _pgqueue.has_key(p_consumer, m.seqs, p_key)
-    order by m.state <> 'claimed', m.arrival_no, m.first_seq limit 1;
-    if found then
-        o_because := case when v_found.all_keys then 'a claim of all keys' else 'messages of its key' end
-            || case when v_found.claim_id is null then ', which nobody has claimed yet'
-                    else ', held by ' || _pgqueue.holder(v_found) end;
-        o_until := v_found.lease_until;
-        return;
+    if not found then
+        select format('message %s of its key, which %s%s', first_seq,
+                      case when not_visible_until > clock_timestamp() then 'is delayed' else 'waits itself' end,
+                      ': ' || (note ->> 'error')), not_visible_until
+        into o_because, o_until
+        from _pgqueue.unfinished(p_consumer.consumer_id)
+        where state in ('delayed', 'waiting') and key = p_key and first_seq < p_seq and not seqs @> p_seq
+        order by state <> 'delayed', arrival_no, first_seq limit 1;
     end if;
-    select format('message %s of its key, which %s%s', first_seq,
-                  case when not_visible_until > clock_timestamp() then 'is delayed' else 'waits itself' end,
-                  ': ' || (note ->> 'error')), not_visible_until
-    into o_because, o_until
-    from _pgqueue.unfinished(p_consumer.consumer_id)
-    where state in ('delayed', 'waiting') and key = p_key and first_seq < p_seq and not seqs @> p_seq
-    order by state <> 'delayed', arrival_no, first_seq limit 1;
 end $$;
 
 -- Explains a message that a consumer has taken and not finished: see explain_message.
@@ -97,7 +92,7 @@ declare
 begin
     o_state := _pgqueue.shown_state(p_found.state, p_found.not_visible_until);
     if o_state = 'claimed' then
-        o_because := format('held by %s; delivery %s of %s', _pgqueue.holder(p_found),
+        o_because := format('held by %s; delivery %s of %s', _pgqueue.claim_owner(p_found),
                             _pgqueue.counted_deliveries(p_found.deliver_count, p_found.note),
                             coalesce(case when p_found.reader is null then p_consumer.max_deliver_count::text end,
                                      'any number'));
@@ -110,7 +105,7 @@ begin
             execute format('select %s from pgqueue.messages_%s m where seq = $1', _pgqueue.key_of(p_consumer),
                            p_consumer.stream_id) into v_key using p_seq;
         end if;
-        select b.o_because, b.o_until into v_behind, v_free from _pgqueue.busy_with(p_consumer, v_key, p_seq) b;
+        select b.o_because, b.o_until into v_behind, v_free from _pgqueue.blocked_by(p_consumer, v_key, p_seq) b;
     end if;
     o_until := case when o_state in ('waiting', 'ready') then v_free else p_found.not_visible_until end;
     o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end || case o_state
@@ -238,13 +233,13 @@ begin
     select * into v_found from _pgqueue.unfinished(v_consumer.consumer_id) where seqs @> p_seq;
     if found then
         return query select * from _pgqueue.explain_unfinished(v_consumer, v_found, p_seq);
-        return;
+    else
+        return query
+            select 'dead', format('%s; %s%s, dead since %s%s', coalesce(reason, 'for no reason that was given'),
+                                  _pgqueue.deliveries_of(deliver_count), ', last to ' || nullif(owner, ''),
+                                  date_trunc('second', died_at), ': ' || (note ->> 'error')), null::timestamptz
+            from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id and seqs @> p_seq limit 1;
     end if;
-    return query
-        select 'dead', format('%s; %s%s, dead since %s%s', coalesce(reason, 'for no reason that was given'),
-                              _pgqueue.deliveries_of(deliver_count), ', last to ' || nullif(owner, ''),
-                              date_trunc('second', died_at), ': ' || (note ->> 'error')), null::timestamptz
-        from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id and seqs @> p_seq limit 1;
     if found then
         return;
     end if;

@@ -158,7 +158,7 @@ language sql as $$
     select count(*) from gone
 $$;
 
--- Deletes notes of queries that wrote to streams that were dropped. Locks: these notes, if nobody has them.
+-- Deletes notes of queries that wrote to streams that were dropped. Locks: these notes, if they are free.
 create or replace function _pgqueue.delete_sink_streams(p_age interval) returns void
 language sql as $$
     delete from pgqueue.sink_streams where ctid = any (array(

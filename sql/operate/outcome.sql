@@ -23,22 +23,20 @@ begin
         select _pgqueue.end_of(d), d.result, null::text, null::text, d.deliver_count, d.owner, d.claimed_at, d.done_at,
                null::timestamptz
         from _pgqueue.done_with(v_consumer, p_seq) d;
-    if found then
-        return;
+    if not found then
+        return query
+            select 'dead', d.details, d.reason, d.note ->> 'error', d.deliver_count, d.owner, null::timestamptz,
+                   d.died_at, null::timestamptz
+            from pgqueue.dead_messages d where d.consumer_id = v_consumer.consumer_id and d.seqs @> p_seq
+            order by d.dead_id limit 1;
     end if;
-    return query
-        select 'dead', d.details, d.reason, d.note ->> 'error', d.deliver_count, d.owner, null::timestamptz, d.died_at,
-               null::timestamptz
-        from pgqueue.dead_messages d where d.consumer_id = v_consumer.consumer_id and d.seqs @> p_seq
-        order by d.dead_id limit 1;
-    if found then
-        return;
+    if not found then
+        return query
+            select e.state, null::jsonb, null::text, m.note ->> 'error', m.deliver_count, m.owner, m.claimed_at,
+                   null::timestamptz, e.until
+            from pgqueue.explain_message(p_stream, p_consumer, p_seq) e
+            left join _pgqueue.unfinished(v_consumer.consumer_id) m on m.seqs @> p_seq;
     end if;
-    return query
-        select e.state, null::jsonb, null::text, m.note ->> 'error', m.deliver_count, m.owner, m.claimed_at,
-               null::timestamptz, e.until
-        from pgqueue.explain_message(p_stream, p_consumer, p_seq) e
-        left join _pgqueue.unfinished(v_consumer.consumer_id) m on m.seqs @> p_seq;
 end $$;
 
 -- Lists the failed deliveries of a message that a consumer has not finished, or gave up: the last ten, in their order.
@@ -69,9 +67,9 @@ end $$;
 -- Lets this session hear when a consumer is done with messages, acknowledged or dead.
 -- Each transaction that ends some notifies a channel.
 --   p_pid  as in start_waiting
--- Returns the channel; null when nobody will notify: the consumer has notify_done off, or there is a pooler. Then ask
--- outcome again now and then. Errors: PQ001, PQ002. Locks: none. The session hears notifications once this transaction
--- has ended.
+-- Returns the channel; null when no notification will come: the consumer has notify_done off, or there is a pooler.
+-- Then ask outcome again now and then. Errors: PQ001, PQ002. Locks: none. The session hears notifications once this
+-- transaction has ended.
 create or replace function pgqueue.listen_done(p_stream text, p_consumer text, p_pid int default null) returns text
 language plpgsql as $$
 declare

@@ -101,18 +101,15 @@ $$;
 -- Errors: PQ001, PQ002. Locks: none.
 create or replace function pgqueue.consumer_position(p_stream text, p_consumer text)
 returns table (next_seq bigint, published_at timestamptz, in_gaps bigint)
-language plpgsql stable as $$
-declare
-    v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);
-begin
-    in_gaps := _pgqueue.cardinality(_pgqueue.gap_ids(v_cursor));
-    select lower(p.seqs), p.published_at into next_seq, published_at
-    from pgqueue.publications p
-    where p.stream_id = v_consumer.stream_id and p.publication_id >= v_cursor.next_publication
-      and not exists (select from pgqueue.taken_ahead a
-                      where a.consumer_id = v_consumer.consumer_id and a.publication_id = p.publication_id)
-    order by p.publication_id, p.part limit 1;
-    next_seq := coalesce(next_seq, _pgqueue.last_seq(v_consumer.stream_id) + 1);
-    return next;
-end $$;
+language sql stable as $$
+    select coalesce(n.next_seq, _pgqueue.last_seq(c.stream_id) + 1), n.published_at,
+           _pgqueue.cardinality(_pgqueue.gap_ids(k))
+    from _pgqueue.consumer(p_stream, p_consumer) c
+    cross join lateral _pgqueue.cursor(c.consumer_id) k
+    left join lateral (
+        select lower(p.seqs) as next_seq, p.published_at from pgqueue.publications p
+        where p.stream_id = c.stream_id and p.publication_id >= k.next_publication
+          and not exists (select from pgqueue.taken_ahead a
+                          where a.consumer_id = c.consumer_id and a.publication_id = p.publication_id)
+        order by p.publication_id, p.part limit 1) n on true
+$$;

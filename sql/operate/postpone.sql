@@ -1,6 +1,6 @@
--- Postponing: messages that nobody has claimed come later.
+-- Postponing: unclaimed messages are delivered later.
 
--- Postpones messages of a consumer that nobody has claimed: none is delivered before a time.
+-- Postpones unclaimed messages of a consumer: none of them is delivered before a time.
 -- New, ready, delayed and waiting messages are delayed until then, whether that is later or sooner than before. This
 -- counts as no delivery. In an ordered consumer, later messages of the same keys wait for them. The call passes over
 -- claimed messages (see defer), dead letters, and numbers that are not the consumer's. seek and replay may deliver
@@ -14,7 +14,7 @@ create or replace function pgqueue.postpone(p_stream text, p_consumer text, p_se
 returns bigint language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_set      int8multirange := _pgqueue.chosen(v_consumer, p_seqs, 'pause stops a whole consumer.');
+    v_set      int8multirange := _pgqueue.validate_seqs(v_consumer, p_seqs, 'pause stops a whole consumer.');
 begin
     if isfinite(p_until) is not true then
         raise exception 'p_until is a time, not %', coalesce(p_until::text, 'null')
@@ -30,7 +30,6 @@ begin
 end $$;
 
 -- One try to postpone messages; see postpone. Errors: PQ099 when another session is claiming some of the messages.
--- (More than 60 lines: bundles are judged and stored one by one.)
 create or replace function _pgqueue.postpone(p_consumer pgqueue.consumers, p_set int8multirange, p_until timestamptz)
 returns bigint language plpgsql as $$
 declare

@@ -2,11 +2,11 @@
 -- noted.
 --
 -- A segment is due when it is closed and the rules of its stream say so. A publication is trimmed when all its
--- messages are in segments that are due or empty, and nobody needs it:
+-- messages are in segments that are due or empty, and nothing needs it:
 --   * Every consumer has taken it, it is in no gap, and none of its messages is in a bundle or a dead letter. One
 --     statement reads all that, and so as of one moment. A message that is settled then stays so: a call that makes
 --     old publications new for a consumer (create_consumer, seek, replay) shares the history lock of the stream to the
---     end of its transaction, and trimming goes on only while nobody has that lock.
+--     end of its transaction, and trimming goes on only while no other session has that lock.
 --   * Nothing else holds a segment: with an archive, its messages are in files (archive/aging.sql: on_hold).
 --   * Where the rules say drop, consumers are first made to be done with it: under their lock, but never out of a claim
 --     whose lease has not ended (skip()).
@@ -21,7 +21,7 @@ create table if not exists pgqueue.retention (
     keep_bytes     bigint,
     until_done     boolean     not null,             -- only until every consumer is done
     unread         text        not null,             -- keep, or drop: what a consumer still owes
-    keep_dead      interval,                         -- dead letters; null: for ever
+    keep_dead      interval,                         -- dead letters; null: without end
     trim_from      bigint      not null default 1,   -- publications before this one were looked at in this round
     maintained_at  timestamptz                       -- maintain() was here, within a minute
 );
@@ -55,7 +55,7 @@ create or replace function _pgqueue.trim_at_once() returns int language sql immu
 
 -- The segments that the rules of a stream do not ask to keep, the first ones first. Returns also why: over (the
 -- segments after it have as much as is to be kept), aged, done (it goes when every consumer is done with it). A segment
--- that is not sealed, or that somebody else holds, may not go.
+-- that is not sealed, or that is on hold, may not go.
 create or replace function _pgqueue.due_segments(p_stream_id int)
 returns table (segment int, lo bigint, hi bigint, closed_publication bigint, last_publication bigint, over boolean,
                aged boolean, done boolean, may_go boolean)
@@ -90,8 +90,8 @@ $$;
 
 -- Trims a bounded part of the messages of a stream that are due. Returns how many messages it trimmed, whether there
 -- may be more, and whether it skipped messages of consumers, whose locks it then has. Locks, to the end of the
--- transaction: the history, if nobody has it; where unread messages are dropped, the consumers of which it skipped
--- some, if nobody has them: then there may be more.
+-- transaction: the history, if it is free; where unread messages are dropped, those consumers of which it skipped some
+-- and whose locks are free: then there may be more.
 create or replace function _pgqueue.trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
 language plpgsql as $$
 declare
@@ -147,8 +147,8 @@ begin
     end if;
 end $$;
 
--- Deletes the publications between two ids that nobody needs, at most trim_at_once() of them. Those whose messages are
--- all kept elsewhere too go there (on_trimmed()). The look is one statement.
+-- Deletes the publications between two ids that no consumer needs, at most trim_at_once() of them. Those whose messages
+-- are all kept elsewhere too go there (on_trimmed()). The look is one statement.
 --   p_now, p_aged  messages that may go; those of p_aged only if they were published before p_before
 --   p_decided      publications that are visible or dead, known before the look
 -- Returns the deleted ids, with the dead ones before and among them, so that the note of the past is one range; how
@@ -235,9 +235,8 @@ end $$;
 
 -- The sessions that rely on old publications of a stream, so that nothing of it is trimmed.
 create or replace function _pgqueue.history_holders(p_stream_id int) returns text[]
-language plpgsql as $$
-begin
-    return array(
+language sql as $$
+    select array(
         select case when l.pid is not null then format('open transaction of process %s', l.pid)
                     else format('prepared transaction%s', coalesce(' ' || quote_literal(p.gid), '')) end
                || ', which created or moved a consumer or began to read'
@@ -248,14 +247,13 @@ begin
         where l.locktype = 'advisory' and l.granted and l.classid = _pgqueue.lock_class_history()::oid
           and l.objid = p_stream_id::oid and l.objsubid = 2
           and l.database = (select oid from pg_database where datname = current_database())
-          and l.pid is distinct from pg_backend_pid());
-end $$;
+          and l.pid is distinct from pg_backend_pid())
+$$;
 
 -- Notes in the rows of the segments that are due why each of them is still kept.
 --   p_others  what else keeps all of them
 create or replace function _pgqueue.record_holders(p_stream_id int, p_others text[] default '{}') returns void
-language plpgsql set enable_seqscan = off set jit = off as $$
-begin
+language sql set enable_seqscan = off set jit = off as $$
     with held as materialized (
         select d.segment,
                array(select format('consumer %s', c.name)
@@ -283,8 +281,8 @@ begin
         from _pgqueue.due_segments(p_stream_id) d
     )
     update pgqueue.segments l set held_by = h.by from held h
-    where l.stream_id = p_stream_id and l.segment = h.segment and l.held_by <> h.by;
-end $$;
+    where l.stream_id = p_stream_id and l.segment = h.segment and l.held_by <> h.by
+$$;
 
 -- Deletes dead letters of a stream that are older than its rules allow, a bounded number. Returns how many messages
 -- these are.
@@ -320,7 +318,7 @@ begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_maintain(), p_stream_id) then  -- lock: maintain
         return;
     end if;
-    -- set_retention may be about to change it: what follows would wait for that with the history in hand
+    -- set_retention may be about to change it: what follows would wait for that while it holds the history's lock
     perform from pgqueue.retention where stream_id = p_stream_id for no key update skip locked;  -- lock: maintain
     if not found and exists (select from pgqueue.retention where stream_id = p_stream_id) then
         return;

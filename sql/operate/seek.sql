@@ -11,10 +11,7 @@
 -- of the consumer's messages stays open for 10 s. Locks, to the end of the transaction: the history, shared; the
 -- consumer, its claims and its messages.
 create or replace function pgqueue.seek(p_stream text, p_consumer text, p_to text) returns bigint
-language plpgsql as $$
-begin
-    return _pgqueue.seek(_pgqueue.consumer(p_stream, p_consumer), p_to, 'p_to');
-end $$;
+language sql as $$ select _pgqueue.seek(_pgqueue.consumer(p_stream, p_consumer), p_to, 'p_to') $$;
 
 -- Moves a consumer that is known: see seek.
 --   p_argument  what the caller calls p_to
@@ -99,8 +96,7 @@ declare
     v_kept     int8multirange;
 begin
     if v_consumer.partitions is not null then
-        -- a message of its line is done for the one partition that has it, and nobody knows here which partition that
-        -- is
+        -- whether a message is done depends on its partition, which is not known here
         raise exception '% is a group, which replays nothing', quote_literal(p_consumer)
             using errcode = 'PQ006', hint = 'Call seek: all partitions go on from a position.';
     end if;
@@ -123,7 +119,7 @@ begin
                               union all
                               select seqs from pgqueue.dead_messages
                               where consumer_id = v_consumer.consumer_id) m), '{}');
-    v_less := _pgqueue.keep_less(v_consumer, v_cursor, v_ids,
+    v_less := _pgqueue.release_kept(v_consumer, v_cursor, v_ids,
                                  v_kept + _pgqueue.outside(v_consumer.stream_id, v_ids, v_from.o_next, v_from.o_cut,
                                                            v_to.o_seen, v_to.o_cut));
     v_cursor := v_less.p_cursor;
@@ -158,7 +154,7 @@ $$;
 --   p_ids   the publications that the replay asks for
 --   p_kept  what the consumer has not finished now
 -- Returns the cursor, and how many of these messages are of publications in those gaps.
-create or replace function _pgqueue.keep_less(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
+create or replace function _pgqueue.release_kept(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                               p_ids int8multirange, p_kept int8multirange, out o_count bigint)
 language plpgsql as $$
 declare

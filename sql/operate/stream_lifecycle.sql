@@ -4,13 +4,10 @@
 -- Errors: PQ001, PQ002, PQ003.
 create or replace function pgqueue.open_sink(p_stream text, p_consumers text[] default null)
 returns table (stream_id int, kind text)
-language plpgsql stable as $$
-declare
-    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
-begin
-    perform _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
-    return query select v_stream.stream_id, v_stream.kind;
-end $$;
+language sql stable as $$
+    select s.stream_id, s.kind
+    from _pgqueue.stream(p_stream) s cross join lateral _pgqueue.consumer_ids(s.stream_id, p_consumers)
+$$;
 
 -- Stores settings of a stream that were checked; null sets one back to its default.
 create or replace function _pgqueue.set_stream(p_stream_id int, p_settings jsonb) returns void
@@ -174,7 +171,7 @@ declare
     v_id int;
 begin
     perform _pgqueue.lock_bindings();
-    v_id := (_pgqueue.stream(p_name)).stream_id;  -- again: somebody else may have dropped it meanwhile
+    v_id := (_pgqueue.stream(p_name)).stream_id;  -- again: it may have been dropped meanwhile
     -- a maintain() that is at work with the stream ends
     perform pg_advisory_xact_lock(_pgqueue.lock_class_maintain(), v_id);  -- lock: maintain
     perform from pgqueue.streams
@@ -193,8 +190,8 @@ end $$;
 
 -- Drops the tables of a stream that was dropped; or, while transactions are open that may be at work with the stream,
 -- notes these. The sequences come first: their locks wait for prepared transactions that have a number of the stream.
--- Behind the last lock, of messages, the senders of all streams wait. Locks: the maintenance of the stream, if nobody
--- has it; the tables.
+-- Behind the last lock, of messages, the senders of all streams wait. Locks: the maintenance of the stream, if it is
+-- free; the tables.
 create or replace function _pgqueue.drop_tables(p_stream_id int) returns void
 language plpgsql as $$
 declare
