@@ -45,6 +45,7 @@ begin
          'Returns when a consumer that got nothing should claim again: the next delay or lease ends, or a schedule '
          'is due.'),
         ('stop_waiting', 'Stops waiting: producers need not notify this session any more.'),
+        ('set_retention', 'Sets how long the messages of a stream are kept; without limits: without end, the default.'),
         ('seek', 'Moves a consumer, or a group, to a position in its stream, as if it were created there.'),
         ('replay',
          'Delivers messages between two positions once more to a consumer that has finished or skipped them.'),
@@ -143,7 +144,6 @@ begin
          'consumer.'),
         ('revive_messages',
          'Redrives or retries messages by their numbers, for a batch of a sink, once for each consumer.'),
-        ('set_retention', 'Sets how long the messages of a stream are kept; without limits: without end, the default.'),
         ('create_schedule', 'Sends a message at each time that a cron expression, or an interval, says.'),
         ('drop_schedule', 'Deletes a schedule; messages that it sent stay.'),
         ('pause_schedule', 'Pauses a schedule: it sends nothing until it is resumed.'),

@@ -108,7 +108,6 @@ set local check_function_bodies = off;
 \ir spark/sink.sql
 \ir spark/actions.sql
 \ir operate/views.sql
-\ir operate/set_retention.sql
 \ir schedules/cron.sql
 \ir schedules/schedules.sql
 \ir schedules/create_schedule.sql

@@ -1,5 +1,5 @@
 -- Dead letters: messages that a consumer gave up. They are kept with what they hold; see also keep_dead in
--- operate/set_retention.sql.
+-- operate/retention.sql.
 
 -- on drop_consumer
 create table if not exists pgqueue.dead_messages (

@@ -28,18 +28,6 @@ begin
                        then '; its lease is over, so the next claim that needs messages takes them over' end);
 end $$;
 
--- Whether one of some messages has a key, by its hash.
-create or replace function _pgqueue.has_key(p_consumer pgqueue.consumers, p_seqs int8multirange, p_key bigint)
-returns boolean language plpgsql stable as $$
-declare
-    v_has boolean;
-begin
-    execute format('select exists (select from unnest($1) g cross join lateral (select from pgqueue.messages_%s m '
-                   'where seq >= lower(g) and seq < upper(g) and %s = $2 offset 0) m)', p_consumer.stream_id,
-                   _pgqueue.key_of(p_consumer)) into v_has using p_seqs, p_key;
-    return v_has;
-end $$;
-
 -- What the messages of a key wait for, in an ordered consumer.
 --   p_key  its hash
 --   p_seq  a message that waits; messages after it do not count
@@ -55,17 +43,21 @@ begin
     where consumer_id = p_consumer.consumer_id and key = p_key and returns_at > clock_timestamp()
       and p_consumer.per_key_interval is not null
     having sum(spent) >= p_consumer.per_key_burst;
-    if not found then
-        select case when u.all_keys then 'a claim of all keys' else 'messages of its key' end
-                   || case when m.claim_id is null then ', which nobody has claimed yet'
-                           else ', held by ' || _pgqueue.claim_owner(m) end, m.lease_until
-        into o_because, o_until
-        from _pgqueue.unfinished(p_consumer.consumer_id) m
-        join _pgqueue.users_of(p_consumer.consumer_id, p_key) u on u.bundle_no = m.bundle_no
-        where not m.seqs @> p_seq and _pgqueue.has_key(p_consumer, m.seqs, p_key)
-        order by m.state <> 'claimed', m.arrival_no, m.first_seq limit 1;
+    if o_because is null then
+        execute format($q$
+            select case when u.all_keys then 'a claim of all keys' else 'messages of its key' end
+                       || case when b.claim_id is null then ', which nobody has claimed yet'
+                               else ', held by ' || _pgqueue.claim_owner(b) end, b.lease_until
+            from _pgqueue.unfinished($1) b join _pgqueue.users_of($1, $2) u on u.bundle_no = b.bundle_no
+            where not b.seqs @> $3
+              and exists (select from unnest(b.seqs) g cross join lateral (
+                              select from pgqueue.messages_%s m
+                              where seq >= lower(g) and seq < upper(g) and %s = $2 offset 0) m)
+            order by b.state <> 'claimed', b.arrival_no, b.first_seq limit 1
+            $q$, p_consumer.stream_id, _pgqueue.key_of(p_consumer))
+        into o_because, o_until using p_consumer.consumer_id, p_key, p_seq;
     end if;
-    if not found then
+    if o_because is null then
         select format('message %s of its key, which %s%s', first_seq,
                       case when not_visible_until > clock_timestamp() then 'is delayed' else 'waits itself' end,
                       ': ' || (note ->> 'error')), not_visible_until

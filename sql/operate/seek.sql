@@ -113,15 +113,13 @@ begin
                            'select 0 from _pgqueue.lock_consumer_alone($1::int)', v_consumer.consumer_id,
                            p_try => interval '5 ms');
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
-    v_cursor := _pgqueue.pass_taken(v_stored, true);
     v_kept := coalesce((select range_agg(seqs)
                         from (select seqs from _pgqueue.unfinished(v_consumer.consumer_id)
                               union all
                               select seqs from pgqueue.dead_messages
                               where consumer_id = v_consumer.consumer_id) m), '{}');
-    v_less := _pgqueue.release_kept(v_consumer, v_cursor, v_ids,
-                                 v_kept + _pgqueue.outside(v_consumer.stream_id, v_ids, v_from.o_next, v_from.o_cut,
-                                                           v_to.o_seen, v_to.o_cut));
+    v_less := _pgqueue.release_kept(v_consumer, _pgqueue.pass_taken(v_stored, true), v_ids, v_kept + _pgqueue.outside(
+        v_consumer.stream_id, v_ids, v_from.o_next, v_from.o_cut, v_to.o_seen, v_to.o_cut));
     v_cursor := v_less.p_cursor;
     v_ids := v_ids * int8multirange(int8range(1, v_cursor.next_publication)) - _pgqueue.gap_ids(v_cursor);
     -- what is kept applies to all gaps: so nothing of a publication that is in another gap

@@ -271,6 +271,43 @@ do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
         from _pgqueue.last_seq(s.stream_id) l (last_seq)) n
 $query$); end $view$;
 
+-- One row per stream: how long its messages are kept, what they take, what was trimmed, and what is kept although it is
+-- due, and for which consumers.
+do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
+    select s.name as stream, r.keep_for, r.keep_messages, r.keep_bytes, coalesce(r.until_done, false) as until_done,
+           coalesce(r.unread, 'keep') as unread, r.keep_dead, t.bytes, t.tables,
+           (select p.published_at from pgqueue.publications p where p.stream_id = s.stream_id
+            order by p.publication_id limit 1) as oldest_at,
+           coalesce(m.message_count, 0) as trimmed, m.trimmed_at, l.bytes as held_bytes, l.by as held_by,
+           r.maintained_at,
+           case when r.stream_id is null and t.bytes >= _pgqueue.large_stream()
+                then 'its messages are kept for ever: see set_retention'
+                when r.maintained_at < clock_timestamp() - interval '1 day'
+                then 'maintain() was not called for a day: nothing is trimmed'
+                when r.stream_id is not null and r.maintained_at is null
+                then 'maintain() was not called yet: nothing is trimmed'
+                when h.transaction is not null then 'nothing is trimmed until it ends: the ' || h.transaction
+                when (select k.sent_at from pgqueue.dedup_keys k where k.stream_id = s.stream_id
+                      order by k.sent_at limit 1)
+                     < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day'
+                then 'maintain() was not called for a day: old dedup keys are kept'
+           end as advice
+    from pgqueue.streams s
+    left join pgqueue.retention r using (stream_id)
+    left join pgqueue.trims m using (stream_id)
+    cross join lateral (select sum(x.bytes)::bigint as bytes, count(*) as tables
+                        from _pgqueue.message_tables(s.stream_id) x) t
+    cross join lateral (
+        select coalesce(sum(pg_total_relation_size(
+                            to_regclass(format('pgqueue.%I', _pgqueue.segment_name(h.stream_id, h.segment))))),
+                        0)::bigint as bytes,
+               array(select distinct b from pgqueue.segments x cross join unnest(x.held_by) b
+                     where x.stream_id = s.stream_id order by b) as by
+        from pgqueue.segments h where h.stream_id = s.stream_id and h.held_by <> '{}') l
+    cross join lateral (select min(b) as transaction from unnest(l.by) b  -- see history_holders()
+                        where b ~ E'^(open|prepared) transaction\\M') h
+$query$); end $view$;
+
 -- One row per partition of a group: its worker, and how far behind it is, with new messages.
 do $view$ begin perform _pgqueue.make_view('group_stats', $query$
     select c.stream_name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at,

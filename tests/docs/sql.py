@@ -21,7 +21,7 @@ PAGE = SQL / "guide" / "reference.md"
 TOPICS: dict[str, tuple[str, str]] = {
     "Streams": (
         "settings retention",
-        "operate/stream_lifecycle.sql typed/schemas.sql operate/set_retention.sql"
+        "operate/stream_lifecycle.sql typed/schemas.sql operate/retention.sql"
         " archive/set_archive.sql",
     ),
     "Consumers": ("settings positions", "operate/consumer_lifecycle.sql operate/seek.sql"),

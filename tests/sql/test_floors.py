@@ -52,7 +52,7 @@ def test_who_only_looks_asks_states_and_none_of_the_tables_of_claims() -> None:
     looking = (
         r"(?:archive|schedules|queue/send)/.*"
         r"|operate/(?:consumer_lag|explain|maintain|outcome|peek|recover|scan\w*|seek"
-        r"|set_retention|stream_lifecycle|views)\.sql"
+        r"|stream_lifecycle|views)\.sql"
     )
     folder = schema.sql_directory()
     files = {*schema.sql_files(), *schema.sql_files(schema.PGMQ)}
