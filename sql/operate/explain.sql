@@ -33,7 +33,7 @@ end $$;
 --   p_seq  a message that waits; messages after it do not count
 -- Returns why, and until when at least; nulls when the key is free.
 create or replace function _pgqueue.blocked_by(p_consumer pgqueue.consumers, p_key bigint, p_seq bigint,
-                                              out o_because text, out o_until timestamptz)
+                                               out o_because text, out o_until timestamptz)
 language plpgsql stable as $$
 begin
     select format('the rate of its key: %s delivered within %s', sum(spent), p_consumer.per_key_interval),

@@ -153,7 +153,7 @@ $$;
 --   p_kept  what the consumer has not finished now
 -- Returns the cursor, and how many of these messages are of publications in those gaps.
 create or replace function _pgqueue.release_kept(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                              p_ids int8multirange, p_kept int8multirange, out o_count bigint)
+                                                 p_ids int8multirange, p_kept int8multirange, out o_count bigint)
 language plpgsql as $$
 declare
     v_gap  pgqueue.consumer_gaps;
