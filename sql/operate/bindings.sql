@@ -24,6 +24,7 @@ declare
     v_from pgqueue.streams;
     v_to   pgqueue.streams;
 begin
+    perform _pgqueue.topic_regex('p_topic', p_topic);
     perform _pgqueue.check_isolation();
     perform _pgqueue.lock_bindings();  -- two concurrent calls might make a circle, and limits may change
     v_from := _pgqueue.stream(p_stream);
