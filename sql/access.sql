@@ -79,9 +79,10 @@ language sql immutable as $$
         -- for the owner of the schema alone
         ('{create_roles}', null, '{caller}'),
         -- only called by the functions above
-        ('{_pgqueue.seen, _pgqueue.shown_claims, _pgqueue.count_claims, _pgqueue.count_taken}', null, '{probe, loop}'),
-        ('{_pgqueue.failing}', null, '{plan, probe, loop}'),
-        ('{_pgqueue.seen_dead, _pgqueue.check_keys}', null, '{probe}'),
+        ('{_pgqueue.view_unfinished, _pgqueue.shown_claims, _pgqueue.count_claims, _pgqueue.count_taken}', null,
+         '{probe, loop}'),
+        ('{_pgqueue.often_failed}', null, '{plan, probe, loop}'),
+        ('{_pgqueue.view_dead, _pgqueue.check_keys}', null, '{probe}'),
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
         ('{_pgqueue.first_of, _pgqueue.owed_of_keys}', null, '{plan, probe, loop}'),
         ('{_pgqueue.settle}', null, '{loop}'),

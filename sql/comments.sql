@@ -43,6 +43,7 @@ start_waiting: Starts to wait for publications of a stream: this session listens
 still_publishing: Returns which of some transactions may still be publishing to a stream.
 next_due: Returns when a consumer that got nothing should claim again: when a delay or lease ends, or a schedule is due.
 stop_waiting: Stops waiting: producers need not notify this session.
+set_retention: Sets how long the messages of a stream are kept; without limits: without end, the default.
 seek: Moves a consumer, or a group, to a position in its stream, as if it were created there.
 replay: Delivers messages between two positions once more to a consumer that has finished or skipped them.
 pause: Pauses a consumer: it claims nothing until it is resumed.
@@ -59,24 +60,24 @@ note_offset: Sets a group to the offset of a reader that keeps its own offset, a
 lease_partitions: Renews a worker's lease in a group, or begins it, and takes the free partitions that are the worker's
     share.
 leave_group: Ends a worker of a group: its partitions are free, except those that it is committing.
-commit_offset: Notes how far a partition of a group is worked off, in the worker's own transaction.
+commit_offset: Records how far a partition of a group is done, in the worker's own transaction.
 plan_partitions: Plans what a worker of a group reads next, as ranges [lo, hi) of seq in the order of delivery.
 read_partitions: Reads the next messages of a worker's partitions, in order.
 test_topic: Tells whether a key is of a topic.
 bind: Copies messages of a topic that are sent to a stream from now on to another stream.
 unbind: Stops copying messages of a topic to another stream.
 redrive: Delivers dead letters again to the consumer that gave them up.
-purge_dead: Deletes dead letters: nobody gets them any more, and their messages need not be kept for them.
+purge_dead: Deletes dead letters: they cannot be redriven any more, and their messages need not be kept for them.
 read_dead: Reads dead letters with what they hold, in the order of their numbers, and changes nothing.
 cancel: Takes messages from a consumer that has not finished them.
-postpone: Postpones messages of a consumer that nobody has claimed: none is delivered before a time.
+postpone: Postpones unclaimed messages of a consumer: none of them is delivered before a time.
 consumer_lag: Tells how far a consumer is behind, for the progress of its Spark query.
 consumer_available: Counts the messages that a consumer could claim now, for queries that wait for a number of messages.
-explain_message: Explains why a message is where it is, for one consumer.
-key_stats: Shows the keys that a consumer is busy with, first those of which it holds most.
 peek: Shows the messages that a consumer gets next, with what they hold, and changes nothing.
 peek_at: Shows published messages of a stream by their numbers, whichever consumers get them.
 consumer_position: Shows how far a consumer is in its stream, for people: the first message that it has not taken.
+explain_message: Explains why a message is where it is, for one consumer.
+key_stats: Shows the keys that a consumer is busy with, first those of which it holds most.
 outcome: Tells how a message ended for a consumer, or in which state it is.
 failures: Lists the failed deliveries of a message that a consumer has not finished, or gave up: the last ten, in their
     order.
@@ -115,7 +116,6 @@ publish_staged: Publishes all that was staged for a batch of a sink, once: the n
 settle_messages: Acknowledges, returns or dead-letters messages by their numbers, for a batch of a sink, once for each
     consumer.
 revive_messages: Redrives or retries messages by their numbers, for a batch of a sink, once for each consumer.
-set_retention: Sets how long the messages of a stream are kept; without limits: for ever, the default.
 create_schedule: Sends a message at each time that a cron expression, or an interval, says.
 drop_schedule: Deletes a schedule; messages that it sent stay.
 pause_schedule: Pauses a schedule: it sends nothing until it is resumed.

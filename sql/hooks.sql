@@ -220,7 +220,7 @@ language plpgsql as $$ begin
     delete from pgqueue.skips where consumer_id = p_consumer_id;
     -- queue/send/key_capacity.sql
     perform _pgqueue.delete_old_entries(p_consumer_id);
-    -- operate/groups.sql
+    -- groups/groups.sql
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
     -- operate/dead_letters.sql
@@ -266,7 +266,7 @@ language plpgsql as $$ begin
     -- end
 end $$;
 
--- A stream was dropped, and no transaction is left that may have seen it (operate/dropped.sql).
+-- A stream was dropped, and no transaction is left that may have seen it (operate/stream_lifecycle.sql).
 create or replace function _pgqueue.on_clear_stream(p_stream_id int) returns void
 language plpgsql as $$ begin
     -- on clear_stream

@@ -106,8 +106,8 @@ declare
     v_segment pgqueue.segments := _pgqueue.segment_of(p_attempt);
 begin
     return query
-        select greatest(lower(g), p_lo), least(upper(g), p_hi), p.publication_id, _pgqueue.near(p.published_at),
-               _pgqueue.near(p.deliver_at), _pgqueue.near(p.expires_at), p.priority,
+        select greatest(lower(g), p_lo), least(upper(g), p_hi), p.publication_id, _pgqueue.clamp(p.published_at),
+               _pgqueue.clamp(p.deliver_at), _pgqueue.clamp(p.expires_at), p.priority,
                _pgqueue.consumer_names(p.consumers)
         from _pgqueue.publications_in(v_segment, p_from) p
         cross join lateral unnest(p.seqs) g

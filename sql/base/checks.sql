@@ -61,6 +61,27 @@ begin
     end if;
 end $$;
 
+-- Raises PQ003 for a number below 1. Null is no limit.
+create or replace function _pgqueue.check_positive(p_argument text, p_value bigint) returns void
+language plpgsql immutable as $$
+begin
+    if p_value < 1 then
+        raise exception '% is null or at least 1, not %', p_argument, p_value
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+end $$;
+
+-- Raises PQ003 unless a word is one of some words.
+create or replace function _pgqueue.check_choice(p_argument text, p_value text, p_choices text[]) returns void
+language plpgsql immutable as $$
+begin
+    if p_value is null or p_value <> all (p_choices) then
+        raise exception '% is %, not %', p_argument,
+                        regexp_replace(array_to_string(p_choices, ', '), ', ([^,]*)$', E' or \\1'),
+                        coalesce(quote_literal(p_value), 'null') using errcode = 'PQ003', column = p_argument;
+    end if;
+end $$;
+
 -- Refuses a visibility timeout that is not allowed. Errors: PQ003 unless the interval is longer than 0 and up to 10
 -- years.
 create or replace function pgqueue.check_timeout(p_argument text, p_value interval) returns void

@@ -8,7 +8,7 @@ create table if not exists pgqueue.consumers (
     name               text        not null,
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
     filtered           boolean     not null default false,       -- only messages that pass its filter are for it
-    partitions         int,                                      -- of a group (operate/groups.sql)
+    partitions         int,                                      -- of a group (groups/groups.sql)
     paused             boolean     not null default false,       -- it claims nothing
     scheduled          boolean     not null default false,       -- its stream has schedules
     created_at         timestamptz not null default clock_timestamp(),

@@ -159,11 +159,11 @@ CASES: list[Case] = [
     # seeing
     ("explain_message('no', 'c', 1)", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("explain_message('t', 'no', 1)", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
-    ("explain_message('t', 'c', 0)", "PQ003", ["p_seq", "from 1 on, not 0"]),
+    ("explain_message('t', 'c', 0)", "PQ003", ["p_seq", "1 to", "not 0"]),
     ("explain_message('t', 'c', null)", "PQ003", ["p_seq", "not null"]),
     ("key_stats('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),
     ("key_stats('t', 'no')", "PQ002", ["'no'", *UNKNOWN_CONSUMER]),
-    ("key_stats('t', 'c', 0)", "PQ003", ["p_max", "at least 1, not 0"]),
+    ("key_stats('t', 'c', 0)", "PQ003", ["p_max", "1 to", "not 0"]),
     ("key_stats('t', 'c', null)", "PQ003", ["p_max", "not null"]),
     # looking
     ("peek('no', 'c')", "PQ001", ["'no'", *UNKNOWN_STREAM]),

@@ -44,7 +44,7 @@
 --   new, unclaimed       the same, later                         postpone            operate/postpone.sql
 --   unclaimed            as its caller says                      take_unclaimed      queue/keys/waiting.sql
 --   unclaimed            unfiltered, ready, unassigned, delayed  change_lanes        queue/keys/key_limits.sql
---   unassigned           removed                                 delete_passed       operate/group_workers.sql
+--   unassigned           removed                                 take_for_group      groups/group_workers.sql
 --   claimed              claimed                                 move_to_long        queue/keys/long_claims.sql
 --   claimed              claimed                                 move_all_to_long    queue/claim/by_key.sql
 --   claimed              claimed                                 expire              queue/settle/leases.sql
@@ -62,7 +62,7 @@
 --   claimed              removed                                 take_claimed        operate/cancel.sql
 --   dead                 unfiltered, ready, unassigned           redrive             operate/dead_letters.sql
 --   any                  removed, new                            move                operate/seek.sql
---   any                  removed                                 drop_consumer       operate/create_consumer.sql
+--   any                  removed                                 drop_consumer       operate/consumer_lifecycle.sql
 --   any                  removed                                 delete_bundles      queue/state/bundles.sql
 --   free                 dead                                    give_up_expired     queue/state/bundles.sql
 --   ready, unassigned    the same                                cut                 queue/state/bundles.sql
