@@ -366,9 +366,8 @@ def test_a_circle_is_refused_at_an_old_snapshot(conn: Conn, session: Session) ->
     other.execute("begin isolation level repeatable read")
     other.execute("select from pgqueue.streams")
     bind(conn, "#", "t")
-    with pytest.raises(psycopg.Error, match="read committed") as caught:
+    with raises("PQ007", "read committed"):
         call(other, "bind", "t", "#", "s")
-    assert caught.value.sqlstate == "PQ007"
     send(conn)
 
 

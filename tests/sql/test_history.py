@@ -185,9 +185,8 @@ def test_the_outcome_of_a_message_is_told_at_any_time(conn: Conn, settings: str)
     told = outcome(conn, dead)
     assert (told.state, told.reason, told.result, told.owner) == ("dead", "bad", {"b": 2}, "w")
     assert outcome(conn, 99).state == "unknown"
-    with pytest.raises(psycopg.Error) as caught:
+    with raises("PQ003", column="p_seq"):
         outcome(conn, 0)
-    assert (caught.value.sqlstate, caught.value.diag.column_name) == ("PQ003", "p_seq")
 
 
 def test_the_error_of_a_message_that_failed_is_told(conn: Conn) -> None:
