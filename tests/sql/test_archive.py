@@ -19,22 +19,11 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.schema import grant
 from tests.processes import Child
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    call,
-    consumer,
-    dead_publication,
-    maintain,
-    one,
-    publish,
-    scanned,
-    send,
-    send_all,
-    stage,
-    value,
-)
+
+from tests.sql.queue import (  # isort: skip
+    Conn, Session, acked, call, consumer, dead_publication, maintain, one, publish, raises, scanned,
+    send, send_all, stage, value,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -56,7 +45,7 @@ def archive(conn: Conn, stream: int, folder: Path) -> Path:
     return folder
 
 
-def fill(conn: Conn, stream: int, rounds: int = 12) -> list[int]:
+def fill(conn: Conn, stream: int, rounds: int = 8) -> list[int]:
     """Publications of all sizes, for all and for one consumer, in many segments.
 
     Some were rolled back, and some have messages in two segments. Returns the messages for all.
@@ -72,6 +61,23 @@ def fill(conn: Conn, stream: int, rounds: int = 12) -> list[int]:
         publish(conn, stream, [block, later], 5, batch=i)
         seqs += numbers_of(conn, seqs)
     return sorted(seqs)
+
+
+def send_in_segments(conn: Conn, times: int = 8) -> list[int]:
+    """Messages in so many segments or more; returns their numbers."""
+    seqs: list[int] = []
+    for _ in range(times):
+        seqs += send_all(conn, ["x"] * 4)
+        maintain(conn)
+    return seqs
+
+
+def archived_messages(conn: Conn, url: str) -> list[int]:
+    """Messages of which most are in the archive alone; returns their numbers."""
+    seqs = send_in_segments(conn)
+    export(url)
+    maintain(conn)
+    return seqs
 
 
 def numbers_of(conn: Conn, seqs: list[int]) -> list[int]:
@@ -133,7 +139,7 @@ def test_a_plan_is_the_same_before_and_after_archiving(
 ) -> None:
     consumer(conn)
     want = fill(conn, stream)
-    for each in range(100):
+    for each in range(60):
         send(conn, "later", p_consumers=["c"]) if each % 3 else want.append(send(conn, "z"))
         if each % 10 == 0:
             maintain(conn)
@@ -159,7 +165,7 @@ def test_a_plan_is_the_same_before_and_after_archiving(
 
 
 def test_nothing_is_trimmed_before_it_is_in_files(conn: Conn, archive: Path, url: str) -> None:
-    seqs = [seq for _ in range(10) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    seqs = send_in_segments(conn, 10)
     assert maintain(conn)["trimmed messages"] == 0
     assert stored(conn) == seqs
     assert held_by(conn) == ["the archive, to which no exporter has written it"]
@@ -175,9 +181,7 @@ def test_nothing_is_trimmed_before_it_is_in_files(conn: Conn, archive: Path, url
 
 def test_what_a_consumer_owes_stays_in_postgres_too(conn: Conn, archive: Path, url: str) -> None:
     consumer(conn)
-    seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
-    export(url)
-    maintain(conn)
+    seqs = archived_messages(conn, url)
     assert stored(conn) == seqs
     assert held_by(conn) == ["consumer c"]
     assert acked(conn, "s", "c") == seqs
@@ -187,7 +191,7 @@ def test_what_a_consumer_owes_stays_in_postgres_too(conn: Conn, archive: Path, u
 
 def test_consumers_and_read_have_what_postgres_stores(conn: Conn, archive: Path, url: str) -> None:
     begun = start(conn, archive=False)
-    seqs = [seq for _ in range(10) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    seqs = send_in_segments(conn, 10)
     (early, _) = next(spans(conn, 4))
     export(url)
     maintain(conn)
@@ -221,7 +225,7 @@ def test_each_position_is_found_inside_the_archive(
     moments: list[datetime] = [
         when for (when,) in conn.execute("select published_at from pgqueue.publications order by 1")
     ]
-    places = [f"seq {seq}" for seq in stored(conn)[::5]] + [str(each) for each in moments[::4]]
+    places = [f"seq {seq}" for seq in stored(conn)[::7]] + [str(each) for each in moments[::6]]
     before = {at: sorted(read_all(conn, at)) for at in places}
     export(url)
     maintain(conn)
@@ -239,18 +243,16 @@ def test_an_archive_may_begin_on_a_stream_that_was_trimmed(
 ) -> None:
     value(conn, "set_retention", "s", p_messages=16)
     (begun, lost) = start(conn), send(conn)
-    for _ in range(10):
-        send_all(conn, ["x"] * 4)
-        maintain(conn)
+    send_in_segments(conn, 10)
     left = stored(conn)
     assert lost not in left
     value(conn, "set_archive", "s", str(folder))
-    more = [seq for _ in range(10) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    more = send_in_segments(conn, 10)
     export(url)
     maintain(conn)
     assert read_all(conn) == left + more
     assert len(stored(conn)) < len(more)
-    with pytest.raises(psycopg.DatabaseError, match="retention has overtaken p_offset"):
+    with raises("PQ010", "retention has overtaken p_offset"):
         value(conn, "read_to", "s", Jsonb(begun), 4, p_archive=True)
 
 
@@ -308,9 +310,7 @@ def test_many_publications_are_packed_and_read_as_before(
 def test_two_exporters_write_a_segment_once(
     conn: Conn, archive: Path, url: str, session: Session
 ) -> None:
-    for _ in range(6):
-        send_all(conn, ["x"] * 4)
-        maintain(conn)
+    send_in_segments(conn, 6)
     found: list[Any] = []
 
     def second(step: str, _: Any) -> None:
@@ -323,19 +323,14 @@ def test_two_exporters_write_a_segment_once(
     assert archived(conn).attempts == 0
 
 
-STEPS = (
-    pytest.param("begun", marks=pytest.mark.longer),
-    pytest.param("slice", marks=pytest.mark.longer),
-    "written",
-    pytest.param("exported", marks=pytest.mark.longer),
-)
+LONGER = [pytest.param(each, marks=pytest.mark.longer) for each in ("begun", "slice", "exported")]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", ["written", *LONGER])
 def test_an_exporter_killed_at_any_step_leaves_what_the_next_one_clears(
     conn: Conn, archive: Path, url: str, step: str
 ) -> None:
-    seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    seqs = send_in_segments(conn)
     with Child(
         """
         import os, signal, sys
@@ -384,9 +379,7 @@ def test_an_exporter_writes_nowhere_but_where_it_may(
     conn: Conn, archive: Path, url: str, of_environment: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the database says; and no attempt stays that a later run would fail to clear."""
-    for _ in range(4):
-        send_all(conn, ["x"] * 4)
-        maintain(conn)
+    send_in_segments(conn, 4)
     if of_environment:
         monkeypatch.setenv("PGQUEUE_ARCHIVE_ALLOW", f"s3://bucket/a {archive}-other")
     allow = [] if of_environment else ["s3://bucket/a", f"{archive}-other"]
@@ -401,9 +394,7 @@ def test_an_exporter_writes_nowhere_but_where_it_may(
 def test_a_late_exporter_cannot_commit_an_attempt_that_was_cleared(
     conn: Conn, archive: Path, url: str
 ) -> None:
-    for _ in range(4):
-        send_all(conn, ["x"] * 4)
-        maintain(conn)
+    send_in_segments(conn, 4)
 
     def cleared(step: str, about: Any) -> None:
         if step == "begun":  # as another exporter does that finds the lock free
@@ -417,14 +408,12 @@ def test_a_late_exporter_cannot_commit_an_attempt_that_was_cleared(
 @pytest.mark.small_limits
 def test_old_files_leave_the_archive(conn: Conn, archive: Path, url: str) -> None:
     value(conn, "set_archive", "s", str(archive), timedelta(days=30))
-    old = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    old = send_in_segments(conn)
     (early, _) = next(spans(conn, 4))
     export(url)
     maintain(conn)
     clock.pass_time(conn, timedelta(days=29))
-    young = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
-    export(url)
-    maintain(conn)
+    young = archived_messages(conn, url)
     assert read_all(conn) == old + young
     clock.pass_time(conn, timedelta(days=2))
     maintain(conn)
@@ -432,7 +421,7 @@ def test_old_files_leave_the_archive(conn: Conn, archive: Path, url: str) -> Non
     assert left == (old + young)[-len(left) :]
     assert set(young) <= set(left)
     assert len(left) < len(old + young)
-    with pytest.raises(psycopg.DatabaseError, match="retention has overtaken p_offset"):
+    with raises("PQ010", "retention has overtaken p_offset"):
         value(conn, "read_to", "s", Jsonb(early), 4, p_archive=True)
     assert set(in_files(archive)) > set(left) - set(stored(conn)), "files go last"
     export(url)
@@ -444,11 +433,9 @@ def test_old_files_leave_the_archive(conn: Conn, archive: Path, url: str) -> Non
 def test_an_archive_that_ends_keeps_its_files_or_loses_them(
     conn: Conn, archive: Path, url: str
 ) -> None:
-    seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
-    export(url)
-    maintain(conn)
+    seqs = archived_messages(conn, url)
     value(conn, "set_archive", "s", None)
-    more = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    more = send_in_segments(conn)
     assert export(url) == []
     assert held_by(conn) == [], "retention waits for no exporter"
     assert read_all(conn) != seqs + more, "what is trimmed from now on is lost"
@@ -465,11 +452,7 @@ def test_an_archive_that_ends_keeps_its_files_or_loses_them(
 
 @pytest.mark.small_limits
 def test_the_files_of_a_dropped_stream_go(conn: Conn, archive: Path, url: str) -> None:
-    for _ in range(8):
-        send_all(conn, ["x"] * 4)
-        maintain(conn)
-    export(url)
-    maintain(conn)
+    archived_messages(conn, url)
     assert in_files(archive)
     value(conn, "drop_stream", "s")
     maintain(conn)
@@ -485,10 +468,8 @@ def test_the_files_of_a_dropped_stream_go(conn: Conn, archive: Path, url: str) -
 def test_after_a_restore_no_file_of_the_time_before_is_deleted(
     conn: Conn, archive: Path, url: str
 ) -> None:
-    seqs = [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
-    export(url)
-    maintain(conn)
-    seqs += [seq for _ in range(8) for seq in (send_all(conn, ["x"] * 4), maintain(conn))[0]]
+    seqs = archived_messages(conn, url)
+    seqs += send_in_segments(conn)
     call(conn, "begin_export", 1)
     assert archived(conn).attempts == 1
     value(conn, "set_archive", "s", str(archive), timedelta(days=30))
@@ -530,7 +511,7 @@ NO_FOLDERS = [
 def test_a_folder_that_cannot_be_one_is_refused(conn: Conn) -> None:
     """And nothing of a uri that says more than where it is goes into an error, or a log."""
     for uri, message in NO_FOLDERS:
-        with raises("PQ003", message) as failed:  # uri
+        with raises("PQ003", message) as failed:
             value(conn, "set_archive", "s", uri)
         assert "cr3t" not in str(failed.value)
         assert internals.count(conn, "archives") == 0, uri

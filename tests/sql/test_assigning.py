@@ -20,28 +20,11 @@ from psycopg.types.json import Jsonb
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals, limits
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    Session,
-    acked,
-    action,
-    call,
-    claim_of,
-    consumer,
-    now,
-    one,
-    receive,
-    scanned,
-    seconds,
-    send_keys,
-    seqs_of,
-    settle,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+
+from tests.sql.queue import (  # isort: skip
+    Conn, Reader, Session, acked, action, call, claim_of, consumer, now, one, receive, scanned,
+    seconds, send_keys, seqs_of, settle, states, stats, value, wait_for_a_lock,
+)  # fmt: skip
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
 
@@ -172,10 +155,8 @@ def test_polls_of_a_stream_in_order_beside_its_claim_lock_nobody(conn: Conn) -> 
     assert len(receive(conn, 1)) == 1
     with conn.transaction():
         assert receive(conn, 1) == []
-        mine = (
-            "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
-        )
-        assert one(conn, mine) == 0
+        mine = "from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+        assert one(conn, f"select count(*) {mine}") == 0
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -540,10 +521,8 @@ def test_a_claim_that_lives_long_stands_aside_and_its_keys_wait_for_it(
     assert value(conn, "ack", claim_of(long), sent[1:2]) == 1
     assert seqs_of(receive(conn, 3)) == later[1:2]
     clock.end_lease(conn, claim_of(long))
-    assert [(row.seq, row.deliver_count) for row in receive(conn, 3)] == [
-        (sent[0], 2),
-        (sent[2], 2),
-    ]
+    again = [(row.seq, row.deliver_count) for row in receive(conn, 3)]
+    assert again == [(sent[0], 2), (sent[2], 2)]
     checker.check(conn)
     assert [states(conn)[seq] for seq in (later[0], later[2])] == ["waiting"] * 2
 
@@ -563,6 +542,7 @@ def test_a_failed_message_goes_back_with_all_later_ones_of_its_key(
     assert value(conn, "nack", claim, [sent[3]]) == 119
     assert {seq for seq in sent if states(conn)[seq] == "claimed"} == {*sent[::2], sent[1]}
     checker.check(conn)
+    assert value(conn, "ack", claim) == 121
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
@@ -623,10 +603,8 @@ def test_a_claim_that_acknowledges_waits_for_what_it_makes_free(
 def test_dealt_bundles_are_counted_as_what_they_are(conn: Conn, sent: list[int]) -> None:
     found = stats(conn, "c")
     assert (found.ready, found.waiting, found.claimed, found.claims) == (1, 4, 2, 2)
-    assert (
-        list(states(conn).values())
-        == ["claimed"] * 2 + ["waiting"] * 2 + ["ready"] + ["waiting"] * 2
-    )
+    waiting = ["waiting"] * 2
+    assert list(states(conn).values()) == ["claimed"] * 2 + waiting + ["ready"] + waiting
     (because,) = call(conn, "explain_message", "s", "c", sent[2])
     assert because.state == "waiting"
     assert "held by" in because.because
@@ -640,17 +618,17 @@ def test_dealt_bundles_are_counted_as_what_they_are(conn: Conn, sent: list[int])
     assert stats(conn, "c").settled == 0
 
 
+def alter(conn: Conn, **settings: object) -> None:
+    value(conn, "alter_consumer", "s", "c", Jsonb(settings))
+
+
 MOVES: dict[str, Callable[[Conn, list[int]], object]] = {
     "cancel": lambda conn, sent: value(conn, "cancel", "s", "c", sent[2:3]),
     "replay": lambda conn, sent: value(conn, "replay", "s", "c", "earliest"),
     "seek": lambda conn, sent: value(conn, "seek", "s", "c", "earliest"),
     "retry": lambda conn, sent: value(conn, "retry", "s", "c"),
-    "limits": lambda conn, sent: value(
-        conn, "alter_consumer", "s", "c", Jsonb({"per_key_limit": 2})
-    ),
-    "history": lambda conn, sent: value(
-        conn, "alter_consumer", "s", "c", Jsonb({"keep_history": "1 hour"})
-    ),
+    "limits": lambda conn, sent: alter(conn, per_key_limit=2),
+    "history": lambda conn, sent: alter(conn, keep_history="1 hour"),
     "action": lambda conn, sent: settle(conn, action("ack", sent[2:3])),
     "paused": lambda conn, sent: [value(conn, do, "s", "c") for do in ("pause", "resume")],
     "large": lambda conn, sent: settled(conn, receive(conn, 1000)),
@@ -854,8 +832,7 @@ def operate(url: str, number: int, count: int) -> None:
                     internals.lock_consumer(conn, consumer_id)
                     call(conn, "receive", "s", "c", 100) if what == 0 else time.sleep(0.02)
                 elif what == 2:
-                    kept = "1 hour" if chance.random() < 0.3 else None
-                    value(conn, "alter_consumer", "s", "c", Jsonb({"keep_history": kept}))
+                    alter(conn, keep_history="1 hour" if chance.random() < 0.3 else None)
                 elif what == 3:
                     value(conn, "retry", "s", "c")
                 elif what == 4:
@@ -928,18 +905,3 @@ def test_claims_of_another_size_keep_the_order_of_keys_whose_bundles_are_dealt_a
         if len(open_claims) > 1 or not rows:
             value(conn, "ack", open_claims.pop(0))
             checker.check(conn)
-
-
-def test_a_claim_that_is_held_keeps_messages_of_a_key_that_have_many_ranges(conn: Conn) -> None:
-    """Each of its keys is a member of its own then, or several."""
-    consumer(conn, ordering="key")
-    sent = send_keys(conn, *["a", "b", "c"] * 70)
-    rows = receive(conn, 250)
-    assert sorted(seqs_of(rows)) == sent
-    clock.pass_time(conn, seconds(2))
-    clock.look_again(conn)
-    assert receive(conn, 1) == []
-    checker.check(conn)
-    assert value(conn, "ack", claim_of(rows)) == len(sent)
-    assert not states(conn)
-    checker.check(conn)

@@ -12,38 +12,19 @@ import psycopg
 import pytest
 
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    now,
-    one,
-    publish,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    stage,
-    states,
-    stats,
-    value,
+
+from tests.sql.queue import (  # isort: skip
+    ORDERINGS, Conn, Reader, Session, acked, call, claim_of, consumer, now, one, publish, raises,
+    receive, seconds, send, send_all, send_keys, seqs_of, stage, states, stats, value,
     wait_for_a_lock,
-)
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 
 def limited(conn: Conn, most: int, on_full: str = "reject", ordering: str = "none") -> int:
     """The consumer c, which may have so many messages before it; its id."""
-    settings = f'{{"max_backlog": {most}, "on_full": "{on_full}"}}'
-    return consumer(conn, ordering=ordering, p_settings=settings)
+    return consumer(conn, ordering=ordering, max_backlog=most, on_full=on_full)
 
 
 def rejected(conn: Conn, n: int = 1, **options: Any) -> psycopg.Error:
@@ -297,9 +278,8 @@ def test_what_waits_is_dropped_and_what_is_claimed_is_not(
     assert {found[s] for s in first} == {"claimed"}
     value(conn, "ack", claim)
     acked(conn, "s", "c", 1)
-    assert sorted(s for s, state in states(conn).items() if state == "dead") == [
-        delayed, *later[:2]
-    ]  # fmt: skip
+    dead = sorted(s for s, state in states(conn).items() if state == "dead")
+    assert dead == [delayed, *later[:2]]
 
 
 def test_a_claim_that_finds_enough_ready_drops_too(conn: Conn) -> None:
@@ -319,8 +299,7 @@ def test_a_reader_drops_too_and_sends_never_fail(conn: Conn, stream: int) -> Non
 
 
 def test_a_filtered_consumer_drops_only_what_passes(conn: Conn) -> None:
-    settings = '{"max_backlog": 2, "on_full": "drop_oldest"}'
-    consumer(conn, p_topic="a", p_settings=settings)
+    consumer(conn, p_topic="a", max_backlog=2, on_full="drop_oldest")
     seqs = send_keys(conn, *"abababab")
     assert acked(conn, "s", "c", 1) == [seqs[4], seqs[6]]
     assert sum(row.message_count for row in internals.dead_letters(conn)) == 2
@@ -330,6 +309,11 @@ def health(conn: Conn) -> Any:
     """How the consumer c fares."""
     (row,) = internals.rows(conn, "select * from pgqueue.consumer_health where consumer = 'c'")
     return row
+
+
+def fares(conn: Conn) -> tuple[str, str]:
+    """That, and why."""
+    return health(conn).status, health(conn).because
 
 
 def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn, stream: int) -> None:
@@ -346,37 +330,28 @@ def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn, stream: int) -> 
 
 def test_health_says_who_needs_somebody_and_why(conn: Conn, stream: int) -> None:
     consumer_id = limited(conn, 3)
-    assert (health(conn).status, health(conn).because) == (
-        "ok", "0 messages are before it, and 0 are claimed",
-    )  # fmt: skip
+    assert fares(conn) == ("ok", "0 messages are before it, and 0 are claimed")
     send(conn)
-    assert health(conn).status == "unattended"
-    assert health(conn).because == (
-        "1 are new or ready and no lease ended, and nobody has claimed anything yet"
-    )
+    why = "1 are new or ready and no lease ended, and nobody has claimed anything yet"
+    assert fares(conn) == ("unattended", why)
     claim = claim_of(receive(conn))
     assert health(conn).status == "ok"
     assert abs(one(conn, "select clock_timestamp()") - health(conn).attended_at) < seconds(3)
     value(conn, "dead_letter", claim, None, "no such customer")
-    assert (health(conn).status, health(conn).because) == (
-        "failing", "1 died in the last hour: no such customer",
-    )  # fmt: skip
+    assert fares(conn) == ("failing", "1 died in the last hour: no such customer")
     value(conn, "pause", "s", "c")
     send_all(conn, ["x", "x"])
-    assert (health(conn).status, health(conn).because) == (
-        "paused", "it was paused, with 2 messages before it",
-    )  # fmt: skip
+    assert fares(conn) == ("paused", "it was paused, with 2 messages before it")
     send(conn)
-    assert (health(conn).status, health(conn).because) == (
+    assert fares(conn) == (
         "full", "3 messages are before it, and max_backlog is 3: what is sent is rejected",
     )  # fmt: skip
     value(conn, "resume", "s", "c")
     call(conn, "receive", "s", "c", 1, p_visibility_timeout=seconds(0.001))
     internals.forget_claimers(conn, consumer_id)
     assert health(conn).status == "unattended"
-    assert "2 are new or ready and the leases of 1 claims ended, and nobody has claimed since" in (
-        health(conn).because
-    )
+    why = "2 are new or ready and the leases of 1 claims ended, and nobody has claimed since"
+    assert why in health(conn).because
 
 
 def test_health_says_failing_of_a_message_that_was_delivered_ten_times_without_a_limit(
@@ -390,9 +365,6 @@ def test_health_says_failing_of_a_message_that_was_delivered_ten_times_without_a
     assert health(conn).status == "failing"
     value(conn, "nack", claim, None, None, "no answer")
     claim = claim_of(receive(conn))
-    assert (health(conn).status, health(conn).because) == (
-        "failing",
-        "1 were delivered ten times or more: no answer",
-    )
+    assert fares(conn) == ("failing", "1 were delivered ten times or more: no answer")
     value(conn, "ack", claim)
     assert health(conn).status == "ok"

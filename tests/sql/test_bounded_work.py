@@ -67,10 +67,13 @@ def test_a_claim_meets_a_due_schedule_among_many_for_the_cost_of_one(
     assert len(call(conn, "receive", "s", "c")) == 1
 
 
-def test_a_claim_filters_a_bounded_number_of_messages(conn: Conn, stream: int) -> None:
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_claim_filters_a_bounded_number_of_messages(
+    conn: Conn, stream: int, ordering: str
+) -> None:
     """Also where none passes; the next claims go on, and find the one at the end."""
-    consumer(conn, p_topic="wanted")
-    internals.publish_together(conn, stream, 100_000, "'other'")
+    consumer(conn, ordering=ordering, p_topic="wanted")
+    internals.publish_together(conn, stream, 100_000, "'k' || i % 7")
     last = send(conn, p_key="wanted")
     assert receive(conn, 1) == []
     left = one(conn, "select new from pgqueue.consumer_stats")

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.sql.queue import Conn, Session, call, consumer, one, wait_for_a_lock
+from tests.sql.queue import Conn, Session, call, consumer, one, raises, wait_for_a_lock
 from tests.sql.test_capture import TABLE, apply, content, messages
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
@@ -82,7 +82,7 @@ def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
     """Random statements, savepoints, rollbacks, deadlocks; the copy is kept meanwhile."""
     call(conn, "capture", "t", "s", None, columns)
     copy: dict[str | None, Any] = {}
-    end = time.monotonic() + 2
+    end = time.monotonic() + 1.2
 
     def write(number: int) -> None:
         writer = Writer(url, number)

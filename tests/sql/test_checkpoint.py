@@ -8,19 +8,10 @@ import psycopg
 import pytest
 
 from tests.sql import clock
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    call,
-    consumer,
-    one,
-    receive,
-    send_all,
-    seqs_of,
-    states,
-    value,
-)
+
+from tests.sql.queue import (  # isort: skip
+    ORDERINGS, Conn, Reader, call, consumer, one, raises, receive, send_all, seqs_of, states, value,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -67,9 +58,8 @@ def test_a_release_acknowledges_what_was_finished_first(conn: Conn, reader: Read
     reader.move(end)
     assert state(conn, reader, end.claim_id) == (2, 0, 0)
     clock.end_leases(conn)
-    assert tuple(call(conn, "reader_release", reader.id, reader.consumer_id, end.claim_id)[0]) == (
-        *(2, 0),
-    )
+    (released,) = call(conn, "reader_release", reader.id, reader.consumer_id, end.claim_id)
+    assert tuple(released) == (2, 0)
     assert states(conn) == {sent[2]: "ready"}
 
 

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 
 from tests.sql import clock
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    call,
-    claim_of,
-    consumer,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    value,
-)
 
-pytestmark = [
-    pytest.mark.small_limits,
-    pytest.mark.usefixtures("stream", "allowed_afterwards"),
-]
+from tests.sql.queue import (  # isort: skip
+    ORDERINGS, Conn, claim_of, consumer, receive, seconds, send, send_all, seqs_of, state, states,
+    value,
+)  # fmt: skip
+
+pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -123,13 +109,3 @@ def test_only_a_live_claim_puts_off(conn: Conn) -> None:
     clock.end_leases(conn)
     assert len(receive(conn)) == 1
     assert value(conn, "defer", stale, None, seconds(60), "1") == 0
-
-
-@pytest.mark.parametrize("delay", ["-1 s", "11 years", None])
-def test_a_delay_that_cannot_be_is_refused(conn: Conn, delay: str | None) -> None:
-    consumer(conn)
-    send(conn)
-    claim = claim_of(receive(conn))
-    with raises("PQ003", column="p_delay"):
-        call(conn, "defer", claim, None, delay)
-    assert value(conn, "ack", claim) == 1

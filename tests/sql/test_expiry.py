@@ -6,36 +6,18 @@ import json
 import threading
 from datetime import datetime, timedelta
 
-import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    now,
-    one,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    value,
-)
 
-pytestmark = [
-    pytest.mark.small_limits,
-    pytest.mark.usefixtures("stream", "allowed_afterwards"),
-]
+from tests.sql.queue import (  # isort: skip
+    ORDERINGS, Conn, Reader, acked, call, claim_of, consumer, now, one, receive, seconds, send,
+    send_all, seqs_of, state, states, value,
+)  # fmt: skip
+
+pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 HOUR = timedelta(hours=1)
 
@@ -191,19 +173,3 @@ def test_two_claimers_give_up_each_message_once(conn: Conn, url: str) -> None:
     assert sorted(got) == left
     assert states(conn) == dict.fromkeys(gone, "dead")
     assert acked(conn, "s", "c") == []
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"p_expires_at": "infinity"},
-        {"p_deliver_at": "2100-01-01", "p_expires_at": "2100-01-01"},
-        {"p_deliver_at": "2100-01-01", "p_expires_at": "2099-01-01"},
-    ],
-)
-def test_a_time_that_cannot_be_is_refused(conn: Conn, options: dict[str, str]) -> None:
-    for function, data in (("send", "x"), ("send_batch", ["x"])):
-        with pytest.raises(psycopg.Error) as caught:
-            call(conn, function, "s", data, **options)
-        named = ", ".join(reversed(options))
-        assert (caught.value.sqlstate, caught.value.diag.column_name) == ("PQ003", named)

@@ -15,25 +15,11 @@ from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals
 from tests.sql.internals import cursor_of, ids
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    claim_one,
-    consumer,
-    now,
-    one,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    states,
-    value,
-    wait_for_a_lock,
-)
+
+from tests.sql.queue import (  # isort: skip
+    Conn, Session, acked, call, claim_of, claim_one, consumer, now, one, receive, seconds, send,
+    send_all, seqs_of, states, value, wait_for_a_lock,
+)  # fmt: skip
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
 
@@ -319,18 +305,6 @@ def test_what_comes_first_comes_before_free_bundles(
     assert claim_one(conn) == first
     second = next(seq for seq in sent if states(conn)[seq] == "ready")
     assert claim_one(conn) == second
-
-
-def test_a_late_commit_is_noticed_beside_free_bundles(conn: Conn, session: Session) -> None:
-    consumer(conn)
-    late = session()
-    late.execute("begin")
-    first = send(late, p_priority=3)
-    sent = send_all(conn, ["x"] * SENT)
-    assert claim_one(conn) == sent[0]
-    late.execute("commit")
-    clock.look_again(conn)
-    assert claim_one(conn) == first
 
 
 def test_what_failed_between_free_bundles_comes_before_later_ones(

@@ -17,27 +17,18 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.conftest import GivenServer, Server
+from tests.conftest import Server
 from tests.sql import checker, clock, internals
 from tests.sql.cost import cost as buffers
 from tests.sql.internals import cursor_of, ids
-from tests.sql.queue import (
-    Session,
-    acked,
-    call,
-    dead_publication,
-    maintain,
-    publish,
-    send_key,
-    stage,
-    value,
-    wait_for_a_lock,
-)
+
+from tests.sql.queue import (  # isort: skip
+    ORDERINGS, Conn, Session, acked, call, dead_publication, maintain, one, publish, receive,
+    send_key, seqs_of, stage, value, wait_for_a_lock,
+)  # fmt: skip
 from tests.sql.queue import cursor_consumer as consumer
 
-Conn = psycopg.Connection
-
-ORDERINGS = ["none", "key", "stream"]
+PUBLISHERS = "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
 
 
 def idle_with_an_id(session: Session) -> Conn:
@@ -130,8 +121,7 @@ def test_a_gap_of_many_pieces_beside_an_open_producer_costs_nothing_until_it_end
 
 
 def wal(conn: Conn) -> int:
-    row = conn.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
-    return int(row[0]) if row else 0
+    return int(one(conn, "select pg_current_wal_insert_lsn() - '0/0'"))
 
 
 def test_a_transaction_of_20000_sends_is_walked_over_once(
@@ -160,10 +150,10 @@ def test_a_gap_of_two_producers_is_found_when_the_first_commits(
     conn: Conn, session: Session, stream: int, ordering: str
 ) -> None:
     consumer(conn, ordering=ordering)
-    one, two = session(), session()
-    for late in (one, two):
+    early, two = session(), session()
+    for late in (early, two):
         late.execute("begin")
-    first, second, third = send_key(one, "1"), send_key(two, "2"), send_key(one, "1")
+    first, second, third = send_key(early, "1"), send_key(two, "2"), send_key(early, "1")
     last = send_key(conn)
     for _ in range(3):
         assert acked(conn, "s", "c") in ([last], [])
@@ -171,7 +161,7 @@ def test_a_gap_of_two_producers_is_found_when_the_first_commits(
     assert acked(conn, "s", "c") == [second]
     for _ in range(3):
         assert acked(conn, "s", "c") == []
-    one.execute("commit")
+    early.execute("commit")
     assert acked(conn, "s", "c") == [first, third]
     acked(conn, "s", "c")
     assert cursor_of(conn).taken == ids(1, 4)
@@ -236,10 +226,8 @@ def prepare(conn: Conn, name: str) -> list[int]:
 @pytest.mark.parametrize("restart", ["", "fast", "immediate"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
-    server: Server, url: str, restart: str, end: str
+    own_server: Server, url: str, restart: str, end: str
 ) -> None:
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
     name = f"gap_{restart}_{end}"
     with connection.connect(url) as conn, connection.connect(url) as late:
         value(conn, "create_stream", "s", p_settings='{"notify": false}')
@@ -251,7 +239,7 @@ def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
         call(conn, "maintain")
         conn.execute("checkpoint")
     if restart:
-        server.restart(restart)
+        own_server.restart(restart)
     with connection.connect(url) as conn:
         call(conn, "maintain")
         if restart:
@@ -271,10 +259,8 @@ def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
 
 
 def test_what_a_prepared_transaction_staged_is_kept_across_a_restart(
-    server: Server, url: str
+    own_server: Server, url: str
 ) -> None:
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
     with connection.connect(url) as conn, connection.connect(url) as other:
         stream = value(conn, "create_stream", "s", p_settings='{"notify": false}')
         value(conn, "set_retention", "s", p_for=timedelta(hours=7))
@@ -286,7 +272,7 @@ def test_what_a_prepared_transaction_staged_is_kept_across_a_restart(
         clock.pass_time(conn, timedelta(hours=1))
         maintain(conn)
         conn.execute("checkpoint")
-    server.restart("fast")
+    own_server.restart("fast")
     with connection.connect(url) as conn:
         clock.pass_time(conn, timedelta(hours=14))
         maintain(conn)
@@ -296,10 +282,8 @@ def test_what_a_prepared_transaction_staged_is_kept_across_a_restart(
         assert len([row for row in call(conn, "read", "s") if row.key is None]) == 2
 
 
-def test_after_a_crash_gaps_are_closed(server: Server, url: str) -> None:
+def test_after_a_crash_gaps_are_closed(own_server: Server, url: str) -> None:
     """Producers died with the server; the virtual ids of theirs may be given out again."""
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
     late = connection.connect(url)
     with connection.connect(url) as conn:
         value(conn, "create_stream", "s")
@@ -309,7 +293,7 @@ def test_after_a_crash_gaps_are_closed(server: Server, url: str) -> None:
         last = send_key(conn)
         assert acked(conn, "s", "c") == [last]
         conn.execute("checkpoint")
-    server.restart("immediate")
+    own_server.restart("immediate")
     late.close()
     with connection.connect(url) as conn:
         sent = send_key(conn)
@@ -342,9 +326,7 @@ def test_gaps_are_merged_only_when_what_was_found_has_left_them(
 
     # asked for the second time who publishes, which is after the look, it waits here
     conn.execute("create sequence asked; select pg_advisory_lock(1)")
-    (publishers,) = conn.execute(
-        "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
-    ).fetchone() or ("",)
+    publishers = one(conn, PUBLISHERS)
     wait = "begin if nextval('public.asked') = 2 then perform pg_advisory_xact_lock(1); end if;\n"
     slow = publishers.replace("begin\n", wait, 1).replace(" STABLE", " VOLATILE", 1)
     assert slow.count(wait) == slow.count("VOLATILE") == 1
@@ -417,7 +399,7 @@ def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering:
     threads = [threading.Thread(target=run, args=[work]) for work in [produce] * 3 + [take] * 3]
     for thread in threads:
         thread.start()
-    time.sleep(4)
+    time.sleep(2.5)
     stop.set()
     for thread in threads:
         thread.join()
@@ -432,7 +414,7 @@ def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering:
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_a_producer_that_commits_and_goes_on_during_a_take_keeps_its_order(
-    url: str, conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, session: Session, stream: int, ordering: str
 ) -> None:
     """Which gaps are looked into is told after the snapshot that sees what is beyond them."""
     consumer(conn, ordering=ordering)
@@ -443,27 +425,16 @@ def test_a_producer_that_commits_and_goes_on_during_a_take_keeps_its_order(
     assert acked(conn, "s", "c") == [other]
     assert acked(conn, "s", "c") == []
     # The window between asking who publishes and looking, as wide as a test needs.
-    definition = conn.execute(
-        "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
-    ).fetchone()
-    assert definition is not None
-    slow = definition[0].replace("publishers", "publishers_now", 1)
+    slow = one(conn, PUBLISHERS).replace("publishers", "publishers_now", 1)
     conn.execute(slow.encode())
     conn.execute(
         "create or replace function _pgqueue.publishers(p_stream_id int) returns text[]"
         " language plpgsql stable as $$ declare v text[] := _pgqueue.publishers_now(p_stream_id);"
         " begin perform pg_sleep(0.4); return v; end $$"
     )
-    got: list[int] = []
-
-    def take() -> None:
-        with connection.connect(url) as taker:
-            got.extend(row.seq for row in call(taker, "receive", "s", "c", 10))
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    time.sleep(0.2)
-    late.execute("commit")
-    second = send_key(late)
-    thread.join()
-    assert got == [first, second]
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(receive, session(), 10)
+        time.sleep(0.2)
+        late.execute("commit")
+        second = send_key(late)
+        assert seqs_of(taken.result()) == [first, second]

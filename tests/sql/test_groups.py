@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -16,19 +17,11 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    Conn,
-    Session,
-    call,
-    consumer,
-    one,
-    send,
-    send_all,
-    send_key,
-    send_keys,
-    stats,
-    value,
-)
+
+from tests.sql.queue import (  # isort: skip
+    Conn, Session, call, consumer, one, raises, send, send_all, send_key, send_keys, stats, value,
+    wait_for_a_lock,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
 
@@ -41,9 +34,8 @@ def group(conn: Conn, stream: int) -> int:
 
 def lease(conn: Conn, worker: str, **options: Any) -> dict[int, Any]:
     """The partitions of a worker."""
-    return {
-        row.partition: row for row in call(conn, "lease_partitions", "s", "g", worker, **options)
-    }
+    rows = call(conn, "lease_partitions", "s", "g", worker, **options)
+    return {row.partition: row for row in rows}
 
 
 def ids(leases: dict[int, Any]) -> list[int]:
@@ -78,12 +70,9 @@ def work_off(conn: Conn, leases: Any, size: int = 1000) -> list[int]:
     return got
 
 
-def end_lease(conn: Conn, worker: str) -> None:
-    clock.end_worker_lease(conn, worker)
-
-
 def test_one_worker_gets_everything_in_order(conn: Conn, group: int) -> None:
     sent = [*send_keys(conn, "a", "b", None, "a", "c"), send_key(conn, "b")]
+    assert value(conn, "create_group", "s", "g", 4, p_if_not_exists=True) == group
     leases = lease(conn, "w")
     assert list(leases) == [0, 1, 2, 3]
     assert work_off(conn, leases, 4) == sent
@@ -177,7 +166,7 @@ def test_a_worker_that_sleeps_too_long_is_fenced(conn: Conn, group: int) -> None
     """Its partitions go on with another one from what it had committed."""
     sent = send_keys(conn, *"abcd")
     rows = read(conn, lease(conn, "w1"))
-    end_lease(conn, "w1")
+    clock.end_worker_lease(conn, "w1")
     second = lease(conn, "w2")
     assert len(second) == 4
     conn.execute("begin")
@@ -192,11 +181,11 @@ def test_a_worker_that_is_back_before_it_was_needed_keeps_its_partitions(
     conn: Conn, group: int
 ) -> None:
     first = lease(conn, "w1")
-    end_lease(conn, "w1")
+    clock.end_worker_lease(conn, "w1")
     assert ids(lease(conn, "w1")) == ids(first)
     send(conn)
     rows = read(conn, first)
-    end_lease(conn, "w1")
+    clock.end_worker_lease(conn, "w1")
     commit(conn, rows)
 
 
@@ -213,7 +202,7 @@ def test_a_partition_that_is_being_committed_stays_with_its_worker(
     (first, *_) = ends(rows).items()
     value(one_, "commit_offset", *first)
     if how == "sleeps":
-        end_lease(conn, "w1")
+        clock.end_worker_lease(conn, "w1")
     else:
         value(conn, "leave_group", "s", "g", "w1")
     second = lease(conn, "w2")
@@ -230,24 +219,16 @@ def test_a_commit_waits_for_a_worker_that_takes_over_and_then_fails(
 ) -> None:
     send(conn)
     rows = read(conn, lease(conn, "w1"))
-    end_lease(conn, "w1")
+    clock.end_worker_lease(conn, "w1")
     other = session()
     other.execute("begin")
     lease(other, "w2")
-    raised: list[psycopg.Error] = []
-
-    def late() -> None:
-        try:
-            commit(conn, rows)
-        except psycopg.Error as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=late)
-    thread.start()
-    time.sleep(0.05)
-    other.execute("commit")
-    thread.join(10)
-    assert [error.sqlstate for error in raised] == ["PQ012"]
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(commit, conn, rows)
+        wait_for_a_lock(session())
+        other.execute("commit")
+        with raises("PQ012"):
+            late.result()
 
 
 def test_what_all_partitions_have_passed_is_deleted(conn: Conn, group: int) -> None:
@@ -272,42 +253,13 @@ def test_workers_that_are_woken_up_together_all_find_what_one_of_them_takes(
     conn.execute("begin")
     first = read(conn, mine)
     other, watch = session(), session()
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(read(other, others)))
-    thread.start()
-    while one(watch, "select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == 0:
-        assert thread.is_alive(), found
-    conn.execute("commit")
-    thread.join(10)
-    assert sorted(seqs(first) + seqs(found)) == sent
-
-
-def test_a_group_is_no_queue(conn: Conn, group: int) -> None:
-    """Its messages cannot be claimed, and a queue's not be read by partitions."""
-    send(conn)
-    for function in ("receive", "claim"):
-        with raises("PQ006", "'g' is a group"):
-            call(conn, function, "s", "g")
-    with pytest.raises(psycopg.DatabaseError, match="'g' is a group"):
-        call(conn, "reader_claim", "d4f1b1e2-0000-4000-8000-000000000000", group, 0, 0)
-    consumer(conn)
-    with raises("PQ006", "is no group"):
-        call(conn, "lease_partitions", "s", "c", "w")
-
-
-def test_the_number_of_partitions_does_not_change(conn: Conn, group: int) -> None:
-    assert value(conn, "create_group", "s", "g", 4, p_if_not_exists=True) == group
-    for arguments, said in [
-        (("s", "g", 8, "earliest", True), "with 4 partitions, not 8"),
-        (("s", "g", 4), "exists already"),
-        (("s", "c", 4), "is no group"),
-    ]:
-        if arguments[1] == "c":
-            consumer(conn)
-        with raises("PQ006", said):
-            call(conn, "create_group", *arguments)
-    with pytest.raises(psycopg.DatabaseError, match="p_partitions is 1 to"):
-        call(conn, "create_group", "s", "h", 0)
+    sleeping = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(read, other, others)
+        while one(watch, sleeping) == 0:
+            assert not found.done()
+        conn.execute("commit")
+        assert sorted(seqs(first) + seqs(found.result())) == sent
 
 
 def test_what_is_no_offset_of_a_partition_is_refused(conn: Conn, group: int) -> None:
@@ -344,17 +296,14 @@ def test_a_group_is_moved_while_it_works(conn: Conn, group: int) -> None:
     send(conn)
     value(conn, "seek", "s", "g", "latest")
     assert work_off(conn, leases) == []
-    with pytest.raises(psycopg.DatabaseError, match="p_to is earliest"):
-        value(conn, "seek", "s", "g", "soon")
     with pytest.raises(psycopg.DatabaseError, match="replays nothing"):
         value(conn, "replay", "s", "g", "earliest")
 
 
 def test_how_far_behind_each_partition_is(conn: Conn, group: int) -> None:
     def behind() -> list[tuple[str, int]]:
-        return conn.execute(
-            "select worker, behind from pgqueue.group_stats order by partition"
-        ).fetchall()
+        stats = b"select worker, behind from pgqueue.group_stats order by partition"
+        return conn.execute(stats).fetchall()
 
     send_keys(conn, *"abcdefgh")
     assert behind() == [(None, 8)] * 4
@@ -410,13 +359,8 @@ def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> i
         with connection.connect(url) as own:
             while not over.is_set():
                 own.execute("begin")
-                mine = send_all(
-                    own,
-                    ["x"] * rng.randint(1, 20),
-                    p_keys=None,
-                ) if rng.random() < 0.1 else send_keys(
-                    own, *(f"{i} {rng.randint(0, 9)}" for _ in range(rng.randint(1, 20)))
-                )  # fmt: skip
+                keys = [f"{i} {rng.randint(0, 9)}" for _ in range(rng.randint(1, 20))]
+                mine = send_keys(own, *(keys if rng.random() > 0.1 else [None] * len(keys)))
                 if rng.random() < 0.2:
                     own.execute("rollback")
                 else:
@@ -450,11 +394,8 @@ def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> i
                 time.sleep(0.4)  # longer than the lease, before it writes ...
             try:
                 with own.transaction():
-                    for row in rows:
-                        if row.seq is not None:
-                            own.execute(
-                                "insert into done (seq, key) values (%s, %s)", [row.seq, row.key]
-                            )
+                    work = [(row.seq, row.key) for row in rows if row.seq is not None]
+                    own.cursor().executemany("insert into done (seq, key) values (%s, %s)", work)
                     if rng.random() < 0.02:
                         time.sleep(0.4)  # ... or before it commits
                     commit(own, rows)

@@ -8,30 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals, limits
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    claim_of,
-    consumer,
-    now,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    states,
-    value,
-    wait_for_a_lock,
-)
+
+from tests.sql.queue import (  # isort: skip
+    Conn, Session, acked, claim_of, consumer, now, receive, seconds, send, send_all, send_keys,
+    seqs_of, states, value, wait_for_a_lock,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream")
 
@@ -78,13 +65,14 @@ WRONG = {
 }  # fmt: skip
 
 
+BACKOFFS = [pytest.param("linear", marks=pytest.mark.longer), "exponential"]
+
+
 def test_each_hint_is_made_wrong_here(conn: Conn) -> None:
     assert {name.split()[0] for name in WRONG} == internals.hints(conn)
 
 
-@pytest.mark.parametrize(
-    "backoff", [pytest.param("linear", marks=pytest.mark.longer), "exponential"]
-)
+@pytest.mark.parametrize("backoff", BACKOFFS)
 def test_what_failed_a_few_times_comes_again_though_its_next_claimer_waited_for_the_lock(
     conn: Conn, session: Session, backoff: str
 ) -> None:
@@ -103,19 +91,18 @@ def test_what_failed_a_few_times_comes_again_though_its_next_claimer_waited_for_
         due = now(conn) + seconds(0.7)  # the second one, and the first is due already
         waiter = pool.submit(receive, waiting)
         wait_for_a_lock(conn)
-        wait_until(conn, due)
+        while now(conn) < due:
+            time.sleep(0.02)
         assert len(receive(busy)) == 1
         settling.execute("rollback")
         busy.execute("commit")
     checker.check(conn)
     got = seqs_of(waiter.result())
-    wait_until(conn, now(conn) + seconds(3))
+    clock.pass_time(conn, seconds(3))
     assert sorted(got + acked(conn, "s", "c")) == sent
 
 
-@pytest.mark.parametrize(
-    "backoff", [pytest.param("linear", marks=pytest.mark.longer), "exponential"]
-)
+@pytest.mark.parametrize("backoff", BACKOFFS)
 def test_what_failed_a_few_times_comes_again_after_the_clock_was_set_back(
     conn: Conn, backoff: str
 ) -> None:
@@ -127,7 +114,7 @@ def test_what_failed_a_few_times_comes_again_after_the_clock_was_set_back(
     clock.set_clock_back(conn, seconds(3600))
     got = seqs_of(receive(conn))
     checker.check(conn)
-    wait_until(conn, now(conn) + seconds(3))
+    clock.pass_time(conn, seconds(3))
     assert sorted(got + acked(conn, "s", "c")) == sent
 
 
@@ -173,12 +160,6 @@ def failed(conn: Conn, *times: int) -> list[int]:
         value(conn, "nack", claim, again, seconds(0))
         value(conn, "defer", claim) if len(again) < len(sent) else None
     return sent
-
-
-def wait_until(conn: Conn, when: datetime) -> None:
-    """Until the server's clock says so."""
-    while now(conn) < when:
-        time.sleep(0.02)
 
 
 # Consumers of which some have bundles behind hints that others do not have.

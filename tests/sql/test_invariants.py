@@ -7,24 +7,15 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, cost, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    one,
-    send_keys,
-    seqs_of,
+
+from tests.sql.queue import (  # isort: skip
+    ORDERINGS, Conn, Session, acked, call, claim_of, consumer, one, raises, send_keys, seqs_of,
     value,
-)
+)  # fmt: skip
 
 all_versions = pytest.mark.all_versions
 

@@ -10,32 +10,12 @@ import psycopg
 import pytest
 
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    now,
-    one,
-    publish,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_key,
-    send_keys,
-    seqs_of,
-    stage,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+
+from tests.sql.queue import (  # isort: skip
+    ORDERINGS, Conn, Reader, Session, acked, call, claim_of, consumer, maintain, now, one, publish,
+    raises, receive, seconds, send, send_all, send_key, send_keys, seqs_of, stage, states, stats,
+    value, wait_for_a_lock,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

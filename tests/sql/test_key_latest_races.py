@@ -20,19 +20,10 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    call,
-    claim_of,
-    now,
-    one,
-    rows,
-    seconds,
-    send_all,
-    seqs_of,
-    value,
-)
+
+from tests.sql.queue import (  # isort: skip
+    ORDERINGS, Conn, call, claim_of, now, one, rows, seconds, send_all, seqs_of, value,
+)  # fmt: skip
 
 SPAWN = mp.get_context("spawn")
 KEYS = "abc"

@@ -15,24 +15,11 @@ import psycopg
 import pytest
 
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    now,
-    receive,
-    seconds,
-    send_all,
-    send_keys,
-    seqs_of,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+
+from tests.sql.queue import (  # isort: skip
+    Conn, Reader, Session, acked, call, claim_of, consumer, now, raises, receive, seconds, send_all,
+    send_keys, seqs_of, stats, value, wait_for_a_lock,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
