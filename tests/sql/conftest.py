@@ -65,6 +65,18 @@ def session(url: str) -> Iterator[Session]:
 
 
 @pytest.fixture
+def opened(session: Session) -> Session:
+    """Opens another session, and in it a transaction."""
+
+    def begin() -> Conn:
+        opened = session()
+        opened.execute("begin")
+        return opened
+
+    return begin
+
+
+@pytest.fixture
 def reader(conn: Conn, stream: int) -> Reader:
     """A new checkpoint of the consumer c, which is made for it."""
     return Reader(conn, consumer(conn))

@@ -146,6 +146,11 @@ def consumer(conn: Conn, name: str = "c", ordering: str = "none", **options: Any
     return value(conn, "create_consumer", "s", name, **given)
 
 
+def alter(conn: Conn, name: str = "c", **settings: Any) -> None:
+    """Change settings of a consumer."""
+    value(conn, "alter_consumer", "s", name, arguments.settings("settings", settings))
+
+
 def cursor_consumer(conn: Conn, name: str = "c", **options: Any) -> int:
     """Make a consumer that takes with its cursor alone, and not ahead of it: see test_ahead.py."""
     return consumer(conn, name, notify_done=True, **options)

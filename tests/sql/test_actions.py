@@ -261,7 +261,7 @@ def test_actions_of_a_query_that_are_repeated_name_the_same_messages(conn: Conn)
             settle(conn, other)
 
 
-def test_a_batch_publishes_and_acts_together_or_not_at_all(conn: Conn, stream: int) -> None:
+def test_a_batch_publishes_and_acts_together_or_not_at_all(conn: Conn) -> None:
     reader = Reader(conn, consumer(conn))
     out = value(conn, "create_stream", "out")
     sent = send_all(conn, ["x"] * 3)

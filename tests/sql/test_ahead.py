@@ -18,8 +18,8 @@ from tests.sql import checker, clock, internals
 from tests.sql.cost import cost as buffers
 
 from tests.sql.queue import (  # isort: skip
-    Conn, Session, acked, call, claim_of, consumer, dead_publication, maintain, now, one, publish,
-    receive, seconds, send, send_all, seqs_of, stage, states, stats, value,
+    Conn, Session, acked, alter, call, claim_of, consumer, dead_publication, maintain, now, one,
+    publish, receive, seconds, send, send_all, seqs_of, stage, states, stats, value,
 )  # fmt: skip
 
 AHEAD = "select count(*) from pgqueue.taken_ahead"
@@ -330,7 +330,7 @@ def test_a_publication_that_becomes_visible_late_is_found(
 
 def to_keys(conn: Conn) -> None:
     call(conn, "pause", "s", "c")
-    call(conn, "alter_consumer", "s", "c", '{"per_key_limit": 1}')
+    alter(conn, per_key_limit=1)
     call(conn, "resume", "s", "c")
 
 

@@ -239,7 +239,7 @@ def test_each_position_is_found_inside_the_archive(
 
 @pytest.mark.small_limits
 def test_an_archive_may_begin_on_a_stream_that_was_trimmed(
-    conn: Conn, stream: int, folder: Path, url: str
+    conn: Conn, folder: Path, url: str
 ) -> None:
     value(conn, "set_retention", "s", p_messages=16)
     (begun, lost) = start(conn), send(conn)
@@ -307,9 +307,7 @@ def test_many_publications_are_packed_and_read_as_before(
     assert one(conn, last) == nearby
 
 
-def test_two_exporters_write_a_segment_once(
-    conn: Conn, archive: Path, url: str, session: Session
-) -> None:
+def test_two_exporters_write_a_segment_once(conn: Conn, archive: Path, url: str) -> None:
     send_in_segments(conn, 6)
     found: list[Any] = []
 

@@ -15,15 +15,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals, limits
 from tests.sql.cost import cost
 
 from tests.sql.queue import (  # isort: skip
-    Conn, Reader, Session, acked, action, call, claim_of, consumer, now, one, receive, scanned,
-    seconds, send_keys, seqs_of, settle, states, stats, value, wait_for_a_lock,
+    Conn, Reader, Session, acked, action, alter, call, claim_of, consumer, now, one, receive,
+    scanned, seconds, send_keys, seqs_of, settle, states, stats, value, wait_for_a_lock,
 )  # fmt: skip
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
@@ -69,7 +68,7 @@ def assert_in_order(found: list[int], keys: dict[int, str]) -> None:
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_an_open_acknowledgement_holds_what_comes_after_it(
-    conn: Conn, session: Session, ordering: str
+    conn: Conn, session: Session, opened: Session, ordering: str
 ) -> None:
     """Also over its rollback; the session itself may go on, because it does both or neither."""
     consumer(conn, ordering=ordering)
@@ -77,8 +76,7 @@ def test_an_open_acknowledgement_holds_what_comes_after_it(
     first = receive(conn, 1)
     assert seqs_of(first) == sent[:1]
     assert receive(conn, 1) == []
-    acking = session()
-    acking.execute("begin")
+    acking = opened()
     assert value(acking, "ack", claim_of(first)) == 1
     assert receive(conn, 1) == []
     assert seqs_of(receive(acking, 1)) == sent[1:2]
@@ -92,13 +90,12 @@ def test_an_open_acknowledgement_holds_what_comes_after_it(
 @pytest.mark.all_versions
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_a_claim_that_is_acknowledged_twice_at_once_frees_one_bundle(
-    conn: Conn, session: Session, ordering: str
+    conn: Conn, session: Session, opened: Session, ordering: str
 ) -> None:
     consumer(conn, ordering=ordering)
     sent = send_keys(conn, *"aaaa")
     claim = claim_of(receive(conn, 1))
-    first = session()
-    first.execute("begin")
+    first = opened()
     assert value(first, "ack", claim) == 1
     with ThreadPoolExecutor(2) as pool:
         again = [pool.submit(value, session(), "ack", claim) for _ in range(2)]
@@ -111,12 +108,11 @@ def test_a_claim_that_is_acknowledged_twice_at_once_frees_one_bundle(
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_prepared_acknowledgement_holds_what_comes_after_it(
-    conn: Conn, session: Session, keyed: int, end: str
+    conn: Conn, opened: Session, keyed: int, end: str
 ) -> None:
     sent = send_keys(conn, *"aab")
     first = receive(conn, 1)
-    acking = session()
-    acking.execute("begin")
+    acking = opened()
     assert value(acking, "ack", claim_of(first)) == 1
     acking.execute("prepare transaction 'p'")
     assert seqs_of(receive(conn, 1)) == sent[2:]
@@ -130,13 +126,12 @@ def test_a_prepared_acknowledgement_holds_what_comes_after_it(
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_dealt_bundles_are_claimed_beside_who_has_the_lock(
-    conn: Conn, session: Session, ordering: str
+    conn: Conn, opened: Session, ordering: str
 ) -> None:
     consumer_id = consumer(conn, ordering=ordering)
     sent = send_keys(conn, *"aaaaaa")
     rows = receive(conn, 2)
-    holder = session()
-    holder.execute("begin")
+    holder = opened()
     internals.lock_consumer(holder, consumer_id)
     conn.execute("set lock_timeout = '100 ms'")
     for part in sent[2:4], sent[4:]:
@@ -344,7 +339,7 @@ def test_a_key_is_free_when_its_claim_is_gone_though_others_were_settled_in_part
 
 
 def test_what_was_dealt_behind_a_key_that_left_a_claim_is_free(
-    conn: Conn, keyed: int, session: Session
+    conn: Conn, keyed: int, opened: Session
 ) -> None:
     """An assigner waits for nobody who settles the rest; the next one finds it."""
     a, b = send_keys(conn, "a", "b")
@@ -355,8 +350,7 @@ def test_what_was_dealt_behind_a_key_that_left_a_claim_is_free(
     assert receive(conn, 1) == []
     value(conn, "ack", claim, [a])
     value(conn, "ack", other)
-    settling = session()
-    settling.execute("begin")
+    settling = opened()
     assert value(settling, "extend", claim) == 1
     conn.execute("set lock_timeout = '100 ms'")
     assert later[2] in acked(conn, "s", "c", 1)
@@ -397,8 +391,13 @@ def test_the_order_of_the_stream_stays_whatever_becomes_of_a_claim(
     assert acked(conn, "s", "c", 5 if how == "another size" else 2) == left
 
 
-@pytest.mark.parametrize("delay", [None, seconds(0), seconds(3600)])
-@pytest.mark.parametrize("how", ["nack", "defer", "dead_letter"])
+@pytest.mark.parametrize(
+    ("how", "delay"),
+    [
+        *((how, delay) for how in ("nack", "defer") for delay in (None, seconds(0), seconds(3600))),
+        ("dead_letter", None),
+    ],
+)
 @pytest.mark.parametrize("part", [True, False])
 def test_what_goes_back_comes_before_the_rest_of_its_key(
     conn: Conn, keyed: int, how: str, delay: Any, part: bool
@@ -428,14 +427,13 @@ def test_what_goes_back_comes_before_the_rest_of_its_key(
 
 
 def test_a_poll_in_an_open_transaction_keeps_nothing_from_waiting(
-    conn: Conn, session: Session
+    conn: Conn, opened: Session
 ) -> None:
     """It locked what was assigned next, which then came before what went back."""
     consumer(conn, ordering="stream")
     sent = send_keys(conn, *"aaaaaa")
     rows = receive(conn, 2)
-    polling = session()
-    polling.execute("begin")
+    polling = opened()
     assert receive(polling, 2) == []
     assert value(conn, "nack", claim_of(rows), sent[1:2], seconds(0)) == 1
     polling.execute("commit")
@@ -547,7 +545,7 @@ def test_a_failed_message_goes_back_with_all_later_ones_of_its_key(
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
 def test_a_stream_goes_on_behind_which_messages_were_dealt_that_had_failed(
-    conn: Conn, stream: int, again: bool
+    conn: Conn, again: bool
 ) -> None:
     """What failed comes before others, but not before what it is assigned behind."""
     consumer(conn, ordering="stream")
@@ -569,7 +567,7 @@ def test_a_stream_goes_on_behind_which_messages_were_dealt_that_had_failed(
     checker.check(conn)
 
 
-def test_a_stream_passes_what_has_expired_in_one_claim(conn: Conn, stream: int) -> None:
+def test_a_stream_passes_what_has_expired_in_one_claim(conn: Conn) -> None:
     consumer(conn, ordering="stream")
     first = send_keys(conn, "x")
     for _ in range(20):
@@ -583,7 +581,7 @@ def test_a_stream_passes_what_has_expired_in_one_claim(conn: Conn, stream: int) 
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_a_claim_that_acknowledges_waits_for_what_it_makes_free(
-    conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, session: Session, ordering: str
 ) -> None:
     """Its own claim is in the way until it is acknowledged: so it does not say there is nothing."""
     id_ = consumer(conn, ordering=ordering)
@@ -616,10 +614,6 @@ def test_dealt_bundles_are_counted_as_what_they_are(conn: Conn, sent: list[int])
         assert value(conn, count, consumer_id) == 5
     assert value(conn, "seek", "s", "c", "latest") == 7
     assert stats(conn, "c").settled == 0
-
-
-def alter(conn: Conn, **settings: object) -> None:
-    value(conn, "alter_consumer", "s", "c", Jsonb(settings))
 
 
 MOVES: dict[str, Callable[[Conn, list[int]], object]] = {
@@ -884,7 +878,7 @@ def test_workers_that_are_killed_lose_double_and_disorder_nothing(
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_claims_of_another_size_keep_the_order_of_keys_whose_bundles_are_dealt_again(
-    conn: Conn, stream: int, ordering: str
+    conn: Conn, ordering: str
 ) -> None:
     """Others of the same keys wait for such a bundle, or stand behind it."""
     consumer(conn, ordering=ordering)

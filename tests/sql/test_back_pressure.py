@@ -14,8 +14,8 @@ import pytest
 from tests.sql import clock, internals
 
 from tests.sql.queue import (  # isort: skip
-    ORDERINGS, Conn, Reader, Session, acked, call, claim_of, consumer, now, one, publish, raises,
-    receive, seconds, send, send_all, send_keys, seqs_of, stage, states, stats, value,
+    ORDERINGS, Conn, Reader, Session, acked, alter, call, claim_of, consumer, now, one, publish,
+    raises, receive, seconds, send, send_all, send_keys, seqs_of, stage, states, stats, value,
     wait_for_a_lock,
 )  # fmt: skip
 
@@ -95,14 +95,14 @@ def test_the_limit_can_be_changed_and_taken_back(conn: Conn) -> None:
     limited(conn, 1)
     send(conn)
     rejected(conn)
-    value(conn, "alter_consumer", "s", "c", '{"max_backlog": 2}')
+    alter(conn, max_backlog=2)
     internals.wait_until_counted_again(conn)
     send(conn)
     rejected(conn)
-    value(conn, "alter_consumer", "s", "c", '{"max_backlog": null}')
+    alter(conn, max_backlog=None)
     send_all(conn, ["x"] * 10)
     assert not one(conn, "select limited from pgqueue.streams")
-    value(conn, "alter_consumer", "s", "c", '{"max_backlog": 3}')
+    alter(conn, max_backlog=3)
     rejected(conn)
     value(conn, "drop_consumer", "s", "c")
     assert not one(conn, "select limited from pgqueue.streams")
@@ -242,11 +242,10 @@ def test_the_oldest_are_dropped_at_the_claim(conn: Conn, ordering: str) -> None:
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_the_oldest_are_those_that_arrived_first_whatever_their_numbers(
-    conn: Conn, ordering: str, session: Session
+    conn: Conn, ordering: str, opened: Session
 ) -> None:
     limited(conn, 4, "drop_oldest", ordering)
-    late = session()
-    late.execute("begin")
+    late = opened()
     first = send_keys(late, "late", "late")
     sent = send_keys(conn, *"abc")
     internals.take(conn, 10)
@@ -262,9 +261,7 @@ def test_the_oldest_are_those_that_arrived_first_whatever_their_numbers(
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_what_waits_is_dropped_and_what_is_claimed_is_not(
-    conn: Conn, ordering: str, session: Session
-) -> None:
+def test_what_waits_is_dropped_and_what_is_claimed_is_not(conn: Conn, ordering: str) -> None:
     limited(conn, 4, "drop_oldest", ordering)
     first = send_keys(conn, "a", "b")
     claim = claim_of(receive(conn, 2))
@@ -291,7 +288,7 @@ def test_a_claim_that_finds_enough_ready_drops_too(conn: Conn) -> None:
     value(conn, "ack", first)
 
 
-def test_a_reader_drops_too_and_sends_never_fail(conn: Conn, stream: int) -> None:
+def test_a_reader_drops_too_and_sends_never_fail(conn: Conn) -> None:
     reader = Reader(conn, limited(conn, 5, "drop_oldest"))
     seqs = [send_all(conn, ["x"] * 20) for _ in range(5)][-1]
     end = reader.ask()
@@ -316,7 +313,7 @@ def fares(conn: Conn) -> tuple[str, str]:
     return health(conn).status, health(conn).because
 
 
-def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn, stream: int) -> None:
+def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn) -> None:
     """A message of tomorrow needs no worker today: not before it is taken, and not after."""
     consumer_id = limited(conn, 100)
     send(conn, p_deliver_at=now(conn) + timedelta(days=1))
@@ -328,7 +325,7 @@ def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn, stream: int) -> 
     assert health(conn).status == "unattended"
 
 
-def test_health_says_who_needs_somebody_and_why(conn: Conn, stream: int) -> None:
+def test_health_says_who_needs_somebody_and_why(conn: Conn) -> None:
     consumer_id = limited(conn, 3)
     assert fares(conn) == ("ok", "0 messages are before it, and 0 are claimed")
     send(conn)

@@ -12,7 +12,10 @@ import pytest
 
 from tests.sql import internals, limits
 from tests.sql.internals import rows
-from tests.sql.queue import Conn, acked, consumer, maintain, one, publish, send, stage, stats, value
+
+from tests.sql.queue import (  # isort: skip
+    Conn, acked, alter, consumer, maintain, one, publish, send, stage, stats, value,
+)  # fmt: skip
 
 MANY = 60
 
@@ -83,7 +86,7 @@ def test_nobody_is_judged_by_an_estimate(conn: Conn, pass_over: Any) -> None:
     assert value(conn, "consumer_backlog", id_) == MANY + 1
     assert value(conn, "consumer_available", id_) == MANY + 1
     assert MANY + 1 > value(conn, "consumer_available", id_, 30) >= 30, "it need not count all"
-    value(conn, "alter_consumer", "s", "c", f'{{"max_backlog": {MANY + 1}}}')
+    alter(conn, max_backlog=MANY + 1)
     assert rows(conn, health)[0].status == "full"
 
 

@@ -145,10 +145,9 @@ def test_what_is_new_is_found_far_behind_and_late(conn: Conn, stream: int) -> No
     assert stats(conn).settled == len(left) + 1
 
 
-def test_what_commits_later_between_is_not_lost(conn: Conn, session: Session) -> None:
+def test_what_commits_later_between_is_not_lost(conn: Conn, opened: Session) -> None:
     consumer(conn)
-    slow = session()
-    slow.execute("begin")
+    slow = opened()
     late = send(slow)
     before, cancelled = send(conn), send(conn)
     assert cancel(conn, cancelled, late) == 1, "what is not committed is not there"

@@ -170,11 +170,10 @@ def test_release_waits_for_those_who_are_writing_and_what_they_write_is_sent(
 
 @pytest.mark.parametrize("fate", ["commit", "rollback"])
 def test_of_two_who_capture_a_table_at_once_the_last_one_says_how(
-    conn: Conn, session: Session, fate: str
+    conn: Conn, session: Session, opened: Session, fate: str
 ) -> None:
     """Also beside one who reads the table: a capture that is replaced waits for him."""
-    first, second, reader = session(), session(), session()
-    reader.execute("begin")
+    first, second, reader = opened(), session(), session()
     reader.execute("select from t")
     first.execute("begin")
     call(first, "capture", "t", "s", None, ["id"])

@@ -86,7 +86,7 @@ FAKE = """
 def test_a_trigger_with_the_name_of_ours_is_no_capture(
     conn: Conn, stranger: Conn, empty_url: str
 ) -> None:
-    """A role with no right of the queue stops neither maintain, drop_stream, nor the view."""
+    """A role without rights stops neither maintain, drop_stream, the view nor uninstalling."""
     stranger.execute(FAKE.encode())
     call(conn, "maintain")
     ours = b"select tgrelid::regclass::text from pg_trigger where tgname like 'pgqueue\\_%'"
@@ -97,13 +97,6 @@ def test_a_trigger_with_the_name_of_ours_is_no_capture(
     value(conn, "create_stream", "other")
     value(conn, "drop_stream", "s")
     assert conn.execute("select name from pgqueue.streams").fetchall() == [("other",)]
-    value(conn, "create_stream", "s")
-
-
-def test_a_trigger_with_the_name_of_ours_does_not_keep_the_queue_from_being_uninstalled(
-    conn: Conn, stranger: Conn
-) -> None:
-    stranger.execute(FAKE.encode())
     schema.uninstall(conn)
     assert one(conn, "select to_regnamespace('pgqueue') is null")
     schema.install(conn)

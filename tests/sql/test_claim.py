@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.sql import clock, internals
 
 from tests.sql.queue import (  # isort: skip
     ORDERINGS, Conn, Session, call, claim_of, claim_one, consumer, now, receive, seconds, send,
-    send_all, seqs_of, states, value, wait_for_a_lock,
+    send_all, states, value,
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -52,26 +51,6 @@ def test_a_claim_acknowledges_the_one_before_it(conn: Conn, ordering: str, funct
     claim = claim_of(call(conn, function, "s", "c", 2, p_ack=claim))
     assert call(conn, function, "s", "c", 2, p_ack=claim) == []
     assert states(conn) == {}
-
-
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_a_claim_acknowledges_the_one_before_it_also_when_it_has_to_wait(
-    conn: Conn, session: Session, ordering: str
-) -> None:
-    """It acknowledges, takes that back when it finds the consumer locked, and does it again."""
-    id_ = consumer(conn, ordering=ordering, notify_done=True)  # takes with the lock
-    first = send(conn, p_key="a")
-    claim = claim_of(receive(conn))
-    second = send(conn, p_key="b")
-    busy = session()
-    with ThreadPoolExecutor(1) as pool:
-        with busy.transaction():
-            internals.lock_consumer(busy, id_)
-            waiting = pool.submit(receive, conn, p_ack=claim)
-            wait_for_a_lock(busy)
-            assert states(busy)[first] == "claimed"
-        assert seqs_of(waiting.result()) == [second]
-    assert states(conn) == {second: "claimed"}
 
 
 def test_a_claim_goes_on_when_the_one_before_it_is_not_live_and_warns(conn: Conn) -> None:

@@ -21,6 +21,8 @@ from tests.sql.queue import (  # isort: skip
     wait_for_a_lock,
 )  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("stream")
+
 
 def claim(conn: Conn, n: int) -> int:
     """Claim at most n messages of c; returns how many it got."""
@@ -102,7 +104,7 @@ def test_a_claim_behind_a_hot_key_of_single_messages_takes_a_bounded_part_of_the
 
 
 def test_a_claim_that_takes_for_long_keeps_its_keys_when_an_older_lease_ends_meanwhile(
-    conn: Conn, session: Session, stream: int
+    conn: Conn,
 ) -> None:
     """A backlog of more than one take, and a lease that ends between two probes for leases."""
     consumer(conn, ordering="key")
@@ -134,7 +136,7 @@ def test_tokens_that_came_back_beside_an_old_snapshot_cost_nothing(
     checker.check(conn)
 
 
-def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn, stream: int) -> None:
+def test_messages_that_are_gone_do_not_keep_a_claim_open(conn: Conn) -> None:
     """Assigning by key reads the messages; deleted ones have none, and are claimed too."""
     consumer(conn, ordering="key")
     send_keys(conn, "a", "b", "a", "c")
@@ -172,7 +174,7 @@ def test_a_key_that_waits_beside_an_old_snapshot_and_an_old_claim_costs_nothing(
 
 
 def test_bundles_that_are_done_beside_an_old_snapshot_cost_nothing(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, session: Session
 ) -> None:
     """Each claim is of an assigned bundle, whose rows the snapshot sees."""
     conn.execute(f"set application_name = '{'x' * 60}'".encode())  # which makes the rows longer
@@ -201,7 +203,7 @@ def test_claims_of_an_odd_size_cut_runs_of_that_size(conn: Conn, stream: int) ->
     assert sizes.count(101) >= len(sizes) - 4
 
 
-def test_a_claim_takes_until_it_has_as_many_messages_as_it_wants(conn: Conn, stream: int) -> None:
+def test_a_claim_takes_until_it_has_as_many_messages_as_it_wants(conn: Conn) -> None:
     """By messages, not by publications: ten in each."""
     consumer(conn)
     conn.execute(
@@ -217,7 +219,7 @@ def test_a_claim_takes_until_it_has_as_many_messages_as_it_wants(conn: Conn, str
     assert claim(conn, 11_000) == 11_000
 
 
-def test_many_priorities_cost_a_claim_no_more_than_some(conn: Conn, stream: int) -> None:
+def test_many_priorities_cost_a_claim_no_more_than_some(conn: Conn) -> None:
     consumer(conn)
     for priority in range(0, 4000, 200):
         value(conn, "send", "s", "x", p_priority=priority)
@@ -240,7 +242,7 @@ def test_many_priorities_cost_a_claim_no_more_than_some(conn: Conn, stream: int)
 
 
 def test_dead_claims_behind_an_old_snapshot_cost_an_empty_poll_nothing(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, session: Session
 ) -> None:
     consumer(conn)
     poll = "select * from pgqueue.claim('s', 'c', 10)"
@@ -259,7 +261,7 @@ def test_dead_claims_behind_an_old_snapshot_cost_an_empty_poll_nothing(
     assert claim(conn, 1) == 1
 
 
-def test_leases_are_found_also_after_the_clock_was_set_back(conn: Conn, stream: int) -> None:
+def test_leases_are_found_also_after_the_clock_was_set_back(conn: Conn) -> None:
     consumer(conn)
     send_key(conn)
     send_key(conn)
@@ -270,7 +272,7 @@ def test_leases_are_found_also_after_the_clock_was_set_back(conn: Conn, stream: 
     assert [seqs_of(call(conn, "receive", "s", "c", 10)) for _ in range(3)] == [[1], [2], []]
 
 
-def test_extend_never_shortens_a_lease(conn: Conn, stream: int) -> None:
+def test_extend_never_shortens_a_lease(conn: Conn) -> None:
     consumer(conn)
     send_key(conn)
     (row,) = call(conn, "claim", "s", "c", 1, timedelta(hours=1))
@@ -300,9 +302,7 @@ def test_a_lost_claim_is_claimed_back_without_reading_the_backlog(conn: Conn, st
     assert resume() <= few * 1.6 + 30
 
 
-def test_what_another_worker_returned_for_later_is_not_claimed_back(
-    conn: Conn, stream: int
-) -> None:
+def test_what_another_worker_returned_for_later_is_not_claimed_back(conn: Conn) -> None:
     id_, reader = consumer(conn), uuid.uuid4()
     send_keys(conn, None, None)
     (row,) = call(conn, "reader_claim", reader, id_, 0, 0)
@@ -316,9 +316,7 @@ def test_what_another_worker_returned_for_later_is_not_claimed_back(
     checker.check(conn)
 
 
-def test_settling_a_part_reads_no_other_claims_whatever_the_statistics(
-    conn: Conn, stream: int
-) -> None:
+def test_settling_a_part_reads_no_other_claims_whatever_the_statistics(conn: Conn) -> None:
     """Statistics of a small table, which has grown: the index of busy keys is not read whole."""
     consumer(conn, ordering="key")
     send_keys(conn, *(f"k{i}" for i in range(20)))
@@ -347,7 +345,7 @@ def test_settling_a_part_reads_no_other_claims_whatever_the_statistics(
 
 @pytest.mark.parametrize("ordering", ["none", "key", "stream"])
 def test_who_acknowledges_and_waits_for_the_lock_holds_no_run_meanwhile(
-    conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, session: Session, ordering: str
 ) -> None:
     """Or else who has the lock, and comes upon that run, would wait for one who waits for it."""
     id_ = consumer(conn, ordering=ordering, notify_done=True)  # takes with the lock
@@ -371,14 +369,13 @@ def test_who_acknowledges_and_waits_for_the_lock_holds_no_run_meanwhile(
 
 
 def test_pollers_do_not_queue_up_for_a_run_that_a_long_transaction_holds(
-    url: str, conn: Conn, session: Session, stream: int
+    url: str, conn: Conn, opened: Session
 ) -> None:
     consumer(conn)
     send_key(conn)
     send_key(conn)
     assert claim(conn, 1) == 1
-    owner = session()  # which needs no lock of the consumer
-    owner.execute("begin")
+    owner = opened()  # which needs no lock of the consumer
     assert len(call(owner, "receive", "s", "c", 1)) == 1
 
     def poll(_: int) -> int:
@@ -395,15 +392,14 @@ def test_pollers_do_not_queue_up_for_a_run_that_a_long_transaction_holds(
 @pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.parametrize("first", ["ack", "claim", "nack"])
 def test_two_who_settle_one_claim_beside_a_claimer_do_not_deadlock(
-    url: str, conn: Conn, session: Session, stream: int, ordering: str, first: str
+    url: str, conn: Conn, opened: Session, ordering: str, first: str
 ) -> None:
     """The claim's lock comes before the consumer's for everybody."""
     consumer(conn, ordering=ordering)
     for _ in range(4):
         send_key(conn, "k")
     claim_id = claim_of(call(conn, "receive", "s", "c", 2))
-    claimer = session()
-    claimer.execute("begin")
+    claimer = opened()
     internals.lock_consumer(claimer, 1)
     errors: list[psycopg.Error] = []
 
@@ -432,7 +428,7 @@ def test_two_who_settle_one_claim_beside_a_claimer_do_not_deadlock(
 
 
 def test_who_holds_a_consumer_is_said_when_waiting_for_it_ends(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, session: Session
 ) -> None:
     """Anybody who may connect can hold an advisory lock; nobody waits for it for ever."""
     consumer(conn, ordering="key")
@@ -450,7 +446,7 @@ def test_who_holds_a_consumer_is_said_when_waiting_for_it_ends(
 # Ids
 
 
-def test_a_crash_that_gives_ids_back_gives_out_other_ones(conn: Conn, stream: int) -> None:
+def test_a_crash_that_gives_ids_back_gives_out_other_ones(conn: Conn) -> None:
     """synchronous_commit = off forgets the last numbers of a sequence."""
     consumer(conn)
     send_key(conn)

@@ -235,13 +235,12 @@ def test_dead_letters_that_several_redrive_at_once_come_once(conn: Conn, session
 
 @pytest.mark.parametrize("ends", ["rollback", "killed"])
 def test_a_redrive_that_does_not_commit_leaves_them_dead(
-    conn: Conn, session: Session, ends: str
+    conn: Conn, opened: Session, ends: str
 ) -> None:
     consumer(conn, ordering="key")
     sent = send_all(conn, ["x"] * 10, p_keys=["k"] * 10)
     bury(conn, sent)
-    other = session()
-    other.execute("begin")
+    other = opened()
     assert value(other, "redrive", "s", "c", sent[3:5]) == 2
     if ends == "rollback":
         other.execute("rollback")
@@ -280,7 +279,7 @@ def test_what_is_redriven_and_claimed_at_once_is_neither_lost_nor_doubled(
     checker.check(conn, {one(conn, "select consumer_id from pgqueue.consumers"): set(sent)})
 
 
-def test_retention_keeps_what_is_dead_until_it_is_purged(conn: Conn, stream: int) -> None:
+def test_retention_keeps_what_is_dead_until_it_is_purged(conn: Conn) -> None:
     consumer(conn)
     call(conn, "set_retention", "s", p_done=True)
     call(conn, "maintain")

@@ -70,8 +70,12 @@ def test_what_is_made_later_grants_nothing_by_default(conn: Conn, stranger: str)
     assert granted(conn, stranger) == [("relation", "other")]
 
 
-@pytest.mark.parametrize("to", ["role", "public"])
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    ("to", "before"),
+    [("role", True), ("public", False),
+     pytest.param("role", False, marks=pytest.mark.longer),
+     pytest.param("public", True, marks=pytest.mark.longer)],
+)  # fmt: skip
 def test_the_face_of_pgmq_grants_nothing_by_default(
     conn: Conn, stranger: str, to: str, before: bool
 ) -> None:

@@ -31,7 +31,7 @@ def drained(conn: Conn, name: str = "c", size: int = 100) -> list[int]:
     """All that can be had; with small limits one empty claim or another comes in between."""
     got: list[int] = []
     empty = 0
-    while empty < 30:
+    while empty < 12:
         found = receive(conn, size, name)
         empty = 0 if found else empty + 1
         got += seqs_of(found)

@@ -33,11 +33,10 @@ def said(conn: Conn, seq: int, name: str = "c") -> tuple[str, str]:
 # In no list of the consumer
 
 
-def test_a_number_that_no_message_has(conn: Conn, session: Session) -> None:
+def test_a_number_that_no_message_has(conn: Conn, opened: Session) -> None:
     consumer(conn)
     assert said(conn, 1) == ("unknown", "no message was sent yet")
-    other = session()
-    other.execute("begin")
+    other = opened()
     seq = send(other)
     state, because = said(conn, seq)
     assert state == "unknown"
@@ -73,7 +72,7 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     assert said(conn, other) == ("done", ends + "to begin after it")
 
 
-def test_new_says_what_is_taken_first(conn: Conn, session: Session) -> None:
+def test_new_says_what_is_taken_first(conn: Conn, opened: Session) -> None:
     consumer(conn)
     first, second = send(conn), send(conn)
     assert "the next claim" in said(conn, first)[1]
@@ -86,8 +85,7 @@ def test_new_says_what_is_taken_first(conn: Conn, session: Session) -> None:
     assert said(conn, first)[1].startswith("the consumer is paused; ")
     value(conn, "resume", "s", "c")
     # one that commits late is in a gap
-    other = session()
-    other.execute("begin")
+    other = opened()
     late = send(other)
     send(conn)
     receive(conn)
@@ -109,7 +107,7 @@ def test_a_sinks_message_is_found_long_after_its_number(conn: Conn, stream: int)
         assert explain(conn, seq).state == "new"
 
 
-def test_trimmed_and_skipped(conn: Conn, stream: int) -> None:
+def test_trimmed_and_skipped(conn: Conn) -> None:
     consumer(conn)
     consumer(conn, "slow")
     value(conn, "set_retention", "s", p_for=timedelta(days=1), p_unread="drop")

@@ -169,7 +169,7 @@ def test_an_urgent_message_is_not_behind_others_that_were_taken(conn: Conn) -> N
 
 def test_a_spark_query_is_told_to_go_on(conn: Conn, stream: int) -> None:
     reader = Reader(conn, consumer(conn, p_topic="last"))
-    internals.publish_together(conn, stream, 150_000, "'other'")
+    internals.publish_together(conn, stream, 70_000, "'other'")
     send_key(conn, "last")
     first = reader.ask()
     assert (first.claimed, first.next_due is not None) == (0, True)
@@ -180,11 +180,10 @@ def test_a_spark_query_is_told_to_go_on(conn: Conn, stream: int) -> None:
 
 
 def test_a_filtered_consumer_beside_a_transaction_that_stays_open(
-    conn: Conn, session: Session
+    conn: Conn, opened: Session
 ) -> None:
     consumer(conn, p_topic="a")
-    early = session()
-    early.execute("begin")
+    early = opened()
     held = [send_key(early, "a"), send_key(early, "b")]
     sent = send_keys(conn, "a", "b")
     assert acked(conn, "s", "c") == sent[:1]

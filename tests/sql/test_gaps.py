@@ -31,20 +31,19 @@ from tests.sql.queue import cursor_consumer as consumer
 PUBLISHERS = "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
 
 
-def idle_with_an_id(session: Session) -> Conn:
+def idle_with_an_id(opened: Session) -> Conn:
     """A transaction that has an id, publishes nothing, and stays open."""
-    conn = session()
-    conn.execute("begin")
+    conn = opened()
     conn.execute("select pg_current_xact_id()")
     return conn
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_gap_is_closed_beside_a_transaction_that_publishes_nothing(
-    conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, opened: Session, stream: int, ordering: str
 ) -> None:
     consumer(conn, ordering=ordering)
-    idle_with_an_id(session)
+    idle_with_an_id(opened)
     got = []
     for _ in range(20):
         dead_publication(conn)
@@ -56,11 +55,11 @@ def test_a_gap_is_closed_beside_a_transaction_that_publishes_nothing(
 
 
 def test_a_claim_costs_the_same_beside_30000_rollbacks_and_an_old_transaction(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, opened: Session, stream: int
 ) -> None:
     """6. By buffers, as nothing is left of the gaps once the rollbacks were seen."""
     consumer(conn)
-    idle_with_an_id(session)
+    idle_with_an_id(opened)
 
     def cycle() -> int:
         send_key(conn)
@@ -83,12 +82,11 @@ def test_a_claim_costs_the_same_beside_30000_rollbacks_and_an_old_transaction(
 
 @pytest.mark.parametrize("ordering", [pytest.param("none", marks=pytest.mark.longer), "key"])
 def test_a_gap_of_many_pieces_beside_an_open_producer_costs_nothing_until_it_ends(
-    conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, opened: Session, stream: int, ordering: str
 ) -> None:
     """Its ids alternate with those of others: claims neither look into it nor write it anew."""
     consumer(conn, ordering=ordering)
-    late = session()
-    late.execute("begin")
+    late = opened()
 
     def cycle() -> tuple[int, int]:
         before = wal(conn)
@@ -125,15 +123,14 @@ def wal(conn: Conn) -> int:
 
 
 def test_a_transaction_of_20000_sends_is_walked_over_once(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, opened: Session, stream: int
 ) -> None:
     """What is published and not visible yet costs a poll nothing, with nothing behind it."""
     consumer(conn)
     poll = "select pgqueue.claim('s', 'c', 10)"
     conn.execute(poll)
     few = buffers(conn, poll)
-    late = session()
-    late.execute("begin")
+    late = opened()
     late.execute("select count(pgqueue.send('s', 'x')) from generate_series(1, 20000)")
     for _ in range(3):
         conn.execute(poll)
@@ -169,11 +166,11 @@ def test_a_gap_of_two_producers_is_found_when_the_first_commits(
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_for_order_what_was_in_gaps_comes_before_what_is_beyond(
-    conn: Conn, stream: int, session: Session, ordering: str
+    conn: Conn, stream: int, session: Session, opened: Session, ordering: str
 ) -> None:
     consumer(conn, ordering=ordering)
     producer = session()
-    idle_with_an_id(session)
+    idle_with_an_id(opened)
     producer.execute("begin")
     for _ in range(70):
         send_key(producer)
@@ -186,11 +183,10 @@ def test_for_order_what_was_in_gaps_comes_before_what_is_beyond(
 
 
 def test_a_consumer_made_beside_an_open_producer_gets_what_it_commits(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, opened: Session, stream: int
 ) -> None:
     """Latest: what is visible now is skipped, and nothing else."""
-    late = session()
-    late.execute("begin")
+    late = opened()
     first = send_key(late)
     send_key(conn)
     consumer(conn, p_start="latest")
@@ -414,12 +410,11 @@ def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering:
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_a_producer_that_commits_and_goes_on_during_a_take_keeps_its_order(
-    conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, session: Session, opened: Session, stream: int, ordering: str
 ) -> None:
     """Which gaps are looked into is told after the snapshot that sees what is beyond them."""
     consumer(conn, ordering=ordering)
-    late = session()
-    late.execute("begin")
+    late = opened()
     first = send_key(late)
     other = send_key(conn, "other")
     assert acked(conn, "s", "c") == [other]

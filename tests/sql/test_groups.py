@@ -117,10 +117,9 @@ def test_each_message_can_be_committed_by_itself(conn: Conn, group: int) -> None
     assert sorted(work_off(conn, leases)) == sorted(set(sent) - before)
 
 
-def test_late_commits_and_messages_for_others(conn: Conn, group: int, session: Session) -> None:
+def test_late_commits_and_messages_for_others(conn: Conn, group: int, opened: Session) -> None:
     consumer(conn)
-    slow = session()
-    slow.execute("begin")
+    slow = opened()
     late = send_key(slow, "a")
     early = send_key(conn, "a")
     send(conn, p_consumers=["c"])
@@ -215,13 +214,12 @@ def test_a_partition_that_is_being_committed_stays_with_its_worker(
 
 
 def test_a_commit_waits_for_a_worker_that_takes_over_and_then_fails(
-    conn: Conn, group: int, session: Session
+    conn: Conn, group: int, session: Session, opened: Session
 ) -> None:
     send(conn)
     rows = read(conn, lease(conn, "w1"))
     clock.end_worker_lease(conn, "w1")
-    other = session()
-    other.execute("begin")
+    other = opened()
     lease(other, "w2")
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(commit, conn, rows)
@@ -344,7 +342,7 @@ def lost(conn: Conn, rows: list[Any], error: psycopg.errors.UniqueViolation) -> 
     raise error
 
 
-def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> int:
+def race(url: str, conn: Conn, seconds: float, workers: int) -> int:
     """Workers that die and oversleep, beside producers. Returns how many messages there were."""
     conn.execute(
         "create table done (n bigint generated always as identity, seq bigint unique, key text,"
@@ -405,7 +403,7 @@ def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> i
             for row in leases.values():
                 if row.to_release:
                     value(own, "commit_offset", row.lease_id, None, True)
-            if kill and rng.random() < 0.01:
+            if rng.random() < 0.01:
                 return 0  # without leaving
             idle = idle + 1 if over.is_set() and not rows else 0
             if not rows:
@@ -419,12 +417,11 @@ def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> i
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.2)
-        if kill:
-            conn.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where pid <>"
-                " pg_backend_pid() and datname = current_database() and query like '%lease%'"
-                " and random() < 0.2"
-            )
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where pid <>"
+            " pg_backend_pid() and datname = current_database() and query like '%lease%'"
+            " and random() < 0.2"
+        )
     over.set()
     for thread in threads:
         thread.join(60)
@@ -435,28 +432,17 @@ def race(url: str, conn: Conn, seconds: float, workers: int, *, kill: bool) -> i
     return len(done)
 
 
-def out_of_order(conn: Conn) -> int:
-    """How many messages were worked off after a later one of their key."""
-    return one(
-        conn,
-        "select count(*) from (select seq < lag(seq) over (partition by key order by n) as back"
-        " from done where key is not null) x where back",
-    )
-
-
+@pytest.mark.parametrize(
+    ("seconds", "workers", "least"),
+    [(1.5, 3, 200), pytest.param(8, 6, 1_300, marks=pytest.mark.longer)],
+)
 def test_each_message_is_worked_off_once_whatever_workers_do(
-    url: str, conn: Conn, group: int
+    url: str, conn: Conn, group: int, seconds: float, workers: int, least: int
 ) -> None:
     """In order by key: two transactions of one producer never overlap, so by key seq rises."""
-    assert race(url, conn, 1.5, 3, kill=True) > 200
-    assert out_of_order(conn) == 0
-
-
-@pytest.mark.longer
-def test_groups_for_long(url: str, conn: Conn, group: int) -> None:
-    """As above, for a while, with more workers than partitions."""
-    assert race(url, conn, 8, 6, kill=True) > 1_300
-    assert out_of_order(conn) == 0
+    assert race(url, conn, seconds, workers) > least
+    back = "select seq < lag(seq) over (partition by key order by n) as back from done"
+    assert one(conn, f"select count(*) from ({back} where key is not null) x where back") == 0
 
 
 def test_a_reader_that_keeps_its_offset_is_seen_as_a_group(conn: Conn, stream: int) -> None:

@@ -11,13 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals, limits
 
 from tests.sql.queue import (  # isort: skip
-    Conn, Session, acked, claim_of, consumer, now, receive, seconds, send, send_all, send_keys,
-    seqs_of, states, value, wait_for_a_lock,
+    Conn, Session, acked, alter, claim_of, consumer, now, receive, seconds, send, send_all,
+    send_keys, seqs_of, states, value, wait_for_a_lock,
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream")
@@ -120,11 +119,10 @@ def test_what_failed_a_few_times_comes_again_after_the_clock_was_set_back(
 
 @pytest.mark.parametrize("hint", ["probe_at", "gaps_probe"])
 def test_a_look_that_was_noted_before_the_clock_was_set_back_is_made_beside_ready_messages(
-    conn: Conn, session: Session, hint: str
+    conn: Conn, opened: Session, hint: str
 ) -> None:
     consumer(conn)
-    late = session()
-    late.execute("begin")
+    late = opened()
     expected = send(late, p_priority=1) if hint == "gaps_probe" else 0
     sent = send_all(conn, ["x"] * 5)
     claim = claim_of(receive(conn, 1))
@@ -177,12 +175,11 @@ CONSUMERS: dict[str, dict[str, Any]] = {
 }
 
 
-def everything(conn: Conn, session: Session, kind: str) -> None:
+def everything(conn: Conn, opened: Session, kind: str) -> None:
     """The consumer c has messages in every state; none of them has to wait for long."""
     ordering = kind.split()[0]
     consumer(conn, ordering=ordering, visibility_timeout=seconds(3600), **CONSUMERS[kind])
-    open_ = session()
-    open_.execute("begin")
+    open_ = opened()
     send(open_, p_key="late")
     for priority in range(4):
         send_all(conn, ["x"] * 3, p_keys=["a", "b", None], p_priority=priority)
@@ -196,15 +193,15 @@ def everything(conn: Conn, session: Session, kind: str) -> None:
     clock.end_delays(conn)
     clock.end_lease(conn, late)
     if "limited" in kind:
-        value(conn, "alter_consumer", "s", "c", Jsonb({"per_key_limit": 4}))
+        alter(conn, per_key_limit=4)
 
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("kind", CONSUMERS)
 def test_what_a_wrong_hint_hides_is_found_within_a_minute(
-    conn: Conn, session: Session, kind: str
+    conn: Conn, opened: Session, kind: str
 ) -> None:
-    everything(conn, session, kind)
+    everything(conn, opened, kind)
     owed = set(states(conn))
     assert len(owed) == 16
     hidden = {}

@@ -21,8 +21,8 @@ from tests.sql.cost import cost
 from tests.sql.internals import rows
 
 from tests.sql.queue import (  # isort: skip
-    ORDERINGS, Conn, Reader, Session, acked, call, claim_of, consumer, maintain, now, one, receive,
-    seconds, send, send_all, value,
+    ORDERINGS, Conn, Reader, Session, acked, alter, call, claim_of, consumer, maintain, now, one,
+    receive, seconds, send, send_all, value,
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -72,7 +72,7 @@ def test_an_acknowledgement_is_kept_with_its_result(conn: Conn, ordering: str) -
 
 
 def test_what_a_spark_query_is_done_with_is_kept(conn: Conn, reader: Reader) -> None:
-    value(conn, "alter_consumer", "s", "c", KEEP)
+    alter(conn, keep_history="1 day")
     sent = send_all(conn, ["x"] * 3)
     reader.move(reader.ask())
     assert history(conn) == []
@@ -86,12 +86,12 @@ def test_the_setting_counts_from_the_next_claim_on(conn: Conn) -> None:
     consumer(conn)
     send_all(conn, ["x"] * 3)
     before = claim_of(receive(conn, 1))
-    value(conn, "alter_consumer", "s", "c", KEEP)
+    alter(conn, keep_history="1 day")
     after = claim_of(receive(conn, 1))
     value(conn, "ack", before)
     value(conn, "ack", after)
     assert [row.claim_id for row in history(conn)] == [after]
-    value(conn, "alter_consumer", "s", "c", json.dumps({"keep_history": None}))
+    alter(conn, keep_history=None)
     value(conn, "ack", claim_of(receive(conn, 1)), None, "1")
     assert len(history(conn)) == 1
     assert maintain(conn)["old history"] == 1
