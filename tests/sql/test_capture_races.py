@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -75,6 +77,26 @@ class Writer:
         return True
 
 
+@contextmanager
+def writing(pool: ThreadPoolExecutor, url: str, writers: int) -> Iterator[None]:
+    """So many writers, beside the test."""
+    over = threading.Event()
+
+    def write(number: int) -> None:
+        writer = Writer(url, number)
+        with writer.conn:
+            while not over.is_set():
+                writer.transaction()
+
+    writes = [pool.submit(write, number) for number in range(writers)]
+    try:
+        yield
+    finally:
+        over.set()
+    for each in writes:
+        each.result()
+
+
 @pytest.mark.parametrize("columns", [None, ["id", "price"]], ids=["whole rows", "some columns"])
 def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
     conn: Conn, url: str, columns: list[str] | None
@@ -82,20 +104,10 @@ def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
     """Random statements, savepoints, rollbacks, deadlocks; the copy is kept meanwhile."""
     call(conn, "capture", "t", "s", None, columns)
     copy: dict[str | None, Any] = {}
-    end = time.monotonic() + 1.2
-
-    def write(number: int) -> None:
-        writer = Writer(url, number)
-        with writer.conn:
-            while time.monotonic() < end:
-                writer.transaction()
-
-    with ThreadPoolExecutor(4) as pool:
-        writing = [pool.submit(write, number) for number in range(4)]
-        while not all(each.done() for each in writing):
+    with ThreadPoolExecutor(4) as pool, writing(pool, url, 4):
+        end = time.monotonic() + 60
+        while one(conn, "select last_value from pgqueue.seq_1") < 400 and time.monotonic() < end:
             apply(copy, messages(conn))
-        for each in writing:
-            each.result()
     apply(copy, messages(conn))
     rows = content(conn)
     if columns:
@@ -106,28 +118,14 @@ def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
 
 def test_a_copy_begun_beside_writers_is_the_table(conn: Conn, url: str, session: Session) -> None:
     """Capture, then copy, then apply what was captured since."""
-    stop = threading.Event()
-
-    def write(number: int) -> None:
-        writer = Writer(url, number)
-        with writer.conn:
-            while not stop.is_set():
-                writer.transaction()
-
-    with ThreadPoolExecutor(2) as pool:
-        writing = [pool.submit(write, number) for number in range(2)]
-        try:
-            for _ in range(3):
-                call(session(), "capture", "t", "s")
-                copy: dict[str | None, Any] = {**content(conn)}
-                for _ in range(10):
-                    apply(copy, messages(conn))
-                call(session(), "release", "t", "s")
+    with ThreadPoolExecutor(2) as pool, writing(pool, url, 2):
+        for _ in range(3):
+            call(session(), "capture", "t", "s")
+            copy: dict[str | None, Any] = {**content(conn)}
+            for _ in range(10):
                 apply(copy, messages(conn))
-        finally:
-            stop.set()
-        for each in writing:
-            each.result()
+            call(session(), "release", "t", "s")
+            apply(copy, messages(conn))
     assert (one(conn, FUNCTIONS), one(conn, TRIGGERS)) == (0, 0)
     call(conn, "capture", "t", "s")
     copy = {**content(conn)}

@@ -15,10 +15,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier
 
 from spark_pgqueue.postgres import connection, schema
-
-from tests.sql.queue import (  # isort: skip
-    Conn, Session, acked, call, consumer, one, raises, value, wait_for_a_lock,
-)  # fmt: skip
+from tests.sql.queue import Conn, Session, acked, call, consumer, one, raises, value
 from tests.sql.test_capture import apply, content, messages
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.all_versions]
@@ -126,7 +123,9 @@ def test_maintain_makes_nothing_for_tables_of_others(
     producer.execute("lock table app.t2 in access exclusive mode")
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(call, maintaining, "maintain")
-        wait_for_a_lock(conn)
+        waits = "select exists (select from pg_locks where not granted)"
+        while not (done.done() or one(conn, waits)):
+            pass
         producer.execute("alter schema app rename to gone; alter schema other rename to app")
         producer.execute("commit")
         done.result(timeout=20)

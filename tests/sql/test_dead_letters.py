@@ -190,9 +190,7 @@ def test_a_redriven_message_may_keep_its_count_and_its_error(conn: Conn) -> None
     assert row.deliver_count == 1
 
 
-def test_what_died_alone_in_its_claim_comes_in_large_claims_when_it_is_redriven(
-    conn: Conn,
-) -> None:
+def test_what_died_alone_in_its_claim_comes_in_large_claims_when_it_is_redriven(conn: Conn) -> None:
     consumer(conn, max_deliver_count=1)
     send_all(conn, ["x"] * 4)
     while rows := receive(conn):

@@ -173,6 +173,10 @@ CONSUMERS: dict[str, dict[str, Any]] = {
     "stream": {},
     "stream filtered": {"p_where": "$.data != null"},
 }
+# What each of the others has, in other combinations.
+COMBINED = ("key filtered", "key rated", "stream filtered")
+KINDS: list[Any] = [kind for kind in CONSUMERS if kind not in COMBINED]
+KINDS += [pytest.param(kind, marks=pytest.mark.longer) for kind in COMBINED]
 
 
 def everything(conn: Conn, opened: Session, kind: str) -> None:
@@ -197,7 +201,7 @@ def everything(conn: Conn, opened: Session, kind: str) -> None:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("kind", CONSUMERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_wrong_hint_hides_is_found_within_a_minute(
     conn: Conn, opened: Session, kind: str
 ) -> None:
@@ -292,7 +296,7 @@ COMES_BACK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CONSUMERS if "rated" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "rated" not in str(kind)])
 def test_what_comes_back_before_all_that_is_delayed_is_seen_when_it_is_due(
     conn: Conn, kind: str
 ) -> None:

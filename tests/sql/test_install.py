@@ -321,9 +321,10 @@ def test_what_somebody_else_prepared_is_refused(
         with pytest.raises(PgQueueError, match=f"which belongs to {role}") as caught:
             schema.install(conn)
         assert caught.value.sqlstate == "PQ011"
-        done = psql(empty_url)
-        assert done.returncode != 0
-        assert f"which belongs to {role}" in done.stderr
+        if what == "table":  # psql runs the same files
+            done = psql(empty_url)
+            assert done.returncode != 0
+            assert f"which belongs to {role}" in done.stderr
 
 
 @pytest.mark.all_versions

@@ -61,7 +61,7 @@ def test_no_loss(conn: Conn, url: str, session: Session, ordering: str) -> None:
 def test_exclusive(conn: Conn, url: str, ordering: str) -> None:
     """No message is in two claims, however many claim at once."""
     consumer_id = consumer(conn, ordering=ordering)
-    sent = send_keys(conn, *(f"k{i % 50}" for i in range(600)))
+    sent = send_keys(conn, *(f"k{i % 50}" for i in range(300)))
 
     def work(size: int) -> list[int]:
         got: list[int] = []
