@@ -171,9 +171,8 @@ def test_of_two_who_capture_a_table_at_once_the_last_one_says_how(
     conn: Conn, session: Session, opened: Session, fate: str
 ) -> None:
     """Also beside one who reads the table: a capture that is replaced waits for him."""
-    first, second, reader = opened(), session(), session()
+    first, reader, second = opened(), opened(), session()
     reader.execute("select from t")
-    first.execute("begin")
     call(first, "capture", "t", "s", None, ["id"])
     with ThreadPoolExecutor(1) as pool:
         capturing = pool.submit(call, second, "capture", "t", "s", ["name"], ["name"])

@@ -436,7 +436,7 @@ def test_what_is_cut_ahead_keeps_urgent_messages_first(conn: Conn) -> None:
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_a_claim_that_comes_too_late_to_cut_or_deal_ahead_keeps_no_lock(
-    conn: Conn, session: Session, opened: Session, ordering: str
+    conn: Conn, opened: Session, ordering: str
 ) -> None:
     """It read the cursor, and waited for its old claim, while another claim did that."""
     consumer(conn, ordering=ordering)
@@ -448,9 +448,8 @@ def test_a_claim_that_comes_too_late_to_cut_or_deal_ahead_keeps_no_lock(
     free += " and message_count = 1"
     while one(conn, free) < one(conn, ahead):
         receive(conn, 1)
-    late, holder = opened(), session()
+    late, holder = opened(), opened()
     value(holder, "extend", old)
-    late.execute("begin")
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(receive, late, 1, p_ack=old)
         wait_for_a_lock(conn)
