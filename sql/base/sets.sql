@@ -72,7 +72,7 @@ language sql immutable parallel safe as $$
 $$;
 
 -- Cuts a set into stretches that are in another set, or outside of it, in order.
-create or replace function _pgqueue.stretches(p_set int8multirange, p_other int8multirange)
+create or replace function _pgqueue.split_by(p_set int8multirange, p_other int8multirange)
 returns table (inside boolean, seqs int8multirange)
 language sql immutable parallel safe as $$
     select s.inside, range_agg(s.r)

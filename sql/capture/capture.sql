@@ -80,7 +80,7 @@ begin
     where a.attnum is null limit 1;
     if v_unknown is not null then
         raise exception '%', v_unknown using errcode = 'PQ003', column = split_part(v_unknown, ' ', 1),
-            hint = _pgqueue.is_it(v_word, array(
+            hint = _pgqueue.suggestion(v_word, array(
                 select quote_ident(a.attname) from pg_attribute a
                 where a.attrelid = p_table.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
                 order by a.attnum));

@@ -3,21 +3,14 @@
 -- (Claims get named types: a function that returns columns of its own has them looked up at each call, for a fifth of
 -- the cost of a small claim.)
 
--- Where claims look in a lane: no free bundle stands before a place (null: none is free), and none at all
--- before another one.
-do $$
-begin
-    if to_regtype('pgqueue.lane_hint') is null then
-        create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint, low_place bigint, low_seq bigint);
-    end if;
-end $$;
-
 -- Where claims of a consumer look, so that they pass over dead rows and over what is claimed. Hints may be
 -- lost: a hint that is too early costs time. One that is too late hides bundles: so all hints are read from
 -- what is stored once a minute, see rebuild_hints().
 do $$
 begin
     if to_regtype('pgqueue.claim_hints') is null then
+        -- no free bundle of a lane stands before a place (null: none is free), and none at all before another one
+        create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint, low_place bigint, low_seq bigint);
         create type pgqueue.claim_hints as (
             lanes          pgqueue.lane_hint[],  -- of ready bundles, in the order in which they are served, ...
             lanes_from     int,                -- ... and no bundle is in other lanes below; null: in none
@@ -74,7 +67,7 @@ create table if not exists pgqueue.consumer_gaps (
     range_count     int            not null,
     publishers      text[]         not null,  -- virtual ids of the transactions that may still fill it
     look            boolean        not null,  -- look at the next take, whichever transactions have ended
-    kept            int8multirange,           -- messages not taken with it (reading/positions.sql); null: none
+    excluded        int8multirange,           -- messages not taken with it (reading/positions.sql); null: none
     primary key (consumer_id, gap_no)
 );
 create sequence if not exists pgqueue.gap_numbers;

@@ -20,5 +20,8 @@ begin
     alter table pgqueue.consumers rename column way to profile;
     alter table pgqueue.group_partitions rename column line_no to arrival_no;
     alter table pgqueue.archived_messages rename to completed_messages;
+    alter table pgqueue.decided rename to resolved;
+    alter index pgqueue.decided_pkey rename to resolved_pkey;
+    alter table pgqueue.consumer_gaps rename column kept to excluded;
     alter index pgqueue.archived_messages_done rename to completed_messages_done;
 end $$;

@@ -143,9 +143,9 @@ begin
     loop
         v_kept := o_gone * (select range_agg(seqs) from _pgqueue.published(p_consumer.stream_id,
                                                                            v_gap.publication_ids * v_found.o_ids));
-        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.delete_gaps(p_cursor, array[v_gap.gap_no]);
         p_cursor := _pgqueue.record_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
-                                        coalesce(v_gap.kept, '{}') + v_kept);
+                                        coalesce(v_gap.excluded, '{}') + v_kept);
     end loop;
     if v_last >= p_cursor.next_publication then
         v_kept := o_gone
@@ -178,7 +178,7 @@ begin
     end if;
     while v_left <> '{}' or v_late <> '{}' loop
         v_from := case when v_left = '{}' then lower(v_new)
-                       else _pgqueue.below_position(p_consumer.stream_id, null, lower(v_left)) end;
+                       else _pgqueue.search_publication(p_consumer.stream_id, null, lower(v_left)) end;
         select coalesce(range_agg(p.seqs), '{}') as seqs,
                coalesce(range_agg(p.seqs) filter (where p.mine), '{}') as new_seqs,
                coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')) filter (where p.mine),
@@ -196,5 +196,5 @@ begin
         v_late := v_late + int8multirange(int8range(lower(v_left), lower(v_left), '[]')) - v_look.seqs;
         v_left := v_left - v_late - v_look.seqs;
     end loop;
-    o_seqs := o_seqs - coalesce(_pgqueue.kept(p_cursor), '{}');
+    o_seqs := o_seqs - coalesce(_pgqueue.excluded(p_cursor), '{}');
 end $$;

@@ -164,7 +164,7 @@ begin
         o_because := 'it was published to other consumers: '
             || coalesce((select string_agg(name, ', ' order by name) from pgqueue.consumers
                          where consumer_id = any (p_publication.consumers)), 'dropped ones');
-    elsif v_new and not (v_in_gap and (_pgqueue.kept(v_cursor) @> p_seq) is true) then
+    elsif v_new and not (v_in_gap and (_pgqueue.excluded(v_cursor) @> p_seq) is true) then
         o_state := 'new';
         o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end
             || format('published at %s, and not taken yet: ', date_trunc('second', p_publication.published_at))

@@ -56,7 +56,7 @@ begin
                         ('old history', coalesce((v_history -> 0)::bigint, 0));
     perform _pgqueue.run_task('select 0 from _pgqueue.delete_sink_streams(($2 ->> 1)::interval)', null, v_ages);
     perform _pgqueue.on_maintain();
-    perform _pgqueue.run_task('select 0 from _pgqueue.record_numbers($1::int), _pgqueue.record_decided($1::int)', id)
+    perform _pgqueue.run_task('select 0 from _pgqueue.record_numbers($1::int), _pgqueue.record_resolved($1::int)', id)
     from unnest(v_turn.o_ids) id;  -- before anything is trimmed
 
     -- One stream a call, by chance, ends the trimming when it has more to do: so locks of its segments are not kept

@@ -24,7 +24,7 @@ SAFE = {
     r".*::reg(?:class|procedure)(?:::text)?(?:, ', '(?: order by \w+)?\))?": "quoted by Postgres",
     r"_pgqueue\.(?:sql_name|room_of|partition_sql|each_column|key_of)\(.*\)": "SQL, quoted there",
     r"(?:format|string_agg\(\s*format)\(.*": "from a format that is looked at itself",
-    r"_pgqueue\.(?:payload_quer(?:y|ies)|table_query)\(.*\)": "SQL, put together there",
+    r"_pgqueue\.(?:by_segment|table_query)\(.*\)": "SQL, put together there",
     r"t\.(?:event|kind|rows)|kind": "one of several texts",
     r"string_agg\(substr\(g\.object, length\(k\.kind\) \+ 2\), .*": "a reg name as text",
     r"\(select string_agg\(' set ' \|\| setting, '' order by .*": "texts of access.sql",
