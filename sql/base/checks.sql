@@ -96,10 +96,8 @@ create or replace function _pgqueue.check_publication(p_priority int, p_deliver_
                                                       p_expires_at timestamptz default null) returns void
 language plpgsql immutable as $$
 begin
-    if p_priority is null or p_priority not between -32768 and 32767 then
-        raise exception 'p_priority is -32768 to 32767, not %', coalesce(p_priority::text, 'null')
-            using errcode = 'PQ003', column = 'p_priority';
-    elsif not isfinite(p_deliver_at) then
+    perform _pgqueue.check_number('p_priority', p_priority, -32768, 32767);
+    if not isfinite(p_deliver_at) then
         raise exception 'p_deliver_at is a time, not %', p_deliver_at using errcode = 'PQ003', column = 'p_deliver_at';
     elsif not isfinite(p_expires_at) or p_expires_at <= p_deliver_at then
         raise exception 'p_expires_at is a time%, not %', coalesce(' after p_deliver_at, ' || p_deliver_at, ''),

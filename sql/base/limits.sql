@@ -64,10 +64,10 @@ begin
         ('patience', 'interval', 'interval ''1 minute'''),
         -- a claim gets nothing if one transaction had the consumer's lock after two waits of this time
         ('claim_patience', 'interval', 'interval ''0.5 s'''),
-        -- publications that may be under way at once: they have numbers of messages, and no publication id yet.
+        -- publications that may be in progress at once: they have numbers of messages, and no publication id yet.
         -- Publications that are further apart than that stand in the order of their numbers, except those that a sink
         -- wrote long before it published them
-        ('max_under_way', 'int', '10000'),
+        ('max_in_progress', 'int', '10000'),
         ('large_stream', 'bigint', '1::bigint << 30'),  -- bytes from which on a view warns that all are kept
 
         -- segments

@@ -165,12 +165,7 @@ language sql volatile as $$ select p_when > clock_timestamp() and p_when < clock
 
 -- Locks a consumer. Errors: 55P03 when another transaction holds the lock for a minute.
 create or replace function _pgqueue.lock_consumer(p_consumer_id int) returns void
-language plpgsql as $$
-begin
-    if not pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id) then  -- lock: consumer
-        perform _pgqueue.await_lock(_pgqueue.lock_class_consumer(), p_consumer_id, false);
-    end if;
-end $$;
+language sql as $$ select _pgqueue.await_lock(_pgqueue.lock_class_consumer(), p_consumer_id, false) $$;
 
 -- Locks a consumer if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_consumer(p_consumer_id int) returns boolean
@@ -185,9 +180,7 @@ create or replace function _pgqueue.lock_consumer_alone(p_consumer_id int) retur
 language plpgsql as $$
 begin
     perform _pgqueue.lock_consumer(p_consumer_id);
-    if not _pgqueue.try_lock_new(p_consumer_id) then
-        perform _pgqueue.await_lock(_pgqueue.lock_class_new(), p_consumer_id, false);
-    end if;
+    perform _pgqueue.await_lock(_pgqueue.lock_class_new(), p_consumer_id, false);
 end $$;
 
 -- Locks what is new for a consumer, alone, if nobody shares the lock. Returns whether the caller has it now.
@@ -203,12 +196,7 @@ $$;
 
 -- Notes that this transaction publishes to a stream, and waits if it must. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_publish(p_stream_id int) returns void
-language plpgsql as $$
-begin
-    if not _pgqueue.try_lock_publish(p_stream_id) then
-        perform _pgqueue.await_lock(_pgqueue.lock_class_publish(), p_stream_id, true);
-    end if;
-end $$;
+language sql as $$ select _pgqueue.await_lock(_pgqueue.lock_class_publish(), p_stream_id, true) $$;
 
 -- Waits for locks: executes a statement that takes them, and lets it wait for so long only. This is the one place that
 -- says for how long; a shorter lock_timeout of the session holds instead.
@@ -283,10 +271,14 @@ language sql stable as $$
       and l.database = (select oid from pg_database where datname = current_database())
 $$;
 
--- Waits for an advisory lock that the caller could not have at once. Errors: 55P03, see await().
+-- Takes an advisory lock, at once or after a wait. Errors: 55P03, see await().
 create or replace function _pgqueue.await_lock(p_class int, p_id int, p_shared boolean) returns void
 language plpgsql as $$
 begin
+    if (p_shared and pg_try_advisory_xact_lock_shared(p_class, p_id))  -- lock: any
+       or (not p_shared and pg_try_advisory_xact_lock(p_class, p_id)) then  -- lock: any
+        return;
+    end if;
     perform _pgqueue.await(
         case p_class when _pgqueue.lock_class_consumer() then 'the lock of ' || _pgqueue.consumer_name(p_id)
                      when _pgqueue.lock_class_new() then 'what is new for ' || _pgqueue.consumer_name(p_id)
@@ -343,12 +335,7 @@ end $$;
 -- Keeps the old publications of a stream, and their messages, while this transaction relies on them. Errors: as
 -- lock_consumer().
 create or replace function _pgqueue.lock_history(p_stream_id int) returns void
-language plpgsql as $$
-begin
-    if not pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_history(), p_stream_id) then  -- lock: history
-        perform _pgqueue.await_lock(_pgqueue.lock_class_history(), p_stream_id, true);
-    end if;
-end $$;
+language sql as $$ select _pgqueue.await_lock(_pgqueue.lock_class_history(), p_stream_id, true) $$;
 
 -- Keeps all others from relying on old publications of a stream, so that the caller can delete some; only if nobody
 -- relies on them now. Returns whether the caller may delete.
@@ -425,9 +412,6 @@ $$;
 -- Makes the caller's commit be on disk when it returns, also with synchronous_commit = off: Spark's log goes on from
 -- the database's answer. (All earlier commits are on disk then, too.)
 create or replace function _pgqueue.commit_durably() returns void
-language plpgsql as $$
-begin
-    if current_setting('synchronous_commit') = 'off' then
-        perform set_config('synchronous_commit', 'local', true);
-    end if;
-end $$;
+language sql as $$
+    select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off'
+$$;

@@ -114,8 +114,7 @@ begin
     if not v_allowed then
         raise exception '% is null for %, or %, not %', p_argument, coalesce(v_setting.default_value, 'none'),
                         _pgqueue.allowed(v_setting.type, v_setting.low, v_setting.high, v_setting.choices,
-                                          v_setting.no_value),
-                        left(p_value::text, 100)
+                                         v_setting.no_value), left(p_value::text, 100)
             using errcode = 'PQ003', column = split_part(p_argument, ':', 1);
     end if;
 end $$;
@@ -124,22 +123,18 @@ end $$;
 create or replace function _pgqueue.check_settings(p_of_what text, p_settings jsonb) returns void
 language plpgsql stable as $$
 declare
+    v_names   text[] := array(select name from _pgqueue.settings() where of_what = p_of_what order by name);
     v_unknown text;
 begin
     if p_settings is null or jsonb_typeof(p_settings) <> 'object' then
         raise exception 'p_settings is a JSON object with a value for each setting, such as {"%": null}, not %',
-                        (select min(name) from _pgqueue.settings() s where s.of_what = p_of_what),
-                        coalesce(left(p_settings::text, 100), 'null')
+                        v_names[1], coalesce(left(p_settings::text, 100), 'null')
             using errcode = 'PQ003', column = 'p_settings';
     end if;
-    select k into v_unknown
-    from jsonb_object_keys(p_settings) k
-    where k not in (select name from _pgqueue.settings() s where s.of_what = p_of_what) order by k limit 1;
-    if found then
+    v_unknown := (select min(k) from jsonb_object_keys(p_settings) k where k <> all (v_names));
+    if v_unknown is not null then
         raise exception 'p_settings: a % has no setting %', p_of_what, quote_literal(left(v_unknown, 100))
-            using errcode = 'PQ003', column = 'p_settings',
-                  hint = (select _pgqueue.suggestion(v_unknown, array_agg(name order by name))
-                          from _pgqueue.settings() s where s.of_what = p_of_what);
+            using errcode = 'PQ003', column = 'p_settings', hint = _pgqueue.suggestion(v_unknown, v_names);
     end if;
     perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
 end $$;

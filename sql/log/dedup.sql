@@ -121,24 +121,19 @@ end $$;
 -- Deletes dedup keys whose window has passed, the oldest first, at most limit_deleted() of each stream. Returns how
 -- many it deleted, and how many streams may have more. Locks: the keys that it deletes. It waits for nobody.
 create or replace function _pgqueue.delete_dedup_keys(out o_deleted bigint, out o_unfinished bigint)
-language plpgsql as $$
-declare
-    v_stream pgqueue.streams;
-    v_count  bigint;
-begin
-    o_deleted := 0;
-    o_unfinished := 0;
-    for v_stream in select * from pgqueue.streams order by stream_id loop
-        with old as materialized (
-            select dedup_key from pgqueue.dedup_keys
-            where stream_id = v_stream.stream_id and sent_at <= clock_timestamp() - coalesce(v_stream.dedup_window, '0')
+language sql as $$
+    with old as materialized (
+        select k.* from pgqueue.streams s
+        cross join lateral (
+            select stream_id, dedup_key from pgqueue.dedup_keys
+            where stream_id = s.stream_id and sent_at <= clock_timestamp() - coalesce(s.dedup_window, '0')
             order by sent_at limit _pgqueue.limit_deleted()
-            for update skip locked  -- lock: dedup
-        )
+            for update skip locked) k  -- lock: dedup
+    ), deleted as (
         delete from pgqueue.dedup_keys d using old
-        where d.stream_id = v_stream.stream_id and d.dedup_key = old.dedup_key;
-        get diagnostics v_count = row_count;
-        o_deleted := o_deleted + v_count;
-        o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_deleted())::int;
-    end loop;
-end $$;
+        where d.stream_id = old.stream_id and d.dedup_key = old.dedup_key
+        returning d.stream_id
+    )
+    select coalesce(sum(n), 0)::bigint, count(*) filter (where n >= _pgqueue.limit_deleted())
+    from (select count(*) as n from deleted group by stream_id) d
+$$;

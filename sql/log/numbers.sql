@@ -20,7 +20,6 @@
 --   numbers  the sequence; %s: the id of a stream
 --   quick    whether the query reads a few rows of an index
 --   query    returns the highest number, or null; %1$s: the id of the stream
--- (More than 60 lines: one list.)
 create or replace function _pgqueue.number_holders() returns table (numbers text, quick boolean, query text)
 language sql immutable as $$
     select h.numbers, h.quick,

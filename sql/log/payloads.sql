@@ -91,31 +91,29 @@ begin
     execute format('revoke all on function _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s from public', p_stream_id);
 end $$;
 
+-- A statement for each of some streams, p_stream_id, which is found by binary search.
+--   p_call  the statement; %s: the stream's id
+create or replace function _pgqueue.by_stream(p_call text, p_from int, p_count int) returns text
+language sql immutable as $$
+    select case when p_count = 1 then format(p_call, p_from)
+                else format(E'if p_stream_id < %s then\n%s\nelse\n%s\nend if;', p_from + p_count / 2,
+                            _pgqueue.by_stream(p_call, p_from, p_count / 2),
+                            _pgqueue.by_stream(p_call, p_from + p_count / 2, p_count / 2)) end
+$$;
+
 -- Makes the functions that read the payloads of a claim, payloads(), and of a claim of one message, payload(): a row
 -- costs less than a set of rows. They call the stream's own function. The calls for the first 32 streams are written
 -- out, and Postgres keeps their plans: to parse and plan that one call takes a tenth of a small claim. A call finds its
--- stream by binary search, in five or six comparisons: PL/pgSQL prepares each again in each transaction. The text
--- never changes: a call in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped
--- replaces it under a claim. More of them would cost each new session more than its claims save.
+-- stream in five or six comparisons: PL/pgSQL prepares each again in each transaction. The text never changes: a call
+-- in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped replaces it under a claim.
+-- More of them would cost each new session more than its claims save.
 --   p_seqs, p_seq, p_priority, p_deliver_count, p_saved  the messages of a claim, and what they have in common
 --   p_bundles  of a claim whose messages are unlike: its bundles; null: they are alike
 do $do$
 declare
-    v_calls text[] := array(
-        select format('return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority, p_bundles);', i)
-        from generate_series(1, 32) i order by i);
-    v_call  text[] := array(
-        select format('return _pgqueue.payload_%s(p_claim_id, p_seq, p_priority, p_deliver_count, p_saved);', i)
-        from generate_series(1, 32) i order by i);
-    v_if    text := E'if p_stream_id <= %s then\n%s\nelse\n%s\nend if;';
-    v_width int;
+    v_payloads text := 'return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority, p_bundles);';
+    v_payload  text := 'return _pgqueue.payload_%s(p_claim_id, p_seq, p_priority, p_deliver_count, p_saved);';
 begin
-    foreach v_width in array '{1, 2, 4, 8}'::int[] loop
-        select array_agg(format(v_if, (2 * i - 1) * v_width, v_calls[2 * i - 1], v_calls[2 * i]) order by i),
-               array_agg(format(v_if, (2 * i - 1) * v_width, v_call[2 * i - 1], v_call[2 * i]) order by i)
-        into v_calls, v_call
-        from generate_series(1, 16 / v_width) i;
-    end loop;
     execute format($q$
         create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint, p_seqs int8multirange,
                                                      p_priority int, p_bundles bigint[])
@@ -132,7 +130,7 @@ begin
                 using p_claim_id, p_seqs, p_priority, p_bundles;
             end if;
         end $f$ $q$,
-        v_calls[1], v_calls[2]);
+        _pgqueue.by_stream(v_payloads, 1, 16), _pgqueue.by_stream(v_payloads, 17, 16));
     execute format($q$
         create or replace function _pgqueue.payload(p_stream_id int, p_claim_id bigint, p_seq bigint, p_priority int,
                                                     p_deliver_count int, p_saved jsonb)
@@ -146,11 +144,10 @@ begin
             %s
             elsif p_stream_id <= 32 then
             %s
-            else
+            end if;
             execute format('select * from _pgqueue.payload_%%s($1, $2, $3, $4, $5)', p_stream_id)
                 into v_row using p_claim_id, p_seq, p_priority, p_deliver_count, p_saved;
             return v_row;
-            end if;
         end $f$ $q$,
-        v_call[1], v_call[2]);
+        _pgqueue.by_stream(v_payload, 1, 16), _pgqueue.by_stream(v_payload, 17, 16));
 end $do$;

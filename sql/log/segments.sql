@@ -71,31 +71,26 @@ declare
     v_done boolean;
     v_some boolean := false;
 begin
-    begin
-        if _pgqueue.check_bound(p_stream_id) then
-            return true;
+    foreach v_step in array array['check_bound', 'record_closed', 'close_segment', 'seal_segment', 'add_segment',
+                                  'empty_segment', 'drop_segments'] loop
+        if v_step = 'record_closed' then
+            -- this keeps out drop_stream, an installer, and create_consumer: only for short steps
+            perform from pgqueue.streams where stream_id = p_stream_id for update skip locked;  -- lock: stream
+            exit when not found;
         end if;
-    exception when lock_not_available or deadlock_detected then
-        null;
-    end;
-    -- this keeps out drop_stream, an installer, and create_consumer: only for short steps
-    perform from pgqueue.streams where stream_id = p_stream_id for update skip locked;  -- lock: stream
-    if not found then
-        return false;
-    end if;
-    foreach v_step in array '{record_closed,close_segment,seal_segment,add_segment,empty_segment,drop_segments}'::text[]
-    loop
         begin
+            v_done := false;
             execute format('select _pgqueue.%I($1)', v_step) into v_done using p_stream_id;
             v_some := v_some or v_done;
         exception
             when lock_not_available or deadlock_detected then
                 null;
             when check_violation or numeric_value_out_of_range then
-                -- somebody wrote a number that was not reserved
+                -- a program wrote a number that was not reserved
                 raise warning 'stream %, %: %', p_stream_id, v_step, sqlerrm;
         end;
-        exit when v_step = 'add_segment' and v_done;  -- it may have locks that all wait for, see convert_to_segment()
+        -- these may have locks for which all others wait, see convert_to_segment()
+        exit when v_done and v_step in ('check_bound', 'add_segment');
     end loop;
     return v_some;
 end $$;

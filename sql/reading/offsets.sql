@@ -20,21 +20,17 @@ end $$;
 create or replace function _pgqueue.offset_json(p_stream pgqueue.streams, p_offset pgqueue.reading_offset) returns jsonb
 language plpgsql stable as $$
 begin
-    return (select jsonb_object_agg(name, value)
-            from (values ('stream', to_jsonb(p_stream.name)),
-                         ('incarnation', to_jsonb(p_stream.incarnation)),
-                         ('next', to_jsonb(p_offset.next_publication)),
-                         ('messages', to_jsonb(p_offset.messages)),
-                         ('cut', (select jsonb_agg(jsonb_build_array(p, n) order by i)
-                                  from unnest(p_offset.cut_publications, p_offset.cut_messages)
-                                       with ordinality c (p, n, i))),
-                         ('gaps', (select jsonb_agg(jsonb_build_object('ids', ids::text, 'publishers', publishers)
-                                                    order by age)
-                                   from (values (1, p_offset.old_ids, p_offset.old_publishers),
-                                                (2, p_offset.new_ids, p_offset.new_publishers))
-                                        g (age, ids, publishers)
-                                   where ids <> '{}'))) o (name, value)
-            where value is not null);
+    return jsonb_build_object('stream', p_stream.name, 'incarnation', p_stream.incarnation,
+                              'next', p_offset.next_publication, 'messages', p_offset.messages)
+        || case when p_offset.cut_publications = '{}' then '{}' else (
+               select jsonb_build_object('cut', jsonb_agg(jsonb_build_array(p, n) order by i))
+               from unnest(p_offset.cut_publications, p_offset.cut_messages) with ordinality c (p, n, i)) end
+        || case when p_offset.old_ids = '{}' then '{}' else (
+               select jsonb_build_object('gaps', jsonb_agg(jsonb_build_object('ids', ids::text, 'publishers', who)
+                                                           order by age))
+               from (values (1, p_offset.old_ids, p_offset.old_publishers),
+                            (2, p_offset.new_ids, p_offset.new_publishers)) g (age, ids, who)
+               where ids <> '{}') end;
 end $$;
 
 -- An offset as a JSON value that leaves the database. First all that it has read is on disk, also what others committed
@@ -100,7 +96,8 @@ create or replace function _pgqueue.parse_offset(p_stream pgqueue.streams, p_arg
                                                  p_archive boolean default false) returns pgqueue.reading_offset
 language plpgsql as $$
 declare
-    v_offset pgqueue.reading_offset := row(1, '{}', null, '{}', null, '{}', '{}', 0, p_archive is true);
+    v_offset pgqueue.reading_offset := row(1, '{}', null, '{}', null, '{}', '{}', 0,
+                                              p_archive is true)::pgqueue.reading_offset;
     v_gaps   jsonb := p_offset -> 'gaps';
 begin
     if jsonb_typeof(p_offset) is distinct from 'object' then
@@ -139,13 +136,10 @@ begin
                 p_argument, 'its gaps are no list of one or two, or one is no set of numbers below next', p_offset);
         end if;
     end if;
-    if exists (select from unnest(v_offset.cut_publications) c
-               where c < v_offset.next_publication and not _pgqueue.unread(v_offset) @> c) then
-        perform _pgqueue.refuse_offset(p_argument, 'its cut was read', p_offset);
-    elsif v_offset.next_publication < any (v_offset.cut_publications)
-          or cardinality(v_offset.cut_publications) > (select count(distinct c)
-                                                       from unnest(v_offset.cut_publications) c) then
-        perform _pgqueue.refuse_offset(p_argument, 'its cut is beyond next, or there twice', p_offset);
+    if exists (select from unnest(v_offset.cut_publications) c group by c
+               having count(*) > 1 or c > v_offset.next_publication
+                   or (c < v_offset.next_publication and not _pgqueue.unread(v_offset) @> c)) then
+        perform _pgqueue.refuse_offset(p_argument, 'its cut was read, is beyond next, or there twice', p_offset);
     end if;
     perform _pgqueue.check_incarnation(p_stream, p_argument, p_offset, v_offset);
     return v_offset;

@@ -71,8 +71,8 @@ declare
     v_place  record := _pgqueue.resolve_position(p_stream.stream_id, p_start, p_argument, p_archive);
     -- publishers are not known: the first look finds them
     v_offset pgqueue.reading_offset := row(v_place.o_next,
-                                           int8multirange(int8range(1, v_place.o_next)) - v_place.o_seen, null,
-                                           '{}', null, '{}', '{}', 0, p_archive is true);
+                                           int8multirange(int8range(1, v_place.o_next)) - v_place.o_seen, null, '{}',
+                                           null, '{}', '{}', 0, p_archive is true)::pgqueue.reading_offset;
 begin
     if v_place.o_cut is not null then
         select coalesce(array_agg(c.publication_id order by c.publication_id), '{}'),
@@ -156,7 +156,7 @@ begin
         select * into o_seen, o_next, o_publishers, o_cut
         from _pgqueue.resolve_place(p_stream_id, p_position, p_argument, p_archive);
     end if;
-    -- trimmed publications are missing, but neither under way nor dead: they are before every position
+    -- trimmed publications are missing, but neither in progress nor dead: they are before every position
     v_gone := _pgqueue.trimmed(p_stream_id, p_archive);
     if p_position = 'earliest' and not p_archive and v_gone.o_archive <> '{}' then
         raise warning '% earliest begins with %: earlier messages are in the archive alone, which Spark reads without '
@@ -196,7 +196,7 @@ begin
         into v_before, o_cut, v_last
         from (select distinct publication_id
               from _pgqueue.first_readable(p_stream_id, p_archive, v_below, 9223372036854775807,
-                                           _pgqueue.max_under_way()) f
+                                           _pgqueue.max_in_progress()) f
               where lower(seqs) < v_place.o_seq) n
         cross join lateral (select range_agg(seqs) as seqs, max(upper(seqs)) - 1 as last
                             from _pgqueue.readable(p_stream_id, p_archive, n.publication_id,
@@ -224,7 +224,7 @@ begin
 end $$;
 
 -- An id below which all publications were noted before a time, or have lower numbers only, by binary search. The result
--- is not exact about publications that were under way at once: the caller looks at those near it.
+-- is not exact about publications that were in progress at once: the caller looks at those near it.
 create or replace function _pgqueue.search_publication(p_stream_id int, p_time timestamptz, p_seq bigint,
                                                        p_archive boolean default false) returns bigint
 language plpgsql as $$
@@ -255,7 +255,7 @@ begin
         exit when p_seq is null;
         -- many publications that were published late would look like the place
         select min(publication_id) into v_back
-        from _pgqueue.last_readable(p_stream_id, p_archive, v_lo + 1, _pgqueue.max_under_way()) p
+        from _pgqueue.last_readable(p_stream_id, p_archive, v_lo + 1, _pgqueue.max_in_progress()) p
         where upper(seqs) > p_seq;
         exit when v_back is null;
         v_lo := 0;
@@ -275,24 +275,25 @@ declare
     v_below bigint := least(p_below, _pgqueue.last_publication_id(p_stream_id) + 1);
     v_open  text[];
 begin
-    o_seen := _pgqueue.resolved_ids(p_stream_id) * int8multirange(int8range(1, p_below));
     -- An id that was given out belongs to a transaction that has the publish lock now, or is visible to a new
     -- snapshot, or is dead. This transaction sees its own. (A standby does not know the locks of its primary.)
     if current_setting('transaction_isolation') = 'read committed' and not pg_is_in_recovery() then
         v_open := array(select p from unnest(_pgqueue.publishers(p_stream_id)) p where p <> all (_pgqueue.own_ids()));
-        if v_below - 1 - _pgqueue.cardinality(o_seen) > _pgqueue.max_under_way() then
-            -- to read so many ids takes longer than most transactions
-            for v_try in 1..10 loop
-                exit when v_open = '{}';
-                perform pg_sleep(0.001);
-                v_open := array(select p from unnest(_pgqueue.publishers(p_stream_id)) p where p = any (v_open));
-            end loop;
-        end if;
-        if v_open = '{}' then
-            o_seen := int8multirange(int8range(1, v_below));
-            o_publishers := '{}';
-            return;
-        end if;
+    end if;
+    if (v_open = '{}') is not true then
+        o_seen := _pgqueue.resolved_ids(p_stream_id) * int8multirange(int8range(1, p_below));
+        -- to read many ids takes longer than most transactions
+        for v_try in 1..10 loop
+            exit when (v_open <> '{}') is not true
+                or v_below - 1 - _pgqueue.cardinality(o_seen) <= _pgqueue.max_in_progress();
+            perform pg_sleep(0.001);
+            v_open := array(select p from unnest(_pgqueue.publishers(p_stream_id)) p where p = any (v_open));
+        end loop;
+    end if;
+    if v_open = '{}' then
+        o_seen := int8multirange(int8range(1, v_below));
+        o_publishers := '{}';
+        return;
     end if;
     select o_seen + coalesce(range_agg(
                case when v.last - v.first + 1 = v.count then int8multirange(int8range(v.first, v.last, '[]'))

@@ -20,7 +20,7 @@
 --     the note of maintain(), and so all that these saw.
 
 -- Scans publications of a set of ids, in the order of ids, and reads their messages.
---   p_offset  its messages and its cut are changed, and nothing else
+--   p_offset  without a cut; its messages and its cut are changed, and nothing else
 --   p_goal    the number of messages of the offset at which the scan ends
 --   p_rows    at most this many publications, or parts of them
 -- Returns the offset; the publications that were read whole; the last id that was scanned; and whether a limit ended
@@ -31,8 +31,7 @@ create or replace function _pgqueue.scan_publications(p_stream_id int, inout p_o
                                                       out o_limited boolean)
 language plpgsql as $$
 declare
-    v_max   bigint := p_goal - p_offset.messages;
-    v_total record;
+    v_max bigint := p_goal - p_offset.messages;
 begin
     -- limited twice, per range and in all, so that no more is read than is wanted
     with part as materialized (
@@ -53,27 +52,21 @@ begin
               from publication) w
         where upto - n < v_max
     ), total as (
-        select count(*) as count, min(publication_id) as first, max(publication_id) as last,
+        select count(*) filter (where upto <= v_max) as count, min(publication_id) as first,
+               max(publication_id) filter (where upto <= v_max) as last_whole, max(publication_id) as last,
                coalesce(max(upto), 0) as messages,
-               max(publication_id) filter (where upto > v_max) as cut,
-               v_max - max(upto - n) filter (where upto > v_max) as cut_messages
+               array_agg(publication_id) filter (where upto > v_max) as cut,
+               array_agg(v_max - (upto - n)) filter (where upto > v_max) as cut_messages
         from scanned
     )
-    select t.*, case when t.count = 0 then '{}'
-                     when t.last - t.first + 1 = t.count then int8multirange(int8range(t.first, t.last, '[]'))
-                     else (select range_agg(int8range(publication_id, publication_id, '[]')) from scanned) end as ids,
-           (select count(*) from part) as rows
-    into v_total
-    from total t;
-    o_read := v_total.ids;
-    o_last := v_total.last;
-    o_limited := v_total.messages >= v_max or v_total.rows >= p_rows;
-    p_offset.messages := least(p_offset.messages + v_total.messages, p_goal);
-    if v_total.cut is not null then
-        o_read := o_read - int8multirange(int8range(v_total.cut, v_total.cut, '[]'));
-        p_offset.cut_publications := array[v_total.cut];
-        p_offset.cut_messages := array[v_total.cut_messages];
-    end if;
+    select case when count = 0 then '{}'
+                when last_whole - first + 1 = count then int8multirange(int8range(first, last_whole, '[]'))
+                else (select range_agg(int8range(publication_id, publication_id, '[]')) from scanned
+                      where upto <= v_max) end,
+           last, messages >= v_max or (select count(*) from part) >= p_rows, least(p_offset.messages + messages, p_goal),
+           coalesce(cut, '{}'), coalesce(cut_messages, '{}')
+    into o_read, o_last, o_limited, p_offset.messages, p_offset.cut_publications, p_offset.cut_messages
+    from total;
 end $$;
 
 -- The offset after the next messages: at most p_max, and no publication after p_upto (null: all).

@@ -154,7 +154,7 @@ def test_a_chore_that_fails_is_undone_alone(conn: Conn, stream: int) -> None:
     )
     conn.execute("alter table pgqueue.messages_1 rename to vanished")
     call(conn, "maintain")
-    assert any("forget_history" in text and "broken" in text for text in warned)
+    assert any("delete_history" in text and "broken" in text for text in warned)
     made = one(conn, "select array_agg(distinct stream_id) from pgqueue.segments")
     assert made == [2], "the other stream is tended"
 
