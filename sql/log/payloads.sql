@@ -96,7 +96,7 @@ end $$;
 create or replace function _pgqueue.by_stream(p_call text, p_from int, p_count int) returns text
 language sql immutable as $$
     select case when p_count = 1 then format(p_call, p_from)
-                else format(E'if p_stream_id < %s then\n%s\nelse\n%s\nend if;', p_from + p_count / 2,
+                else format(E'if p_stream_id <= %s then\n%s\nelse\n%s\nend if;', p_from + p_count / 2 - 1,
                             _pgqueue.by_stream(p_call, p_from, p_count / 2),
                             _pgqueue.by_stream(p_call, p_from + p_count / 2, p_count / 2)) end
 $$;

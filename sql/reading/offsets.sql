@@ -264,12 +264,11 @@ create or replace function _pgqueue.messages_between(p_stream_id int, p_from pgq
                                                      p_to pgqueue.reading_offset) returns int8multirange
 language plpgsql stable as $$
 declare
-    v_ids  int8multirange := _pgqueue.unread_from(p_from) - _pgqueue.unread_from(p_to);
     v_seqs int8multirange;
 begin
     with publication as materialized (
         select p.message_count, p.seqs
-        from unnest(v_ids) r
+        from unnest(_pgqueue.unread_from(p_from) - _pgqueue.unread_from(p_to)) r
         cross join lateral (select * from _pgqueue.readable(p_stream_id, p_to.in_archive, lower(r), upper(r))
                             offset 0) p  -- or else, without statistics, all of the stream is read once and joined
         where p.consumers is null

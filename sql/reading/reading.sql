@@ -63,8 +63,8 @@ begin
                 when last_whole - first + 1 = count then int8multirange(int8range(first, last_whole, '[]'))
                 else (select range_agg(int8range(publication_id, publication_id, '[]')) from scanned
                       where upto <= v_max) end,
-           last, messages >= v_max or (select count(*) from part) >= p_rows, least(p_offset.messages + messages, p_goal),
-           coalesce(cut, '{}'), coalesce(cut_messages, '{}')
+           last, messages >= v_max or (select count(*) from part) >= p_rows,
+           least(p_offset.messages + messages, p_goal), coalesce(cut, '{}'), coalesce(cut_messages, '{}')
     into o_read, o_last, o_limited, p_offset.messages, p_offset.cut_publications, p_offset.cut_messages
     from total;
 end $$;
