@@ -276,7 +276,7 @@ proctype Reader() {
         read = 0;
         if
         :: ids ->
-            STEP(read = (ids | ids2) & now_.visible & BELOW(upto + 1));        /* _pgqueue.scan_publications, in the gaps */
+            STEP(read = (ids | ids2) & now_.visible & BELOW(upto + 1));        /* scan_publications, in the gaps */
             d_step {                                        /* _pgqueue.close_gaps */
                 ids = ids & ~read; ids2 = ids2 & ~read;
                 publishers = publishers & who; publishers2 = publishers2 & who;
