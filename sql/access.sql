@@ -84,7 +84,7 @@ language sql immutable as $$
         ('{_pgqueue.often_failed}', null, '{plan, probe, loop}'),
         ('{_pgqueue.view_dead, _pgqueue.check_keys}', null, '{probe}'),
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
-        ('{_pgqueue.first_of, _pgqueue.owed_of_keys}', null, '{plan, probe, loop}'),
+        ('{_pgqueue.take_dedup_keys, _pgqueue.owed_of_keys}', null, '{plan, probe, loop}'),
         ('{_pgqueue.settle}', null, '{loop}'),
         ('{_pgqueue.payloads}', null, '{serial}'),
         ('{_pgqueue.store_assigned, _pgqueue.store_waiting, _pgqueue.firsts}', null, '{whole}'),
@@ -92,7 +92,6 @@ language sql immutable as $$
         ('{_pgqueue.return_by_key, _pgqueue.apply_key_limits, _pgqueue.named_in, _pgqueue.end_named}', null, '{hash}'),
         ('{_pgqueue.keep_newest}', null, '{probe, hash, no_jit}'),
         ('{_pgqueue.check_written, _pgqueue.entries_of}', null, '{probe, serial, no_jit}'),
-        ('{_pgqueue.take_dedup_keys}', null, '{plan}'),
         ('{_pgqueue.sql_name}', null, '{names}'),
         -- asked for each row that is inserted into pgqueue.written
         ('{_pgqueue.reserved}', '{producer}', null)

@@ -247,7 +247,7 @@ language plpgsql as $$ begin
     -- base/streams.sql
     delete from pgqueue.incarnations where stream_id = p_stream_id;
     -- log/messages.sql
-    delete from pgqueue.decided where stream_id = p_stream_id;  -- lock: decided
+    delete from pgqueue.resolved where stream_id = p_stream_id;  -- lock: resolved
     -- log/trims.sql
     delete from pgqueue.trims where stream_id = p_stream_id;
     -- log/segments.sql

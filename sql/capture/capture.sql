@@ -82,7 +82,7 @@ begin
         raise exception '% names %, which is no column of % that can be captured', v_unknown.argument,
                         coalesce(quote_ident(v_unknown.name), 'null'), v_name
             using errcode = 'PQ003', column = v_unknown.argument,
-                  hint = _pgqueue.is_it(v_unknown.name, array(select quote_ident(c) from unnest(v_columns) c));
+                  hint = _pgqueue.suggestion(v_unknown.name, array(select quote_ident(c) from unnest(v_columns) c));
     end if;
     -- an owner that could grant it to itself, but did not, does not publish it by accident
     v_secret := (select quote_ident(attname) from pg_attribute

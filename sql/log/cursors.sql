@@ -3,21 +3,15 @@
 -- (Claims use named types. The column types of a function that returns anonymous columns are looked up at each call,
 -- which costs a fifth of a small claim.)
 
--- Where claims look in a lane: no bundle before (place, first_seq) is free (null: no bundle is free), and no bundle at
--- all is before (low_place, low_seq).
-do $$
-begin
-    if to_regtype('pgqueue.lane_hint') is null then
-        create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint, low_place bigint, low_seq bigint);
-    end if;
-end $$;
-
 -- Where claims of a consumer look. With hints, claims skip dead rows and claimed bundles. Hints may be lost. A hint
 -- that is too early costs time; one that is too late hides bundles. So rebuild_hints() reads all hints from the stored
 -- rows once a minute.
 do $$
 begin
     if to_regtype('pgqueue.claim_hints') is null then
+        -- Where claims look in a lane: no bundle before (place, first_seq) is free (null: no bundle is), and no bundle
+        -- at all is before (low_place, low_seq).
+        create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint, low_place bigint, low_seq bigint);
         create type pgqueue.claim_hints as (
             lanes          pgqueue.lane_hint[],  -- of ready bundles, by lane, ...
             lanes_from     int,                -- ... and lanes below this one have no other; null: no lane has
@@ -74,7 +68,7 @@ create table if not exists pgqueue.consumer_gaps (
     range_count     int            not null,
     publishers      text[]         not null,  -- virtual ids of the transactions that may still fill it
     look            boolean        not null,  -- read at the next take, whichever transactions have ended
-    kept            int8multirange,           -- messages not to take from it (reading/positions.sql); null: none
+    excluded        int8multirange,           -- messages not to take from it (reading/positions.sql); null: none
     primary key (consumer_id, gap_no)
 );
 create sequence if not exists pgqueue.gap_numbers;

@@ -20,6 +20,9 @@ begin
     alter table pgqueue.consumers rename column way to profile;
     alter table pgqueue.group_partitions rename column line_no to arrival_no;
     alter table pgqueue.archived_messages rename to completed_messages;
+    alter table pgqueue.decided rename to resolved;
+    alter index pgqueue.decided_pkey rename to resolved_pkey;
+    alter table pgqueue.consumer_gaps rename column kept to excluded;
     alter index pgqueue.archived_messages_done rename to completed_messages_done;
     alter table pgqueue.late_entries rename to new_capacities;
     alter table pgqueue.new_capacities rename column late_no to capacity_no;

@@ -131,9 +131,9 @@ begin
         select * from pgqueue.consumer_gaps
         where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and publication_ids && o_ids
     loop
-        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.delete_gaps(p_cursor, array[v_gap.gap_no]);
         p_cursor := _pgqueue.record_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
-                                        coalesce(v_gap.kept, '{}') + o_gone * (
+                                        coalesce(v_gap.excluded, '{}') + o_gone * (
                                             select range_agg(seqs)
                                             from _pgqueue.published(p_consumer.stream_id,
                                                                     v_gap.publication_ids * o_ids)));
@@ -160,7 +160,7 @@ begin
     end if;
     while v_left <> '{}' or v_late <> '{}' loop
         v_from := case when v_left = '{}' then lower(v_new)
-                       else _pgqueue.below_position(p_consumer.stream_id, null, lower(v_left)) end;
+                       else _pgqueue.search_publication(p_consumer.stream_id, null, lower(v_left)) end;
         select coalesce(range_agg(p.seqs), '{}') as seqs,
                coalesce(range_agg(p.seqs) filter (where p.mine), '{}') as new_seqs,
                coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')) filter (where p.mine),
@@ -178,5 +178,5 @@ begin
         v_late := v_late + int8multirange(int8range(lower(v_left), lower(v_left), '[]')) - v_look.seqs;
         v_left := v_left - v_late - v_look.seqs;
     end loop;
-    o_seqs := o_seqs - coalesce(_pgqueue.kept(p_cursor), '{}');
+    o_seqs := o_seqs - coalesce(_pgqueue.excluded(p_cursor), '{}');
 end $$;

@@ -27,7 +27,7 @@ begin
     -- lock: settings
     select * into v_before from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
     v_consumer := jsonb_populate_record(v_before, _pgqueue.stored_settings('consumer', p_settings));
-    v_consumer.given := _pgqueue.given_after(v_before.given, p_settings);
+    v_consumer.given := _pgqueue.given_names(v_before.given, p_settings);
     perform _pgqueue.check_policies(v_consumer);
     execute (select format('update pgqueue.consumers set given = ($1).given, %s where consumer_id = ($1).consumer_id '
                            'returning *', string_agg(format('%1$I = ($1).%1$I', k), ', '))
@@ -89,7 +89,7 @@ begin
     perform _pgqueue.check_condition(p_where);
     perform _pgqueue.check_numbers('consumers, or of stream ' || quote_literal(p_stream),
                                    _pgqueue.sequences_of(v_stream.stream_id) || '{consumers_consumer_id_seq}'::text[]);
-    v_seen := _pgqueue.seen_from(v_stream.stream_id, p_start, 'p_start');
+    v_seen := _pgqueue.resolve_position(v_stream.stream_id, p_start, 'p_start');
 
     perform _pgqueue.lock_stream_for(p_settings, v_stream.stream_id);
     v_id := _pgqueue.await(

@@ -132,7 +132,7 @@ begin
             || coalesce(array_to_string(nullif(_pgqueue.consumer_names(p_publication.consumers), '{}'), ', '),
                         'dropped ones');
     elsif _pgqueue.new_ids(v_cursor) @> p_publication.publication_id
-        and not (v_in_gap and (_pgqueue.kept(v_cursor) @> p_seq) is true) then
+        and not (v_in_gap and (_pgqueue.excluded(v_cursor) @> p_seq) is true) then
         o_state := 'new';
         o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end
             || format('published at %s, and not taken yet: ', date_trunc('second', p_publication.published_at))

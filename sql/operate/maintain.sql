@@ -54,7 +54,7 @@ begin
                                    null, v_ages);
     perform _pgqueue.run_task('select 0 from _pgqueue.delete_sink_streams(($2 ->> 1)::interval)', null, v_ages);
     perform _pgqueue.on_maintain();
-    perform _pgqueue.run_task('select 0 from _pgqueue.record_numbers($1::int), _pgqueue.record_decided($1::int)', id)
+    perform _pgqueue.run_task('select 0 from _pgqueue.record_numbers($1::int), _pgqueue.record_resolved($1::int)', id)
     from unnest(v_turn.o_ids) id;  -- before anything is trimmed
 
     -- Trimming ends with the first stream that has more to do. The streams come in a random order. So locks of that

@@ -66,7 +66,7 @@ begin
             v_bundle.place := -2;
         end if;
         -- with an order what comes between is stored by itself, too: bundles do not interleave
-        for v_part in select * from _pgqueue.stretches(v_bundle.seqs, p_set) loop
+        for v_part in select * from _pgqueue.split_by(v_bundle.seqs, p_set) loop
             v_one := v_bundle;
             if v_part.inside then
                 v_count := v_count + _pgqueue.cardinality(v_part.seqs);

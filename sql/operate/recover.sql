@@ -91,7 +91,7 @@ declare
     v_cursor  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_new     int8multirange := _pgqueue.new_ids(v_cursor);
     v_owed    int8multirange := (select range_agg(o.seqs) from _pgqueue.owed_sets(p_consumer, v_new, null) o)
-        - coalesce(_pgqueue.kept(v_cursor), '{}');
+        - coalesce(_pgqueue.excluded(v_cursor), '{}');
     v_stored  bigint;
     v_missing int8multirange;
     v_upto    bigint;

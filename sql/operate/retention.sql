@@ -189,7 +189,7 @@ begin
     v_due.aged := v_due.aged + v_due.now;
     v_issued := _pgqueue.last_publication_id(p_stream_id);
     v_decided := case when _pgqueue.publishers(p_stream_id) = '{}' then int8multirange(int8range(1, v_issued + 1))
-                      else _pgqueue.decided_ids(p_stream_id) end;
+                      else _pgqueue.resolved_ids(p_stream_id) end;
     v_trim := _pgqueue.delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged,
                                            clock_timestamp() - v_rules.keep_for, v_decided);
     if v_trim.o_ids <> '{}' then

@@ -100,7 +100,7 @@ begin
     end if;
     raise exception 'p_where names columns of the table, which has no column %', p_word
         using errcode = 'PQ003', column = 'p_where',
-              hint = _pgqueue.is_it(p_word, p_columns);
+              hint = _pgqueue.suggestion(p_word, p_columns);
 end $$;
 
 -- Raises PQ003 for a text that Postgres reads as a time that depends on the current time: each task would read another

@@ -21,7 +21,7 @@ declare
     v_seen record;
 begin
     perform _pgqueue.check_isolation();
-    v_seen := _pgqueue.seen_from(p_consumer.stream_id, p_to, p_argument);
+    v_seen := _pgqueue.resolve_position(p_consumer.stream_id, p_to, p_argument);
     -- in tries: a claimer may hold bundles that this needs, and need the consumer's lock
     return _pgqueue.await(
         'messages, a claim or the lock of ' || _pgqueue.consumer_name(p_consumer.consumer_id),
@@ -32,7 +32,7 @@ begin
         p_try => interval '5 ms', p_limit => interval '10 s')::bigint;
 end $$;
 
--- One try to move a consumer: see seek, and for the arguments seen_from().
+-- One try to move a consumer: see seek, and for the arguments resolve_position().
 create or replace function _pgqueue.move(p_consumer pgqueue.consumers, p_seen int8multirange, p_next bigint,
                                          p_publishers text[], p_cut int8multirange) returns bigint
 language plpgsql as $$
@@ -50,7 +50,7 @@ begin
     v_cursor := _pgqueue.pass_taken(v_stored, true);
     v_gone := _pgqueue.delete_bundles(p_consumer.consumer_id);
     v_new := _pgqueue.new_ids(v_cursor);
-    v_kept := coalesce(_pgqueue.kept(v_cursor), '{}');
+    v_kept := coalesce(_pgqueue.excluded(v_cursor), '{}');
     v_count := v_gone + _pgqueue.messages_in(p_consumer, p_seen * v_new, v_kept)
         + coalesce((select sum(_pgqueue.cardinality(p.seqs * p_cut - v_kept))
                     from _pgqueue.published(p_consumer.stream_id,
@@ -101,8 +101,8 @@ begin
             using errcode = 'PQ006', hint = 'Call seek: all partitions go on from a position.';
     end if;
     perform _pgqueue.check_isolation();
-    v_from := _pgqueue.seen_from(v_consumer.stream_id, p_from, 'p_from');
-    v_to := _pgqueue.seen_from(v_consumer.stream_id, p_to, 'p_to');
+    v_from := _pgqueue.resolve_position(v_consumer.stream_id, p_from, 'p_from');
+    v_to := _pgqueue.resolve_position(v_consumer.stream_id, p_to, 'p_to');
     v_ids := v_to.o_seen - v_from.o_seen  -- and those that the second position cuts
         + coalesce((select range_agg(int8range(p.publication_id, p.publication_id, '[]'))
                     from _pgqueue.published(v_consumer.stream_id, int8multirange(int8range(1, v_to.o_next))
@@ -125,9 +125,7 @@ begin
     -- what is kept applies to all gaps: so nothing of a publication that is in another gap
     v_kept := v_kept + _pgqueue.outside(v_consumer.stream_id, v_ids, v_from.o_next, v_from.o_cut, v_to.o_seen,
                                         v_to.o_cut);
-    if v_ids <> '{}' then
-        v_cursor := _pgqueue.record_gap(v_cursor, v_ids, '{}', true, v_kept);
-    end if;
+    v_cursor := _pgqueue.record_gap(v_cursor, v_ids, '{}', true, v_kept);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(v_consumer);
     perform _pgqueue.delete_newest(v_consumer.consumer_id);
@@ -162,18 +160,18 @@ begin
     o_count := 0;
     for v_gap in
         select * from pgqueue.consumer_gaps
-        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and not kept <@ p_kept
+        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and not excluded <@ p_kept
     loop
-        select coalesce(range_agg(p.seqs), '{}') * (v_gap.kept - p_kept) as again,
+        select coalesce(range_agg(p.seqs), '{}') * (v_gap.excluded - p_kept) as again,
                coalesce(range_agg(p.seqs) filter (where v_gap.publication_ids @> p.publication_id), '{}')
-                   * (v_gap.kept - p_kept) as here
+                   * (v_gap.excluded - p_kept) as here
         into v_seqs
         from _pgqueue.published(p_consumer.stream_id, p_ids) p
-        where p.seqs && (v_gap.kept - p_kept) and _pgqueue.is_for(p.consumers, p_consumer.consumer_id);
+        where p.seqs && (v_gap.excluded - p_kept) and _pgqueue.is_for(p.consumers, p_consumer.consumer_id);
         continue when v_seqs.again = '{}';
-        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.delete_gaps(p_cursor, array[v_gap.gap_no]);
         p_cursor := _pgqueue.record_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
-                                        v_gap.kept - v_seqs.again);
+                                        v_gap.excluded - v_seqs.again);
         o_count := o_count + _pgqueue.cardinality(v_seqs.here);
     end loop;
 end $$;

@@ -14,7 +14,7 @@ create or replace function _pgqueue.set_stream(p_stream_id int, p_settings jsonb
 language sql as $$
     update pgqueue.streams s
     set (given, notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
-      = (select _pgqueue.given_after(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
+      = (select _pgqueue.given_names(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
                 n.schema, n.schema_path
          from _pgqueue.on_set_stream(jsonb_populate_record(s, _pgqueue.stored_settings('stream', p_settings)),
                                      p_settings) n)

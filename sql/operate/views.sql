@@ -99,7 +99,7 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
           and not exists (select from pgqueue.taken_ahead a
                           where a.consumer_id = c.consumer_id and a.publication_id = p.publication_id)
           and (p.consumers is null or c.consumer_id = any (p.consumers))
-        cross join lateral _pgqueue.view_seqs(p.seqs - coalesce(_pgqueue.kept(k), '{}')) q (seq)
+        cross join lateral _pgqueue.view_seqs(p.seqs - coalesce(_pgqueue.excluded(k), '{}')) q (seq)
         union all
         select q.seq, m.state, m.priority, m.deliver_count, m.not_visible_until, m.claim_id, m.lease_until, m.error
         from _pgqueue.view_unfinished(c.consumer_id) m

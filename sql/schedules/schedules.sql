@@ -196,7 +196,7 @@ begin
         raise exception 'unknown schedule % of stream %', coalesce(quote_literal(p_name), 'null'),
                         quote_literal(p_stream.name)
             using errcode = 'PQ003', column = 'p_name',
-                  hint = _pgqueue.is_it(p_name, array(select name from pgqueue.schedules
+                  hint = _pgqueue.suggestion(p_name, array(select name from pgqueue.schedules
                                                       where stream_id = p_stream.stream_id
                                                       order by name limit 10));
     end if;

@@ -76,7 +76,8 @@ begin
     -- the reservation is of this transaction, so no other session has it
     perform _pgqueue.use_reservation((_pgqueue.written_reservation(v_stream, p_seqs, false)).o_reservation, p_seqs);
     if p_dedup_keys is not null then
-        select k.seqs, k.first_seqs into v_seqs, first_seqs from _pgqueue.keep_first(v_stream, p_seqs, p_dedup_keys) k;
+        select k.seqs, k.first_seqs into v_seqs, first_seqs
+        from _pgqueue.delete_duplicates(v_stream, p_seqs, p_dedup_keys) k;
     end if;
     published := _pgqueue.cardinality(v_seqs);
     if published > 0 then
@@ -284,7 +285,7 @@ begin
                                     from unnest(w.seqs) r)) k (dedup_key, seq)
     where w.dedup_keys is not null;
     if v_seqs is not null then
-        v_duplicates := v_seqs - (select k.seqs from _pgqueue.keep_first(p_stream, v_seqs, v_dedup_keys) k);
+        v_duplicates := v_seqs - (select k.seqs from _pgqueue.delete_duplicates(p_stream, v_seqs, v_dedup_keys) k);
     end if;
     if p_stream.limited or p_stream.keys_limited then
         -- by consumer, because its messages may be in several chunks

@@ -63,7 +63,7 @@ select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publicati
 from pgqueue.consumer_cursors k cross join lateral (
     select coalesce(array_agg(gap_no), '{}') as gap_nos,
            coalesce(range_agg(publication_ids), '{}') as ids,
-           coalesce(range_agg(kept), '{}') as kept,
+           coalesce(range_agg(excluded), '{}') as kept,
            coalesce(sum(_pgqueue.cardinality(publication_ids)), 0) as total
     from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g
 cross join lateral (

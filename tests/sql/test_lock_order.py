@@ -42,8 +42,13 @@ READS = re.compile(r"\bselect\b|\bfrom pgqueue\.")
 
 CALLED_BY_NAME = {
     "_pgqueue.maintain_segments": [
-        *("_pgqueue.record_closed", "_pgqueue.close_segment", "_pgqueue.seal_segment"),
-        *("_pgqueue.add_segment", "_pgqueue.empty_segment", "_pgqueue.drop_segments"),
+        "_pgqueue.check_bound",
+        "_pgqueue.record_closed",
+        "_pgqueue.close_segment",
+        "_pgqueue.seal_segment",
+        "_pgqueue.add_segment",
+        "_pgqueue.empty_segment",
+        "_pgqueue.drop_segments",
     ]
 }
 """Calls in dynamic SQL."""

@@ -164,7 +164,7 @@ begin
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = v_id order by version desc limit 1;
     v_next := coalesce(v_cursor.next_publication, 9223372036854775807);  -- it was dropped meanwhile
     v_gaps := _pgqueue.gap_ids(v_cursor);
-    v_kept := _pgqueue.kept(v_cursor);
+    v_kept := _pgqueue.excluded(v_cursor);
     select range_agg(int8range(b.seq, b.seq, '[]')) filter (where b.is_new),
            range_agg(int8range(b.seq, b.seq, '[]')) filter (where not b.is_new),
            array_agg(distinct b.publication_id) filter (where not b.is_new)
@@ -241,7 +241,7 @@ begin
                             and (k.publication_id = 0 or b.publication_id = k.publication_id)
                           -- one that another transaction is about to delete does not count, and no other is deleted
                           for key share skip locked) $q$, p_consumer.stream_id)  -- lock: entry
-    using p_consumer.consumer_id, p_consumer, v_new, p_seqs, v_passing, _pgqueue.kept(v_cursor);
+    using p_consumer.consumer_id, p_consumer, v_new, p_seqs, v_passing, _pgqueue.excluded(v_cursor);
 end $$;
 
 -- The messages that a consumer has in hand, with 0 as publication, and those that are new for it.

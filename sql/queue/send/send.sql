@@ -124,7 +124,7 @@ begin
                  unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
     v_seqs := _pgqueue.set_of_taken(v_taken);
     if p_dedup_keys is not null then
-        select k.seqs, k.first_seqs into v_seqs, v_first from _pgqueue.keep_first(v_stream, v_seqs, p_dedup_keys) k;
+        select * into v_seqs, v_first from _pgqueue.delete_duplicates(v_stream, v_seqs, p_dedup_keys);
         v_count := _pgqueue.cardinality(v_seqs);
     end if;
     if v_count > 0 then

@@ -302,7 +302,8 @@ declare
     v_hints     pgqueue.claim_hints := p_cursor.hints;
 begin
     if p_cursor.next_publication > _pgqueue.last_publication_id(v_stream_id) + 1 then
-        perform _pgqueue.refuse_lost_publications(v_stream_id);
+        perform _pgqueue.refuse_behind('stream ' || quote_literal(name))
+        from pgqueue.streams where stream_id = v_stream_id;
     end if;
     v_hints.rebuilt_at := clock_timestamp();
     v_hints.lanes := '{}';

@@ -102,15 +102,15 @@ create or replace function _pgqueue.new_sets(p_consumer pgqueue.consumers, p_cur
 returns table (publication_id bigint, seqs int8multirange, priority int, published_at timestamptz,
                deliver_at timestamptz)
 language sql stable as $$
-    select p.publication_id, case when p.seqs && k.kept then p.seqs - k.kept else p.seqs end, p.priority,
+    select p.publication_id, case when p.seqs && k.excluded then p.seqs - k.excluded else p.seqs end, p.priority,
            p.published_at, p.deliver_at
-    from (select _pgqueue.kept(p_cursor) as kept, _pgqueue.new_ids(p_cursor) as ids offset 0) k
+    from (select _pgqueue.excluded(p_cursor) as excluded, _pgqueue.new_ids(p_cursor) as ids offset 0) k
     cross join lateral unnest(k.ids) g
     cross join lateral (select * from pgqueue.publications
                         where stream_id = p_consumer.stream_id and publication_id >= lower(g)
                           and publication_id < coalesce(upper(g), 9223372036854775807)
                         order by publication_id limit p_limit) p
-    where _pgqueue.is_for(p.consumers, p_consumer.consumer_id) and (p.seqs <@ k.kept) is not true
+    where _pgqueue.is_for(p.consumers, p_consumer.consumer_id) and (p.seqs <@ k.excluded) is not true
 $$;
 
 -- What a consumer has taken and not finished of some messages, by their keys; for senders (owed_of_keys()).

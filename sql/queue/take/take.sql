@@ -111,8 +111,9 @@ declare
     v_keyed boolean := _pgqueue.is_keyed(p_consumer.profile);
 begin
     with gap as materialized (
-        select g from unnest(_pgqueue.gaps_to_look_into(p_cursor, _pgqueue.publishers(p_consumer.stream_id))) g
-        where p_cursor.gaps <> '{}'
+        select g from pgqueue.consumer_gaps g
+        where p_cursor.gaps <> '{}' and consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps)
+          and (look or not publishers <@ (select _pgqueue.publishers(p_consumer.stream_id)))
     ), from_gaps as materialized (
         select true as in_gap, p.publication_id, p.part, p.message_count, p.seqs, p.priority, p.deliver_at, p.consumers,
                p.expires_at
@@ -165,8 +166,8 @@ begin
         where exists (select from grouped where mine and hi - lo <> message_count)
            or (select count(*) > 1 and v_keyed from grouped where mine)
         group by priority, due, expires_at, island
-    ), kept as (
-        select coalesce(range_agg(k), '{}') as seqs from gap cross join lateral unnest((gap.g).kept) k
+    ), excluded as (
+        select coalesce(range_agg(k), '{}') as seqs from gap cross join lateral unnest((gap.g).excluded) k
     )
     select (select array_agg(gap.g) from gap),
            case when id.ids = id.hi - id.lo + 1 then int8multirange(int8range(id.lo, id.hi, '[]'))
@@ -174,8 +175,9 @@ begin
            id.in_gaps, id.beyond, a.*
     into o_gaps, o_taken, o_in_gaps, o_beyond, o_priorities, o_dues, o_expiries, o_seqs
     from id cross join (select array_agg(priority order by first), array_agg(due order by first),
-                               array_agg(expires_at order by first), array_agg(alike.seqs - kept.seqs order by first)
-                        from alike cross join kept) a;
+                               array_agg(expires_at order by first),
+                               array_agg(alike.seqs - excluded.seqs order by first)
+                        from alike cross join excluded) a;
 end $$;
 
 -- Takes new publications, at most p_limit from gaps and at most p_limit beyond, as bundles. If the consumer has
@@ -297,7 +299,8 @@ begin
     if p_cursor.gaps <> '{}' or (p_cursor.hints).filter_from is not null then
         return true;
     elsif v_last < v_next then
-        perform _pgqueue.refuse_lost_publications(p_stream_id) where v_last < v_next - 1;
+        perform _pgqueue.refuse_behind('stream ' || quote_literal(name))
+        from pgqueue.streams where stream_id = p_stream_id and v_last < v_next - 1;
         return false;
     end if;
     return exists (select from pgqueue.publications
