@@ -8,15 +8,14 @@ create or replace function pgqueue.reader_ack(p_reader uuid, p_consumer_id int, 
 returns table (acked bigint, lost bigint)
 language plpgsql as $$
 declare
-    v_reader pgqueue.readers;
-    v_acked  record;
+    v_acked record;
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
     perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
-    select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
+    perform _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
+    perform _pgqueue.lock_claims_of(p_reader);  -- who settles some of it has noted that then
     v_acked := _pgqueue.acknowledge_upto(p_reader, p_start_claim);
     acked := v_acked.o_acked;
     lost := v_acked.o_lost;
@@ -66,16 +65,13 @@ create or replace function pgqueue.reader_release(p_reader uuid, p_consumer_id i
 returns table (acked bigint, released bigint)
 language plpgsql as $$
 declare
-    v_reader   pgqueue.readers;
-    v_beat     record;
     v_consumer pgqueue.consumers;
-    v_stored   pgqueue.consumer_cursors;
+    v_beat     record;
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
     v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
-    select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
+    perform _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
     select max(h.lease_until - h.visibility_timeout) as at, max(h.visibility_timeout) / 3 + interval '5 s' as every
     into v_beat
     from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) h where c.reader = p_reader;
@@ -86,10 +82,7 @@ begin
                   hint = format('Stop it, and try again after %s.', (v_beat.at + v_beat.every)::timestamptz(0));
     end if;
     acked := (_pgqueue.acknowledge_upto(p_reader, p_start_claim)).o_acked;
-    released := (select coalesce(sum(_pgqueue.remaining(c)), 0) from pgqueue.reader_claims c where reader = p_reader);
-    v_stored := _pgqueue.cursor(p_consumer_id);
-    perform _pgqueue.save_cursor(v_stored, _pgqueue.delete_reader(v_consumer, v_stored, p_reader, 'uncounted', null),
-                                 true);
+    released := _pgqueue.delete_reader(v_consumer, p_reader, 'uncounted', null);
     return next;
 end $$;
 
@@ -101,14 +94,12 @@ create or replace function pgqueue.reader_fork(p_reader uuid, p_consumer_id int,
                                                p_start_messages bigint) returns uuid
 language plpgsql as $$
 declare
-    v_reader pgqueue.readers;
-    v_fork   uuid := gen_random_uuid();
+    v_fork uuid := gen_random_uuid();
 begin
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_start_messages);
     perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
-    select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
+    perform _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
     insert into pgqueue.readers (reader, consumer_id, acked_claim, last_claim, messages)
     values (v_fork, p_consumer_id, p_start_claim, p_start_claim, p_start_messages);
     return v_fork;

@@ -54,7 +54,7 @@
 --   claimed                claimed                               quarantine          spark/quarantine.sql
 --   claimed                done                                  ack                 queue/settle/settle.sql
 --   claimed                done, dead                            finish              queue/settle/settle.sql
---   claimed                done, dead                            settle_held         spark/actions.sql
+--   claimed                done, dead                            settle_claimed      spark/actions.sql
 --   claimed                unclaimed, dead                       return              queue/settle/return.sql
 --   claimed                ready, line, assigned, delayed, dead  return_bundle       queue/settle/return.sql
 --   claimed                line, waiting, delayed, dead          return_by_key       queue/settle/return.sql
@@ -82,7 +82,7 @@
 -- take_heads() are called by assign(), with store_assigned() and store_waiting(): their rows have the target. return()
 -- calls return_bundle() or return_by_key(). The callers of remove_messages() are in the table. remove_unclaimed() calls
 -- take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()). keep_newest() calls it,
--- and they are gone. settle_free() calls it for a Spark sink, and the messages are then done or dead. postpone() calls
+-- and they are gone. settle_unclaimed() calls it for a Spark sink, and the messages are then done or dead. postpone() calls
 -- it, and stores the messages again: unfiltered ones as such, others as delayed, waiting or in the line. retry() leaves
 -- unfiltered messages as they are.
 
