@@ -139,7 +139,7 @@ def test_every_lock_that_is_waited_for_is_waited_for_in_one_way() -> None:
                 functions.setdefault(start[1], []).append((file, part[start.end() :]))
                 for called in order.CALLED.findall(part[start.end() :]):
                     callers.setdefault(called, set()).add(start[1])
-    steps = {f"_pgqueue.{name}" for name in ["note_closed", "close_segment", "seal_segment"]}
+    steps = {f"_pgqueue.{name}" for name in ["record_closed", "close_segment", "seal_segment"]}
     steps |= {f"_pgqueue.{name}" for name in ["add_segment", "empty_segment", "drop_segments"]}
 
     def is_awaited(name: str, seen: frozenset[str] = frozenset()) -> bool:
