@@ -94,7 +94,7 @@ language plpgsql stable as $$
 begin
     -- on read
     -- archive/archived.sql
-    return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
+    return query select * from _pgqueue.archived(p_stream_id, p_from, p_below);
     -- end
 end $$;
 
@@ -106,7 +106,8 @@ language plpgsql stable as $$
 begin
     -- on read_first
     -- archive/archived.sql
-    return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
+    return query select a.publication_id, a.message_count, a.published_at, a.seqs, a.consumers
+                 from _pgqueue.archived(p_stream_id, p_from, p_below, p_rows) a;
     -- end
 end $$;
 
@@ -285,7 +286,7 @@ begin
     delete from pgqueue.captured where stream_id = p_stream_id;
     -- archive/archived.sql
     delete from pgqueue.archives where stream_id = p_stream_id;
-    perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
+    perform _pgqueue.discard_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
     delete from pgqueue.archive_segments where stream_id = p_stream_id;
     -- end
 end $$;

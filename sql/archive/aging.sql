@@ -45,27 +45,20 @@ end $$;
 -- Makes single rows of a pack that has publications of a segment, if there is one.
 create or replace function _pgqueue.unpack_of(p_segment pgqueue.archive_segments) returns void
 language sql as $$
-    with old as materialized (
-        select k.* from pgqueue.archive_packs k
-        where k.stream_id = p_segment.stream_id and k.first_publication <= p_segment.last_publication
-          and exists (select from _pgqueue.unpacked(k) u where u.seqs && int8range(p_segment.lo, p_segment.hi))
-        order by k.first_publication limit 1
-    ), gone as (
-        delete from pgqueue.archive_packs k using old o
-        where k.stream_id = o.stream_id and k.first_publication = o.first_publication
+    with old as (
+        delete from pgqueue.archive_packs k
+        where (stream_id, first_publication) = (
+            select k.stream_id, k.first_publication from pgqueue.archive_packs k
+            where k.stream_id = p_segment.stream_id and k.first_publication <= p_segment.last_publication
+              and exists (select from _pgqueue.unpacked(k) u where u.seqs && int8range(p_segment.lo, p_segment.hi))
+            order by k.first_publication limit 1)
+        returning k
     )
     insert into pgqueue.archive_publications
         (publication_id, message_count, data_bytes, published_at, stream_id, part, seqs, consumers)
     select u.publication_id, u.message_count, u.data_bytes, u.published_at, p_segment.stream_id,
            row_number() over (partition by u.publication_id order by lower(u.seqs)) - 1, u.seqs, u.consumers
-    from old o cross join lateral _pgqueue.unpacked(o::pgqueue.archive_packs) u
-$$;
-
--- The first publication in the archive of a stream; null: there is none.
-create or replace function _pgqueue.first_archived(p_stream_id int) returns bigint
-language sql stable as $$
-    select least((select min(publication_id) from pgqueue.archive_publications where stream_id = p_stream_id),
-                 (select min(first_publication) from pgqueue.archive_packs where stream_id = p_stream_id))
+    from old cross join lateral _pgqueue.unpacked(old.k) u
 $$;
 
 -- Who holds a segment of a stream that retention would trim: its exporter, which has not written it. Null: nobody.
@@ -141,19 +134,20 @@ begin
     select range_agg(int8range(publication_id, publication_id, '[]')) into v_gone from gone;
     if v_gone is not null then
         update pgqueue.trims
-        set archive_ids = coalesce((archive_ids - v_gone)
-                                   * int8multirange(int8range(_pgqueue.first_archived(p_stream_id), null)), '{}')
+        set archive_ids = (archive_ids - v_gone) * int8multirange(int8range(least(
+            (select min(publication_id) from pgqueue.archive_publications where stream_id = p_stream_id),
+            (select min(first_publication) from pgqueue.archive_packs where stream_id = p_stream_id)), null))
         where stream_id = p_stream_id;
         return true;
     end if;
-    perform _pgqueue.leave_files(v_old);
+    perform _pgqueue.discard_files(v_old);
     delete from pgqueue.archive_segments where stream_id = p_stream_id and segment = v_old.segment;
     return true;
 end $$;
 
--- Has exporters delete the files of a segment. Those of an earlier incarnation stay: after a restore, another server
--- may go on with them.
-create or replace function _pgqueue.leave_files(p_segment pgqueue.archive_segments) returns void
+-- Lets exporters delete the files of a segment. Those of an earlier incarnation stay: after a restore, another server
+-- may use them.
+create or replace function _pgqueue.discard_files(p_segment pgqueue.archive_segments) returns void
 language sql as $$
     insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)
     select p_segment.attempt, p_segment.stream_id, p_segment.segment, p_segment.uri, p_segment.folder

@@ -241,7 +241,6 @@ begin
         raise exception 'two columns of the DataFrame are one column of table %: %', _pgqueue.sql_name(v_table.oid),
                         array_to_string(v_names, ', ') using errcode = 'PQ003', column = 'p_columns';
     end if;
-    v_plan := jsonb_build_object('relation', _pgqueue.sql_name(v_table.oid), 'oid', v_table.oid::bigint);
     if v_keys <> '{}' then
         if v_table.relkind = 'v' and pg_relation_is_updatable(v_table.oid, false) & 12 <> 12 then
             raise exception 'p_merge_keys need a table or a simple view, and % is a view with triggers',
@@ -252,10 +251,10 @@ begin
         for i in 1..cardinality(v_keys) loop
             v_columns[v_keys[i]] := v_columns[v_keys[i]] || jsonb_build_object('key', v_order[i]);
         end loop;
-        v_plan := v_plan || jsonb_build_object('keys', v_keys);
     end if;
-    v_plan := v_plan || jsonb_strip_nulls(jsonb_build_object('sequence', v_last, 'gone', v_gone))
-        || jsonb_build_object('columns', v_columns);
+    v_plan := jsonb_build_object('relation', _pgqueue.sql_name(v_table.oid), 'oid', v_table.oid::bigint,
+                                 'columns', v_columns)
+        || jsonb_strip_nulls(jsonb_build_object('keys', nullif(v_keys, '{}'), 'sequence', v_last, 'gone', v_gone));
     perform _pgqueue.check_rights(v_table, v_plan, p_role);
     return v_plan;
 end $$;
