@@ -338,6 +338,6 @@ begin
     -- table_sink/table_sink.sql
     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
                            jsonb_build_array(w.write_no, w.staged_by))
-    from _pgqueue.left_table_writes(p_age) w;
+    from _pgqueue.abandoned_table_writes(p_age) w;
     -- end
 end $$;

@@ -30,15 +30,13 @@ begin
     )
     insert into pgqueue.archive_packs (stream_id, first_publication, last_publication, published_at, ids, times,
                                        first_seqs, message_counts, data_bytes, seqs, consumers)
-    select p_stream_id, min(publication_id), max(publication_id),
-           (array_agg(published_at order by publication_id, part))[1], array_agg(id order by publication_id, part),
-           array_agg((extract(epoch from later) * 1000000)::bigint order by publication_id, part),
-           array_agg(lo order by publication_id, part), array_agg(message_count order by publication_id, part),
-           array_agg(data_bytes order by publication_id, part),
-           case when not bool_and(is_range is true) then
-               array_agg(case when is_range then null else seqs::text end order by publication_id, part) end,
-           case when count(consumers) > 0 then array_agg(consumers::text order by publication_id, part) end
-    from packed having count(*) > 0;
+    select p_stream_id, min(publication_id), max(publication_id), (array_agg(published_at))[1], array_agg(id),
+           array_agg((extract(epoch from later) * 1000000)::bigint), array_agg(lo), array_agg(message_count),
+           array_agg(data_bytes),
+           case when not bool_and(is_range is true)
+                then array_agg(case when is_range then null else seqs::text end) end,
+           case when count(consumers) > 0 then array_agg(consumers::text) end
+    from (select * from packed order by publication_id, part) p having count(*) > 0;
     return found;
 end $$;
 
@@ -95,18 +93,13 @@ end $$;
 create or replace function _pgqueue.expire_archive(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
-    v_archive pgqueue.archives;
-    v_old     pgqueue.archive_segments;
-    v_gone    int8multirange;
+    v_old  pgqueue.archive_segments;
+    v_gone int8multirange;
 begin
-    select * into v_archive from pgqueue.archives where stream_id = p_stream_id;
-    if not found then
-        return false;
-    end if;
-    select a.* into v_old from pgqueue.archive_segments a
-    where a.stream_id = p_stream_id
-      and (v_archive.dropped
-           or (a.newest_at < clock_timestamp() - v_archive.keep_for
+    select a.* into v_old from pgqueue.archives v join pgqueue.archive_segments a using (stream_id)
+    where stream_id = p_stream_id
+      and (v.dropped
+           or (a.newest_at < clock_timestamp() - v.keep_for
                -- else an exporter would write it again
                and not exists (select from pgqueue.segments s
                                where s.stream_id = a.stream_id and s.segment = a.segment and not s.emptied)))

@@ -41,12 +41,12 @@ language sql as $$
           and not exists (select from pgqueue.archive_segments x
                           where x.stream_id = g.stream_id and x.segment = g.segment)
         order by g.lo limit 1
-    ), noted as (
+    ), attempt as (
         insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)
         select gen_random_uuid(), n.stream_id, n.segment, n.uri, n.folder from next n
         returning archive_attempts.attempt
     )
-    select o.attempt, n.segment, n.uri, n.folder, n.kind from next n cross join noted o
+    select o.attempt, n.segment, n.uri, n.folder, n.kind from next n cross join attempt o
 $$;
 
 -- The segment of an attempt. Errors: PQ008 when another exporter has ended the attempt, or the segment is gone.
@@ -168,7 +168,7 @@ begin
     if v_stored.messages <> v_published.messages then
         raise exception 'the files have % messages, and segment % has %', v_stored.messages, v_segment.segment,
                         v_published.messages
-            using errcode = 'PQ008', hint = 'Nothing was noted. The next attempt writes the segment again.';
+            using errcode = 'PQ008', hint = 'Nothing was recorded. The next attempt writes the segment again.';
     end if;
     insert into pgqueue.archive_segments (stream_id, segment, lo, hi, attempt, uri, folder, incarnation, files,
                                           message_count, bytes, last_publication, newest_at)
@@ -181,8 +181,8 @@ begin
 end $$;
 
 -- The attempts of a stream whose files nothing refers to, for the caller to delete. None where the database is on
--- another server than was noted: its archive may be in use there (recover()). The caller has the export lock. Errors:
--- none. Locks: none.
+-- another server than was recorded: its archive may be in use there (recover()). The caller has the export lock.
+-- Errors: none. Locks: none.
 create or replace function pgqueue.export_leftovers(p_stream_id int) returns table (attempt uuid, uri text, folder text)
 language sql stable as $$
     select t.attempt, t.uri, t.folder from pgqueue.archive_attempts t

@@ -15,7 +15,7 @@ begin
     perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
     perform _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
-    perform _pgqueue.lock_claims_of(p_reader);  -- who settles some of it has noted that then
+    perform _pgqueue.lock_claims_of(p_reader);  -- what settles a part of them has updated them then
     v_acked := _pgqueue.acknowledge_upto(p_reader, p_start_claim);
     acked := v_acked.o_acked;
     lost := v_acked.o_lost;
@@ -38,22 +38,17 @@ create or replace function pgqueue.reader_state(p_reader uuid, p_finished bigint
 returns table (stream text, consumer text, consumer_id int, query_id text, acked_claim bigint, finished bigint,
                unfinished bigint, unlogged bigint, lease_until timestamptz, seen_at timestamptz)
 language sql stable as $$
-    select c.stream_name, c.name, c.consumer_id, r.query_id, r.acked_claim, h.finished, h.unfinished, h.unlogged,
-           h.lease_until, greatest(r.used_at, h.beat_at)
+    select c.stream_name, c.name, c.consumer_id, r.query_id, r.acked_claim,
+           coalesce(sum(_pgqueue.remaining(l)) filter (where l.claim_id <= p_finished), 0)::bigint,
+           coalesce(sum(_pgqueue.remaining(l)) filter (where l.claim_id > p_finished and l.claim_id <= p_last),
+                    0)::bigint,
+           coalesce(sum(_pgqueue.remaining(l)) filter (where l.claim_id > p_last), 0)::bigint,
+           max(h.lease_until), greatest(r.used_at, max(h.lease_until - h.visibility_timeout))
     from pgqueue.readers r
     join pgqueue.consumers c using (consumer_id)
-    cross join lateral (
-        select coalesce(sum(remaining) filter (where claim_id <= p_finished), 0)::bigint as finished,
-               coalesce(sum(remaining) filter (where claim_id > p_finished and claim_id <= p_last),
-                        0)::bigint as unfinished,
-               coalesce(sum(remaining) filter (where claim_id > p_last), 0)::bigint as unlogged,
-               max(m.lease_until) as lease_until,
-               max(m.lease_until - m.visibility_timeout) as beat_at
-        from (select c.claim_id, h.lease_until, h.visibility_timeout, _pgqueue.remaining(c) as remaining
-              from pgqueue.reader_claims c
-              left join lateral _pgqueue.bundles_of(c.head, c.token) h on h.head is null
-              where c.reader = r.reader) m) h
-    where r.reader = p_reader
+    left join pgqueue.reader_claims l using (reader)
+    left join lateral _pgqueue.bundles_of(l.head, l.token) h on h.head is null
+    where r.reader = p_reader group by c.consumer_id, r.reader
 $$;
 
 -- Gives back what a Spark query holds, and forgets its checkpoint reader. Before that it acknowledges what the query

@@ -135,24 +135,15 @@ end $$;
 -- had lost before. Locks the bundles.
 create or replace function _pgqueue.acknowledge_upto(p_reader uuid, p_claim bigint, out o_any boolean,
                                                      out o_acked bigint, out o_lost bigint)
-language plpgsql as $$
-declare
-    v_claim pgqueue.reader_claims;
-    v_count bigint;
-begin
-    o_acked := 0;
-    o_lost := 0;
-    for v_claim in
-        select * from pgqueue.reader_claims where reader = p_reader and claim_id <= p_claim order by claim_id
-    loop
-        v_count := _pgqueue.finish(_pgqueue.lock_bundles(v_claim.head, v_claim.token), v_claim.claim_id, null, false,
-                                   null, null);
-        o_acked := o_acked + v_count;
-        o_lost := o_lost + v_claim.message_count - v_claim.settled - v_count;
-    end loop;
-    delete from pgqueue.reader_claims where reader = p_reader and claim_id <= p_claim;
-    o_any := found;
-end $$;
+language sql as $$
+    with ended as (
+        delete from pgqueue.reader_claims where reader = p_reader and claim_id <= p_claim returning *
+    )
+    select count(*) > 0, coalesce(sum(acked), 0)::bigint, coalesce(sum(message_count - settled - acked), 0)::bigint
+    from (select message_count, settled, _pgqueue.finish(_pgqueue.lock_bundles(head, token), claim_id, null, false,
+                                                         null, null) as acked
+          from (select * from ended order by claim_id) e) e
+$$;
 
 -- Forgets the checkpoint readers that were not used for p_age, and hold no claim that a living process still extends.
 -- The messages that they had not settled go back, as when a lease ends. For maintain(). Returns how many readers these

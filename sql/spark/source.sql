@@ -114,7 +114,7 @@ begin
     return next;
 end $$;
 
--- Holds the claims of a Spark query longer: its heartbeat. The leases of the reader's live claims start anew. Returns
+-- Holds the claims of a Spark query longer: its heartbeat. The leases of the reader's live claims start again. Returns
 -- how many claims these were. Locks: those claims.
 create or replace function pgqueue.reader_extend(p_reader uuid) returns bigint
 language sql as $$

@@ -10,24 +10,17 @@
 -- that another session holds.
 create or replace function pgqueue.unstage(p_sink text, p_batch bigint, p_staged bigint[]) returns bigint
 language plpgsql as $$
-declare
-    v_chunk    pgqueue.staged_chunks;
-    v_messages bigint := 0;
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     if p_staged is null then
         raise exception 'p_staged is a list of chunks, not null' using errcode = 'PQ003', column = 'p_staged';
     end if;
-    for v_chunk in
-        select * from pgqueue.staged_chunks
-        where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and staged_by = session_user
-        order by staged_id
-        -- lock: chunk
-        for update skip locked  -- a commit that has it publishes it
-    loop
-        v_messages := v_messages + coalesce(_pgqueue.delete_chunk(v_chunk), 0);
-    end loop;
-    return v_messages;
+    return coalesce(sum(_pgqueue.delete_chunk(c)), 0)
+    from (select * from pgqueue.staged_chunks
+          where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and staged_by = session_user
+          order by staged_id
+          -- lock: chunk
+          for update skip locked) c;  -- a commit that has it publishes it
 end $$;
 
 -- Deletes chunks that earlier writes of a batch have staged, a few in each call. Spark repeats the batch: so these
@@ -40,7 +33,6 @@ language plpgsql as $$
 declare
     v_later   boolean;
     v_earlier bigint[];
-    v_chunk   pgqueue.staged_chunks;
 begin
     select bool_or(write_no > p_write_no), array_agg(staged_id) filter (where write_no < p_write_no)
     into v_later, v_earlier from pgqueue.staged_chunks
@@ -52,13 +44,10 @@ begin
                   hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
                          'killed. Nothing was staged.';
     end if;
-    for v_chunk in
-        select * from pgqueue.staged_chunks where staged_id = any (v_earlier) order by staged_id limit 10
-        -- lock: chunk
-        for update skip locked  -- another task of this write deletes it, or a commit publishes it
-    loop
-        perform _pgqueue.delete_chunk(v_chunk);
-    end loop;
+    perform _pgqueue.delete_chunk(c)
+    from (select * from pgqueue.staged_chunks where staged_id = any (v_earlier) order by staged_id limit 10
+          -- lock: chunk
+          for update skip locked) c;  -- another task of this write deletes it, or a commit publishes it
 end $$;
 
 -- Deletes a staged chunk with its messages. Needs the chunk's lock. Returns how many messages it deleted; null, and

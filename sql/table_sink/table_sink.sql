@@ -13,7 +13,7 @@ create table if not exists pgqueue.table_writes (
     write_no  bigint      primary key,      -- of open_table(): a try of a batch
     sink      text        not null,
     batch     bigint      not null,
-    given     jsonb       not null,         -- what open_table() was given
+    target    jsonb       not null,         -- p_target of open_table()
     plan      jsonb       not null,         -- the target as it was then (table_sink/table_plan.sql)
     role      text        not null,         -- fills the table of staged rows, and reads it
     staged_by text        not null default session_user,
@@ -105,7 +105,7 @@ begin
         end if;
         if _pgqueue.await(
                'write ' || p_write_no,
-               'with noted as (insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role) '
+               'with noted as (insert into pgqueue.table_writes (write_no, sink, batch, target, plan, role) '
                'select $1, $2 ->> 0, ($2 ->> 1)::bigint, $2 -> 2, $2 -> 3, $2 ->> 4 '
                'on conflict do nothing returning 1) select count(*) from noted',  -- lock: table write
                p_write_no, jsonb_build_array(p_sink, p_batch, p_target, v_plan, p_role)) = '1' then
@@ -114,7 +114,7 @@ begin
         end if;
     end if;
     if not exists (select from pgqueue.table_writes
-                   where write_no = p_write_no and given = p_target
+                   where write_no = p_write_no and target = p_target
                      and (sink, batch, role, staged_by) = (p_sink, p_batch, p_role, session_user::text)) then
         raise exception 'p_write_no % is the number of another write', p_write_no
             using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
@@ -126,10 +126,11 @@ end $$;
 create or replace function _pgqueue.make_staged_rows(p_name text, p_plan jsonb, p_role text) returns void
 language plpgsql as $$
 begin
-    execute (select format('create unlogged table pgqueue.%I (chunk bigint not null, %s) with (autovacuum_enabled = off)',
-                           p_name, string_agg(format('c%s %s', n, c ->> 'staged')
-                                              || case when c ? 'key' or n = (p_plan -> 'sequence')::int
-                                                      then ' not null' else '' end, ', ' order by n))
+    execute (select format('create unlogged table pgqueue.%I (chunk bigint not null, %s) '
+                           'with (autovacuum_enabled = off)', p_name, string_agg(
+                               format('c%s %s', n, c ->> 'staged')
+                               || case when c ? 'key' or n = (p_plan -> 'sequence')::int then ' not null' else '' end,
+                               ', ' order by n))
              from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
     perform _pgqueue.revoke_defaults(array[format('pgqueue.%I', p_name)::regclass]);
     execute format('grant insert, select on pgqueue.%I to %I', p_name, p_role);
@@ -171,7 +172,7 @@ begin
                          'Or they were older than maintain() keeps them. Nothing was written; run the batch again.';
     end if;
     begin
-        v_plan := _pgqueue.table_plan(v_write.given, v_write.role);
+        v_plan := _pgqueue.table_plan(v_write.target, v_write.role);
         v_changed := case when v_plan is distinct from v_write.plan
                           then 'a column, a type or an index is another one' end;
     exception when sqlstate 'PQ003' then
@@ -191,9 +192,9 @@ begin
     return _pgqueue.table_statements(v_plan, 'staged_rows_' || p_write_no);
 end $$;
 
--- The statements of begin_table_batch(). In them, t is the table and n has the staged rows. Names are quoted by format();
--- casts, operators and collations have their schema, so that it does not matter where the session looks for names.
--- (More than 60 lines: one reads what a statement is made of beside it.)
+-- The statements of begin_table_batch(). In them, t is the table and n has the staged rows. Names are quoted by
+-- format(); casts, operators and collations have their schema, so that it does not matter where the session looks for
+-- names. (More than 60 lines: one reads what a statement is made of beside it.)
 create or replace function _pgqueue.table_statements(p_plan jsonb, p_staged text) returns text[]
 language plpgsql stable as $$
 declare
@@ -303,8 +304,8 @@ end $$;
 -- on maintained:
 --     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
 --                            jsonb_build_array(w.write_no, w.staged_by))
---     from _pgqueue.left_table_writes(p_age) w;
-create or replace function _pgqueue.left_table_writes(p_age interval) returns setof pgqueue.table_writes
+--     from _pgqueue.abandoned_table_writes(p_age) w;
+create or replace function _pgqueue.abandoned_table_writes(p_age interval) returns setof pgqueue.table_writes
 language sql stable as $$
     select * from pgqueue.table_writes w
     where w.staged_at < clock_timestamp() - p_age

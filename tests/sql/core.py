@@ -84,8 +84,7 @@ TABLES = {
         f" select *, null from {BUNDLES} m where lane <> 1000001"
     ),
     "claims": (
-        "select *, array(select e.seqs from unnest(settled_early) e) as early_seqs"
-        f" from {CLAIMS} l"
+        f"select *, array(select e.seqs from unnest(settled_early) e) as early_seqs from {CLAIMS} l"
     ),
     "tokens": "select * from pgqueue.key_tokens",
     "ahead": "select * from pgqueue.taken_ahead",
