@@ -21,12 +21,12 @@ create table if not exists pgqueue.archives (
 -- Files that no segment names: an exporter writes them, or has written them and died, or their segment has left the
 -- archive. Exporters delete them.
 create table if not exists pgqueue.archive_attempts (
-    attempt    uuid        primary key,
-    stream_id  int         not null,
-    segment    int         not null,
-    uri        text        not null,
-    folder     text        not null,            -- below the uri; the names of the files begin with the attempt
-    started_at timestamptz not null default clock_timestamp()
+    attempt   uuid        primary key,
+    stream_id int         not null,
+    segment   int         not null,
+    uri       text        not null,
+    folder    text        not null,             -- below the uri; the names of the files begin with the attempt
+    begun_at  timestamptz not null default clock_timestamp()
 );
 
 -- The segments that are in files: the manifest.

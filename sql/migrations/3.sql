@@ -23,8 +23,6 @@ begin
     alter table pgqueue.readers rename column begun_at to first_start;
     alter table pgqueue.readers rename column asks_alone to isolate;
     alter type pgqueue.acted_run rename to settled_run;
-    alter table pgqueue.archive_attempts rename column begun_at to started_at;
-    alter table pgqueue.table_writes rename column given to target;
     alter table pgqueue.archived_messages rename to completed_messages;
     alter index pgqueue.archived_messages_done rename to completed_messages_done;
 end $$;

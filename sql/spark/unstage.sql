@@ -15,12 +15,15 @@ begin
     if p_staged is null then
         raise exception 'p_staged is a list of chunks, not null' using errcode = 'PQ003', column = 'p_staged';
     end if;
-    return coalesce(sum(_pgqueue.delete_chunk(c)), 0)
-    from (select * from pgqueue.staged_chunks
-          where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and staged_by = session_user
-          order by staged_id
-          -- lock: chunk
-          for update skip locked) c;  -- a commit that has it publishes it
+    return (
+        with chunk as (
+            select * from pgqueue.staged_chunks
+            where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and staged_by = session_user
+            order by staged_id
+            -- lock: chunk
+            for update skip locked  -- a commit that has it publishes it
+        )
+        select coalesce(sum(_pgqueue.delete_chunk(c)), 0) from chunk c);
 end $$;
 
 -- Deletes chunks that earlier writes of a batch have staged, a few in each call. Spark repeats the batch: so these
@@ -33,6 +36,7 @@ language plpgsql as $$
 declare
     v_later   boolean;
     v_earlier bigint[];
+    v_chunk   pgqueue.staged_chunks;
 begin
     select bool_or(write_no > p_write_no), array_agg(staged_id) filter (where write_no < p_write_no)
     into v_later, v_earlier from pgqueue.staged_chunks
@@ -44,10 +48,13 @@ begin
                   hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
                          'killed. Nothing was staged.';
     end if;
-    perform _pgqueue.delete_chunk(c)
-    from (select * from pgqueue.staged_chunks where staged_id = any (v_earlier) order by staged_id limit 10
-          -- lock: chunk
-          for update skip locked) c;  -- another task of this write deletes it, or a commit publishes it
+    for v_chunk in
+        select * from pgqueue.staged_chunks where staged_id = any (v_earlier) order by staged_id limit 10
+        -- lock: chunk
+        for update skip locked  -- another task of this write deletes it, or a commit publishes it
+    loop
+        perform _pgqueue.delete_chunk(v_chunk);
+    end loop;
 end $$;
 
 -- Deletes a staged chunk with its messages. Needs the chunk's lock. Returns how many messages it deleted; null, and

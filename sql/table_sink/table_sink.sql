@@ -13,7 +13,7 @@ create table if not exists pgqueue.table_writes (
     write_no  bigint      primary key,      -- of open_table(): a try of a batch
     sink      text        not null,
     batch     bigint      not null,
-    target    jsonb       not null,         -- p_target of open_table()
+    given     jsonb       not null,         -- p_target of open_table()
     plan      jsonb       not null,         -- the target as it was then (table_sink/table_plan.sql)
     role      text        not null,         -- fills the table of staged rows, and reads it
     staged_by text        not null default session_user,
@@ -105,7 +105,7 @@ begin
         end if;
         if _pgqueue.await(
                'write ' || p_write_no,
-               'with noted as (insert into pgqueue.table_writes (write_no, sink, batch, target, plan, role) '
+               'with noted as (insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role) '
                'select $1, $2 ->> 0, ($2 ->> 1)::bigint, $2 -> 2, $2 -> 3, $2 ->> 4 '
                'on conflict do nothing returning 1) select count(*) from noted',  -- lock: table write
                p_write_no, jsonb_build_array(p_sink, p_batch, p_target, v_plan, p_role)) = '1' then
@@ -114,7 +114,7 @@ begin
         end if;
     end if;
     if not exists (select from pgqueue.table_writes
-                   where write_no = p_write_no and target = p_target
+                   where write_no = p_write_no and given = p_target
                      and (sink, batch, role, staged_by) = (p_sink, p_batch, p_role, session_user::text)) then
         raise exception 'p_write_no % is the number of another write', p_write_no
             using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
@@ -172,7 +172,7 @@ begin
                          'Or they were older than maintain() keeps them. Nothing was written; run the batch again.';
     end if;
     begin
-        v_plan := _pgqueue.table_plan(v_write.target, v_write.role);
+        v_plan := _pgqueue.table_plan(v_write.given, v_write.role);
         v_changed := case when v_plan is distinct from v_write.plan
                           then 'a column, a type or an index is another one' end;
     exception when sqlstate 'PQ003' then
@@ -198,7 +198,6 @@ end $$;
 create or replace function _pgqueue.table_statements(p_plan jsonb, p_staged text) returns text[]
 language plpgsql stable as $$
 declare
-    v_table   text := p_plan ->> 'relation';
     v_gone    int := p_plan -> 'gone';
     v_last    int := p_plan -> 'sequence';
     v_chunks  text := format('pgqueue.%I s where s.chunk operator(pg_catalog.=) any ($1)', p_staged);
@@ -226,7 +225,8 @@ begin
                                           c ->> 'name'), '' order by n), v_chunks), null]
     into v_found from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n) where c ? 'changes';
     if not p_plan ? 'keys' then
-        return v_found || format('insert into %s (%s) select %s from %s', v_table, v_names, v_values, v_rows);
+        return v_found || format('insert into %s (%s) select %s from %s', p_plan ->> 'relation', v_names, v_values,
+                                 v_rows);
     end if;
     select string_agg(format('%I', c ->> 'name'), ', ' order by i) as names,
            string_agg(format('t.%I %s n.c%s%s', c ->> 'name', c #>> '{key,equals}', n, c #>> '{key,collate}'),
@@ -254,14 +254,14 @@ begin
         v_found := v_found || format(
             'with held as materialized (select n.* from %1$s t join %2$s on %3$s where n.c%4$s%5$s order by %6$s '
             'for update of t) delete from %1$s t using held n where %3$s%5$s',  -- lock: target row
-            v_table, v_winners, v_key.same, v_gone,
+            p_plan ->> 'relation', v_winners, v_key.same, v_gone,
             case when v_last is null then ''
                  else format(' and (%1$s operator(pg_catalog.<=) n.c%2$s or %1$s is null)', v_stored, v_last) end,
             v_key.sorted);
     end if;
     return v_found || format(
-        'insert into %s as t (%s) select %s from %s%s order by %s on conflict (%s) do %s', v_table, v_names, v_values,
-        v_winners, ' where n.c' || v_gone || ' is not true', v_key.sorted, v_key.names,
+        'insert into %s as t (%s) select %s from %s%s order by %s on conflict (%s) do %s', p_plan ->> 'relation',
+        v_names, v_values, v_winners, ' where n.c' || v_gone || ' is not true', v_key.sorted, v_key.names,
         coalesce('update set ' || v_set || case when v_last is null then '' else format(
                      ' where %1$s operator(pg_catalog.<) excluded.%2$s or %1$s is null', v_stored,
                      substr(v_stored, 3)) end, 'nothing'));

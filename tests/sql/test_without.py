@@ -43,7 +43,7 @@ USES: dict[str, tuple[Callable[[Conn], Any], str]] = {
     ),
     "table_sink": (
         lambda conn: conn.execute(
-            "insert into pgqueue.table_writes (write_no, sink, batch, target, plan, role)"
+            "insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role)"
             " values (7, 'sink', 0, '{}', '{}', 'r')"
         ),
         "the staged rows of write 7",

@@ -82,9 +82,9 @@
 -- take_heads() are called by assign(), with store_assigned() and store_waiting(): their rows have the target. return()
 -- calls return_bundle() or return_by_key(). The callers of remove_messages() are in the table. remove_unclaimed() calls
 -- take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()). keep_newest() calls it,
--- and they are gone. settle_unclaimed() calls it for a Spark sink, and the messages are then done or dead. postpone() calls
--- it, and stores the messages again: unfiltered ones as such, others as delayed, waiting or in the line. retry() leaves
--- unfiltered messages as they are.
+-- and they are gone. settle_unclaimed() calls it for a Spark sink, and the messages are then done or dead. postpone()
+-- calls it, and stores the messages again: unfiltered ones as such, others as delayed, waiting or in the line. retry()
+-- leaves unfiltered messages as they are.
 
 -- Stores bundles like p_bundle with other messages, of at most limit_ranges() ranges each. Without messages it stores
 -- nothing. Returns the number of messages.
