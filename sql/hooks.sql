@@ -84,7 +84,7 @@ returns table (publication_id bigint, message_count bigint, data_bytes bigint, p
 language plpgsql stable as $$ begin
     -- on read
     -- archive/archived.sql
-    return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
+    return query select * from _pgqueue.archived(p_stream_id, p_from, p_below);
     -- end
 end $$;
 
@@ -95,7 +95,8 @@ returns table (publication_id bigint, message_count bigint, published_at timesta
 language plpgsql stable as $$ begin
     -- on read_first
     -- archive/archived.sql
-    return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
+    return query select a.publication_id, a.message_count, a.published_at, a.seqs, a.consumers
+                 from _pgqueue.archived(p_stream_id, p_from, p_below, p_rows) a;
     -- end
 end $$;
 
@@ -261,7 +262,7 @@ language plpgsql as $$ begin
     delete from pgqueue.captured where stream_id = p_stream_id;
     -- archive/archived.sql
     delete from pgqueue.archives where stream_id = p_stream_id;
-    perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
+    perform _pgqueue.discard_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
     delete from pgqueue.archive_segments where stream_id = p_stream_id;
     -- end
 end $$;
@@ -310,6 +311,6 @@ language plpgsql as $$ begin
     -- table_sink/table_sink.sql
     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
                            jsonb_build_array(w.write_no, w.staged_by))
-    from _pgqueue.left_table_writes(p_age) w;
+    from _pgqueue.abandoned_table_writes(p_age) w;
     -- end
 end $$;

@@ -129,8 +129,8 @@
 --     first.
 --   _pgqueue.set_consumer: bundle before consumer.  It changes lanes or limits, not both.
 --   pgqueue.ack: bundle before consumer.  As of _pgqueue.ack.
---   pgqueue.reader_claim: consumer before reader claim.  own_reader() has locked the claims.
---   pgqueue.reader_release: consumer before reader claim.  As of reader_claim.
+--   _pgqueue.run_actions: consumer, bundle before reader claim.  It settles messages or revives them, not both.
+--   _pgqueue.run_actions: bundle before consumer.  As that.
 --   pgqueue.create_consumer: settings before stream.  Where set_consumer() asks for the stream's row, the call has it.
 --   pgqueue.create_group: consumer, bundle before settings.  The group is new.
 --   pgqueue.receive: bundle before consumer.  As of _pgqueue.claim.

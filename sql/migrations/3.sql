@@ -19,6 +19,10 @@ begin
     -- and what has another name now
     alter table pgqueue.consumers rename column way to profile;
     alter table pgqueue.group_partitions rename column line_no to arrival_no;
+    alter table pgqueue.readers rename column begun to starts;
+    alter table pgqueue.readers rename column begun_at to first_start;
+    alter table pgqueue.readers rename column asks_alone to isolate;
+    alter type pgqueue.acted_run rename to settled_run;
     alter table pgqueue.archived_messages rename to completed_messages;
     alter table pgqueue.decided rename to resolved;
     alter index pgqueue.decided_pkey rename to resolved_pkey;

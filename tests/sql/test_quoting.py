@@ -60,7 +60,7 @@ VARIABLES = {
 
 MERGES = (
     r"v_(?:chunks|names|values|rows|winners|stored|last|gone)",
-    r"v_key\.o_\w+",
+    r"v_key\.\w+",
     r"p_plan ->> 'relation'",
     r"'[^']*' \|\| v_gone \|\| '[^']*'",
     r"coalesce\('update set ' \|\| v_set .*",

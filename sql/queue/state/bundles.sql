@@ -54,7 +54,7 @@
 --   claimed              claimed                                 quarantine          spark/quarantine.sql
 --   claimed              done                                    ack                 queue/settle/settle.sql
 --   claimed              done, dead                              finish              queue/settle/settle.sql
---   claimed              done, dead                              settle_held         spark/actions.sql
+--   claimed              done, dead                              settle_claimed      spark/actions.sql
 --   claimed              unclaimed, dead                         return              queue/settle/return.sql
 --   claimed              free, delayed, dead                     return_bundle       queue/settle/return.sql
 --   claimed              unassigned, waiting, delayed, dead      return_by_key       queue/settle/return.sql
@@ -82,7 +82,7 @@
 -- take_unassigned() and take_waiting(), then store_assigned() and store_waiting(), whose rows have the target. return()
 -- calls return_bundle() or return_by_key(). The callers of remove_messages() are in the table. take_unclaimed() has
 -- these callers: remove_unclaimed(), after which the messages are removed (skip(), cancel()) or dead (drop_oldest());
--- keep_newest(), after which they are removed; settle_free() for a Spark sink, after which they are done or dead; and
+-- keep_newest(), after which they are removed; settle_unclaimed() for a Spark sink, after which they are done or dead; and
 -- postpone(), which stores unfiltered messages as such, and others as delayed, waiting or unassigned. retry() leaves
 -- unfiltered messages as they are.
 
