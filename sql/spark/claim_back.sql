@@ -83,16 +83,16 @@ create or replace function _pgqueue.assign_back(p_consumer pgqueue.consumers, p_
 language plpgsql as $$
 declare
     v_assign   record;
-    v_looked   bigint := 0;
+    v_examined   bigint := 0;
     v_heads    pgqueue.keyed_messages;
     v_assigned pgqueue.lane_hint;
 begin
     o_hints := p_hints;
-    while v_looked < _pgqueue.limit_examined() loop
+    while v_examined < _pgqueue.limit_examined() loop
         v_assign := _pgqueue.assign(p_consumer, o_hints, _pgqueue.limit_small());
         o_hints := v_assign.o_hints;
-        v_looked := v_looked + v_assign.o_looked;
-        exit when v_assign.o_looked = 0 or not exists (
+        v_examined := v_examined + v_assign.o_examined;
+        exit when v_assign.o_examined = 0 or not exists (
             select from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
               and place < upper(p_claim.arrival_nos));
