@@ -83,7 +83,7 @@ create or replace function _pgqueue.assign_back(p_consumer pgqueue.consumers, p_
 language plpgsql as $$
 declare
     v_assign   record;
-    v_examined   bigint := 0;
+    v_examined bigint := 0;
     v_heads    pgqueue.keyed_messages;
     v_assigned pgqueue.lane_hint;
 begin
