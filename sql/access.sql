@@ -79,19 +79,20 @@ language sql immutable as $$
         -- for the owner of the schema alone
         ('{create_roles}', null, '{caller}'),
         -- only called by the functions above
-        ('{_pgqueue.seen, _pgqueue.shown_claims, _pgqueue.count_claims, _pgqueue.count_taken}', null, '{probe, loop}'),
-        ('{_pgqueue.failing}', null, '{plan, probe, loop}'),
-        ('{_pgqueue.seen_dead, _pgqueue.check_keys}', null, '{probe}'),
+        ('{_pgqueue.view_unfinished, _pgqueue.shown_claims, _pgqueue.count_claims, _pgqueue.count_taken}', null,
+         '{probe, loop}'),
+        ('{_pgqueue.often_failed}', null, '{plan, probe, loop}'),
+        ('{_pgqueue.view_dead, _pgqueue.check_keys}', null, '{probe}'),
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
-        ('{_pgqueue.first_of, _pgqueue.owed_of_keys}', null, '{plan, probe, loop}'),
+        ('{_pgqueue.take_dedup_keys, _pgqueue.owed_of_keys}', null, '{plan, probe, loop}'),
         ('{_pgqueue.settle}', null, '{loop}'),
         ('{_pgqueue.payloads}', null, '{serial}'),
         ('{_pgqueue.store_assigned, _pgqueue.store_waiting, _pgqueue.firsts}', null, '{whole}'),
         ('{_pgqueue.by_key}', null, '{nest}'),
-        ('{_pgqueue.return_by_key, _pgqueue.apply_key_limits, _pgqueue.named_in, _pgqueue.end_named}', null, '{hash}'),
+        ('{_pgqueue.return_by_key, _pgqueue.apply_key_limits}', null, '{hash}'),
+        ('{_pgqueue.match_actions, _pgqueue.record_completed}', null, '{hash}'),
         ('{_pgqueue.keep_newest}', null, '{probe, hash, no_jit}'),
         ('{_pgqueue.check_written, _pgqueue.entries_of}', null, '{probe, serial, no_jit}'),
-        ('{_pgqueue.take_dedup_keys}', null, '{plan}'),
         ('{_pgqueue.sql_name}', null, '{names}'),
         -- asked for each row that is inserted into pgqueue.written
         ('{_pgqueue.reserved}', '{producer}', null)

@@ -3,15 +3,14 @@
 --
 -- A function of this file is called where its header says. What it does is written by make docs (python -m tests.docs),
 -- from lines of features' files, in the order of install.sql: "-- on drop_stream: <statement>", and below it lines that
--- go on with it, indented by four. So a call is plain text: it is looked up nowhere, and costs a call. A table with a
--- stream_id or consumer_id has such a line for the end of its stream or consumer; tests/sql/test_hooks.py looks at all.
+-- continue it, indented by four. So a call is plain text, without a look-up. A table with a stream_id or consumer_id
+-- has such a line for the end of its stream or consumer; tests/sql/test_hooks.py checks that.
 --
 -- Sends and claims call no hook but for a stream or consumer whose row says that it needs one: schema_path, scheduled.
 
 -- A claim begins for a consumer whose row says that its stream has schedules (consumers.scheduled).
 create or replace function _pgqueue.on_claim(p_stream_id int) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on claim
     -- schedules/schedules.sql
     perform _pgqueue.run_schedules(p_stream_id);
@@ -20,31 +19,26 @@ end $$;
 
 -- When a claim for such a consumer has something to do; null: never.
 create or replace function _pgqueue.on_due(p_stream_id int) returns timestamptz
-language sql stable as $$
-    select least(null::timestamptz
+language sql stable as $$ select least(null::timestamptz
         -- on due
         -- schedules/schedules.sql
         , _pgqueue.schedule_due(p_stream_id)
         -- end
-    )
-$$;
+    ) $$;
 
 -- A text is given for a setting whose type base/settings.sql does not know: whether it is a value of that type.
 create or replace function _pgqueue.on_setting(p_type text, p_text text) returns boolean
-language sql immutable as $$
-    select case
+language sql immutable as $$ select case
         when p_type is null then null::boolean
         -- on setting
         -- typed/schemas.sql
         when p_type = 'schema' then _pgqueue.read_schema(p_text) is not null
         -- end
-    end
-$$;
+    end $$;
 
 -- A stream is to have settings: raises what forbids them. Of a stream that is to be created, its kind alone is given.
 create or replace function _pgqueue.before_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on before_set_stream
     -- typed/schemas.sql
     perform _pgqueue.check_schema(p_stream.kind, p_stream.schema, p_settings);
@@ -53,8 +47,7 @@ end $$;
 
 -- Settings of a stream are to be stored, and the row has them. Returns the row, with what follows from them.
 create or replace function _pgqueue.on_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns pgqueue.streams
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on set_stream
     -- typed/schemas.sql
     if p_settings ? 'schema' then
@@ -66,8 +59,7 @@ end $$;
 
 -- Whether all that a stream takes may be copied to another one.
 create or replace function _pgqueue.on_bind(p_from pgqueue.streams, p_to pgqueue.streams) returns boolean
-language sql stable as $$
-    select true
+language sql stable as $$ select true
         -- on bind
         -- typed/schemas.sql
         and _pgqueue.schema_includes(p_from.schema, p_to.schema)
@@ -77,8 +69,7 @@ $$;
 -- A payload is not what the schema_path of its stream asks for: raises that. (Who sends asks the path first, and comes
 -- here only with such a payload.)
 create or replace function _pgqueue.on_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on misfit
     -- typed/schemas.sql
     perform _pgqueue.refuse_misfit(p_stream, p_data);
@@ -90,11 +81,10 @@ end $$;
 create or replace function _pgqueue.on_read(p_stream_id int, p_from bigint, p_below bigint)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
-language plpgsql stable as $$
-begin
+language plpgsql stable as $$ begin
     -- on read
     -- archive/archived.sql
-    return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
+    return query select * from _pgqueue.archived(p_stream_id, p_from, p_below);
     -- end
 end $$;
 
@@ -102,19 +92,18 @@ end $$;
 create or replace function _pgqueue.on_read_first(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
                consumers int[])
-language plpgsql stable as $$
-begin
+language plpgsql stable as $$ begin
     -- on read_first
     -- archive/archived.sql
-    return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
+    return query select a.publication_id, a.message_count, a.published_at, a.seqs, a.consumers
+                 from _pgqueue.archived(p_stream_id, p_from, p_below, p_rows) a;
     -- end
 end $$;
 
 -- The last of these below an id, in the same way.
 create or replace function _pgqueue.on_read_last(p_stream_id int, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
-language plpgsql stable as $$
-begin
+language plpgsql stable as $$ begin
     -- on read_last
     -- archive/archived.sql
     return query select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows);
@@ -123,19 +112,16 @@ end $$;
 
 -- The first message of a stream that is kept elsewhere; null: none is.
 create or replace function _pgqueue.on_first_seq(p_stream_id int) returns bigint
-language sql stable as $$
-    select least(null::bigint
+language sql stable as $$ select least(null::bigint
         -- on first_seq
         -- archive/archived.sql
         , _pgqueue.first_in_files(p_stream_id)
         -- end
-    )
-$$;
+    ) $$;
 
 -- Where features keep numbers of sequences, as number_holders() (log/numbers.sql) has it.
 create or replace function _pgqueue.on_numbers() returns table (numbers text, quick boolean, query text)
-language sql immutable as $$
-    select null, false, null where false
+language sql immutable as $$ select null, false, null where false
     -- on numbers
     -- schedules/schedules.sql
     union all values ('seq_%s', false, 'select max(seq) from pgqueue.schedules where stream_id = %1$s')
@@ -158,19 +144,16 @@ $$;
 
 -- A segment of a stream is due, and sealed: who else holds it; null: nobody.
 create or replace function _pgqueue.on_hold(p_stream_id int, p_segment int) returns text
-language sql stable as $$
-    select coalesce(null::text
+language sql stable as $$ select coalesce(null::text
         -- on hold
         -- archive/aging.sql
         , _pgqueue.awaits_export(p_stream_id, p_segment)
         -- end
-    )
-$$;
+    ) $$;
 
 -- Publications of a stream are to be trimmed: the numbers of messages that are kept elsewhere, too.
 create or replace function _pgqueue.on_trim(p_stream_id int) returns int8multirange
-language sql stable as $$
-    select int8multirange()
+language sql stable as $$ select int8multirange()
         -- on trim
         -- archive/archived.sql
         + _pgqueue.archive_ranges(p_stream_id)
@@ -179,8 +162,7 @@ $$;
 
 -- Publications were trimmed, all of whose messages are kept elsewhere (on_trim()). The messages are still stored.
 create or replace function _pgqueue.on_trimmed(p_stream_id int, p_publications pgqueue.publications[]) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on trimmed
     -- archive/aging.sql
     perform _pgqueue.move_to_archive(p_stream_id, p_publications);
@@ -189,8 +171,7 @@ end $$;
 
 -- Streams that retain() is called for, although they may have no retention.
 create or replace function _pgqueue.on_retain() returns setof int
-language sql stable as $$
-    select null::int where false
+language sql stable as $$ select null::int where false
     -- on retain
     -- archive/archived.sql
     union all select stream_id from pgqueue.archives
@@ -213,8 +194,7 @@ end $$;
 
 -- recover() gave each stream a new incarnation.
 create or replace function _pgqueue.on_recover() returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on recover
     -- archive/archived.sql
     delete from pgqueue.archive_attempts;  -- their files may be another server's now
@@ -223,8 +203,7 @@ end $$;
 
 -- A try to delete a consumer: its row and its bundles are gone, and its lock is held.
 create or replace function _pgqueue.on_drop_consumer(p_consumer_id int) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on drop_consumer
     -- base/consumers.sql
     delete from pgqueue.consumer_filters where consumer_id = p_consumer_id;
@@ -242,7 +221,7 @@ begin
     delete from pgqueue.skips where consumer_id = p_consumer_id;
     -- queue/send/key_capacity.sql
     perform _pgqueue.delete_old_entries(p_consumer_id);
-    -- operate/groups.sql
+    -- groups/groups.sql
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
     -- operate/dead_letters.sql
@@ -255,8 +234,7 @@ end $$;
 
 -- A stream is to be deleted: raises what forbids it. Nothing is locked.
 create or replace function _pgqueue.before_drop_stream(p_stream pgqueue.streams) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on before_drop_stream
     -- capture/capture.sql
     perform _pgqueue.refuse_captured(p_stream);
@@ -265,13 +243,12 @@ end $$;
 
 -- A try to delete a stream: its row is there and locked, its consumers are gone.
 create or replace function _pgqueue.on_drop_stream(p_stream_id int) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on drop_stream
     -- base/streams.sql
     delete from pgqueue.incarnations where stream_id = p_stream_id;
     -- log/messages.sql
-    delete from pgqueue.decided where stream_id = p_stream_id;  -- lock: decided
+    delete from pgqueue.resolved where stream_id = p_stream_id;  -- lock: resolved
     -- log/trims.sql
     delete from pgqueue.trims where stream_id = p_stream_id;
     -- log/segments.sql
@@ -285,15 +262,14 @@ begin
     delete from pgqueue.captured where stream_id = p_stream_id;
     -- archive/archived.sql
     delete from pgqueue.archives where stream_id = p_stream_id;
-    perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
+    perform _pgqueue.discard_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
     delete from pgqueue.archive_segments where stream_id = p_stream_id;
     -- end
 end $$;
 
--- A stream was dropped, and no transaction is left that may have seen it (operate/dropped.sql).
+-- A stream was dropped, and no transaction is left that may have seen it (operate/stream_lifecycle.sql).
 create or replace function _pgqueue.on_clear_stream(p_stream_id int) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on clear_stream
     -- log/messages.sql
     delete from pgqueue.publications where stream_id = p_stream_id;
@@ -309,10 +285,9 @@ begin
     -- end
 end $$;
 
--- Chores of maintain(), before it trims.
+-- Tasks of maintain(), before it trims.
 create or replace function _pgqueue.on_maintain() returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on maintain
     -- queue/send/key_capacity.sql
     perform _pgqueue.run_task('select 0 from _pgqueue.maintain_key_backlog()');
@@ -321,12 +296,11 @@ begin
     -- end
 end $$;
 
--- Chores of maintain(), after it trimmed.
+-- Tasks of maintain(), after it trimmed.
 --   p_stream_ids  the streams whose turn it is
 --   p_age         of what failed writers left
 create or replace function _pgqueue.on_maintained(p_stream_ids int[], p_age interval) returns void
-language plpgsql as $$
-begin
+language plpgsql as $$ begin
     -- on maintained
     -- queue/send/back_pressure.sql
     perform _pgqueue.run_task('select 0 from _pgqueue.delete_backlogs()');
@@ -337,6 +311,6 @@ begin
     -- table_sink/table_sink.sql
     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
                            jsonb_build_array(w.write_no, w.staged_by))
-    from _pgqueue.left_table_writes(p_age) w;
+    from _pgqueue.abandoned_table_writes(p_age) w;
     -- end
 end $$;

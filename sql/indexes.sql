@@ -21,7 +21,7 @@ begin
         ['dead_messages_consumer',    'dead_messages (consumer_id, dead_id)'],
         ['dead_messages_first',       'dead_messages (consumer_id, lower(seqs))'],
         ['schedules_next',            'schedules (stream_id, next_at) where not paused'],
-        ['completed_messages_done',    'completed_messages (consumer_id, done_at)'],
+        ['completed_messages_done',   'completed_messages (consumer_id, done_at)'],
         ['group_partitions_lease',    'group_partitions (lease_id, version) where lease_id is not null'],
         ['dedup_keys_sent',           'dedup_keys (stream_id, sent_at)'],
         ['staged_chunks_write',       'staged_chunks (sink, batch, write_no) where write_no is not null'],

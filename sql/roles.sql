@@ -32,10 +32,9 @@ declare
     v_owner oid := (select nspowner from pg_namespace where nspname = 'pgqueue');
     v_there boolean := exists (select from pg_roles where rolname = 'pgqueue_owner');
 begin
-    if exists (select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-               where n.nspname = 'pgmq' and n.nspowner = v_owner and p.proowner = v_owner
-                 and obj_description(n.oid, 'pg_namespace') like 'spark-pgqueue:%'
-                 and p.proname = '_grant' and p.pronargs = 0) then
+    if exists (select from pg_proc
+               where pronamespace = to_regnamespace('pgmq') and pronamespace in (select _pgqueue.schemas())
+                 and proname = '_grant' and pronargs = 0 and proowner = v_owner) then
         execute 'select pgmq._grant()';
     end if;
     if pg_has_role(v_owner, (select datdba from pg_database where datname = current_database()), 'member') then
@@ -128,10 +127,9 @@ language plpgsql as $$
 declare
     v_role text;
 begin
-    for v_role in select _pgqueue.roles() loop
-        if v_role in ('pgqueue_consumer', 'pgqueue_admin') then  -- Spark's tasks; an exporter
-            execute format('grant select on pgqueue.messages_%s to %I', p_stream_id, v_role);
-        end if;
+    -- Spark's tasks; an exporter
+    for v_role in select r from _pgqueue.roles() r where r in ('pgqueue_consumer', 'pgqueue_admin') loop
+        execute format('grant select on pgqueue.messages_%s to %I', p_stream_id, v_role);
     end loop;
 end $$;
 

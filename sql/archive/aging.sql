@@ -30,42 +30,33 @@ begin
     )
     insert into pgqueue.archive_packs (stream_id, first_publication, last_publication, published_at, ids, times,
                                        first_seqs, message_counts, data_bytes, seqs, consumers)
-    select p_stream_id, min(publication_id), max(publication_id),
-           (array_agg(published_at order by publication_id, part))[1], array_agg(id order by publication_id, part),
-           array_agg((extract(epoch from later) * 1000000)::bigint order by publication_id, part),
-           array_agg(lo order by publication_id, part), array_agg(message_count order by publication_id, part),
-           array_agg(data_bytes order by publication_id, part),
-           case when not bool_and(is_range is true) then
-               array_agg(case when is_range then null else seqs::text end order by publication_id, part) end,
-           case when count(consumers) > 0 then array_agg(consumers::text order by publication_id, part) end
-    from packed having count(*) > 0;
+    select p_stream_id, min(publication_id), max(publication_id), (array_agg(published_at))[1], array_agg(id),
+           array_agg((extract(epoch from later) * 1000000)::bigint), array_agg(lo), array_agg(message_count),
+           array_agg(data_bytes),
+           case when not bool_and(is_range is true)
+                then array_agg(case when is_range then null else seqs::text end) end,
+           case when count(consumers) > 0 then array_agg(consumers::text) end
+    from (select * from packed order by publication_id, part) p having count(*) > 0;
     return found;
 end $$;
 
 -- Makes single rows of a pack that has publications of a segment, if there is one.
 create or replace function _pgqueue.unpack_of(p_segment pgqueue.archive_segments) returns void
 language sql as $$
-    with old as materialized (
-        select k.* from pgqueue.archive_packs k
-        where k.stream_id = p_segment.stream_id and k.first_publication <= p_segment.last_publication
-          and exists (select from _pgqueue.unpacked(k) u where u.seqs && int8range(p_segment.lo, p_segment.hi))
-        order by k.first_publication limit 1
-    ), gone as (
-        delete from pgqueue.archive_packs k using old o
-        where k.stream_id = o.stream_id and k.first_publication = o.first_publication
+    with old as (
+        delete from pgqueue.archive_packs k
+        where (stream_id, first_publication) = (
+            select k.stream_id, k.first_publication from pgqueue.archive_packs k
+            where k.stream_id = p_segment.stream_id and k.first_publication <= p_segment.last_publication
+              and exists (select from _pgqueue.unpacked(k) u where u.seqs && int8range(p_segment.lo, p_segment.hi))
+            order by k.first_publication limit 1)
+        returning k
     )
     insert into pgqueue.archive_publications
         (publication_id, message_count, data_bytes, published_at, stream_id, part, seqs, consumers)
     select u.publication_id, u.message_count, u.data_bytes, u.published_at, p_segment.stream_id,
            row_number() over (partition by u.publication_id order by lower(u.seqs)) - 1, u.seqs, u.consumers
-    from old o cross join lateral _pgqueue.unpacked(o::pgqueue.archive_packs) u
-$$;
-
--- The first publication in the archive of a stream; null: there is none.
-create or replace function _pgqueue.first_archived(p_stream_id int) returns bigint
-language sql stable as $$
-    select least((select min(publication_id) from pgqueue.archive_publications where stream_id = p_stream_id),
-                 (select min(first_publication) from pgqueue.archive_packs where stream_id = p_stream_id))
+    from old cross join lateral _pgqueue.unpacked(old.k) u
 $$;
 
 -- Who holds a segment of a stream that retention would trim: its exporter, which has not written it. Null: nobody.
@@ -102,18 +93,13 @@ end $$;
 create or replace function _pgqueue.expire_archive(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
-    v_archive pgqueue.archives;
-    v_old     pgqueue.archive_segments;
-    v_gone    int8multirange;
+    v_old  pgqueue.archive_segments;
+    v_gone int8multirange;
 begin
-    select * into v_archive from pgqueue.archives where stream_id = p_stream_id;
-    if not found then
-        return false;
-    end if;
-    select a.* into v_old from pgqueue.archive_segments a
-    where a.stream_id = p_stream_id
-      and (v_archive.dropped
-           or (a.newest_at < clock_timestamp() - v_archive.keep_for
+    select a.* into v_old from pgqueue.archives v join pgqueue.archive_segments a using (stream_id)
+    where stream_id = p_stream_id
+      and (v.dropped
+           or (a.newest_at < clock_timestamp() - v.keep_for
                -- else an exporter would write it again
                and not exists (select from pgqueue.segments s
                                where s.stream_id = a.stream_id and s.segment = a.segment and not s.emptied)))
@@ -141,19 +127,20 @@ begin
     select range_agg(int8range(publication_id, publication_id, '[]')) into v_gone from gone;
     if v_gone is not null then
         update pgqueue.trims
-        set archive_ids = coalesce((archive_ids - v_gone)
-                                   * int8multirange(int8range(_pgqueue.first_archived(p_stream_id), null)), '{}')
+        set archive_ids = (archive_ids - v_gone) * int8multirange(int8range(least(
+            (select min(publication_id) from pgqueue.archive_publications where stream_id = p_stream_id),
+            (select min(first_publication) from pgqueue.archive_packs where stream_id = p_stream_id)), null))
         where stream_id = p_stream_id;
         return true;
     end if;
-    perform _pgqueue.leave_files(v_old);
+    perform _pgqueue.discard_files(v_old);
     delete from pgqueue.archive_segments where stream_id = p_stream_id and segment = v_old.segment;
     return true;
 end $$;
 
--- Has exporters delete the files of a segment. Those of an earlier incarnation stay: after a restore, another server
--- may go on with them.
-create or replace function _pgqueue.leave_files(p_segment pgqueue.archive_segments) returns void
+-- Lets exporters delete the files of a segment. Those of an earlier incarnation stay: after a restore, another server
+-- may use them.
+create or replace function _pgqueue.discard_files(p_segment pgqueue.archive_segments) returns void
 language sql as $$
     insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)
     select p_segment.attempt, p_segment.stream_id, p_segment.segment, p_segment.uri, p_segment.folder

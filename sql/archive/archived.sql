@@ -31,7 +31,7 @@ create table if not exists pgqueue.archive_attempts (
 
 -- The segments that are in files: the manifest.
 -- on drop_stream:
---     perform _pgqueue.leave_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
+--     perform _pgqueue.discard_files(a) from pgqueue.archive_segments a where a.stream_id = p_stream_id;
 --     delete from pgqueue.archive_segments where stream_id = p_stream_id;
 -- on numbers:
 --     union all values
@@ -115,40 +115,27 @@ language sql stable as $$
     order by e.i
 $$;
 
--- The publications in the archive of a stream, from an id on and below another one.
--- on read: return query select * from _pgqueue.archived_from(p_stream_id, p_from, p_below);
-create or replace function _pgqueue.archived_from(p_stream_id int, p_from bigint, p_below bigint)
+-- The publications in the archive of a stream, from an id on and below another one, in no order. With p_rows at least
+-- the first p_rows of these, and the other parts of the last one. (Each pack but the first has limit_packed()
+-- publications or more from p_from on.)
+-- on read: return query select * from _pgqueue.archived(p_stream_id, p_from, p_below);
+-- on read_first:
+--     return query select a.publication_id, a.message_count, a.published_at, a.seqs, a.consumers
+--                  from _pgqueue.archived(p_stream_id, p_from, p_below, p_rows) a;
+create or replace function _pgqueue.archived(p_stream_id int, p_from bigint, p_below bigint,
+                                             p_rows bigint default 9223372036854775807)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
 language plpgsql stable as $$
 #variable_conflict use_column
 begin
     return query
-        select publication_id, message_count, data_bytes, published_at, seqs, consumers
-        from pgqueue.archive_publications
-        where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
-        union all
-        select u.*
-        from pgqueue.archive_packs k cross join lateral _pgqueue.unpacked(k) u
-        where k.stream_id = p_stream_id and k.last_publication >= p_from and k.first_publication < p_below
-          and u.publication_id >= p_from and u.publication_id < p_below;
-end $$;
-
--- The first of these, in no order: at least p_rows, and the other parts of the last one. (Each pack but the first has
--- limit_packed() publications or more from p_from on.)
--- on read_first: return query select * from _pgqueue.first_in_archive(p_stream_id, p_from, p_below, p_rows);
-create or replace function _pgqueue.first_in_archive(p_stream_id int, p_from bigint, p_below bigint, p_rows bigint)
-returns table (publication_id bigint, message_count bigint, published_at timestamptz, seqs int8multirange,
-               consumers int[])
-language plpgsql stable as $$
-#variable_conflict use_column
-begin
-    return query
-        (select publication_id, message_count, published_at, seqs, consumers from pgqueue.archive_publications
+        (select publication_id, message_count, data_bytes, published_at, seqs, consumers
+         from pgqueue.archive_publications
          where stream_id = p_stream_id and publication_id >= p_from and publication_id < p_below
          order by publication_id fetch first (p_rows) rows with ties)
         union all
-        (select u.publication_id, u.message_count, u.published_at, u.seqs, u.consumers
+        (select u.*
          from (select * from pgqueue.archive_packs
                where stream_id = p_stream_id and last_publication >= p_from and first_publication < p_below
                order by last_publication limit p_rows / _pgqueue.limit_packed() + 2) k
@@ -179,11 +166,9 @@ end $$;
 -- The numbers of the segments of a stream that are in files.
 -- on trim: + _pgqueue.archive_ranges(p_stream_id)
 create or replace function _pgqueue.archive_ranges(p_stream_id int) returns int8multirange
-language plpgsql stable as $$
-begin
-    return (select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments
-            where stream_id = p_stream_id);
-end $$;
+language sql stable as $$
+    select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments where stream_id = p_stream_id
+$$;
 
 -- The first message of a stream that is in files; null: none is.
 -- on first_seq: , _pgqueue.first_in_files(p_stream_id)

@@ -23,10 +23,9 @@ $$;
 -- Locks the export of a stream, if no other exporter has it, to the end of the transaction. Returns whether the caller
 -- has it now. Errors: none. Locks: as it says.
 create or replace function pgqueue.lock_export(p_stream_id int) returns boolean
-language plpgsql as $$
-begin
-    return pg_try_advisory_xact_lock(_pgqueue.lock_class_export(), p_stream_id);  -- lock: export
-end $$;
+language sql as $$
+    select pg_try_advisory_xact_lock(_pgqueue.lock_class_export(), p_stream_id)  -- lock: export
+$$;
 
 -- Begins to export the next segment of a stream; returns no row when there is none. The names of the files begin with
 -- the attempt. The caller has the export lock, on another connection. Errors: none. Locks: none.
@@ -42,12 +41,12 @@ language sql as $$
           and not exists (select from pgqueue.archive_segments x
                           where x.stream_id = g.stream_id and x.segment = g.segment)
         order by g.lo limit 1
-    ), noted as (
+    ), attempt as (
         insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)
         select gen_random_uuid(), n.stream_id, n.segment, n.uri, n.folder from next n
         returning archive_attempts.attempt
     )
-    select o.attempt, n.segment, n.uri, n.folder, n.kind from next n cross join noted o
+    select o.attempt, n.segment, n.uri, n.folder, n.kind from next n cross join attempt o
 $$;
 
 -- The segment of an attempt. Errors: PQ008 when another exporter has ended the attempt, or the segment is gone.
@@ -83,39 +82,31 @@ $$;
 -- Errors: PQ008. Locks: none.
 create or replace function pgqueue.export_slices(p_attempt uuid)
 returns table (lo bigint, hi bigint, from_publication bigint, to_publication bigint)
-language plpgsql stable as $$
-declare
-    v_segment pgqueue.segments := _pgqueue.segment_of(p_attempt);
-    v_size    bigint := _pgqueue.limit_exported();
-begin
-    return query
-        select k * v_size, (k + 1) * v_size, min(p.publication_id), max(p.publication_id)
-        from _pgqueue.publications_in(v_segment) p
-        cross join lateral unnest(p.seqs) g
-        cross join lateral generate_series(lower(g) / v_size, (upper(g) - 1) / v_size) k
-        group by k order by k;
-end $$;
+language sql stable as $$
+    select k * size, (k + 1) * size, min(p.publication_id), max(p.publication_id)
+    from _pgqueue.segment_of(p_attempt) s cross join _pgqueue.limit_exported() size
+    cross join lateral _pgqueue.publications_in(s) p
+    cross join lateral unnest(p.seqs) g
+    cross join lateral generate_series(lower(g) / size, (upper(g) - 1) / size) k
+    group by k, size order by k
+$$;
 
 -- The messages of a slice as ranges in order, with what their publications say of them. Consumers are names; null: all.
 -- Errors: PQ008. Locks: none.
 create or replace function pgqueue.export_ranges(p_attempt uuid, p_lo bigint, p_hi bigint, p_from bigint, p_to bigint)
 returns table (lo bigint, hi bigint, publication_id bigint, published_at timestamptz, deliver_at timestamptz,
                expires_at timestamptz, priority int, consumers text[])
-language plpgsql stable as $$
-declare
-    v_segment pgqueue.segments := _pgqueue.segment_of(p_attempt);
-begin
-    return query
-        select greatest(lower(g), p_lo), least(upper(g), p_hi), p.publication_id, _pgqueue.near(p.published_at),
-               _pgqueue.near(p.deliver_at), _pgqueue.near(p.expires_at), p.priority,
-               _pgqueue.consumer_names(p.consumers)
-        from _pgqueue.publications_in(v_segment, p_from) p
-        cross join lateral unnest(p.seqs) g
-        where p.publication_id <= p_to and g && int8range(p_lo, p_hi)
-        order by 1;
-end $$;
+language sql stable as $$
+    select greatest(lower(g), p_lo), least(upper(g), p_hi), p.publication_id, _pgqueue.clamp(p.published_at),
+           _pgqueue.clamp(p.deliver_at), _pgqueue.clamp(p.expires_at), p.priority, _pgqueue.consumer_names(p.consumers)
+    from _pgqueue.segment_of(p_attempt) s
+    cross join lateral _pgqueue.publications_in(s, p_from) p
+    cross join lateral unnest(p.seqs) g
+    where p.publication_id <= p_to and g && int8range(p_lo, p_hi)
+    order by 1
+$$;
 
--- Refuses files other than an exporter writes for an attempt: readers open what is noted, and go by what it says.
+-- Refuses files other than an exporter writes for an attempt: readers rely on what is recorded.
 -- Errors: PQ003.
 create or replace function _pgqueue.check_files(p_attempt uuid, p_segment pgqueue.segments, p_files jsonb) returns void
 language plpgsql as $$
@@ -177,7 +168,7 @@ begin
     if v_stored.messages <> v_published.messages then
         raise exception 'the files have % messages, and segment % has %', v_stored.messages, v_segment.segment,
                         v_published.messages
-            using errcode = 'PQ008', hint = 'Nothing was noted. The next attempt writes the segment again.';
+            using errcode = 'PQ008', hint = 'Nothing was recorded. The next attempt writes the segment again.';
     end if;
     insert into pgqueue.archive_segments (stream_id, segment, lo, hi, attempt, uri, folder, incarnation, files,
                                           message_count, bytes, last_publication, newest_at)
@@ -190,8 +181,8 @@ begin
 end $$;
 
 -- The attempts of a stream whose files nothing refers to, for the caller to delete. None where the database is on
--- another server than was noted: its archive may be in use there (recover()). The caller has the export lock. Errors:
--- none. Locks: none.
+-- another server than was recorded: its archive may be in use there (recover()). The caller has the export lock.
+-- Errors: none. Locks: none.
 create or replace function pgqueue.export_leftovers(p_stream_id int) returns table (attempt uuid, uri text, folder text)
 language sql stable as $$
     select t.attempt, t.uri, t.folder from pgqueue.archive_attempts t

@@ -13,8 +13,22 @@ language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
-    perform _pgqueue.check_archive_uri(p_uri);
-    if p_uri is null then
+    -- Others open the uri with credentials of their own. The errors repeat nothing that may be a secret.
+    if p_uri ~ '://.*@' then
+        raise exception 'p_uri has a user or a password'
+            using errcode = 'PQ003', column = 'p_uri',
+                  hint = 'The exporter and readers have credentials in their environment, or in archiveOptions.';
+    elsif p_uri ~ '[?#]' then
+        raise exception 'p_uri has options, with ? or #'
+            using errcode = 'PQ003', column = 'p_uri',
+                  hint = 'The exporter takes options by --options, and Spark by archiveOptions.';
+    elsif p_uri !~ '^(/|file:///|(s3|gs|gcs|abfs|abfss|hdfs)://)[^/]' or length(p_uri) > 1000
+          or p_uri ~ E'[[:space:][:cntrl:]%\\\\]|[^:/]//|/[.]{1,2}(/|$)' then
+        raise exception 'p_uri is an absolute path, or a URI such as s3://bucket/path of file, s3, gs, gcs, abfs, '
+                        'abfss or hdfs, of at most 1,000 characters and without spaces, %%, backslashes, // and .., '
+                        'not %', quote_literal(left(p_uri, 100))
+            using errcode = 'PQ003', column = 'p_uri';
+    elsif p_uri is null then
         perform _pgqueue.check_archive(v_stream);
     end if;
     perform _pgqueue.check_age('p_keep', p_keep);
@@ -43,29 +57,6 @@ begin
         'with stored as (update pgqueue.archives set dropped = true, uri = null where stream_id = $1 returning 1) '
         'select count(*) from stored',  -- lock: maintain
         v_stream.stream_id);
-end $$;
-
--- Refuses a uri that says more than where a folder is, or where that is not plain. What the uri names, others open with
--- credentials of their own: it does not say how. Errors: PQ003, which repeats nothing that may be a secret.
-create or replace function _pgqueue.check_archive_uri(p_uri text) returns void
-language plpgsql as $$
-begin
-    if p_uri ~ '://.*@' then
-        raise exception 'p_uri has a user or a password'
-            using errcode = 'PQ003', column = 'p_uri',
-                  hint = 'The exporter and readers have credentials in their environment, or in archiveOptions.';
-    elsif p_uri ~ '[?#]' then
-        raise exception 'p_uri has options, with ? or #'
-            using errcode = 'PQ003', column = 'p_uri',
-                  hint = 'The exporter takes options by --options, and Spark by archiveOptions.';
-    elsif p_uri !~ '^(/|file:///|(s3|gs|gcs|abfs|abfss|hdfs)://)[^/]' or length(p_uri) > 1000
-          or p_uri ~ E'[[:space:][:cntrl:]%\\\\]|[^:/]//|/[.]{1,2}(/|$)' then
-        raise exception 'p_uri is an absolute path, or a URI such as s3://bucket/path of file, s3, gs, gcs, abfs, '
-                        'abfss or hdfs, of at most 1,000 characters and without spaces, %%, backslashes, // and .., '
-                        'not %',
-                        quote_literal(left(p_uri, 100))
-            using errcode = 'PQ003', column = 'p_uri';
-    end if;
 end $$;
 
 -- Refuses a stream without an archive, before anything changes. Errors: PQ003.

@@ -61,15 +61,35 @@ begin
     end if;
 end $$;
 
+-- Raises PQ003 for a number below 1. Null is no limit.
+create or replace function _pgqueue.check_positive(p_argument text, p_value bigint) returns void
+language plpgsql immutable as $$
+begin
+    if p_value < 1 then
+        raise exception '% is null or at least 1, not %', p_argument, p_value
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+end $$;
+
+-- Raises PQ003 unless a word is one of some words.
+create or replace function _pgqueue.check_choice(p_argument text, p_value text, p_choices text[]) returns void
+language plpgsql immutable as $$
+begin
+    if p_value is null or p_value <> all (p_choices) then
+        raise exception '% is %, not %', p_argument,
+                        regexp_replace(array_to_string(p_choices, ', '), ', ([^,]*)$', E' or \\1'),
+                        coalesce(quote_literal(p_value), 'null') using errcode = 'PQ003', column = p_argument;
+    end if;
+end $$;
+
 -- Refuses a visibility timeout that is not allowed. Errors: PQ003 unless the interval is longer than 0 and up to 10
 -- years.
 create or replace function pgqueue.check_timeout(p_argument text, p_value interval) returns void
 language plpgsql immutable as $$
 begin
-    if p_value is null or p_value <= interval '0' or p_value > _pgqueue.max_interval() then
+    if (p_value > interval '0' and p_value <= _pgqueue.max_interval()) is not true then
         raise exception '% is an interval longer than 0 and up to 10 years, not %', p_argument,
-                        coalesce(quote_literal(p_value), 'null')
-            using errcode = 'PQ003', column = p_argument;
+                        coalesce(quote_literal(p_value), 'null') using errcode = 'PQ003', column = p_argument;
     end if;
 end $$;
 
@@ -97,10 +117,8 @@ create or replace function _pgqueue.check_publication(p_priority int, p_deliver_
                                                       p_expires_at timestamptz default null) returns void
 language plpgsql immutable as $$
 begin
-    if p_priority is null or p_priority not between -32768 and 32767 then
-        raise exception 'p_priority is -32768 to 32767, not %', coalesce(p_priority::text, 'null')
-            using errcode = 'PQ003', column = 'p_priority';
-    elsif not isfinite(p_deliver_at) then
+    perform _pgqueue.check_number('p_priority', p_priority, -32768, 32767);
+    if not isfinite(p_deliver_at) then
         raise exception 'p_deliver_at is a time, not %', p_deliver_at using errcode = 'PQ003', column = 'p_deliver_at';
     elsif not isfinite(p_expires_at) or p_expires_at <= p_deliver_at then
         raise exception 'p_expires_at is a time%, not %', coalesce(' after p_deliver_at, ' || p_deliver_at, ''),
@@ -111,7 +129,7 @@ begin
 end $$;
 
 -- A time, rounded up to the second, so that messages that are sent within a second expire together.
-create or replace function _pgqueue.whole_second(p_at timestamptz) returns timestamptz
+create or replace function _pgqueue.round_up_to_second(p_at timestamptz) returns timestamptz
 language sql immutable parallel safe as $$ select date_trunc('second', p_at + interval '999999 us') $$;
 
 -- Raises PQ003: a key is too long. Keys are indexed.
@@ -145,8 +163,7 @@ create or replace function _pgqueue.refuse_headers(p_stream pgqueue.streams, p_h
 language plpgsql as $$
 begin
     raise exception 'p_headers, in stream %, is null or a JSON object of at most % bytes and % levels, not %',
-                    _pgqueue.called(p_stream),
-        p_stream.max_header_bytes, _pgqueue.max_header_depth(),
+        _pgqueue.called(p_stream), p_stream.max_header_bytes, _pgqueue.max_header_depth(),
         case when jsonb_typeof(p_headers) <> 'object' then 'of type ' || jsonb_typeof(p_headers)
              when octet_length(p_headers::text) > p_stream.max_header_bytes
                  then octet_length(p_headers::text) || ' bytes'
@@ -168,26 +185,17 @@ begin
         perform _pgqueue.refuse_key(p_key);
     elsif coalesce(octet_length(p_data), octet_length(p_data_bytes)) > p_stream.max_bytes then
         perform _pgqueue.refuse_size(p_stream, coalesce(octet_length(p_data), octet_length(p_data_bytes)));
-    end if;
-    if p_stream.kind = 'binary' then
-        if p_data_bytes is null or p_data is not null then
-            raise exception 'a message of stream % (binary) has p_data_bytes, and p_data is null',
-                            _pgqueue.called(p_stream)
-                using errcode = 'PQ004', column = 'p_data_bytes, p_data';
-        end if;
-        return;
-    end if;
-    if p_data is null or p_data_bytes is not null then
+    elsif p_stream.kind = 'binary' and (p_data_bytes is null or p_data is not null) then
+        raise exception 'a message of stream % (binary) has p_data_bytes, and p_data is null', _pgqueue.called(p_stream)
+            using errcode = 'PQ004', column = 'p_data_bytes, p_data';
+    elsif p_stream.kind <> 'binary' and (p_data is null or p_data_bytes is not null) then
         raise exception 'a message of stream % (%) has p_data, not null, and p_data_bytes is null',
                         _pgqueue.called(p_stream), p_stream.kind
             using errcode = 'PQ004', column = 'p_data, p_data_bytes';
-    end if;
-    if p_stream.kind = 'json' then
-        if p_stream.schema_path is null then
-            perform p_data::json;
-        elsif (p_data::jsonb @@ p_stream.schema_path) is not true then
-            perform _pgqueue.on_misfit(p_stream, p_data::jsonb);
-        end if;
+    elsif p_stream.kind = 'json' and p_stream.schema_path is null then
+        perform p_data::json;
+    elsif p_stream.kind = 'json' and (p_data::jsonb @@ p_stream.schema_path) is not true then
+        perform _pgqueue.on_misfit(p_stream, p_data::jsonb);
     end if;
 exception when invalid_text_representation or untranslatable_character or statement_too_complex
                or numeric_value_out_of_range or program_limit_exceeded then  -- (as jsonb, JSON has limits)
@@ -203,8 +211,7 @@ begin
     if p_reader is null or (p_claim >= 0 and p_messages >= 0) is not true then
         raise exception 'p_reader is not null, and p_start_claim, p_end_claim and p_start_messages are at least 0; '
                         'not %, %, %',
-                        coalesce(p_reader::text, 'null'), coalesce(p_claim::text, 'null'),
-                        coalesce(p_messages::text, 'null')
+            coalesce(p_reader::text, 'null'), coalesce(p_claim::text, 'null'), coalesce(p_messages::text, 'null')
             using errcode = 'PQ003', column = 'p_reader, p_start_claim, p_end_claim, p_start_messages';
     end if;
 end $$;
@@ -248,19 +255,14 @@ end $$;
 -- Notes where this database is, for is_elsewhere().
 create or replace function _pgqueue.record_server() returns void
 language sql as $$
-    insert into pgqueue.servers (system_identifier, timeline, database, files_since)
-    select s.system_identifier, s.timeline, s.database, s.files_since from _pgqueue.server() s
+    insert into pgqueue.servers (system_identifier, timeline, database, files_since) select * from _pgqueue.server()
 $$;
 
 -- Whether this database is surely somewhere else than was noted. The files are not asked: a volume whose owner is set
 -- at each mount (`chown -R`, Kubernetes' fsGroup) has files of a later time, and is the same. See is_restored().
 create or replace function _pgqueue.is_elsewhere() returns boolean
-language plpgsql stable as $$
-declare
-    v_noted pgqueue.servers;
-    v_now   record := _pgqueue.server();
-begin
-    select * into v_noted from pgqueue.servers order by server_no desc limit 1;
-    return coalesce(v_noted.system_identifier <> v_now.system_identifier or v_noted.timeline <> v_now.timeline
-                    or v_noted.database <> v_now.database, false);
-end $$;
+language sql stable as $$
+    select coalesce((select s.system_identifier <> n.system_identifier or s.timeline <> n.timeline
+                            or s.database <> n.database
+                     from pgqueue.servers s cross join _pgqueue.server() n order by s.server_no desc limit 1), false)
+$$;

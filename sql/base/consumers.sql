@@ -1,41 +1,41 @@
--- Consumers, their settings and filters. What each has taken from its stream: log/cursors.sql; and what it has not
--- finished of that: queue/state/consumer_messages.sql.
+-- Consumers, their settings and their filters. log/cursors.sql stores what each consumer has taken of its stream, and
+-- queue/state/consumer_messages.sql what it has taken and not finished.
 
 create table if not exists pgqueue.consumers (
     consumer_id        int         generated always as identity primary key,
     stream_id          int         not null references pgqueue.streams,
-    stream_name        text        not null,                     -- the stream's, so that claims look for no stream
+    stream_name        text        not null,                     -- the stream's name: a claim need not read streams
     name               text        not null,
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
-    filtered           boolean     not null default false,       -- it gets only messages that pass its filter
-    partitions         int,                                      -- of a group, see operate/groups.sql
+    filtered           boolean     not null default false,       -- only messages that pass its filter are for it
+    partitions         int,                                      -- of a group (groups/groups.sql)
     paused             boolean     not null default false,       -- it claims nothing
     scheduled          boolean     not null default false,       -- its stream has schedules
     created_at         timestamptz not null default clock_timestamp(),
-    -- The settings that somebody gave it, by name. All others have the default of base/settings.sql, and follow it.
+    -- The names of the settings that somebody set. All others follow their defaults in base/settings.sql.
     given              text[]      not null default '{}',
-    max_deliver_count  int         check (max_deliver_count > 0),  -- null: never, the setting's other word
+    max_deliver_count  int         check (max_deliver_count > 0),  -- null: no limit, the setting's value "never"
     visibility_timeout interval    not null check (visibility_timeout > interval '0'),
-    -- How the delay of a failed message grows: constant, linear or exponential. A null base is 0 if constant, else 1 s.
+    -- How the delay after a failure grows: constant, linear or exponential. A null base is 0 if constant, else 1 s.
     backoff            text        not null,
     backoff_base       interval,
     backoff_cap        interval    not null,
     backoff_jitter     float8      not null,
     keep_history       interval,                                 -- how long acknowledgements are kept; null: not at all
-    notify_done        boolean     not null,                     -- notify of what is acknowledged or dead
-    max_backlog        bigint,                                   -- messages before it (back_pressure.sql); null: any
+    notify_done        boolean     not null,                     -- notify of acknowledged and dead messages
+    max_backlog        bigint,                                   -- backlog (back_pressure.sql); null: no limit
     on_full            text        not null,                     -- reject or drop_oldest
-    per_key_limit      int,                                      -- messages of a key that may be in flight; null: any
-    per_key_capacity   int,                                      -- unfinished ones (key_capacity.sql); null: any
-    per_key_interval   interval,                                 -- in each such time, of a key at most ...
-    per_key_burst      int         not null,                     -- ... so many are delivered; null interval: any
+    per_key_limit      int,                                      -- messages of a key in flight; null: no limit
+    per_key_capacity   int,                                      -- unfinished messages of a key (key_capacity.sql)
+    per_key_interval   interval,                                 -- within such a time, of each key at most ...
+    per_key_burst      int         not null,                     -- ... this many are delivered; null interval: no limit
     per_key_latest     boolean     not null,                     -- of a key, only the newest waits (newest.sql)
-    fair               boolean     not null,                     -- keys are served in turns
-    max_in_flight      int,                                      -- messages in open claims (throttle.sql); null: any
-    rate_limit         int,                                      -- so many messages are delivered at most ...
-    rate_interval      interval,                                 -- ... within any such time; null: any
-    -- How its messages are served. 'careful': claims have more to ask than what is ready, or acknowledgements more to
-    -- do than to forget; else 'simple'. And 'keyed': by key.
+    fair               boolean     not null,                     -- keys take turns
+    max_in_flight      int,                                      -- messages in claims (throttle.sql); null: no limit
+    rate_limit         int,                                      -- at most this many messages are delivered ...
+    rate_interval      interval,                                 -- ... within any such time; null: no limit
+    -- What claims and acknowledgements must check. 'simple': a claim only looks for free bundles, and an
+    -- acknowledgement only deletes; else 'careful'. ' keyed' is added for a consumer that delivers by key.
     profile                text        not null generated always as (
         case when partitions is not null or paused or scheduled or filtered or keep_history is not null or notify_done
                   or max_backlog is not null or per_key_capacity is not null or per_key_latest
@@ -48,20 +48,19 @@ create table if not exists pgqueue.consumers (
     unique (stream_name, name)
 );
 
--- The filters of consumers, see queue/take/filters.sql.
+-- The filters of consumers (queue/take/filters.sql).
 -- on drop_consumer
 create table if not exists pgqueue.consumer_filters (
     consumer_id int primary key,
-    topic       text,      -- of the messages' keys; null: any
+    topic       text,      -- a pattern for the keys of messages; null: any key
     topic_regex text,
-    condition   jsonpath   -- what the messages hold; null: anything
+    condition   jsonpath   -- on the content of messages; null: no condition
 );
 
--- What a consumer's settings ask of those who serve it: each question has its function. consumers.profile answers what
--- each claim asks first.
+-- What the settings of a consumer imply, a function for each question. The column profile answers those that each claim
+-- asks first.
 
--- Whether claims have nothing to ask but what is ready, and acknowledgements nothing to do but to forget. Null: there
--- is no such consumer.
+-- Whether claims only look for free bundles, and acknowledgements only delete. Null: there is no such consumer.
 create or replace function _pgqueue.is_simple(p_profile text) returns boolean
 language sql immutable as $$ select p_profile in ('simple', 'simple keyed') $$;
 
@@ -69,26 +68,26 @@ language sql immutable as $$ select p_profile in ('simple', 'simple keyed') $$;
 create or replace function _pgqueue.is_keyed(p_profile text) returns boolean
 language sql immutable as $$ select p_profile in ('simple keyed', 'careful keyed') $$;
 
--- Whether a consumer limits its keys: it is keyed then, also without an ordering.
+-- Whether a consumer limits its keys. Such a consumer is keyed, with or without an ordering.
 create or replace function _pgqueue.limits_keys(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$
     select p_consumer.per_key_limit is not null or p_consumer.per_key_interval is not null or p_consumer.fair
 $$;
 
--- Whether a consumer limits how many of its messages are in flight, or delivered in a time (queue/claim/throttle.sql).
+-- Whether a consumer limits how many messages are in flight, or are delivered within a time (queue/claim/throttle.sql).
 create or replace function _pgqueue.is_throttled(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$ select p_consumer.max_in_flight is not null or p_consumer.rate_limit is not null $$;
 
--- Whether messages are judged before they are ready: by the consumer's filter, or as the newest of their keys.
+-- Whether messages are screened before they are ready: by the consumer's filter, or for the newest message of each key.
 create or replace function _pgqueue.is_screened(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$ select p_consumer.filtered or p_consumer.per_key_latest $$;
 
--- Whether an acknowledgement has more to do than to forget: to keep history, to notify, or to free a place of a key.
+-- Whether an acknowledgement must do more than delete: keep history, notify, or lower the count of a key.
 create or replace function _pgqueue.notes_ends(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$
     select p_consumer.keep_history is not null or p_consumer.notify_done or p_consumer.per_key_capacity is not null
 $$;
 
--- Whether only messages that nobody has claimed count for the limits of keys.
+-- Whether the limits of keys count only messages that nobody has claimed.
 create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $$;

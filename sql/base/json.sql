@@ -11,7 +11,7 @@ begin
     begin
         return p_data::jsonb;
     exception when data_exception then
-        if octet_length(p_data) > _pgqueue.max_mended_bytes() then
+        if octet_length(p_data) > _pgqueue.max_repaired_bytes() then
             return null;
         end if;
     end;

@@ -1,5 +1,5 @@
--- The numbers that the queue goes by, each with a name. Each is a function without arguments; all are constants, so a
--- plan holds their value, and a call costs nothing.
+-- The constants of the queue. Each is a function without arguments that is immutable, so a plan holds its value, and a
+-- call costs nothing.
 --
 --   limit_*       how much one call does at once. Any value of at least 1 is right, and the tests run with all of them
 --                 at 2 or 3, and at 1. These are the fast ones.
@@ -13,7 +13,7 @@ declare
     v_value text;
 begin
     for v_name, v_type, v_value in values
-        ('limit_take', 'int', '10000'),  -- publications that one take walks
+        ('limit_take', 'int', '10000'),  -- publications that one take scans
         -- messages of publications that move to the archive at once: their sizes are read
         ('limit_archived', 'bigint', '1000000'),
         ('limit_packed', 'bigint', '4096'),  -- publications of an archive that become one row
@@ -21,7 +21,7 @@ begin
         ('limit_exported', 'bigint', '250000'),  -- numbers of messages that an exporter reads at once
         -- takes of one claim, while the taken messages are for other consumers or for later; but a claim has two passes
         ('limit_takes', 'int', '100'),
-        -- publication ids without a visible publication that one look walks over before it notes them as a gap
+        -- publication ids without a visible publication that one look skips before it notes them as a gap
         ('limit_unseen', 'int', '1000'),
         -- publications that a claim takes ahead of the cursor at most: where more are new, it takes them with the
         -- cursor. And one claim of so many moves the cursor
@@ -51,7 +51,7 @@ begin
         -- publications that are counted for the statistics of a consumer, which some programs ask for every few
         -- seconds. More are estimated
         ('limit_shown', 'int', '3000'),
-        ('limit_read', 'int', '100000'),  -- publications that one read walks, of an offset reader
+        ('limit_read', 'int', '100000'),  -- publications that one read of an offset reader scans
         ('limit_deleted', 'int', '100000'),  -- old dedup keys of a stream that maintain() deletes at once
         ('limit_maintained', 'int', '100'),  -- streams that one maintain() looks at, whose locks it holds to its end
         -- entries of key_backlog that maintain() looks at, of a consumer with per_key_capacity
@@ -64,10 +64,10 @@ begin
         ('patience', 'interval', 'interval ''1 minute'''),
         -- a claim gets nothing if one transaction had the consumer's lock after two waits of this time
         ('claim_patience', 'interval', 'interval ''0.5 s'''),
-        -- publications that may be under way at once: they have numbers of messages, and no publication id yet.
+        -- publications that may be in progress at once: they have numbers of messages, and no publication id yet.
         -- Publications that are further apart than that stand in the order of their numbers, except those that a sink
         -- wrote long before it published them
-        ('max_under_way', 'int', '10000'),
+        ('max_in_progress', 'int', '10000'),
         ('large_stream', 'bigint', '1::bigint << 30'),  -- bytes from which on a view warns that all are kept
 
         -- segments
@@ -94,9 +94,9 @@ begin
         -- most 1 GB
         ('max_max_bytes', 'int', '268435456'),
         ('max_max_header_bytes', 'int', '1048576'),  -- bytes that a stream may allow for the headers of a message
-        -- bytes of headers that cannot be nested too deep, so that nobody looks: a level takes two bytes at least
+        -- bytes of headers that cannot be nested too deep, so that no call looks: a level takes two bytes at least
         ('short_headers', 'int', '2 * _pgqueue.max_header_depth()'),
-        ('max_mended_bytes', 'int', '32768'),  -- of a payload that jsonb cannot hold as it is
+        ('max_repaired_bytes', 'int', '32768'),  -- of a payload that jsonb cannot hold as it is
         ('max_reserved', 'int', '10000000'),  -- numbers that one call reserves: that takes 3 s
         ('max_partitions', 'int', '1024'),  -- partitions of a group
         ('max_offset_ranges', 'int', '10000'),  -- gaps of an offset that is kept outside of the database

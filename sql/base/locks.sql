@@ -12,7 +12,7 @@
 -- A function waits by await() alone: a minute, or as long as the list says, or as the session's lock_timeout if that is
 -- shorter. tests/sql/test_lock_waits.py looks at each lock, and lets each public function meet an open transaction. On
 -- the way of single messages it would cost too much: "as Postgres does" means without an end of its own, and by the
--- session's lock_timeout. "In tries" means that the call lets go of all its locks and pauses between two tries.
+-- session's lock_timeout. "In tries" means that the call releases all its locks and pauses between two tries.
 --
 -- 1. install  Advisory 1885826420. Guards the schema against a second installer (schema.sql), which waits for 60 s.
 --        The installer then locks tables: it waits for them for 40 ms at a time, and for 30 s in all (upgrade.sql).
@@ -35,7 +35,7 @@
 -- 9. sink stream  A row of sink_streams, by its primary key. Notes to which streams a query writes. record_stream()
 --        waits for another batch of the query that notes the same stream. maintain passes over those of others.
 -- 10. seqs  Advisory, by the id of the stream. Lets one call after the other take many numbers, so that those of a
---        call are one range. take_seqs() waits for a second, then goes on without the lock. It lets go of the lock
+--        call are one range. take_seqs() waits for a second, then goes on without the lock. It releases the lock
 --        when it has the numbers.
 -- 11. dedup  A row of dedup_keys, by its primary key. Makes a message with a dedup key be published once. A producer
 --        waits, as Postgres does, for an open transaction that sent the same key, or deletes it (maintain). Keys are
@@ -96,7 +96,7 @@
 -- 27. captured  A table whose changes are captured, share row exclusive; access exclusive where triggers are
 --        dropped. capture and release wait for 100 ms at a time, for 30 s in all; maintain for 50 ms, then it leaves
 --        the partition for the next time.
--- 28. decided  A row of decided. Notes up to which publication all are decided. maintain updates the row, and
+-- 28. resolved  A row of resolved. Notes up to which publication all are resolved. maintain updates the row, and
 --        passes over a row that another maintain has. Where there is no row yet, the second of two maintains that
 --        insert it waits for the first.
 -- 29. dead  A row of dead_messages. redrive, purge_dead and trim_dead() of maintain pass over it. Nobody waits for it.
@@ -110,7 +110,7 @@
 -- 33. completed  A row of completed_messages. maintain deletes old ones, and passes over those that others hold. Nobody
 --        waits for it.
 -- 34. waiting  Advisory, by the id of the stream, shared by sessions that wait for publications. A producer tries to
---        have it alone, lets go at once, and notifies if it could not (is_waited_for()). Nobody waits for it.
+--        have it alone, releases it at once, and notifies if it could not (is_waited_for()). Nobody waits for it.
 -- 35. export  Advisory, by the id of the stream. Lets one exporter at a time write a stream's messages to its archive:
 --        its transaction has the lock for as long as it writes. Nobody waits for it: another exporter passes over the
 --        stream.
@@ -118,19 +118,19 @@
 -- Exceptions: functions that wait for a place while they hold a later one. "f: bundle before consumer" means: f takes a
 -- bundle, then waits for a consumer, which is an earlier place.
 --
--- The function has the lock already, or has let go of the later one, or does only one of the two:
+-- The function has the lock already, or has released the later one, or does only one of the two:
 --   _pgqueue.ack: bundle before consumer.  Where the end of messages is to be noted, it locks the consumer first.
 --   _pgqueue.claim: bundle before consumer.  It has a free bundle that is no match, for which nobody waits but in
 --     tries.
 --   _pgqueue.claim_locked: bundle before consumer.  claim_without_lock() locks nothing where it claims nothing; what is
 --     acknowledged last is locked while the consumer's lock is there.
---   _pgqueue.claim_where: bundle before consumer.  An exception block lets go of the bundles.
+--   _pgqueue.claim_where: bundle before consumer.  An exception block releases the bundles.
 --   _pgqueue.set_consumer: settings, consumer, bundle before stream.  Where it needs the stream's row, it locks that
 --     first.
 --   _pgqueue.set_consumer: bundle before consumer.  It changes lanes or limits, not both.
 --   pgqueue.ack: bundle before consumer.  As of _pgqueue.ack.
---   pgqueue.reader_claim: consumer before reader claim.  own_reader() has locked the claims.
---   pgqueue.reader_release: consumer before reader claim.  As of reader_claim.
+--   _pgqueue.run_actions: consumer, bundle before reader claim.  It settles messages or revives them, not both.
+--   _pgqueue.run_actions: bundle before consumer.  As that.
 --   pgqueue.create_consumer: settings before stream.  Where set_consumer() asks for the stream's row, the call has it.
 --   pgqueue.create_group: consumer, bundle before settings.  The group is new.
 --   pgqueue.receive: bundle before consumer.  As of _pgqueue.claim.
@@ -148,7 +148,7 @@
 --
 -- Nobody who has the earlier place waits for the later one:
 --   pgqueue.note_offset: consumer before history.  It has the history already.
---   pgqueue.maintain: captured, decided before bundle.  It takes bundles with the consumer's lock alone: those that
+--   pgqueue.maintain: captured, resolved before bundle.  It takes bundles with the consumer's lock alone: those that
 --     wait.
 --
 -- settle_messages takes reader claims, the consumer and bundles of one consumer after the other, in the order of their
@@ -165,12 +165,7 @@ language sql volatile as $$ select p_when > clock_timestamp() and p_when < clock
 
 -- Locks a consumer. Errors: 55P03 when another transaction holds the lock for a minute.
 create or replace function _pgqueue.lock_consumer(p_consumer_id int) returns void
-language plpgsql as $$
-begin
-    if not pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id) then  -- lock: consumer
-        perform _pgqueue.await_lock(_pgqueue.lock_class_consumer(), p_consumer_id, false);
-    end if;
-end $$;
+language sql as $$ select _pgqueue.await_lock(_pgqueue.lock_class_consumer(), p_consumer_id, false) $$;
 
 -- Locks a consumer if nobody holds the lock. Returns whether the caller has it now.
 create or replace function _pgqueue.try_lock_consumer(p_consumer_id int) returns boolean
@@ -185,9 +180,7 @@ create or replace function _pgqueue.lock_consumer_alone(p_consumer_id int) retur
 language plpgsql as $$
 begin
     perform _pgqueue.lock_consumer(p_consumer_id);
-    if not _pgqueue.try_lock_new(p_consumer_id) then
-        perform _pgqueue.await_lock(_pgqueue.lock_class_new(), p_consumer_id, false);
-    end if;
+    perform _pgqueue.await_lock(_pgqueue.lock_class_new(), p_consumer_id, false);
 end $$;
 
 -- Locks what is new for a consumer, alone, if nobody shares the lock. Returns whether the caller has it now.
@@ -203,12 +196,7 @@ $$;
 
 -- Notes that this transaction publishes to a stream, and waits if it must. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_publish(p_stream_id int) returns void
-language plpgsql as $$
-begin
-    if not _pgqueue.try_lock_publish(p_stream_id) then
-        perform _pgqueue.await_lock(_pgqueue.lock_class_publish(), p_stream_id, true);
-    end if;
-end $$;
+language sql as $$ select _pgqueue.await_lock(_pgqueue.lock_class_publish(), p_stream_id, true) $$;
 
 -- Waits for locks: executes a statement that takes them, and lets it wait for so long only. This is the one place that
 -- says for how long; a shorter lock_timeout of the session holds instead.
@@ -283,10 +271,14 @@ language sql stable as $$
       and l.database = (select oid from pg_database where datname = current_database())
 $$;
 
--- Waits for an advisory lock that the caller could not have at once. Errors: 55P03, see await().
+-- Takes an advisory lock, at once or after a wait. Errors: 55P03, see await().
 create or replace function _pgqueue.await_lock(p_class int, p_id int, p_shared boolean) returns void
 language plpgsql as $$
 begin
+    if (p_shared and pg_try_advisory_xact_lock_shared(p_class, p_id))  -- lock: any
+       or (not p_shared and pg_try_advisory_xact_lock(p_class, p_id)) then  -- lock: any
+        return;
+    end if;
     perform _pgqueue.await(
         case p_class when _pgqueue.lock_class_consumer() then 'the lock of ' || _pgqueue.consumer_name(p_id)
                      when _pgqueue.lock_class_new() then 'what is new for ' || _pgqueue.consumer_name(p_id)
@@ -343,20 +335,14 @@ end $$;
 -- Keeps the old publications of a stream, and their messages, while this transaction relies on them. Errors: as
 -- lock_consumer().
 create or replace function _pgqueue.lock_history(p_stream_id int) returns void
-language plpgsql as $$
-begin
-    if not pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_history(), p_stream_id) then  -- lock: history
-        perform _pgqueue.await_lock(_pgqueue.lock_class_history(), p_stream_id, true);
-    end if;
-end $$;
+language sql as $$ select _pgqueue.await_lock(_pgqueue.lock_class_history(), p_stream_id, true) $$;
 
 -- Keeps all others from relying on old publications of a stream, so that the caller can delete some; only if nobody
 -- relies on them now. Returns whether the caller may delete.
 create or replace function _pgqueue.try_lock_history_alone(p_stream_id int) returns boolean
-language plpgsql as $$
-begin
-    return pg_try_advisory_xact_lock(_pgqueue.lock_class_history(), p_stream_id);  -- lock: history
-end $$;
+language sql as $$
+    select pg_try_advisory_xact_lock(_pgqueue.lock_class_history(), p_stream_id)  -- lock: history
+$$;
 
 -- The virtual ids of the open transactions that may have published to a stream.
 create or replace function _pgqueue.publishers(p_stream_id int) returns text[]
@@ -368,20 +354,28 @@ begin
               and database = (select oid from pg_database where datname = current_database()));
 end $$;
 
+-- Of transactions that were noted, those that are still open; null: of all. A prepared transaction has another virtual
+-- id after a restart of the server, -1/..., and so counts as noted.
+--   p_open  the transactions that are open now
+create or replace function _pgqueue.still_open(p_noted text[], p_open text[]) returns text[]
+language plpgsql immutable as $$
+begin
+    return array(select o from unnest(p_open) o where (o = any (p_noted)) is not false or o like '-1/%');
+end $$;
+
 -- The virtual ids of the open transactions of this database, but for the caller's own. (Autovacuum has no role, and
 -- calls nothing.)
 --   p_prepared  the prepared ones, too
 create or replace function _pgqueue.open_transactions(p_prepared boolean) returns text[]
-language plpgsql as $$
-begin
-    return array(select l.virtualxid from pg_locks l join pg_stat_activity a on a.pid = l.pid
+language sql as $$
+    select array(select l.virtualxid from pg_locks l join pg_stat_activity a on a.pid = l.pid
                  where l.locktype = 'virtualxid' and l.granted and l.mode = 'ExclusiveLock'
                    and a.datname = current_database() and l.pid <> pg_backend_pid() and a.usesysid is not null
                  union all
                  select l.virtualtransaction from pg_locks l join pg_prepared_xacts p on p.transaction = l.transactionid
                  where p_prepared and l.locktype = 'transactionid' and l.pid is null
-                   and p.database = current_database());
-end $$;
+                   and p.database = current_database())
+$$;
 
 -- Whether a session waits for publications of a stream (queue/claim/listen.sql). A caller that asks while another
 -- caller does may get true although no session waits: it then notifies for nothing.
@@ -403,9 +397,9 @@ create or replace function _pgqueue.lock_reader(p_reader uuid) returns void
 language plpgsql as $$
 begin
     if not _pgqueue.try_lock_reader(p_reader) then
-        perform _pgqueue.await(
-            'checkpoint reader ' || p_reader, 'select 0 from pg_advisory_xact_lock($1)',  -- lock: reader
-            hashtextextended('pgqueue reader ' || p_reader::text, 0));
+        perform _pgqueue.await('checkpoint reader ' || p_reader,
+                               'select 0 from pg_advisory_xact_lock($1)',  -- lock: reader
+                               hashtextextended('pgqueue reader ' || p_reader::text, 0));
     end if;
 end $$;
 
@@ -418,9 +412,6 @@ $$;
 -- Makes the caller's commit be on disk when it returns, also with synchronous_commit = off: Spark's log goes on from
 -- the database's answer. (All earlier commits are on disk then, too.)
 create or replace function _pgqueue.commit_durably() returns void
-language plpgsql as $$
-begin
-    if current_setting('synchronous_commit') = 'off' then
-        perform set_config('synchronous_commit', 'local', true);
-    end if;
-end $$;
+language sql as $$
+    select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off'
+$$;

@@ -7,19 +7,26 @@ begin
     return coalesce(pg_sequence_last_value(format('pgqueue.seq_%s', p_stream_id)::regclass), 0);
 end $$;
 
--- The role that calls: of a function that runs with its owner's rights, too.
-create or replace function _pgqueue.caller() returns text
-language sql stable as $$
-    select case current_setting('role') when 'none' then session_user else current_setting('role') end
-$$;
+-- The first sequence number of a stream that is stored; null: none.
+create or replace function _pgqueue.first_seq(p_stream_id int) returns bigint
+language plpgsql stable as $$
+declare
+    v_first bigint;
+begin
+    execute format('select min(seq) from pgqueue.messages_%s', p_stream_id) into v_first;
+    return v_first;
+end $$;
 
--- Whether the caller may look at streams: not one that only sends.
+-- Whether the caller may look at streams: not one that only sends. (The caller is the session's role, also of a
+-- function that runs with its owner's rights.)
 create or replace function _pgqueue.may_look() returns boolean
 language sql stable as $$
-    select has_table_privilege(_pgqueue.caller(), 'pgqueue.stream_stats', 'select')
+    select has_table_privilege(c.role, 'pgqueue.stream_stats', 'select')
         or exists (select from pg_proc p
                    where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'open_streams'
-                     and has_function_privilege(_pgqueue.caller(), p.oid, 'execute'))
+                     and has_function_privilege(c.role, p.oid, 'execute'))
+    from (select case current_setting('role') when 'none' then session_user
+                      else current_setting('role') end as role) c
 $$;
 
 -- A stream in an error: its name; of a stream whose number the caller gave (stream_of()) the name only if the caller
@@ -40,7 +47,7 @@ language sql stable as $$
 $$;
 
 -- Some names, for the hint of an error; none for a caller who may look at no stream, as one that only sends.
-create or replace function _pgqueue.there_are(p_names text[]) returns text
+create or replace function _pgqueue.list_names(p_names text[]) returns text
 language sql stable as $$
     select case when _pgqueue.may_look()
                 then format(' There are: %s.', coalesce((select string_agg(quote_literal(n), ', ' order by n)
@@ -58,7 +65,7 @@ begin
         raise exception 'unknown stream %', coalesce(quote_literal(p_name), 'null')
             using errcode = 'PQ001',
                   hint = format('Create it: select pgqueue.create_stream(%L).', p_name)
-                         || _pgqueue.there_are(array(select name from pgqueue.streams order by name limit 10));
+                         || _pgqueue.list_names(array(select name from pgqueue.streams order by name limit 10));
     end if;
     return v_stream;
 end $$;
@@ -107,7 +114,7 @@ begin
                         quote_literal(p_stream)
             using errcode = 'PQ002',
                   hint = format('Create it: select pgqueue.create_%s(%L, %L).', p_kind, p_stream, p_name)
-                         || _pgqueue.there_are(array(select name from pgqueue.consumers
+                         || _pgqueue.list_names(array(select name from pgqueue.consumers
                                                      where stream_name = p_stream
                                                        and (p_kind = 'consumer' or partitions is not null)
                                                      order by name limit 10));

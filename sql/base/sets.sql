@@ -71,16 +71,16 @@ language sql immutable parallel safe as $$
      order by x.chunk)
 $$;
 
--- Cuts a set into stretches that are in another set, or outside of it, in order.
-create or replace function _pgqueue.stretches(p_set int8multirange, p_other int8multirange)
+-- Splits a set into runs that are in another set, or outside of it, in order.
+create or replace function _pgqueue.split_by(p_set int8multirange, p_other int8multirange)
 returns table (inside boolean, seqs int8multirange)
 language sql immutable parallel safe as $$
     select s.inside, range_agg(s.r)
     from (select e.inside, e.r, row_number() over (order by e.r)
-                                - row_number() over (partition by e.inside order by e.r) as stretch
+                                - row_number() over (partition by e.inside order by e.r) as run
           from (select true as inside, r from unnest(p_set * p_other) r
                 union all
                 select false, r from unnest(p_set - p_other) r) e) s
-    group by s.inside, s.stretch
+    group by s.inside, s.run
     order by min(lower(s.r))
 $$;

@@ -49,8 +49,7 @@ declare
     v_contradiction text := case
         when p_consumer.partitions is not null and p_consumer.given <> '{}'
             then 'a group has no such settings: its messages are not claimed'
-        when p_consumer.ordering = 'stream'
-             and _pgqueue.limits_keys(p_consumer)
+        when p_consumer.ordering = 'stream' and _pgqueue.limits_keys(p_consumer)
             then 'with ordering=stream all keys are one line, so fair, per_key_limit and per_key_interval have '
                  'no meaning'
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
@@ -115,8 +114,7 @@ begin
     if not v_allowed then
         raise exception '% is null for %, or %, not %', p_argument, coalesce(v_setting.default_value, 'none'),
                         _pgqueue.allowed(v_setting.type, v_setting.low, v_setting.high, v_setting.choices,
-                                          v_setting.no_value),
-                        left(p_value::text, 100)
+                                         v_setting.no_value), left(p_value::text, 100)
             using errcode = 'PQ003', column = split_part(p_argument, ':', 1);
     end if;
 end $$;
@@ -125,22 +123,18 @@ end $$;
 create or replace function _pgqueue.check_settings(p_of_what text, p_settings jsonb) returns void
 language plpgsql stable as $$
 declare
+    v_names   text[] := array(select name from _pgqueue.settings() where of_what = p_of_what order by name);
     v_unknown text;
 begin
     if p_settings is null or jsonb_typeof(p_settings) <> 'object' then
         raise exception 'p_settings is a JSON object with a value for each setting, such as {"%": null}, not %',
-                        (select min(name) from _pgqueue.settings() s where s.of_what = p_of_what),
-                        coalesce(left(p_settings::text, 100), 'null')
+                        v_names[1], coalesce(left(p_settings::text, 100), 'null')
             using errcode = 'PQ003', column = 'p_settings';
     end if;
-    select k into v_unknown
-    from jsonb_object_keys(p_settings) k
-    where k not in (select name from _pgqueue.settings() s where s.of_what = p_of_what) order by k limit 1;
-    if found then
+    v_unknown := (select min(k) from jsonb_object_keys(p_settings) k where k <> all (v_names));
+    if v_unknown is not null then
         raise exception 'p_settings: a % has no setting %', p_of_what, quote_literal(left(v_unknown, 100))
-            using errcode = 'PQ003', column = 'p_settings',
-                  hint = (select _pgqueue.is_it(v_unknown, array_agg(name order by name))
-                          from _pgqueue.settings() s where s.of_what = p_of_what);
+            using errcode = 'PQ003', column = 'p_settings', hint = _pgqueue.suggestion(v_unknown, v_names);
     end if;
     perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
 end $$;
@@ -170,48 +164,44 @@ language sql immutable as $$
 $$;
 
 -- The column given after some settings were set, or set back to their default by null.
-create or replace function _pgqueue.given_after(p_given text[], p_settings jsonb) returns text[]
+create or replace function _pgqueue.given_names(p_given text[], p_settings jsonb) returns text[]
 language sql immutable as $$
     select array(select g from unnest(p_given) g where not p_settings ? g
                  union select key from jsonb_each(p_settings) where value <> 'null' order by 1)
 $$;
 
--- The hint for a word that is none of some words: the nearest, if one is near, and all.
-create or replace function _pgqueue.is_it(p_word text, p_words text[]) returns text
+-- The hint for a word that is none of some words: the most similar one, if one is similar, and all. Names that other
+-- queues have for the same setting come first; else the word that has the most pairs of letters in common with p_word.
+create or replace function _pgqueue.suggestion(p_word text, p_words text[]) returns text
 language sql immutable as $$
-    select concat_ws(' ', 'Is it ' || _pgqueue.nearest(p_word, p_words) || '?',
-                     format('There are: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
-$$;
-
--- The word of some words that is most like p_word: it has the most pairs of letters in common with it. Null: none is
--- like it. Names that other queues have for the same thing come first.
-create or replace function _pgqueue.nearest(p_word text, p_words text[]) returns text
-language sql immutable as $$
-    select coalesce(
-    (select a.name
-     from (values ('{max_attempts,attempts,max_retries,max_retry,retries,max_tries,max_receive_count,'
-                   'max_delivery_count,max_deliveries,max_deliver,delivery_limit,max_read_ct}', 'max_deliver_count'),
-                  ('{vt,lease,lease_time,lease_timeout,lease_duration,lock_duration,ack_deadline,ack_wait,'
-                   'ack_timeout,timeout,invisibility_timeout}', 'visibility_timeout'),
-                  ('{retry_delay,retry_backoff,delay}', 'backoff_base'),
-                  ('{max_retry_delay,max_backoff}', 'backoff_cap'),
-                  ('{max_length,max_queue_length,x_max_length}', 'max_backlog'),
-                  ('{max_ack_pending,prefetch,prefetch_count,concurrency}', 'max_in_flight'),
-                  ('{max_message_bytes,maximum_message_size,max_msg_size}', 'max_bytes'),
-                  ('{deduplication_interval,duplicate_window}', 'dedup_window')) a (words, name)
-     where a.name = any (p_words)
-       -- maxReceiveCount, max-receive-count and max_receive_count are one
-       and exists (select from unnest(a.words::text[]) x
-                   where replace(x, '_', '') = regexp_replace(lower(left(p_word, 100)), '[^a-z0-9]', '', 'g'))),
-    (select w
-    from unnest(p_words) w
-    cross join lateral (select count(distinct a.pair) as common
-                        from (select substr('^' || lower(left(p_word, 100)), i, 2)
-                              from generate_series(1, length(left(p_word, 100))) i) a (pair)
-                        join (select substr('^' || left(w, 100), i, 2)
-                              from generate_series(1, length(left(w, 100))) i) b (pair) using (pair)) c
-    where 5 * common >= length(w) + length(p_word)
-    order by common::float8 / (length(w) + length(p_word)) desc, w limit 1))
+    select concat_ws(' ', 'Is it ' || coalesce(
+        (select a.name
+         from (values ('{max_attempts,attempts,max_retries,max_retry,retries,max_tries,max_receive_count,'
+                       'max_delivery_count,max_deliveries,max_deliver,delivery_limit,max_read_ct}',
+                       'max_deliver_count'),
+                      ('{vt,lease,lease_time,lease_timeout,lease_duration,lock_duration,ack_deadline,ack_wait,'
+                       'ack_timeout,timeout,invisibility_timeout}', 'visibility_timeout'),
+                      ('{retry_delay,retry_backoff,delay}', 'backoff_base'),
+                      ('{max_retry_delay,max_backoff}', 'backoff_cap'),
+                      ('{max_length,max_queue_length,x_max_length}', 'max_backlog'),
+                      ('{max_ack_pending,prefetch,prefetch_count,concurrency}', 'max_in_flight'),
+                      ('{max_message_bytes,maximum_message_size,max_msg_size}', 'max_bytes'),
+                      ('{deduplication_interval,duplicate_window}', 'dedup_window')) a (words, name)
+         where a.name = any (p_words)
+           -- maxReceiveCount, max-receive-count and max_receive_count are one
+           and regexp_replace(lower(left(p_word, 100)), '[^a-z0-9]', '', 'g')
+               = any (replace(a.words, '_', '')::text[])),
+        (select w
+         from unnest(p_words) w
+         cross join lateral (select count(*) as common
+                             from (select substr('^' || lower(left(p_word, 100)), i, 2)
+                                   from generate_series(1, length(left(p_word, 100))) i
+                                   intersect
+                                   select substr('^' || left(w, 100), i, 2)
+                                   from generate_series(1, length(left(w, 100))) i) pair) c
+         where 5 * common >= length(w) + length(p_word)
+         order by common::float8 / (length(w) + length(p_word)) desc, w limit 1)) || '?',
+        format('There are: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
 $$;
 
 -- The settings of a consumer or stream: those that somebody gave it, and all others, which have the default.

@@ -12,7 +12,7 @@
 -- result by OID, in the same transaction, and at the schemas, so that a capture is what it should be or is undone.
 
 -- A table that may be captured. Errors: PQ003.
-create or replace function _pgqueue.captured_table(p_table regclass) returns pg_class
+create or replace function _pgqueue.capturable_table(p_table regclass) returns pg_class
 language plpgsql stable as $$
 declare
     v_table pg_class;
@@ -58,8 +58,11 @@ create or replace function _pgqueue.check_captured(p_table pg_class, p_primary t
 language plpgsql stable as $$
 declare
     v_name    text := _pgqueue.sql_name(p_table.oid);
-    v_unknown text;
-    v_word    text;
+    v_columns text[] := array(select attname from pg_attribute
+                              where attrelid = p_table.oid and attnum > 0 and not attisdropped and attgenerated <> 'v'
+                              order by attnum);
+    v_unknown record;
+    v_secret  text;
 begin
     if p_keys is null or array_ndims(p_keys) > 1 then
         raise exception 'p_keys is a list of columns, and may be left out where the table has a primary key, '
@@ -72,26 +75,22 @@ begin
     elsif p_columns = '{}' or array_ndims(p_columns) > 1 then
         raise exception 'p_columns is a list of columns, or null for all' using errcode = 'PQ003', column = 'p_columns';
     end if;
-    select format('%s names %s, which is no column of %s that can be captured', x.argument,
-                  coalesce(quote_ident(x.name), 'null'), v_name), x.name into v_unknown, v_word
+    select x.* into v_unknown
     from (select 'p_keys' as argument, unnest(p_keys) as name union all select 'p_columns', unnest(p_columns)) x
-    left join pg_attribute a on a.attrelid = p_table.oid and a.attname = x.name and a.attnum > 0
-                            and not a.attisdropped and a.attgenerated <> 'v'
-    where a.attnum is null limit 1;
-    if v_unknown is not null then
-        raise exception '%', v_unknown using errcode = 'PQ003', column = split_part(v_unknown, ' ', 1),
-            hint = _pgqueue.is_it(v_word, array(
-                select quote_ident(a.attname) from pg_attribute a
-                where a.attrelid = p_table.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
-                order by a.attnum));
+    where (x.name = any (v_columns)) is not true limit 1;
+    if found then
+        raise exception '% names %, which is no column of % that can be captured', v_unknown.argument,
+                        coalesce(quote_ident(v_unknown.name), 'null'), v_name
+            using errcode = 'PQ003', column = v_unknown.argument,
+                  hint = _pgqueue.suggestion(v_unknown.name, array(select quote_ident(c) from unnest(v_columns) c));
     end if;
     -- an owner that could grant it to itself, but did not, does not publish it by accident
-    v_unknown := (select quote_ident(a.attname) from pg_attribute a
-                  where a.attrelid = p_table.oid and a.attnum > 0 and not a.attisdropped
-                    and not has_column_privilege(p_table.relowner, p_table.oid, a.attnum, 'select')
-                    and (p_columns is null or a.attname = any (p_columns || p_keys)) limit 1);
-    if v_unknown is not null then
-        raise exception 'p_columns are columns that the owner of the table may read, not % of %', v_unknown, v_name
+    v_secret := (select quote_ident(attname) from pg_attribute
+                 where attrelid = p_table.oid and attnum > 0 and not attisdropped
+                   and not has_column_privilege(p_table.relowner, p_table.oid, attnum, 'select')
+                   and (p_columns is null or attname = any (p_columns || p_keys)) limit 1);
+    if v_secret is not null then
+        raise exception 'p_columns are columns that the owner of the table may read, not % of %', v_secret, v_name
             using errcode = 'PQ003', column = 'p_columns';
     end if;
 end $$;
@@ -148,8 +147,8 @@ begin
     schemas := _pgqueue.schemas_of(p_table);
 end $$;
 
--- The statements by which a table's owner captures the table, or ends the capture: capture and release execute them.
--- Nothing is done by this function. Arguments: as in change_capture. Errors: PQ001; PQ003, also when the table's owner
+-- The statements by which a table's owner captures the table, or ends the capture, which capture and release execute.
+-- This function itself does nothing. Arguments: as in change_capture. Errors: PQ001; PQ003, also when the table's owner
 -- may not send. Locks: none.
 -- (More than 60 lines: what is refused, then the statements in their order.)
 create or replace function pgqueue.capture_script(p_table regclass, p_stream text, p_capture boolean,
@@ -161,9 +160,9 @@ declare
     v_table   pg_class;
     v_primary text[] := _pgqueue.primary_key(p_table);
     v_name    text;
-    v_base    jsonb;
-    v_names   jsonb;
-    v_part    record;
+    v_base    jsonb;  -- the names of the table's functions; ...
+    v_names   jsonb;  -- ... and of a partition's
+    v_part    regclass;
 begin
     if p_capture is not true then
         if not _pgqueue.is_captured(p_table, v_stream.stream_id) then
@@ -177,7 +176,7 @@ begin
         raise exception 'p_stream is a stream of kind json or text, not %, which is binary', quote_literal(p_stream)
             using errcode = 'PQ003', column = 'p_stream';
     end if;
-    v_table := _pgqueue.captured_table(p_table);
+    v_table := _pgqueue.capturable_table(p_table);
     p_keys := coalesce(p_keys, v_primary);
     p_old := coalesce(p_old, false);
     p_outbox := coalesce(p_outbox, false);
@@ -198,18 +197,18 @@ begin
                                        join pg_proc p on p.oid = f.oid and p.proargtypes[0] = t.oid)) loop
         v_name := v_name || '_';
     end loop;
-    v_base := _pgqueue.capture_names(p_table, v_name);
-    return query select _pgqueue.function_statements(v_base, v_base, v_stream.stream_id, p_keys, p_columns, v_primary,
-                                                     p_old, p_outbox);
-    return query select _pgqueue.trigger_statements(p_table, p_table, v_stream.stream_id, v_base ->> 'run', p_outbox);
-    for v_part in select relid from pg_partition_tree(p_table) where level > 0 order by relid loop
+    for v_part in
+        select t.relid from (select p_table as relid union select relid from pg_partition_tree(p_table)) t
+        order by t.relid <> p_table, t.relid
+    loop
         v_names := v_base;
-        if _pgqueue.column_names(v_part.relid) <> _pgqueue.column_names(p_table) then
-            v_names := _pgqueue.capture_names(v_part.relid, format('%s_%s', v_name, v_part.relid::oid));
+        if v_base is null or _pgqueue.column_names(v_part) <> _pgqueue.column_names(p_table) then
+            v_names := _pgqueue.object_names(v_part, concat_ws('_', v_name, nullif(v_part, p_table)::oid));
+            v_base := coalesce(v_base, v_names);
             return query select _pgqueue.function_statements(v_names, v_base, v_stream.stream_id, p_keys, p_columns,
                                                              v_primary, p_old, p_outbox);
         end if;
-        return query select _pgqueue.trigger_statements(v_part.relid, p_table, v_stream.stream_id, v_names ->> 'run',
+        return query select _pgqueue.trigger_statements(v_part, p_table, v_stream.stream_id, v_names ->> 'run',
                                                         p_outbox);
     end loop;
     return next format('comment on trigger pgqueue_%s_insert on %s is %L', v_stream.stream_id, v_base ->> 'relation',
@@ -225,23 +224,19 @@ create or replace function pgqueue.execute_as(p_role text, p_statements text[]) 
 language plpgsql as $$
 declare
     v_role      text := current_setting('role');
-    v_caller    text := current_user;
+    v_other     boolean := current_user <> p_role;
     v_statement text;
 begin
-    if v_caller <> p_role then
-        begin
-            perform set_config('role', p_role, true);
-        exception when insufficient_privilege then
-            raise exception 'p_table is a table of the caller''s, not one that belongs to %', p_role
-                using errcode = 'PQ003', column = 'p_table';
-        end;
-    end if;
+    begin
+        perform set_config('role', p_role, true) where v_other;
+    exception when insufficient_privilege then
+        raise exception 'p_table is a table of the caller''s, not one that belongs to %', p_role
+            using errcode = 'PQ003', column = 'p_table';
+    end;
     foreach v_statement in array p_statements loop
         execute v_statement;
     end loop;
-    if v_caller <> p_role then
-        perform set_config('role', v_role, true);
-    end if;
+    perform set_config('role', v_role, true) where v_other;
 end $$;
 
 -- Does what capture and release do: waits until nobody writes to the table, and executes capture_script as its owner.
@@ -263,7 +258,6 @@ declare
     v_table     record;
     v_before    record;
     v_after     record;
-    v_script    text[];
     v_statement text;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -281,11 +275,9 @@ begin
             v_before := pgqueue.note_captures(p_table, p_stream);
             perform pgqueue.execute_as(v_table.owner, array[
                 format('lock table %s in share row exclusive mode', v_table.name)]);  -- lock: captured
-            if exists (select from pg_trigger
-                       where tgrelid = p_table and tgname = format('pgqueue_%s_insert', v_stream_id)) then
-                perform pgqueue.execute_as(v_table.owner, array[
-                    format('lock table %s in access exclusive mode', v_table.name)]);  -- lock: captured
-            end if;
+            perform pgqueue.execute_as(v_table.owner, array[
+                format('lock table %s in access exclusive mode', v_table.name)])  -- lock: captured
+            from pg_trigger where tgrelid = p_table and tgname = format('pgqueue_%s_insert', v_stream_id);
             exit when to_regclass(v_table.name) = p_table;
             raise lock_not_available;  -- it was renamed meanwhile
         exception when lock_not_available or undefined_table or invalid_schema_name then
@@ -314,8 +306,8 @@ begin
         end;
     end loop;
     -- of the table as it is from here on
-    v_script := array(select pgqueue.capture_script(p_table, p_stream, p_capture, p_keys, p_columns, p_old, p_outbox));
-    perform pgqueue.execute_as(v_table.owner, v_script);
+    perform pgqueue.execute_as(v_table.owner, array(
+        select pgqueue.capture_script(p_table, p_stream, p_capture, p_keys, p_columns, p_old, p_outbox)));
     v_after := pgqueue.note_captures(p_table, p_stream);
     if v_after.captured <> p_capture or v_after.schemas <> v_before.schemas then
         raise exception 'the schema of table %, or its owner, was changed meanwhile', p_table
@@ -361,8 +353,7 @@ begin
     delete from pgqueue.captured d where not exists (select from pg_class where oid = d.relation);
     for v_part in
         select r.relid, c.oid as root, d.stream_id, p.oid as function,
-               not exists (select from pg_trigger x where x.tgrelid = c.oid
-                           and x.tgname = format('pgqueue_%s_delete', d.stream_id)) as outbox
+               _pgqueue.capture_trigger(c.oid, d.stream_id, 'delete') is null as outbox
         from pgqueue.captured d
         join pg_roles o on o.rolname = current_user
         join pg_class c on c.oid = d.root and c.oid = d.relation and c.relkind = 'p' and c.relowner = o.oid
@@ -401,10 +392,10 @@ end $$;
 create or replace function _pgqueue.refuse_captured(p_stream pgqueue.streams) returns void
 language plpgsql as $$
 declare
-    v_table regclass := (select d.relation from pgqueue.captured d
-                         join pg_trigger t on t.tgrelid = d.relation
-                          and t.tgname = format('pgqueue_%s_insert', d.stream_id)
-                         where d.stream_id = p_stream.stream_id order by d.relation <> d.root, d.relation limit 1);
+    v_table regclass := (select relation from pgqueue.captured
+                         where stream_id = p_stream.stream_id
+                           and _pgqueue.capture_trigger(relation, stream_id) is not null
+                         order by relation <> root, relation limit 1);
 begin
     if v_table is not null then
         raise exception 'table % is captured to stream %', v_table, quote_literal(p_stream.name)

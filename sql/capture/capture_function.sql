@@ -79,19 +79,19 @@ begin
     return v_found;
 end $$;
 
--- Puts parts into a text of SQL: {name} becomes the part of that name. A part that is in is not looked at again, and
--- what is no part's name stays.
+-- Puts parts into a text of SQL: {name} becomes the part of that name. Inserted parts are not searched for names, and
+-- names of no part stay.
 --   p_parts  each is SQL already: a quoted name or literal, a number, or a text made here
-create or replace function _pgqueue.compose(p_text text, p_parts jsonb) returns text
+create or replace function _pgqueue.fill_template(p_text text, p_parts jsonb) returns text
 language sql immutable as $$
     select string_agg(coalesce(p_parts ->> m[2], m[1]), '' order by i)
     from regexp_matches(p_text, E'([^{]+|\\{(\\w+)\\}|\\{)', 'g') with ordinality r (m, i)
 $$;
 
--- The text of the function of a captured table's triggers.
+-- The body of the function of a captured table's triggers.
 --
 -- Postgres calls a statement's triggers when the statement is over. So they run after the triggers of statements that
--- this statement set off itself, and a merge calls them first for inserted rows, then for updated and deleted ones. A
+-- this statement caused itself, and a merge calls them first for inserted rows, then for updated and deleted ones. A
 -- setting of the transaction says whether another statement may have written to the table meanwhile. If so, a row is
 -- sent as it is now ({now}), and no delete is sent for a key that is there again. A writer that gives the setting a
 -- value before its statement only has more rows looked up.
@@ -99,11 +99,11 @@ $$;
 --   p_label    what messages call the table
 --   p_primary  whether it has a primary key
 -- (More than 60 lines: a text, and a list of the parts that go into it.)
-create or replace function _pgqueue.capture_body(p_names jsonb, p_stream_id int, p_label text, p_old boolean,
+create or replace function _pgqueue.trigger_body(p_names jsonb, p_stream_id int, p_label text, p_old boolean,
                                                  p_outbox boolean, p_primary boolean) returns text
 language plpgsql stable as $$
 declare
-    v_text    text := $template$
+    v_text  text := $template$
 -- Publishes the rows that a statement wrote. Made by pgqueue.capture.
 declare
     v_before  text := coalesce(current_setting({setting}, true), '');
@@ -125,156 +125,147 @@ begin
         perform set_config({setting}, 'nested', true);
     end if;
     if tg_op = 'INSERT' then
-        {inserts}{is_done}
+        {inserts}
+        if not v_written and pg_trigger_depth() = 1 then  -- triggers that come later in this transaction know of it
+            perform set_config({setting}, 'inserted', true);
+        end if;{is_done}
     elsif tg_op = 'DELETE' then
         {deletes}
     elsif tg_op = 'UPDATE' then
         {updates}
     elsif tg_nargs = 0 then
-        perform pgqueue.send_captured({stream}, array[null::text], array[{truncated}::json], array[{truncate}],
-                                      '{1}');
+        perform pgqueue.send_captured({stream}, array[null::text], array[{truncated}::json],
+                                      array[{headers}'truncate')], '{1}');
     -- a partition alone: its rows are deleted, those of the others are not
     elsif not pgqueue.was_truncated({stream}, {label}) then
         {truncates}
     end if;
     return null;
 end $template$;
-    v_del  text := case when p_old then 'json_build_object(''old'', {row}(o.r), ''new'', null)' else '{row}(o.r)' end;
-    v_some text := 'v_keys, v_data, array[{delete}], array[cardinality(v_keys)]';
-    v_code jsonb[] := array[
-        jsonb_build_object(
-            'inserts',   _pgqueue.capture_rows('{key}(n.r) as key, {new} as data from {new_rows} {still}',
-                                               '{insert}', true),
-            'deletes',   _pgqueue.capture_rows('{key}(o.r) as key, {del} as data from {old_rows} {gone}',
-                                               '{delete}', false),
-            'updates',   _pgqueue.capture_updates(),
-            'truncates', _pgqueue.capture_pieces('execute {rows_before} || tg_relid::regclass || {rows_after}',
-                                                 'v_keys, v_data', v_some),
-            'is_done',   case when p_outbox then E'\n        perform {done}(n.r) from {new_rows};' else '' end),
-        jsonb_build_object(
-            'new',       case when p_old then 'json_build_object(''old'', null, ''new'', {as_now})' else '{as_now}' end,
-            'old',       case when p_old then '{row}(o.r)' else 'null::json' end,
-            'updated',   case when p_old then 'json_build_object(''old'', x.data, ''new'', y.data)' else 'y.data' end,
-            'inserted',  case when p_old then 'json_build_object(''old'', null, ''new'', y.data)' else 'y.data' end,
-            'both',      case when p_old then 'array(select json_build_object(''old'', r.o, ''new'', r.n) '
-                                              'from unnest(v_data_2, v_data) r (o, n))' else 'v_data' end,
-            'still',     case when p_primary then 'where not v_nested or {now}(n.r) is not null' else '' end,
-            'is_gone',   case when p_primary then '(not v_written or {now}(o.r) is null)' else 'true' end,
-            'gone',      case when p_primary then 'where not v_written or {now}(o.r) is null' else '' end,
-            'del',       v_del,
-            'insert',    '{headers}''insert'')',
-            'update',    '{headers}''update'')',
-            'delete',    '{headers}''delete'')',
-            'truncate',  '{headers}''truncate'')'),
-        jsonb_build_object(
-            'as_now',    case when p_primary then 'case when v_nested then {now}(n.r) else {row}(n.r) end'
-                              else '{row}(n.r)' end,
-            -- (.* is the row, also where a column is named n)
-            'new_rows',  '(select (n.*)::{type} as r from new_rows n) n',
-            'old_rows',  '(select (o.*)::{type} as r from old_rows o) o',
-            -- only when there is something to send: a statement without rows needs no id of a transaction
-            'headers',   'jsonb_build_object(''table'', {label}, ''time'', clock_timestamp(), '
-                         '''transaction'', pg_current_xact_id()::text, ''operation'', ')];
-    v_parts jsonb;
+    v_deleted text := case when p_old then 'json_build_object(''old'', {row}(o.r), ''new'', null)'
+                           else '{row}(o.r)' end;
+    v_parts jsonb := jsonb_build_object(
+        'inserts',   _pgqueue.send_rows_sql('insert', '{key}(n.r) as key, {inserted} as data from {new_rows} {still}'),
+        'deletes',   _pgqueue.send_rows_sql('delete', '{key}(o.r) as key, {deleted} as data from {old_rows} {gone}'),
+        'updates',   _pgqueue.send_updates_sql(p_old),
+        'truncates', _pgqueue.send_batches_sql('execute {rows_before} || tg_relid::regclass || {rows_after}', 'delete'),
+        'is_done',   case when p_outbox then E'\n        perform {done}(n.r) from {new_rows};' else '' end,
+        'inserted',  case when p_old then 'json_build_object(''old'', null, ''new'', {as_now})' else '{as_now}' end,
+        'deleted',   v_deleted,
+        'old',       case when p_old then '{row}(o.r)' else 'null::json' end,
+        'still',     case when p_primary then 'where not v_nested or {now}(n.r) is not null' else '' end,
+        'is_gone',   case when p_primary then '(not v_written or {now}(o.r) is null)' else 'true' end,
+        'gone',      case when p_primary then 'where not v_written or {now}(o.r) is null' else '' end,
+        'as_now',    case when p_primary then 'case when v_nested then {now}(n.r) else {row}(n.r) end'
+                          else '{row}(n.r)' end,
+        -- (.* is the row, also where a column is named n)
+        'new_rows',  '(select (n.*)::{type} as r from new_rows n) n',
+        'old_rows',  '(select (o.*)::{type} as r from old_rows o) o',
+        -- only when there is something to send: a statement without rows needs no id of a transaction
+        'headers',   'jsonb_build_object(''table'', {label}, ''time'', clock_timestamp(), '
+                     '''transaction'', pg_current_xact_id()::text, ''operation'', ');
 begin
-    foreach v_parts in array v_code loop
-        v_text := _pgqueue.compose(v_text, v_parts);
+    for v_depth in 1..3 loop  -- parts have parts
+        v_text := _pgqueue.fill_template(v_text, v_parts);
     end loop;
     -- names come last, so that nothing is looked for in them
-    return _pgqueue.compose(v_text, p_names || jsonb_build_object(
+    return _pgqueue.fill_template(v_text, p_names || jsonb_build_object(
         'stream',      p_stream_id,
         'label',       quote_literal(p_label),
         'truncated',   quote_literal(case when p_old then '{"old": null, "new": null}' else '{}' end),
         'setting',     quote_literal(format('pgqueue.captured_%s_%s', p_stream_id, to_hex(hashtext(p_label)))),
-        'rows_before', quote_literal(_pgqueue.compose(
+        'rows_before', quote_literal(_pgqueue.fill_template(
             'select array_agg(r.key order by r.i), array_agg(r.data order by r.i) '
-            'from (select row_number() over () as i, {key}(o.r) as key, ' || v_del || ' as data '
+            'from (select row_number() over () as i, {key}(o.r) as key, ' || v_deleted || ' as data '
             -- (of a subquery a row has no type, and so may become one of the table's)
             'from (select (t.*)::{type} as r from (select * from ', p_names)),
         'rows_after',  quote_literal(') t) o) r group by (r.i - 1) / 1000 order by (r.i - 1) / 1000')));
 end $$;
 
--- The part of that text that sends a query's rows, one after the other.
---   p_query  the query; or execute and an expression for it
---   p_into   the variables for its columns
---   p_send   the arguments of send_captured() after the stream
-create or replace function _pgqueue.capture_pieces(p_query text, p_into text, p_send text) returns text
+-- The part of that body that sends the rows of a query in batches. The cursor fetches one batch at a time.
+--   p_query      of arrays of keys and data; or execute and an expression for it
+--   p_operation  what the headers say; null: update, and insert for other keys and data
+create or replace function _pgqueue.send_batches_sql(p_query text, p_operation text) returns text
 language sql immutable as $$
-    select _pgqueue.compose($template$open v_rows for {query};
+    select _pgqueue.fill_template($template$open v_rows for {query};
         loop
             fetch v_rows into {into};
             exit when not found;
             perform pgqueue.send_captured({stream}, {send});
         end loop;
-        close v_rows;$template$, jsonb_build_object('query', p_query, 'into', p_into, 'send', p_send))
+        close v_rows;$template$, case when p_operation is null then jsonb_build_object(
+            'query', p_query, 'into', 'v_keys, v_data, v_keys_2, v_data_2',
+            'send', 'v_keys || v_keys_2, v_data || v_data_2, array[{headers}''update''), {headers}''insert'')], '
+                    'array[cardinality(v_keys), cardinality(v_keys_2)]')
+        else jsonb_build_object(
+            'query', p_query, 'into', 'v_keys, v_data',
+            'send', format('v_keys, v_data, array[{headers}%L)], array[cardinality(v_keys)]', p_operation)) end)
 $$;
 
--- The part of that text that sends rows that were inserted, or deleted.
---   p_rows       a select list of key and data, from the rows
---   p_operation  what the headers say
---   p_inserts    triggers that come later in this transaction are to know that it inserted rows
-create or replace function _pgqueue.capture_rows(p_rows text, p_operation text, p_inserts boolean) returns text
+-- The part of that body that sends rows that were inserted, or deleted.
+--   p_rows  a select list of key and data, from the rows
+create or replace function _pgqueue.send_rows_sql(p_operation text, p_rows text) returns text
 language sql immutable as $$
-    select _pgqueue.compose(_pgqueue.compose($template$select array_agg(r.key), array_agg(r.data) into v_keys, v_data
+    select _pgqueue.fill_template($template$select array_agg(r.key), array_agg(r.data) into v_keys, v_data
         from (select {rows} limit 1001) r;
         if v_keys is null then
             return null;
-        end if;{note_inserts}
+        end if;
         if cardinality(v_keys) <= 1000 then
-            perform pgqueue.send_captured({stream}, v_keys, v_data, array[{operation}], array[cardinality(v_keys)]);
+            perform pgqueue.send_captured({stream}, v_keys, v_data, array[{headers}{operation})],
+                                          array[cardinality(v_keys)]);
         else
             v_size := least(10000, 100000000 / (pg_column_size(v_data) / 1000));
-            {pieces}
-        end if;$template$, jsonb_build_object(
-        'pieces', _pgqueue.capture_pieces(
+            {batches}
+        end if;$template$, jsonb_build_object('rows', p_rows, 'operation', quote_literal(p_operation), 'batches',
+        _pgqueue.send_batches_sql(
             'select array_agg(r.key order by r.i), array_agg(r.data order by r.i) '
-            'from (select row_number() over () as i, {rows}) r group by (r.i - 1) / v_size order by (r.i - 1) / v_size',
-            'v_keys, v_data', 'v_keys, v_data, array[{operation}], array[cardinality(v_keys)]'),
-        'note_inserts', case when p_inserts then $template$
-        if not v_written and pg_trigger_depth() = 1 then
-            perform set_config({setting}, 'inserted', true);
-        end if;$template$ else '' end)),
-        jsonb_build_object('rows', p_rows, 'operation', p_operation))
+            'from (select row_number() over () as i, ' || p_rows || ') r '
+            'group by (r.i - 1) / v_size order by (r.i - 1) / v_size', p_operation)))
 $$;
 
--- The part of that text that sends rows that were updated. A row whose key changed is deleted, and inserted: first all
+-- The part of that body that sends rows that were updated. A row whose key changed is deleted, and inserted: first all
 -- deletes, then all inserts, because the new key of one row may be the old key of another.
-create or replace function _pgqueue.capture_updates() returns text
+create or replace function _pgqueue.send_updates_sql(p_old boolean) returns text
 language sql immutable as $$
-    select $template$select array_agg(r.key), array_agg(r.data) into v_keys_2, v_data_2
+    select _pgqueue.fill_template($template$select array_agg(r.key), array_agg(r.data) into v_keys_2, v_data_2
         from (select {key}(o.r) as key, {old} as data from {old_rows} limit 1001) r;
         select array_agg(r.key), array_agg(r.data) into v_keys, v_data
         from (select {key}(n.r) as key, {as_now} as data from {new_rows} {still} limit 1001) r;
         if v_keys = v_keys_2 and cardinality(v_keys) <= 1000 then
-            perform pgqueue.send_captured({stream}, v_keys, {both}, array[{update}], array[cardinality(v_keys)]);
+            perform pgqueue.send_captured({stream}, v_keys, {both}, array[{headers}'update')],
+                                          array[cardinality(v_keys)]);
             return null;
         elsif v_keys_2 is null then
             return null;
         end if;
         v_size := least(10000, 100000000 / (coalesce(pg_column_size(v_data), 0) / 1000
                                             + coalesce(pg_column_size(v_data_2), 0) / 1000 + 1));
-        $template$ || _pgqueue.capture_pieces($template$
+        {send_deletes}
+        {send_others}$template$, jsonb_build_object(
+            'both', case when p_old then 'array(select json_build_object(''old'', r.o, ''new'', r.n) '
+                                         'from unnest(v_data_2, v_data) r (o, n))' else 'v_data' end,
+            'send_deletes', _pgqueue.send_batches_sql($template$
             select array_agg(r.key order by r.i), array_agg(r.data order by r.i)
             from (select i, x.key, x.data
-                  from (select row_number() over () as i, {key}(o.r) as key, {del} as data, {is_gone} as gone
+                  from (select row_number() over () as i, {key}(o.r) as key, {deleted} as data, {is_gone} as gone
                         from {old_rows}) x
                   full join (select row_number() over () as i, {key}(n.r) as key from {new_rows}) y using (i)
                   where x.gone and x.key is distinct from y.key) r
-            group by (r.i - 1) / v_size order by (r.i - 1) / v_size$template$,
-            'v_keys, v_data', 'v_keys, v_data, array[{delete}], array[cardinality(v_keys)]')
-        || E'\n        ' || _pgqueue.capture_pieces($template$
+            group by (r.i - 1) / v_size order by (r.i - 1) / v_size$template$, 'delete'),
+            'send_others', _pgqueue.send_batches_sql(_pgqueue.fill_template($template$
             select coalesce(array_agg(r.key order by r.i) filter (where r.same), '{}'),
-                   coalesce(array_agg(r.updated order by r.i) filter (where r.same), '{}'),
+                   coalesce(array_agg({updated} order by r.i) filter (where r.same), '{}'),
                    coalesce(array_agg(r.key order by r.i) filter (where not r.same), '{}'),
-                   coalesce(array_agg(r.inserted order by r.i) filter (where not r.same), '{}')
-            from (select i, y.key, x.i is not null and x.key is not distinct from y.key as same,
-                         {updated} as updated, {inserted} as inserted
+                   coalesce(array_agg({inserted} order by r.i) filter (where not r.same), '{}')
+            from (select i, y.key, x.data as old, y.data as new,
+                         x.i is not null and x.key is not distinct from y.key as same
                   from (select row_number() over () as i, {key}(n.r) as key, {as_now} as data from {new_rows}) y
                   left join (select row_number() over () as i, {key}(o.r) as key, {old} as data from {old_rows}) x
                   using (i)
                   where y.data is not null) r
-            group by (r.i - 1) / v_size order by (r.i - 1) / v_size$template$,
-            'v_keys, v_data, v_keys_2, v_data_2',
-            'v_keys || v_keys_2, v_data || v_data_2, array[{update}, {insert}], '
-            'array[cardinality(v_keys), cardinality(v_keys_2)]')
+            group by (r.i - 1) / v_size order by (r.i - 1) / v_size$template$, case when p_old then jsonb_build_object(
+                'updated', 'json_build_object(''old'', r.old, ''new'', r.new)',
+                'inserted', 'json_build_object(''old'', null, ''new'', r.new)')
+            else '{"updated": "r.new", "inserted": "r.new"}' end), null)))
 $$;

@@ -1,8 +1,8 @@
 -- The functions and triggers of captured tables: the statements that make and drop them, and which there are.
 --
 -- Nothing is executed here but by capture_partitions(). capture() executes the statements, as the table's owner. Names
--- of tables and columns go into a statement in one way only: quoted by format's %I and %L, or by compose(), whose parts
--- are quoted.
+-- of tables and columns go into a statement in one way only: quoted by format's %I and %L, or by fill_template(), whose
+-- parts are quoted.
 --
 -- Further functions name the table's columns in bodies that Postgres has parsed. So they follow a column that is
 -- renamed, and a column that they need cannot be dropped without an error that says so. They take the row as a domain
@@ -47,10 +47,10 @@ language sql stable as $$
     where x.indrelid = p_table and x.indisprimary
 $$;
 
--- The names by which the parts of a capture know each other, for compose().
+-- The names by which the parts of a capture know each other, for fill_template().
 --   p_table  the captured table
 --   p_name   of the triggers' function, without its schema
-create or replace function _pgqueue.capture_names(p_table regclass, p_name text) returns jsonb
+create or replace function _pgqueue.object_names(p_table regclass, p_name text) returns jsonb
 language sql stable as $$
     select jsonb_object_agg(n.part, _pgqueue.sql_name(c.relnamespace, n.name))
            || jsonb_build_object('relation', _pgqueue.sql_name(p_table))
@@ -80,8 +80,8 @@ declare
         where d.defaclobjtype = 'f' and a.grantee not in (0, d.defaclrole)
           and d.defaclrole = (select relowner from pg_class where oid = (p_base ->> 'relation')::regclass)));
 begin
-    return next _pgqueue.compose('create domain {type} as {relation}', p_names);
-    return next _pgqueue.compose(
+    return next _pgqueue.fill_template('create domain {type} as {relation}', p_names);
+    return next _pgqueue.fill_template(
         'create function {key}({type}) returns text language sql stable begin atomic select ', p_names)
         || case cardinality(p_keys)
                when 0 then 'null::text'
@@ -90,7 +90,7 @@ begin
         || '; end';
     -- up to 50 columns are a plain expression, which becomes a part of the trigger's queries; a call has at most 100
     -- arguments
-    return next _pgqueue.compose(
+    return next _pgqueue.fill_template(
         'create function {row}({type}) returns json language sql stable begin atomic select ', p_names)
         || case when p_columns is null then 'row_to_json($1)'
                 when cardinality(p_columns) <= 50 then
@@ -99,31 +99,31 @@ begin
                             _pgqueue.each_column(p_columns, '($1).%1$I', ', ')) end || '; end';
     if p_primary is not null then
         -- the table's row that has this primary key now, if it also has this key
-        return next _pgqueue.compose(
+        return next _pgqueue.fill_template(
             'create function {now}({type}) returns json language sql stable begin atomic select ', p_names)
-            || _pgqueue.compose('{row}((x.*)::{type}) from {relation} x where ', p_base)
+            || _pgqueue.fill_template('{row}((x.*)::{type}) from {relation} x where ', p_base)
             || concat_ws(' and ', v_same,
                          _pgqueue.each_column(array(select k from unnest(p_keys) k where k <> all (p_primary)),
                                               'x.%1$I is not distinct from ($1).%1$I', ' and ')) || '; end';
     end if;
     if p_outbox then
-        return next _pgqueue.compose(
+        return next _pgqueue.fill_template(
             'create function {done}({type}) returns void language sql begin atomic delete from {relation} x where ',
             p_names) || v_same || '; end';
     end if;
-    return next _pgqueue.compose('create function {run}() returns trigger language plpgsql security definer '
+    return next _pgqueue.fill_template('create function {run}() returns trigger language plpgsql security definer '
         -- with row_security, a policy that binds the owner would hide rows from {now} without a word
         'set search_path = pg_catalog, pg_temp set row_security = off set datestyle = ''ISO, YMD'' '
         'set timezone = ''UTC'' set intervalstyle = ''iso_8601'' set extra_float_digits = 1 '
         'set bytea_output = ''hex''', p_names)
         -- a plan is kept that was made for a statement of a single row: it must do for a million
         || case when p_outbox then '' else ' set enable_nestloop = off' end
-        || format(' as %L', _pgqueue.capture_body(p_names, p_stream_id, p_base ->> 'relation', p_old, p_outbox,
+        || format(' as %L', _pgqueue.trigger_body(p_names, p_stream_id, p_base ->> 'relation', p_old, p_outbox,
                                                   p_primary is not null));
     foreach v_part in array array['{run}()', '{key}({type})', '{row}({type})']
                             || case when p_primary is not null then array['{now}({type})'] else '{}' end
                             || case when p_outbox then array['{done}({type})'] else '{}' end loop
-        return next _pgqueue.compose('revoke all on function ' || v_part, p_names) || ' from ' || v_from;
+        return next _pgqueue.fill_template('revoke all on function ' || v_part, p_names) || ' from ' || v_from;
     end loop;
 end $$;
 
@@ -146,10 +146,11 @@ language sql stable as $$
       and (t.kind <> 'truncate' or c.relkind = 'r' or p_relation = p_table)
 $$;
 
--- The OID of the trigger by which a table, or a partition, is captured; null: none. Anybody may name a trigger so.
-create or replace function _pgqueue.capture_trigger(p_relation regclass, p_stream_id int) returns oid
-language sql stable as $$
-    select oid from pg_trigger where tgrelid = p_relation and tgname = format('pgqueue_%s_insert', p_stream_id)
+-- The OID of the trigger by which statements of a kind are captured, of a table or a partition; null: there is none.
+-- Anybody may name a trigger so. An outbox has the one of inserts alone.
+create or replace function _pgqueue.capture_trigger(p_relation regclass, p_stream_id int, p_kind text default 'insert')
+returns oid language sql stable as $$
+    select oid from pg_trigger where tgrelid = p_relation and tgname = format('pgqueue_%s_%s', p_stream_id, p_kind)
 $$;
 
 -- Whether a table is captured to a stream; or a partition, for writes straight into it.
@@ -166,8 +167,7 @@ language sql stable as $$
     select t.*
     from pgqueue.captured d join pg_trigger t on t.tgrelid = d.relation
     where d.stream_id = p_stream_id and p_table in (d.relation, d.root)
-      and t.tgname in (select format('pgqueue_%s_%s', p_stream_id, kind)
-                       from unnest('{insert, update, delete, truncate}'::text[]) kind)
+      and t.tgname ~ format('^pgqueue_%s_(insert|update|delete|truncate)$', p_stream_id)
 $$;
 
 -- The functions that only these triggers need, by their OIDs: such as belong to the table's owner. A partition may have
@@ -221,8 +221,7 @@ do $view$ begin perform _pgqueue.make_view('captures', $query$
     select s.name as stream, format('%I.%I', n.nspname, c.relname) as "table",
            pg_get_userbyid(c.relowner)::text as owner,
            obj_description(t.oid, 'pg_trigger') as options,
-           not exists (select from pg_catalog.pg_trigger x
-                       where x.tgrelid = c.oid and x.tgname = format('pgqueue_%s_delete', s.stream_id)) as outbox,
+           _pgqueue.capture_trigger(c.oid, s.stream_id, 'delete') is null as outbox,
            (select count(*) from pg_partition_tree(c.oid) r
             join pg_catalog.pg_class p on p.oid = r.relid and p.relkind in ('r', 'p')
             where r.level > 0 and not _pgqueue.is_captured(r.relid, s.stream_id)) as uncaptured_partitions

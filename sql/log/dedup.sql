@@ -32,23 +32,22 @@ declare
     v_new bigint;
 begin
     perform _pgqueue.check_dedup_keys(p_stream, p_dedup_keys, cardinality(p_seqs));
-    with taken as (
-        insert into pgqueue.dedup_keys as d (stream_id, dedup_key, seq, sent_at)
-        select p_stream.stream_id, k.dedup_key, k.seq, v_now
-        from (select x.dedup_key collate "C" as dedup_key, min(x.seq) as seq
-              from unnest(p_dedup_keys, p_seqs) x (dedup_key, seq) where x.dedup_key is not null
-              group by 1 order by 1) k
-        -- (this also locks a key that it leaves as it is, so that the key is still there for first_of())
-        -- lock: dedup
-        on conflict (stream_id, dedup_key) do update set seq = excluded.seq, sent_at = excluded.sent_at
-        where d.sent_at <= v_now - p_stream.dedup_window
-        returning 1
-    )
-    select count(*) into v_new from taken;
+    insert into pgqueue.dedup_keys as d (stream_id, dedup_key, seq, sent_at)
+    select p_stream.stream_id, x.dedup_key collate "C", min(x.seq), v_now
+    from unnest(p_dedup_keys, p_seqs) x (dedup_key, seq) where x.dedup_key is not null
+    group by 2 order by 2
+    -- (this also locks a key that it leaves as it is, so that the key is still there for the look below)
+    -- lock: dedup
+    on conflict (stream_id, dedup_key) do update set seq = excluded.seq, sent_at = excluded.sent_at
+    where d.sent_at <= v_now - p_stream.dedup_window;
+    get diagnostics v_new = row_count;
     if v_new = cardinality(array_remove(p_dedup_keys, null)) then
         return p_seqs;
     end if;
-    return _pgqueue.first_of(p_stream.stream_id, p_dedup_keys, p_seqs);
+    return array(select coalesce(d.seq, k.seq)
+                 from unnest(p_dedup_keys, p_seqs) with ordinality k (dedup_key, seq, i)
+                 left join pgqueue.dedup_keys d on d.stream_id = p_stream.stream_id and d.dedup_key = k.dedup_key
+                 order by k.i);
 end $$;
 
 -- The same for a single message, whose key is not null: in a third of the time.
@@ -72,46 +71,36 @@ begin
             where d.stream_id = p_stream.stream_id and d.dedup_key = p_dedup_key);
 end $$;
 
--- The number of the first message of each dedup key, all of which are taken; for null the given number.
-create or replace function _pgqueue.first_of(p_stream_id int, p_dedup_keys text[], p_seqs bigint[]) returns bigint[]
-language plpgsql as $$
-begin
-    return array(select coalesce(d.seq, k.seq)
-                 from unnest(p_dedup_keys, p_seqs) with ordinality k (dedup_key, seq, i)
-                 left join pgqueue.dedup_keys d on d.stream_id = p_stream_id and d.dedup_key = k.dedup_key
-                 order by k.i);
-end $$;
-
 -- Takes the dedup keys of messages that this transaction has written and is about to publish, and deletes the
 -- duplicates among them.
 --   p_seqs        the numbers of the messages
 --   p_dedup_keys  one per message in the order of their numbers, null for a message without
 -- Returns the messages that are left to publish, and the array of take_dedup_keys(). Errors and locks: as there.
-create or replace function _pgqueue.keep_first(p_stream pgqueue.streams, p_seqs int8multirange, p_dedup_keys text[])
-returns table (seqs int8multirange, first_seqs bigint[])
+create or replace function _pgqueue.delete_duplicates(p_stream pgqueue.streams, p_seqs int8multirange,
+                                                      p_dedup_keys text[], out seqs int8multirange,
+                                                      out first_seqs bigint[])
 language plpgsql as $$
 declare
-    v_seqs       bigint[] := array(select generate_series(lower(r), upper(r) - 1) from unnest(p_seqs) r);
-    v_duplicates int8multirange;
-    v_range      int8range;
+    v_seqs  bigint[] := array(select generate_series(lower(r), upper(r) - 1) from unnest(p_seqs) r);
+    v_range int8range;
 begin
-    seqs := p_seqs;
     first_seqs := _pgqueue.take_dedup_keys(p_stream, p_dedup_keys, v_seqs);
+    seqs := p_seqs;
     if first_seqs <> v_seqs then
-        select range_agg(int8range(k.seq, k.seq, '[]')) into v_duplicates from unnest(v_seqs, first_seqs) k (seq, first)
-        where k.seq <> k.first;
-        for v_range in select unnest(v_duplicates) loop
-            execute format('delete from pgqueue.messages_%s where seq >= $1 and seq < $2',
-                           p_stream.stream_id) using lower(v_range), upper(v_range);
+        seqs := _pgqueue.set_of(array(select s from unnest(v_seqs, first_seqs) k (s, first) where s = first));
+        for v_range in select unnest(p_seqs - seqs) loop
+            execute format('delete from pgqueue.messages_%s where seq >= $1 and seq < $2', p_stream.stream_id)
+            using lower(v_range), upper(v_range);
         end loop;
-        seqs := p_seqs - v_duplicates;
     end if;
-    return next;
 end $$;
 
 -- Raises PQ003 unless the stream takes dedup keys, and there is an allowed key, or null, for each message.
 create or replace function _pgqueue.check_dedup_keys(p_stream pgqueue.streams, p_dedup_keys text[], p_count bigint)
 returns void language plpgsql as $$
+declare
+    v_bytes int := (select octet_length(k) from unnest(p_dedup_keys) k
+                    where octet_length(k) not between 1 and _pgqueue.max_key_bytes() limit 1);
 begin
     if p_stream.dedup_window is null then
         raise exception 'stream % has no dedup_window, and so takes no dedup keys', _pgqueue.called(p_stream)
@@ -121,13 +110,10 @@ begin
                                 _pgqueue.called(p_stream));
     elsif array_ndims(p_dedup_keys) > 1 or cardinality(p_dedup_keys) <> p_count then
         raise exception 'p_dedup_keys has one element per message: % messages, % dedup keys', p_count,
-                        cardinality(p_dedup_keys)
-            using errcode = 'PQ003', column = 'p_dedup_keys';
-    elsif exists (select from unnest(p_dedup_keys) k
-                  where octet_length(k) not between 1 and _pgqueue.max_key_bytes()) then
+                        cardinality(p_dedup_keys) using errcode = 'PQ003', column = 'p_dedup_keys';
+    elsif v_bytes is not null then
         raise exception 'p_dedup_key, of each message, has 1 to % bytes or is null, not %', _pgqueue.max_key_bytes(),
-            (select octet_length(k) from unnest(p_dedup_keys) k
-             where octet_length(k) not between 1 and _pgqueue.max_key_bytes() limit 1)
+                        v_bytes
             using errcode = 'PQ003', column = 'p_dedup_key, p_dedup_keys';
     end if;
 end $$;
@@ -135,24 +121,19 @@ end $$;
 -- Deletes dedup keys whose window has passed, the oldest first, at most limit_deleted() of each stream. Returns how
 -- many it deleted, and how many streams may have more. Locks: the keys that it deletes. It waits for nobody.
 create or replace function _pgqueue.delete_dedup_keys(out o_deleted bigint, out o_unfinished bigint)
-language plpgsql as $$
-declare
-    v_stream pgqueue.streams;
-    v_count  bigint;
-begin
-    o_deleted := 0;
-    o_unfinished := 0;
-    for v_stream in select * from pgqueue.streams order by stream_id loop
-        with old as materialized (
-            select dedup_key from pgqueue.dedup_keys
-            where stream_id = v_stream.stream_id and sent_at <= clock_timestamp() - coalesce(v_stream.dedup_window, '0')
+language sql as $$
+    with old as materialized (
+        select k.* from pgqueue.streams s
+        cross join lateral (
+            select stream_id, dedup_key from pgqueue.dedup_keys
+            where stream_id = s.stream_id and sent_at <= clock_timestamp() - coalesce(s.dedup_window, '0')
             order by sent_at limit _pgqueue.limit_deleted()
-            for update skip locked  -- lock: dedup
-        )
+            for update skip locked) k  -- lock: dedup
+    ), deleted as (
         delete from pgqueue.dedup_keys d using old
-        where d.stream_id = v_stream.stream_id and d.dedup_key = old.dedup_key;
-        get diagnostics v_count = row_count;
-        o_deleted := o_deleted + v_count;
-        o_unfinished := o_unfinished + (v_count >= _pgqueue.limit_deleted())::int;
-    end loop;
-end $$;
+        where d.stream_id = old.stream_id and d.dedup_key = old.dedup_key
+        returning d.stream_id
+    )
+    select coalesce(sum(n), 0)::bigint, count(*) filter (where n >= _pgqueue.limit_deleted())
+    from (select count(*) as n from deleted group by stream_id) d
+$$;

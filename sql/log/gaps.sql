@@ -1,5 +1,6 @@
 -- Gaps: publication ids below the cursor's next_publication that the consumer has not taken, because they were not
--- visible, or that it is to take again (replay, seek). The column kept has messages of them that are not taken again.
+-- visible, or that it is to take again (replay, seek). Of these, it does not take again the messages in the column
+-- excluded.
 --
 -- Commits do not come in the order of publication ids. A take that sees publication 7, but not 5 and 6, notes the gap
 -- {5, 6}: their transactions are open, or were rolled back. Later takes must look for them again, and must know when
@@ -27,17 +28,6 @@ language sql stable as $$
                           and publication_id < coalesce(upper(g), 9223372036854775807) offset 0) p
 $$;
 
--- The gaps that a take has to look into.
---   p_publishers  the transactions that held the publish lock when asked after the snapshot of the look
--- Returns the rows of the gaps; null when none needs a look.
-create or replace function _pgqueue.gaps_to_look_into(p_cursor pgqueue.consumer_cursors, p_publishers text[])
-returns pgqueue.consumer_gaps[] language plpgsql as $$
-begin
-    return (select array_agg(g) from pgqueue.consumer_gaps g
-            where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps)
-              and (look or not publishers <@ p_publishers));
-end $$;
-
 -- Notes the result of a look into gaps.
 --   p_looked      the rows that the take looked into
 --   p_found       the publication ids that it took
@@ -55,62 +45,62 @@ begin
     foreach v_gap in array p_looked loop
         v_left := v_gap.publication_ids - p_found;
         v_who := case when p_was_cut then v_gap.publishers
-                      else array(select w from unnest(p_publishers) w
-                                 where w = any (v_gap.publishers) or w like '-1/%') end;
+                      else _pgqueue.still_open(v_gap.publishers, p_publishers) end;
         continue when v_gap.look = p_was_cut and v_left = v_gap.publication_ids and v_who = v_gap.publishers;
-        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.delete_gaps(p_cursor, array[v_gap.gap_no]);
         if v_left <> '{}' and (p_was_cut or v_who <> '{}') then
-            if v_gap.kept is not null and v_left <> v_gap.publication_ids then
-                -- forget the kept messages of publications that left the gap: these may be put into a gap again, and
-                -- are taken then
-                v_gap.kept := v_gap.kept
-                    - coalesce((select range_agg(p.seqs) from unnest(v_gap.publication_ids * p_found) g
-                                cross join lateral (select seqs from pgqueue.publications
-                                                    where stream_id = (select stream_id from pgqueue.consumers
-                                                                       where consumer_id = p_cursor.consumer_id)
-                                                      and publication_id >= lower(g) and publication_id < upper(g)
-                                                      and seqs && v_gap.kept offset 0) p), '{}');
+            if v_gap.excluded is not null and v_left <> v_gap.publication_ids then
+                -- not of publications that left the gap: these may be put into a gap again, and are taken then
+                v_gap.excluded := v_gap.excluded
+                    - coalesce((select range_agg(p.seqs) from pgqueue.consumers c
+                                cross join lateral _pgqueue.published(c.stream_id, v_gap.publication_ids * p_found) p
+                                where c.consumer_id = p_cursor.consumer_id and p.seqs && v_gap.excluded), '{}');
             end if;
-            p_cursor := _pgqueue.record_gap(p_cursor, v_left, v_who, p_was_cut, v_gap.kept);
+            p_cursor := _pgqueue.record_gap(p_cursor, v_left, v_who, p_was_cut, v_gap.excluded);
         end if;
     end loop;
     return p_cursor;
 end $$;
 
--- Notes a gap. Returns the cursor.
---   p_kept  messages in the gap that are not to be taken; null: none
+-- Notes a gap, unless it is empty. Returns the cursor.
+--   p_excluded  messages in the gap that are not to be taken; null: none
 create or replace function _pgqueue.record_gap(p_cursor pgqueue.consumer_cursors, p_ids int8multirange,
-                                               p_publishers text[], p_look boolean, p_kept int8multirange default null)
+                                               p_publishers text[], p_look boolean,
+                                               p_excluded int8multirange default null)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
-    v_gap_no bigint := nextval('pgqueue.gap_numbers');
+    v_gap_no bigint;
 begin
-    insert into pgqueue.consumer_gaps (consumer_id, gap_no, publication_ids, range_count, publishers, look, kept)
-    values (p_cursor.consumer_id, v_gap_no, p_ids, (select count(*) from unnest(p_ids)), p_publishers, p_look,
-            nullif(p_kept, '{}'));
-    p_cursor.gaps := p_cursor.gaps || v_gap_no;
+    if p_ids <> '{}' then
+        insert into pgqueue.consumer_gaps (consumer_id, gap_no, publication_ids, range_count, publishers, look,
+                                           excluded)
+        values (p_cursor.consumer_id, nextval('pgqueue.gap_numbers'), p_ids, (select count(*) from unnest(p_ids)),
+                p_publishers, p_look, nullif(p_excluded, '{}'))
+        returning gap_no into v_gap_no;
+        p_cursor.gaps := p_cursor.gaps || v_gap_no;
+    end if;
     return p_cursor;
 end $$;
 
--- Forgets a gap. Returns the cursor.
-create or replace function _pgqueue.delete_gap(p_cursor pgqueue.consumer_cursors, p_gap_no bigint)
+-- Deletes gaps. Returns the cursor.
+create or replace function _pgqueue.delete_gaps(p_cursor pgqueue.consumer_cursors, p_gap_nos bigint[])
 returns pgqueue.consumer_cursors language plpgsql as $$
 begin
-    delete from pgqueue.consumer_gaps where consumer_id = p_cursor.consumer_id and gap_no = p_gap_no;
-    p_cursor.gaps := array_remove(p_cursor.gaps, p_gap_no);
+    delete from pgqueue.consumer_gaps where consumer_id = p_cursor.consumer_id and gap_no = any (p_gap_nos);
+    p_cursor.gaps := array(select g from unnest(p_cursor.gaps) g where g <> all (p_gap_nos));
     return p_cursor;
 end $$;
 
 -- Merges small gaps with the same publishers. If that leaves too many gaps, it merges all small ones: a merged gap is
 -- looked into when a publisher of any part has ended, and closes when the publishers of all parts have. A large gap is
--- left alone, so that a gap which grows for long is not written anew by every take. Call merge_gaps() only after
+-- left alone, so that a gap which grows for long is not rewritten by every take. Call merge_gaps() only after
 -- shrink_gaps(): a merge before it would keep ids that the look has found. Returns the cursor.
 create or replace function _pgqueue.merge_gaps(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
 language plpgsql as $$
 declare
     v_merged record;
 begin
-    for v_by_publishers in 0..1 loop
+    for v_all in 0..1 loop
         for v_merged in
             select array_agg(gap_no) as gap_nos, range_agg(publication_ids) as ids, bool_or(look) as look,
                    array(select distinct w
@@ -118,13 +108,11 @@ begin
                          where w <> '' order by w) as who
             from pgqueue.consumer_gaps
             where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps)
-              and range_count < _pgqueue.limit_gap_ranges() and kept is null
-            group by case when v_by_publishers = 0 then publishers end
+              and range_count < _pgqueue.limit_gap_ranges() and excluded is null
+            group by case when v_all = 0 then publishers end
             having count(*) > 1
         loop
-            delete from pgqueue.consumer_gaps
-            where consumer_id = p_cursor.consumer_id and gap_no = any (v_merged.gap_nos);
-            p_cursor.gaps := array(select g from unnest(p_cursor.gaps) g where g <> all (v_merged.gap_nos));
+            p_cursor := _pgqueue.delete_gaps(p_cursor, v_merged.gap_nos);
             p_cursor := _pgqueue.record_gap(p_cursor, v_merged.ids, v_merged.who, v_merged.look);
         end loop;
         exit when cardinality(p_cursor.gaps) <= 4 * _pgqueue.limit_gaps();
@@ -133,10 +121,10 @@ begin
 end $$;
 
 -- The messages in a consumer's gaps that are not to be taken; null: none.
-create or replace function _pgqueue.kept(p_cursor pgqueue.consumer_cursors) returns int8multirange
+create or replace function _pgqueue.excluded(p_cursor pgqueue.consumer_cursors) returns int8multirange
 language plpgsql stable as $$
 begin
-    return (select range_agg(kept) from pgqueue.consumer_gaps
+    return (select range_agg(excluded) from pgqueue.consumer_gaps
             where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps));
 end $$;
 

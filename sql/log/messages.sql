@@ -30,10 +30,10 @@ create table if not exists pgqueue.publications (
     primary key (stream_id, publication_id, part)
 );
 
--- Up to which id all publications of a stream are visible or dead, for all that look from now on. maintain() notes it,
+-- Up to which id all publications of a stream are resolved: visible or dead, for every later look. maintain() notes it,
 -- for consumers that begin somewhere.
--- on drop_stream: delete from pgqueue.decided where stream_id = p_stream_id;  -- lock: decided
-create table if not exists pgqueue.decided (
+-- on drop_stream: delete from pgqueue.resolved where stream_id = p_stream_id;  -- lock: resolved
+create table if not exists pgqueue.resolved (
     stream_id  int    primary key,
     below      bigint not null,  -- ids below it are
     next_below bigint not null,  -- and those below this one will be, when none of these has the publish lock any more

@@ -20,67 +20,56 @@
 --   numbers  the sequence; %s: the id of a stream
 --   quick    whether the query reads a few rows of an index
 --   query    returns the highest number, or null; %1$s: the id of the stream
--- (More than 60 lines: one list.)
 create or replace function _pgqueue.number_holders() returns table (numbers text, quick boolean, query text)
 language sql immutable as $$
-    values
-        ('seq_%s', true, 'select 0'),
+    select h.numbers, h.quick,
+           'select ' || h.query || case h.rows_of
+               when 'stream' then ' where stream_id = %1$s'
+               when 'consumers' then ' where consumer_id in (select consumer_id from pgqueue.consumers '
+                                     'where stream_id = %1$s)'
+               else '' end
+    from (values
+        ('seq_%s', true, null, '0'),
         -- (the owner may write a number that nobody gave out: one that is far away does not count)
-        ('seq_%s', false, 'select max(seq) from pgqueue.messages_%1$s where seq < 1125899906842624'),
-        ('seq_%s', true, 'select upper(seqs) - 1 from pgqueue.trims where stream_id = %1$s'),
-        ('seq_%s', true, 'select max(hi) - 1 from pgqueue.segments where stream_id = %1$s and closed_at is not null'),
-        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.publications where stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.reservations where stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.staged_chunks where stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(seqs)) - 1 from pgqueue.dead_messages where stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.consumer_messages m '
-                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.completed_messages m '
-                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.reader_claims m '
-                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(upper(m.seqs)) - 1 from pgqueue.skips m '
-                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(m.seq) from pgqueue.newest_of_keys m '
-                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(m.seq) from pgqueue.key_backlog m '
-                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(m.seq) from pgqueue.group_partitions m '
-                          'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('seq_%s', false, 'select max(seq) from pgqueue.dedup_keys where stream_id = %1$s'),
-        ('publication_%s', true, 'select 0'),
-        ('publication_%s', true, 'select max(publication_id) from pgqueue.publications where stream_id = %1$s'),
-        ('publication_%s', true, 'select upper(publication_ids) - 1 from pgqueue.trims where stream_id = %1$s'),
-        ('publication_%s', true, 'select max(m.next_publication) - 1 from pgqueue.consumer_cursors m '
-                                 'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('publication_%s', true, 'select publications_from - 1 from pgqueue.streams where stream_id = %1$s'),
-        ('publication_%s', true, 'select below - 1 from pgqueue.decided where stream_id = %1$s'),
-        ('publication_%s', true, 'select next_below - 1 from pgqueue.decided where stream_id = %1$s'),
-        ('publication_%s', true, 'select trim_from - 1 from pgqueue.retention where stream_id = %1$s'),
-        ('publication_%s', true, 'select max(greatest(closed_publication, last_publication)) from pgqueue.segments '
-                                 'where stream_id = %1$s'),
-        ('publication_%s', true, 'select max(last_publication) from pgqueue.incarnations where stream_id = %1$s'),
-        ('publication_%s', false, 'select max(upper(m.publication_ids)) - 1 from pgqueue.consumer_gaps m '
-                                  'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('publication_%s', false, 'select max(m.publication_id) from pgqueue.taken_ahead m '
-                                  'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
-        ('publication_%s', false, 'select max(m.publication_id) from pgqueue.key_backlog m '
-                                  'join pgqueue.consumers c using (consumer_id) where c.stream_id = %1$s'),
+        ('seq_%s', false, null, 'max(seq) from pgqueue.messages_%1$s where seq < 1125899906842624'),
+        ('seq_%s', true, 'stream', 'upper(seqs) - 1 from pgqueue.trims'),
+        ('seq_%s', true, 'stream', 'max(hi) filter (where closed_at is not null) - 1 from pgqueue.segments'),
+        ('seq_%s', false, 'stream', 'max(upper(seqs)) - 1 from pgqueue.publications'),
+        ('seq_%s', false, 'stream', 'max(upper(seqs)) - 1 from pgqueue.reservations'),
+        ('seq_%s', false, 'stream', 'max(upper(seqs)) - 1 from pgqueue.staged_chunks'),
+        ('seq_%s', false, 'stream', 'max(upper(seqs)) - 1 from pgqueue.dead_messages'),
+        ('seq_%s', false, 'consumers', 'max(upper(seqs)) - 1 from pgqueue.consumer_messages'),
+        ('seq_%s', false, 'consumers', 'max(upper(seqs)) - 1 from pgqueue.completed_messages'),
+        ('seq_%s', false, 'consumers', 'max(upper(seqs)) - 1 from pgqueue.reader_claims'),
+        ('seq_%s', false, 'consumers', 'max(upper(seqs)) - 1 from pgqueue.skips'),
+        ('seq_%s', false, 'consumers', 'max(seq) from pgqueue.newest_of_keys'),
+        ('seq_%s', false, 'consumers', 'max(seq) from pgqueue.key_backlog'),
+        ('seq_%s', false, 'consumers', 'max(seq) from pgqueue.group_partitions'),
+        ('seq_%s', false, 'stream', 'max(seq) from pgqueue.dedup_keys'),
+        ('publication_%s', true, null, '0'),
+        ('publication_%s', true, 'stream', 'max(publication_id) from pgqueue.publications'),
+        ('publication_%s', true, 'stream', 'upper(publication_ids) - 1 from pgqueue.trims'),
+        ('publication_%s', true, 'consumers', 'max(next_publication) - 1 from pgqueue.consumer_cursors'),
+        ('publication_%s', true, 'stream', 'publications_from - 1 from pgqueue.streams'),
+        ('publication_%s', true, 'stream', 'greatest(below, next_below) - 1 from pgqueue.resolved'),
+        ('publication_%s', true, 'stream', 'trim_from - 1 from pgqueue.retention'),
+        ('publication_%s', true, 'stream', 'max(greatest(closed_publication, last_publication)) from pgqueue.segments'),
+        ('publication_%s', true, 'stream', 'max(last_publication) from pgqueue.incarnations'),
+        ('publication_%s', false, 'consumers', 'max(upper(publication_ids)) - 1 from pgqueue.consumer_gaps'),
+        ('publication_%s', false, 'consumers', 'max(publication_id) from pgqueue.taken_ahead'),
+        ('publication_%s', false, 'consumers', 'max(publication_id) from pgqueue.key_backlog'),
         -- claims of readers; those of workers have the last bits of a number, and random ones
-        ('claim_numbers', false, 'select max(claim_id) >> 24 from pgqueue.reader_claims'),
-        ('claim_numbers', false, 'select max(greatest(acked_claim, last_claim, planned_to)) >> 24 '
-                                 'from pgqueue.readers'),
-        ('claim_numbers', false, 'select max(greatest(bundle_no, predecessor, head)) from pgqueue.consumer_messages'),
-        ('claim_numbers', false, 'select max(head) from pgqueue.reader_claims'),
-        ('gap_numbers', false, 'select max(gap_no) from pgqueue.consumer_gaps'),
-        ('gap_numbers', false, 'select max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
-        ('write_numbers', false, 'select max(write_no) from pgqueue.staged_chunks'),
+        ('claim_numbers', false, null, 'greatest(max(claim_id) >> 24, max(head)) from pgqueue.reader_claims'),
+        ('claim_numbers', false, null, 'max(greatest(acked_claim, last_claim, planned_to)) >> 24 from pgqueue.readers'),
+        ('claim_numbers', false, null, 'max(greatest(bundle_no, predecessor, head)) from pgqueue.consumer_messages'),
+        ('gap_numbers', false, null, 'max(gap_no) from pgqueue.consumer_gaps'),
+        ('gap_numbers', false, null, 'max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
+        ('write_numbers', false, null, 'max(write_no) from pgqueue.staged_chunks'),
         -- ids that others keep of consumers, also of one that was dropped
-        ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.publications cross join lateral '
-                                             'unnest(consumers) c'),
-        ('consumers_consumer_id_seq', false, 'select max(c) from pgqueue.staged_chunks cross join lateral '
-                                             'unnest(consumers) c'),
-        ('streams_stream_id_seq', false, 'select max(to_stream_id) from pgqueue.bindings')
+        ('consumers_consumer_id_seq', false, null, 'max(c) from pgqueue.publications cross join unnest(consumers) c'),
+        ('consumers_consumer_id_seq', false, null, 'max(c) from pgqueue.staged_chunks cross join unnest(consumers) c'),
+        ('streams_stream_id_seq', false, null, 'max(to_stream_id) from pgqueue.bindings')
+    ) h (numbers, quick, rows_of, query)
     union all
     select * from _pgqueue.on_numbers()
 $$;
@@ -117,8 +106,7 @@ begin
             join pg_attribute a on a.attrelid = t.oid and a.attname = i.attname
                                and a.atttypid in ('int'::regtype, 'bigint'::regtype) and a.attnum > 0
         )
-        select s.oid::regclass as name,
-               string_agg(format('select (%s)::bigint', h.query), ' union all ') as query
+        select s.oid::regclass as name, string_agg(format('select (%s)::bigint', h.query), ' union all ') as query
         from sequences s
         join holder h using (oid)
         where h.quick or not p_quick
@@ -138,17 +126,8 @@ language plpgsql as $$
 begin
     raise exception 'the numbers of % are behind its rows: the database was restored or replicated without the values '
                     'of its sequences', p_what
-        using errcode = 'PQ011',
-              hint = 'Keep producers and workers out, and call recover(). '
-                     'Nothing was changed.';
+        using errcode = 'PQ011', hint = 'Keep producers and workers out, and call recover(). Nothing was changed.';
 end $$;
-
--- Raises PQ011: a consumer is beyond the last publication of the stream, and would never take what is published now.
-create or replace function _pgqueue.refuse_lost_publications(p_stream_id int) returns void
-language sql as $$
-    select _pgqueue.refuse_behind('stream ' || quote_literal(s.name)) from pgqueue.streams s
-    where s.stream_id = p_stream_id
-$$;
 
 -- Raises PQ011 when one of these sequences is behind the rows that are quick to find.
 create or replace function _pgqueue.check_numbers(p_what text, p_names text[]) returns void

@@ -15,58 +15,27 @@ language sql immutable parallel safe as $$
     select format('messages_%s_%s', p_stream_id, coalesce(p_segment::text, 'rest'))
 $$;
 
--- The statements that read the payloads of a stream's messages: for a stream in segments one for each segment, and one
--- for all.
---   p_ranges  a query for the ranges of the messages, in the order of delivery, with what is known of each
-create or replace function _pgqueue.payload_queries(p_stream_id int, p_ranges text) returns text
-language plpgsql as $$
-declare
-    v_query    text := $q$
-            return query
-            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count,
-                   m.inserted_at, r.note -> 'saved'
-            from ($q$ || p_ranges || $q$) r
-            cross join lateral (select * from pgqueue.%I x where x.seq >= lower(r.g) and x.seq < upper(r.g)
-                                order by x.seq) m;$q$;
-    v_segments text;
-begin
-    select format($q$
-            select min(lower(r.g)), max(upper(r.g)) into v_lo, v_hi from (%s) r;
-            %s$q$, p_ranges, string_agg(
-                format(E'if v_lo >= %s and v_hi <= %s then%s\n            return;\n            end if;',
-                       lo, hi, format(v_query, _pgqueue.segment_name(p_stream_id, segment))), E'\n            '
-                order by lo desc))
-    into v_segments
+-- Statements that read messages of a stream, and return: with segments one for each segment, and one for all.
+--   p_within  whether all of the messages have numbers from %s to below %s
+--   p_query   the statements for a table: %I
+create or replace function _pgqueue.by_segment(p_stream_id int, p_within text, p_query text) returns text
+language sql stable as $$
+    select concat(string_agg(format(E'if %s then%s\n            end if;\n            ', format(p_within, lo, hi),
+                                    format(p_query, _pgqueue.segment_name(stream_id, segment))), '' order by lo desc),
+                  format(p_query, format('messages_%s', p_stream_id)))
     from pgqueue.segments where stream_id = p_stream_id
-    having count(*) > 0;
-    return coalesce(v_segments, '') || format(v_query, format('messages_%s', p_stream_id));
-end $$;
+$$;
 
--- The statements that read one message of a stream, p_seq: for a stream in segments one for each segment, and one for
--- all.
-create or replace function _pgqueue.payload_query(p_stream_id int) returns text
-language plpgsql as $$
-declare
-    v_query text := $q$
-            return (p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, p_priority, p_deliver_count,
-                    m.inserted_at, p_saved)::pgqueue.received from pgqueue.%I m where m.seq = p_seq;$q$;
-begin
-    return coalesce((select string_agg(format(E'if p_seq >= %s and p_seq < %s then%s\n            end if;', lo, hi,
-                                              format(v_query, _pgqueue.segment_name(p_stream_id, segment))),
-                                       E'\n            ' order by lo desc)
-                     from pgqueue.segments where stream_id = p_stream_id), '')
-        || format(v_query, format('messages_%s', p_stream_id));
-end $$;
-
--- Makes, or makes anew, the functions of a stream that read the payload of a message, payload_<stream_id>(), and those
+-- Makes, or replaces, the functions of a stream that read the payload of a message, payload_<stream_id>(), and those
 -- of a claim in the order of delivery, payloads_<stream_id>(). Each stream has functions of its own, whose plans are
 -- kept: to plan the query costs more than all the rest of a small claim, and a plan over the parent of all partitions
 -- would lock all of them. For a stream in segments the functions have a plan for each segment, used by claims within
--- one segment, as nearly all are; a new segment makes the functions anew. The query sorts the ranges, not the
--- messages: the nested loop, to which receive is confined (function_settings.sql), keeps the order of the ranges.
+-- one segment, as nearly all are; a new segment replaces the functions. The query sorts the ranges, not the messages:
+-- the nested loop, to which receive is confined (function_settings.sql), keeps the order of the ranges.
 create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
 language plpgsql as $$
 declare
+    -- the ranges of the messages, in the order of delivery, with what is known of each
     v_unlike text := $q$
                   select c.priority, c.deliver_count + 1 as deliver_count, c.note, g
                   from unnest(p_bundles) n (number)
@@ -77,6 +46,17 @@ declare
                   order by case when c.lane < _pgqueue.lane_delayed() then c.lane end, c.arrival_no, lower(g)$q$;
     v_alike  text := $q$
                   select p_priority as priority, 1 as deliver_count, null::jsonb as note, g from unnest(p_seqs) g$q$;
+    v_bounds text := case when exists (select from pgqueue.segments where stream_id = p_stream_id)
+                          then 'select min(lower(r.g)), max(upper(r.g)) into v_lo, v_hi from (%s) r;' else '' end;
+    v_within text := 'v_lo >= %s and v_hi <= %s';
+    v_query  text := $q$
+            return query
+            select p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, r.priority, r.deliver_count,
+                   m.inserted_at, r.note -> 'saved'
+            from (%s) r
+            cross join lateral (select * from pgqueue.%%I x where x.seq >= lower(r.g) and x.seq < upper(r.g)
+                                order by x.seq) m;
+            return;$q$;
 begin
     execute format($q$
         create or replace function _pgqueue.payloads_%s(p_claim_id bigint, p_seqs int8multirange, p_priority int,
@@ -90,11 +70,13 @@ begin
         begin
             if p_bundles is null then
             %s
-            else
             %s
             end if;
+            %s
+            %s
         end $f$ $q$,
-        p_stream_id, _pgqueue.payload_queries(p_stream_id, v_alike), _pgqueue.payload_queries(p_stream_id, v_unlike));
+        p_stream_id, format(v_bounds, v_alike), _pgqueue.by_segment(p_stream_id, v_within, format(v_query, v_alike)),
+        format(v_bounds, v_unlike), _pgqueue.by_segment(p_stream_id, v_within, format(v_query, v_unlike)));
     execute format($q$
         create or replace function _pgqueue.payload_%s(p_claim_id bigint, p_seq bigint, p_priority int,
                                                        p_deliver_count int, p_saved jsonb) returns pgqueue.received
@@ -103,35 +85,35 @@ begin
         begin
             %s
         end $f$ $q$,
-        p_stream_id, _pgqueue.payload_query(p_stream_id));
+        p_stream_id, _pgqueue.by_segment(p_stream_id, 'p_seq >= %s and p_seq < %s', $q$
+            return (p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, p_priority, p_deliver_count,
+                    m.inserted_at, p_saved)::pgqueue.received from pgqueue.%I m where m.seq = p_seq;$q$));
     execute format('revoke all on function _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s from public', p_stream_id);
 end $$;
+
+-- A statement for each of some streams, p_stream_id, which is found by binary search.
+--   p_call  the statement; %s: the stream's id
+create or replace function _pgqueue.by_stream(p_call text, p_from int, p_count int) returns text
+language sql immutable as $$
+    select case when p_count = 1 then format(p_call, p_from)
+                else format(E'if p_stream_id <= %s then\n%s\nelse\n%s\nend if;', p_from + p_count / 2 - 1,
+                            _pgqueue.by_stream(p_call, p_from, p_count / 2),
+                            _pgqueue.by_stream(p_call, p_from + p_count / 2, p_count / 2)) end
+$$;
 
 -- Makes the functions that read the payloads of a claim, payloads(), and of a claim of one message, payload(): a row
 -- costs less than a set of rows. They call the stream's own function. The calls for the first 32 streams are written
 -- out, and Postgres keeps their plans: to parse and plan that one call takes a tenth of a small claim. A call finds its
--- stream among halves of halves, by five or six comparisons: PL/pgSQL prepares each anew in each transaction. The text
--- never changes: a call in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped
--- replaces it under a claim. More of them would cost each new session more than its claims save.
+-- stream in five or six comparisons: PL/pgSQL prepares each again in each transaction. The text never changes: a call
+-- in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped replaces it under a claim.
+-- More of them would cost each new session more than its claims save.
 --   p_seqs, p_seq, p_priority, p_deliver_count, p_saved  the messages of a claim, and what they have in common
 --   p_bundles  of a claim whose messages are unlike: its bundles; null: they are alike
 do $do$
 declare
-    v_calls text[] := array(
-        select format('return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority, p_bundles);', i)
-        from generate_series(1, 32) i order by i);
-    v_call  text[] := array(
-        select format('return _pgqueue.payload_%s(p_claim_id, p_seq, p_priority, p_deliver_count, p_saved);', i)
-        from generate_series(1, 32) i order by i);
-    v_if    text := E'if p_stream_id <= %s then\n%s\nelse\n%s\nend if;';
-    v_width int;
+    v_payloads text := 'return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority, p_bundles);';
+    v_payload  text := 'return _pgqueue.payload_%s(p_claim_id, p_seq, p_priority, p_deliver_count, p_saved);';
 begin
-    foreach v_width in array '{1, 2, 4, 8}'::int[] loop
-        select array_agg(format(v_if, (2 * i - 1) * v_width, v_calls[2 * i - 1], v_calls[2 * i]) order by i),
-               array_agg(format(v_if, (2 * i - 1) * v_width, v_call[2 * i - 1], v_call[2 * i]) order by i)
-        into v_calls, v_call
-        from generate_series(1, 16 / v_width) i;
-    end loop;
     execute format($q$
         create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint, p_seqs int8multirange,
                                                      p_priority int, p_bundles bigint[])
@@ -148,7 +130,7 @@ begin
                 using p_claim_id, p_seqs, p_priority, p_bundles;
             end if;
         end $f$ $q$,
-        v_calls[1], v_calls[2]);
+        _pgqueue.by_stream(v_payloads, 1, 16), _pgqueue.by_stream(v_payloads, 17, 16));
     execute format($q$
         create or replace function _pgqueue.payload(p_stream_id int, p_claim_id bigint, p_seq bigint, p_priority int,
                                                     p_deliver_count int, p_saved jsonb)
@@ -162,11 +144,10 @@ begin
             %s
             elsif p_stream_id <= 32 then
             %s
-            else
+            end if;
             execute format('select * from _pgqueue.payload_%%s($1, $2, $3, $4, $5)', p_stream_id)
                 into v_row using p_claim_id, p_seq, p_priority, p_deliver_count, p_saved;
             return v_row;
-            end if;
         end $f$ $q$,
-        v_call[1], v_call[2]);
+        _pgqueue.by_stream(v_payload, 1, 16), _pgqueue.by_stream(v_payload, 17, 16));
 end $do$;

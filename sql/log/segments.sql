@@ -28,7 +28,7 @@
 -- on drop_stream
 create table if not exists pgqueue.segments (
     stream_id          int         not null,
-    segment               int         not null,
+    segment            int         not null,
     lo                 bigint      not null,
     hi                 bigint      not null,
     opened_at          timestamptz,                     -- from when on numbers of it were given out; null: not yet
@@ -38,7 +38,8 @@ create table if not exists pgqueue.segments (
     -- closed: virtual ids of transactions that may still write or publish some of it; null: none, ...
     writers            text[],
     -- ... and then all its publications have ids up to this one
-    last_publication   bigint, emptied            boolean     not null default false,
+    last_publication   bigint,
+    emptied            boolean     not null default false,
     held_by            text[]      not null default '{}',  -- due, and who or what keeps it
     primary key (stream_id, segment)
 );
@@ -54,12 +55,11 @@ $$;
 -- The open transactions that may have a number of a stream. A number is given out under a lock of the sequence, which
 -- Postgres keeps to the end of the transaction, also of a prepared one.
 create or replace function _pgqueue.writers(p_stream_id int) returns text[]
-language plpgsql stable as $$
-begin
-    return (select coalesce(array_agg(distinct virtualtransaction), '{}') from pg_locks
-            where locktype = 'relation' and relation = format('pgqueue.seq_%s', p_stream_id)::regclass
-              and database = (select oid from pg_database where datname = current_database()));
-end $$;
+language sql stable as $$
+    select array(select distinct virtualtransaction from pg_locks
+                 where locktype = 'relation' and relation = format('pgqueue.seq_%s', p_stream_id)::regclass
+                   and database = (select oid from pg_database where datname = current_database()))
+$$;
 
 -- Does what the segments of a stream need: each step for which it gets the locks. Needs the stream's maintenance lock.
 -- Returns whether it did something, so that there may be more to do. Locks: it waits at most 50 ms for the locks of a
@@ -71,39 +71,33 @@ declare
     v_done boolean;
     v_some boolean := false;
 begin
-    begin
-        if _pgqueue.check_bound(p_stream_id) then
-            return true;
+    foreach v_step in array array['check_bound', 'record_closed', 'close_segment', 'seal_segment', 'add_segment',
+                                  'empty_segment', 'drop_segments'] loop
+        if v_step = 'record_closed' then
+            -- this keeps out drop_stream, an installer, and create_consumer: only for short steps
+            perform from pgqueue.streams where stream_id = p_stream_id for update skip locked;  -- lock: stream
+            exit when not found;
         end if;
-    exception
-        when lock_not_available or deadlock_detected then
-            null;
-    end;
-    -- this keeps out drop_stream, an installer, and create_consumer: only for short steps
-    perform from pgqueue.streams where stream_id = p_stream_id for update skip locked;  -- lock: stream
-    if not found then
-        return false;
-    end if;
-    foreach v_step in array array['note_closed', 'close_segment', 'seal_segment', 'add_segment', 'empty_segment',
-                                  'drop_segments'] loop
         begin
+            v_done := false;
             execute format('select _pgqueue.%I($1)', v_step) into v_done using p_stream_id;
             v_some := v_some or v_done;
         exception
             when lock_not_available or deadlock_detected then
                 null;
             when check_violation or numeric_value_out_of_range then
-                -- somebody wrote a number that was not reserved
+                -- a program wrote a number that was not reserved
                 raise warning 'stream %, %: %', p_stream_id, v_step, sqlerrm;
         end;
-        exit when v_step = 'add_segment' and v_done;  -- it may have locks that all wait for, see enclose()
+        -- these may have locks for which all others wait, see convert_to_segment()
+        exit when v_done and v_step in ('check_bound', 'add_segment');
     end loop;
     return v_some;
 end $$;
 
--- Checks the bound of a large table that is to become a segment, see enclose(). That reads all of the table, and so
--- may take minutes. Returns whether there was such a table. Locks: nothing that sending, reading or create_consumer
--- needs.
+-- Checks the bound of a large table that is to become a segment, see convert_to_segment(). That reads all of the table,
+-- and so may take minutes. Returns whether there was such a table. Locks: nothing that sending, reading or
+-- create_consumer needs.
 create or replace function _pgqueue.check_bound(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
@@ -138,8 +132,8 @@ begin
     into v_last;
     update pgqueue.segments
     set closed_at = clock_timestamp(), opened_at = coalesce(opened_at, clock_timestamp()),
-        last_seq = coalesce(v_last, lo - 1),
-        writers = _pgqueue.writers(p_stream_id), closed_publication = _pgqueue.last_publication_id(p_stream_id)
+        last_seq = coalesce(v_last, lo - 1), writers = _pgqueue.writers(p_stream_id),
+        closed_publication = _pgqueue.last_publication_id(p_stream_id)
     where stream_id = p_stream_id and segment = v_segment.segment;
     update pgqueue.segments set opened_at = clock_timestamp()
     where stream_id = p_stream_id and lo = v_segment.hi and opened_at is null;
@@ -158,24 +152,19 @@ begin
         select * from pgqueue.segments
         where stream_id = p_stream_id and closed_at is not null and last_publication is null order by lo
     loop
-        v_writers := v_segment.writers;
-        if v_writers <> '{}' then
-            v_writers := array(select w from unnest(_pgqueue.writers(p_stream_id)) w
-                               where w = any (v_segment.writers) or w like '-1/%');
-        end if;
-        if v_writers <> '{}' then
-            update pgqueue.segments set writers = v_writers
-            where stream_id = p_stream_id and segment = v_segment.segment and writers <> v_writers;
-            continue;
-        end if;
-        -- The writers are over, so this snapshot has all their reservations and publications. For a sink's batch it
+        v_writers := case when v_segment.writers = '{}' then '{}'
+                          else _pgqueue.still_open(v_segment.writers, _pgqueue.writers(p_stream_id)) end;
+        -- Where the writers are over, this snapshot has all their reservations and publications. For a sink's batch it
         -- has either the reservation or the publication.
         update pgqueue.segments
-        set writers = null, last_publication = _pgqueue.last_publication_id(p_stream_id)
+        set writers = nullif(v_writers, '{}'),
+            last_publication = case when v_writers = '{}' then _pgqueue.last_publication_id(p_stream_id) end
         where stream_id = p_stream_id and segment = v_segment.segment
-          and not exists (select from pgqueue.reservations r
-                          where r.stream_id = p_stream_id and r.seqs && int8range(v_segment.lo, v_segment.hi));
-        v_sealed := v_sealed or found;
+          and writers is distinct from nullif(v_writers, '{}')
+          and (v_writers <> '{}'
+               or not exists (select from pgqueue.reservations r
+                              where r.stream_id = p_stream_id and r.seqs && int8range(v_segment.lo, v_segment.hi)));
+        v_sealed := v_sealed or (found and v_writers = '{}');
     end loop;
     return v_sealed;
 end $$;
@@ -193,13 +182,13 @@ begin
         return exists (select from pgqueue.retention where stream_id = p_stream_id
                                                      and (keep_for is not null or keep_messages is not null
                                                           or keep_bytes is not null or until_done))
-           and _pgqueue.enclose(p_stream_id, null);
+           and _pgqueue.convert_to_segment(p_stream_id, null);
     elsif (select count(*) from pgqueue.segments where stream_id = p_stream_id and lo > v_next) >= 2 then
         return false;
     end if;
     execute format('select exists (select from pgqueue.%I)', _pgqueue.segment_name(p_stream_id, null)) into v_used;
     if v_used then
-        return _pgqueue.enclose(p_stream_id, v_hi);
+        return _pgqueue.convert_to_segment(p_stream_id, v_hi);
     end if;
     perform _pgqueue.make_segment(p_stream_id,
                                   greatest(v_hi, (v_next / _pgqueue.segment_size() + 1) * _pgqueue.segment_size()));
@@ -240,7 +229,7 @@ end $$;
 --   p_lo  where _rest begins; null: the stream's only table
 -- Returns whether it did something. Locks: for a moment the stream, and for its only table all of messages. (More than
 -- 60 lines: the statements that change tables, in the one order that Postgres allows.)
-create or replace function _pgqueue.enclose(p_stream_id int, p_lo bigint) returns boolean
+create or replace function _pgqueue.convert_to_segment(p_stream_id int, p_lo bigint) returns boolean
 language plpgsql as $$
 declare
     v_table   text := case when p_lo is null then format('messages_%s', p_stream_id)
@@ -271,9 +260,11 @@ begin
                      ((v_last + _pgqueue.segment_size() / 1024) / _pgqueue.segment_size() + 1)
                          * _pgqueue.segment_size());
 
+    -- lock: table
+    execute format('alter table pgqueue.%I detach partition pgqueue.%I',
+                   case when p_lo is null then 'messages' else format('messages_%s', p_stream_id) end, v_table);
+    execute format('alter table pgqueue.%I rename to %I', v_table, v_name);  -- lock: table
     if p_lo is null then
-        execute format('alter table pgqueue.messages detach partition pgqueue.%I', v_table);  -- lock: table
-        execute format('alter table pgqueue.%I rename to %I', v_table, v_name);  -- lock: table
         execute format('create table pgqueue.%I (like pgqueue.%I including defaults) partition by range (seq)', v_table,
                        v_name);
         perform _pgqueue.revoke_defaults(array[format('pgqueue.%I', v_table)::regclass]);
@@ -283,10 +274,6 @@ begin
         for v_role in select _pgqueue.roles() loop
             execute format('revoke all on pgqueue.%I from %I', v_name, v_role);
         end loop;
-    else
-        -- lock: table
-        execute format('alter table pgqueue.messages_%s detach partition pgqueue.%I', p_stream_id, v_table);
-        execute format('alter table pgqueue.%I rename to %I', v_table, v_name);  -- lock: table
     end if;
     -- lock: table
     execute format('alter table pgqueue.messages_%s attach partition pgqueue.%I for values from (%s) to (%s)',

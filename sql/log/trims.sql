@@ -25,18 +25,17 @@ language sql as $$
         archive_ids = t.archive_ids + (excluded.archive_ids - t.publication_ids)  -- what was lost before is lost
 $$;
 
--- The publication ids and the messages that were trimmed from a stream; the sets are empty when nothing was; and
--- of the publications those that are in the archive. A
--- publication that is neither visible nor in this set was rolled back, or is not committed yet.
+-- The publication ids and the messages that were trimmed from a stream; the sets are empty when nothing was; and of the
+-- publications those that are in the archive. A publication that is neither visible nor in this set was rolled back, or
+-- is not committed yet.
 --   p_archive  whether the caller reads the archive, too: then what is there is not gone
 create or replace function _pgqueue.trimmed(p_stream_id int, p_archive boolean default false,
                                             out o_publications int8multirange, out o_seqs int8multirange,
                                             out o_archive int8multirange)
 language plpgsql stable as $$
 begin
-    select case when p_archive then publication_ids - archive_ids else publication_ids end, seqs, archive_ids
-    into o_publications, o_seqs, o_archive from pgqueue.trims where stream_id = p_stream_id;
-    o_publications := coalesce(o_publications, '{}');
-    o_seqs := coalesce(o_seqs, '{}');
-    o_archive := coalesce(o_archive, '{}');
+    select coalesce(publication_ids - case when p_archive then archive_ids else '{}' end, '{}'), coalesce(seqs, '{}'),
+           coalesce(archive_ids, '{}')
+    into o_publications, o_seqs, o_archive
+    from (select) one left join pgqueue.trims on stream_id = p_stream_id;
 end $$;

@@ -19,6 +19,17 @@ begin
     -- and what has another name now
     alter table pgqueue.consumers rename column way to profile;
     alter table pgqueue.group_partitions rename column line_no to arrival_no;
+    alter table pgqueue.readers rename column begun to starts;
+    alter table pgqueue.readers rename column begun_at to first_start;
+    alter table pgqueue.readers rename column asks_alone to isolate;
+    alter type pgqueue.acted_run rename to settled_run;
     alter table pgqueue.archived_messages rename to completed_messages;
+    alter table pgqueue.decided rename to resolved;
+    alter index pgqueue.decided_pkey rename to resolved_pkey;
+    alter table pgqueue.consumer_gaps rename column kept to excluded;
     alter index pgqueue.archived_messages_done rename to completed_messages_done;
+    alter table pgqueue.late_entries rename to new_capacities;
+    alter table pgqueue.new_capacities rename column late_no to capacity_no;
+    alter index pgqueue.late_entries_pkey rename to new_capacities_pkey;
+    alter sequence pgqueue.late_entries_late_no_seq rename to new_capacities_capacity_no_seq;
 end $$;

@@ -232,7 +232,7 @@ begin
           from (select * from placed order by consumer_id, lane, arrival_no, lower(seqs)) p) p;
 
     insert into pgqueue.reader_claims (reader, claim_id, consumer_id, head, token, message_count, settled, seqs,
-                                       arrival_nos, acted)
+                                       arrival_nos, settled_early)
     select c.reader, c.claim_id, c.consumer_id, o.head, o.token, c.message_count, c.settled, coalesce(c.seqs, '{}'),
            case when c.lanes <> '{}' then coalesce(c.arrival_nos, '{}') else '{}' end, c.acted
     from _pgqueue.claims c

@@ -26,13 +26,10 @@ declare
 begin
     perform _pgqueue.topic_regex('p_topic', p_topic);
     perform _pgqueue.check_isolation();
-    -- two calls at once might make a circle, and limits may change
-    perform _pgqueue.lock_bindings();
+    perform _pgqueue.lock_bindings();  -- two concurrent calls might make a circle, and limits may change
     v_from := _pgqueue.stream(p_stream);
     v_to := _pgqueue.stream(p_to_stream);
-    if v_to.kind <> v_from.kind or v_to.max_bytes < v_from.max_bytes
-        or v_to.max_header_bytes < v_from.max_header_bytes
-        or not _pgqueue.on_bind(v_from, v_to) then
+    if not _pgqueue.takes_all(v_from, v_to) then
         raise exception 'p_to_stream is a stream of kind % that takes % bytes, and % of headers, as stream % does, '
                         'and no schema but columns of its schema; not %',
             v_from.kind, v_from.max_bytes, v_from.max_header_bytes, quote_literal(p_stream), quote_literal(p_to_stream)

@@ -14,23 +14,21 @@ create or replace function pgqueue.cancel(p_stream text, p_consumer text, p_seqs
 language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_set      int8multirange := _pgqueue.chosen(v_consumer, p_seqs, 'seek takes all messages from a consumer.');
+    v_set      int8multirange := _pgqueue.validate_seqs(v_consumer, p_seqs, 'seek takes all messages from a consumer.');
 begin
     if v_set = '{}' then
         return 0;
     end if;
     -- in tries: another session claims or settles some of the messages, and may need a lock that this has
     return _pgqueue.await('a claim, or the lock, of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
-        'select n from pgqueue.consumers c cross join lateral _pgqueue.cancel(c, ($2 ->> 0)::int8multirange) n '
-        'where c.consumer_id = $1',
-        v_consumer.consumer_id, jsonb_build_array(v_set::text), p_try => interval '1 ms',
-        p_limit => interval '10 s')::bigint;
+        'select _pgqueue.cancel(c, ($2 ->> 0)::int8multirange) from pgqueue.consumers c where c.consumer_id = $1',
+        v_consumer.consumer_id, jsonb_build_array(v_set), p_try => interval '1 ms', p_limit => interval '10 s')::bigint;
 end $$;
 
 -- The messages of an array of numbers that are stored, and that pass the consumer's filter.
 --   p_instead  a sentence about what to call for all messages
 -- Errors: PQ003 for null; PQ006 for a group; PQ007.
-create or replace function _pgqueue.chosen(p_consumer pgqueue.consumers, p_seqs bigint[], p_instead text)
+create or replace function _pgqueue.validate_seqs(p_consumer pgqueue.consumers, p_seqs bigint[], p_instead text)
 returns int8multirange language plpgsql as $$
 declare
     v_set int8multirange := _pgqueue.set_of(p_seqs);
@@ -41,12 +39,12 @@ begin
         raise exception 'p_seqs is an array of the numbers of messages, not null'
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Nothing was changed. ' || p_instead;
     end if;
-    v_set := _pgqueue.existing(p_consumer.stream_id, v_set);
+    v_set := _pgqueue.stored_messages(p_consumer.stream_id, v_set);
     return case when p_consumer.filtered then _pgqueue.passing(p_consumer, v_set) else v_set end;
 end $$;
 
 -- The messages of a set that are stored.
-create or replace function _pgqueue.existing(p_stream_id int, p_set int8multirange) returns int8multirange
+create or replace function _pgqueue.stored_messages(p_stream_id int, p_set int8multirange) returns int8multirange
 language plpgsql as $$
 declare
     v_set int8multirange;
@@ -64,12 +62,10 @@ language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
-    v_hints  pgqueue.claim_hints;
     v_taken  pgqueue.consumer_messages[];
     v_away   record;
     v_gone   int8multirange;  -- of what the consumer had taken
     v_new    record;
-    v_count  bigint;
     v_nobody pgqueue.consumer_messages;  -- without a claim, an end is a cancellation
 begin
     perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
@@ -83,79 +79,65 @@ begin
                  and reader is null) then
         raise exception using errcode = 'PQ099';
     end if;
-    v_hints := v_cursor.hints;
     if _pgqueue.is_keyed(p_consumer.profile) and v_taken <> '{}' then
-        v_hints := _pgqueue.reread_keys(p_consumer, v_hints);
-        v_cursor.hints := v_hints;
+        v_cursor.hints := _pgqueue.reread_keys(p_consumer, v_cursor.hints);
     end if;
     v_cursor.forgotten := v_cursor.forgotten + _pgqueue.cardinality(v_gone);
     v_new := _pgqueue.pass_over(p_consumer, v_cursor, p_set - v_gone);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_new.p_cursor), true);
-    v_count := _pgqueue.cardinality(v_gone + v_new.o_gone);
     v_nobody.consumer_id := p_consumer.consumer_id;
     v_nobody.owner := current_setting('application_name');
-    perform _pgqueue.record_done(v_nobody, null, v_gone + v_new.o_gone, v_count, greatest(v_away.o_most, (
-        select max(_pgqueue.one_more(b.deliver_count)) from unnest(v_taken) b)), null);
+    perform _pgqueue.record_done(v_nobody, null, v_gone + v_new.o_gone, _pgqueue.cardinality(v_gone + v_new.o_gone),
+                                 greatest(v_away.o_most, (select max(_pgqueue.one_more(b.deliver_count))
+                                                          from unnest(v_taken) b)), null);
     if _pgqueue.is_keyed(p_consumer.profile) and v_gone <> '{}' then
         perform _pgqueue.wake(p_consumer.stream_id);  -- the messages that waited for them
     end if;
-    return v_count;
+    return _pgqueue.cardinality(v_gone + v_new.o_gone);
 end $$;
 
 -- Takes messages out of the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for
--- who settles them.
+-- sessions that settle them.
 create or replace function _pgqueue.take_claimed(p_consumer_id int, p_set int8multirange)
-returns pgqueue.consumer_messages[] language plpgsql as $$
-declare
-    v_head  pgqueue.consumer_messages;
-    v_taken pgqueue.consumer_messages[] := '{}';
-begin
-    for v_head in
-        select distinct on (h.bundle_no) h.*
-        from pgqueue.consumer_messages m
-        cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
-        where m.consumer_id = p_consumer_id and m.token is not null and m.reader is null and m.seqs && p_set
-        order by h.bundle_no
-    loop
-        v_taken := v_taken || _pgqueue.remove_messages(_pgqueue.lock_bundles(v_head.bundle_no, v_head.token), p_set);
-    end loop;
-    return v_taken;
-end $$;
+returns pgqueue.consumer_messages[] language sql as $$
+    select array(
+        select b
+        from (select distinct h.bundle_no, h.token
+              from pgqueue.consumer_messages m
+              cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
+              where m.consumer_id = p_consumer_id and m.token is not null and m.reader is null and m.seqs && p_set
+              order by h.bundle_no) h
+        cross join lateral unnest(_pgqueue.remove_messages(_pgqueue.lock_bundles(h.bundle_no, h.token), p_set)) b)
+$$;
 
--- Makes a consumer pass over messages that it has not taken. Their publications go into a gap; the gap keeps the
--- messages from the consumer, as it does with unfinished messages when a consumer is moved (reading/positions.sql). So
--- the cost is a search for these messages, however many messages are new. Returns the cursor, the messages, and their
--- publications. Needs the consumer's lock.
+-- Makes a consumer pass over messages that it has not taken. Their publications go into gaps, which keep the messages
+-- from the consumer, as when a consumer is moved (reading/positions.sql). The cost is a search for these messages,
+-- however many messages are new. Returns the cursor, the messages, and their publications. Needs the consumer's lock.
 create or replace function _pgqueue.pass_over(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                               p_set int8multirange, out o_gone int8multirange, out o_ids int8multirange)
 language plpgsql as $$
 declare
     v_found record := _pgqueue.find_new(p_consumer, p_cursor, p_set);
     v_gap   pgqueue.consumer_gaps;
-    v_kept  int8multirange;
-    v_last  bigint := upper(v_found.o_ids) - 1;
 begin
     o_gone := v_found.o_seqs;
     o_ids := v_found.o_ids;
+    if upper(o_ids) > p_cursor.next_publication then
+        p_cursor := _pgqueue.record_gap(p_cursor, int8multirange(int8range(p_cursor.next_publication, upper(o_ids))),
+                                        _pgqueue.publishers(p_consumer.stream_id), true);
+        p_cursor.next_publication := upper(o_ids);
+    end if;
     for v_gap in
         select * from pgqueue.consumer_gaps
-        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and publication_ids && v_found.o_ids
+        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and publication_ids && o_ids
     loop
-        v_kept := o_gone * (select range_agg(seqs) from _pgqueue.published(p_consumer.stream_id,
-                                                                           v_gap.publication_ids * v_found.o_ids));
-        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.delete_gaps(p_cursor, array[v_gap.gap_no]);
         p_cursor := _pgqueue.record_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
-                                        coalesce(v_gap.kept, '{}') + v_kept);
+                                        coalesce(v_gap.excluded, '{}') + o_gone * (
+                                            select range_agg(seqs)
+                                            from _pgqueue.published(p_consumer.stream_id,
+                                                                    v_gap.publication_ids * o_ids)));
     end loop;
-    if v_last >= p_cursor.next_publication then
-        v_kept := o_gone
-            * (select range_agg(seqs)
-               from _pgqueue.published(p_consumer.stream_id, v_found.o_ids
-                                       * int8multirange(int8range(p_cursor.next_publication, null))));
-        p_cursor := _pgqueue.record_gap(p_cursor, int8multirange(int8range(p_cursor.next_publication, v_last, '[]')),
-                                        _pgqueue.publishers(p_consumer.stream_id), true, v_kept);
-        p_cursor.next_publication := v_last + 1;
-    end if;
 end $$;
 
 -- Finds the publications of messages that are new for a consumer, and those messages. The search starts where the
@@ -178,7 +160,7 @@ begin
     end if;
     while v_left <> '{}' or v_late <> '{}' loop
         v_from := case when v_left = '{}' then lower(v_new)
-                       else _pgqueue.below_position(p_consumer.stream_id, null, lower(v_left)) end;
+                       else _pgqueue.search_publication(p_consumer.stream_id, null, lower(v_left)) end;
         select coalesce(range_agg(p.seqs), '{}') as seqs,
                coalesce(range_agg(p.seqs) filter (where p.mine), '{}') as new_seqs,
                coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')) filter (where p.mine),
@@ -196,5 +178,5 @@ begin
         v_late := v_late + int8multirange(int8range(lower(v_left), lower(v_left), '[]')) - v_look.seqs;
         v_left := v_left - v_late - v_look.seqs;
     end loop;
-    o_seqs := o_seqs - coalesce(_pgqueue.kept(p_cursor), '{}');
+    o_seqs := o_seqs - coalesce(_pgqueue.excluded(p_cursor), '{}');
 end $$;

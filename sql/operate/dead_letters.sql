@@ -1,5 +1,5 @@
 -- Dead letters: messages that a consumer gave up. They are kept with what they hold; see also keep_dead in
--- operate/set_retention.sql.
+-- operate/retention.sql.
 
 -- on drop_consumer
 create table if not exists pgqueue.dead_messages (
@@ -18,18 +18,17 @@ create table if not exists pgqueue.dead_messages (
     owner         text            -- of the claim
 );
 
--- Chooses dead letters of a consumer, those with the lowest numbers first, takes them out and returns them. Needs the
--- consumer's lock.
+-- Takes dead letters out of a consumer's, those with the lowest numbers first. Needs the consumer's lock.
 --   p_seqs, p_reason, p_before  only these; null: any
 --   p_max  at most so many; null: all
+-- Returns them as sets of messages that are alike.
 create or replace function _pgqueue.take_dead(p_consumer_id int, p_seqs int8multirange, p_reason text,
-                                              p_before timestamptz, p_max bigint) returns setof pgqueue.dead_messages
-language plpgsql as $$
+                                              p_before timestamptz, p_max bigint)
+returns table (priority int, deliver_count int, note jsonb, seqs int8multirange) language plpgsql as $$
+#variable_conflict use_column
 declare
     v_chosen bigint[];
     v_set    int8multirange;
-    v_dead   pgqueue.dead_messages;
-    v_part   int8multirange;
 begin
     select array_agg(dead_id), range_agg(seqs) into v_chosen, v_set
     from (select dead_id, seqs * coalesce(p_seqs, seqs) as seqs from pgqueue.dead_messages
@@ -43,23 +42,21 @@ begin
     if _pgqueue.cardinality(v_set) > p_max then
         v_set := _pgqueue.below(v_set, _pgqueue.bound_of(v_set, p_max));
     end if;
-    for v_dead in select * from pgqueue.dead_messages where dead_id = any (v_chosen) and seqs && v_set loop
-        v_part := v_dead.seqs * v_set;
-        if v_part = v_dead.seqs then
-            delete from pgqueue.dead_messages where dead_id = v_dead.dead_id;
-        else
-            update pgqueue.dead_messages
-            set seqs = seqs - v_part, message_count = message_count - _pgqueue.cardinality(v_part)
-            where dead_id = v_dead.dead_id;
-            v_dead.seqs := v_part;
-            v_dead.message_count := _pgqueue.cardinality(v_part);
-        end if;
-        return next v_dead;
-    end loop;
+    return query
+        with taken as (
+            select *, seqs * v_set as part, seqs - v_set as rest from pgqueue.dead_messages
+            where dead_id = any (v_chosen) and seqs && v_set
+        ), emptied as (
+            delete from pgqueue.dead_messages d using taken t where d.dead_id = t.dead_id and t.rest = '{}'
+        ), cut as (
+            update pgqueue.dead_messages d set seqs = t.rest, message_count = _pgqueue.cardinality(t.rest)
+            from taken t where d.dead_id = t.dead_id and t.rest <> '{}'
+        )
+        select priority, deliver_count, note, part from taken;
 end $$;
 
 -- Delivers dead letters again to the consumer that gave them up.
--- They arrive anew, at the end of its line, in the order of their numbers. No other consumer gets them.
+-- They arrive again, behind its other messages, in the order of their numbers. No other consumer gets them.
 --   p_seqs    these messages; null: all
 --   p_reason  those that died of this reason; null: of any
 --   p_before  those that died before this time; null: at any time
@@ -77,28 +74,27 @@ declare
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
     v_dead     record;
-    v_hints    pgqueue.claim_hints;
     v_bundle   pgqueue.consumer_messages;
     v_set      int8multirange := '{}';
+    -- the notes that would end a message at once again, or limit the size of its claims, are dropped
+    v_notes    jsonb := '{"at_most": null, "expires": null}';
 begin
-    perform _pgqueue.check_dead(p_max);
+    perform _pgqueue.check_isolation();
+    perform _pgqueue.check_positive('p_max', p_max);
+    if p_reset is not false then
+        v_notes := v_notes || '{"error": null, "attempts": null, "spark": null}';
+    end if;
     perform _pgqueue.lock_consumer(v_consumer.consumer_id);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_cursor := _pgqueue.pass_taken(v_stored, false);  -- these have arrived before
-    v_hints := v_cursor.hints;
     for v_dead in
         select priority, deliver_count, note, range_agg(seqs) as seqs
-        from (select d.*, case when v_consumer.ordering <> 'none'  -- in the order of their numbers
-                               then row_number() over (order by r) - row_number() over (
-                                        partition by priority, deliver_count, note order by r) end as stretch,
-                     int8multirange(r) as seqs
-              from (select priority, case when p_reset is not false then 0 else deliver_count end as deliver_count,
-                           -- the notes that would end the message at once again, or limit the size of its claims, are
-                           -- dropped
-                           _pgqueue.merged_note(note, '{"at_most": null, "expires": null}'
-                                                || case when p_reset is not false
-                                                        then '{"error": null, "attempts": null, "spark": null}'
-                                                        else '{}' end::jsonb) as note, r
+        from (select d.*, int8multirange(r) as seqs,
+                     case when v_consumer.ordering <> 'none'  -- in the order of their numbers
+                          then row_number() over (order by r) - row_number() over (
+                                   partition by priority, deliver_count, note order by r) end as stretch
+              from (select priority, case when p_reset is false then deliver_count else 0 end as deliver_count,
+                           _pgqueue.merged_note(note, v_notes) as note, r
                     from _pgqueue.take_dead(v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max)
                     cross join lateral unnest(seqs) r) d) s
         group by priority, deliver_count, note, stretch
@@ -108,16 +104,15 @@ begin
         v_bundle := _pgqueue.taken_bundle(v_consumer, v_cursor.last_arrival, v_dead.priority, null, null, v_dead.seqs);
         v_bundle.note := v_dead.note;
         v_bundle.deliver_count := v_dead.deliver_count;
-        -- behind messages that are not judged yet, it is judged once more in its turn
-        if not v_consumer.per_key_latest and (v_consumer.ordering = 'none' or v_hints.filter_from is null) then
+        -- behind messages that are not filtered yet, it is filtered once more in its turn
+        if not v_consumer.per_key_latest and (v_consumer.ordering = 'none' or (v_cursor.hints).filter_from is null) then
             v_bundle := _pgqueue.placed(v_consumer, v_bundle);
         end if;
-        v_hints := _pgqueue.store_placed(v_hints, v_bundle, v_dead.seqs);
+        v_cursor.hints := _pgqueue.store_placed(v_cursor.hints, v_bundle, v_dead.seqs);
         v_set := v_set + v_dead.seqs;
     end loop;
     if v_set <> '{}' then
         v_cursor.taken := v_cursor.taken + _pgqueue.cardinality(v_set);
-        v_cursor.hints := v_hints;
         perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
         perform _pgqueue.enter_keys(v_consumer, v_set);
         perform _pgqueue.wake(v_consumer.stream_id);
@@ -125,7 +120,7 @@ begin
     return _pgqueue.cardinality(v_set);
 end $$;
 
--- Deletes dead letters: nobody gets them any more, and their messages need not be kept for them.
+-- Deletes dead letters: they cannot be redriven any more, and their messages need not be kept for them.
 --   p_seqs, p_reason, p_before, p_max  as in redrive
 -- Returns how many messages these were. Errors: PQ001, PQ002, PQ003, PQ007. Locks: the consumer.
 create or replace function pgqueue.purge_dead(p_stream text, p_consumer text, p_seqs bigint[] default null,
@@ -135,20 +130,11 @@ language plpgsql as $$
 declare
     v_id int := (_pgqueue.consumer(p_stream, p_consumer)).consumer_id;
 begin
-    perform _pgqueue.check_dead(p_max);
-    perform _pgqueue.lock_consumer(v_id);
-    return (select coalesce(sum(message_count), 0)
-            from _pgqueue.take_dead(v_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max));
-end $$;
-
--- Raises PQ003 or PQ007 for a call that cannot act on dead letters.
-create or replace function _pgqueue.check_dead(p_max int) returns void
-language plpgsql stable as $$
-begin
     perform _pgqueue.check_isolation();
-    if p_max < 1 then
-        raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003', column = 'p_max';
-    end if;
+    perform _pgqueue.check_positive('p_max', p_max);
+    perform _pgqueue.lock_consumer(v_id);
+    return (select coalesce(sum(_pgqueue.cardinality(seqs)), 0)
+            from _pgqueue.take_dead(v_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max));
 end $$;
 
 -- Reads dead letters with what they hold, in the order of their numbers, and changes nothing.
@@ -166,22 +152,23 @@ returns table (seq bigint, key text, data text, data_bytes bytea, headers jsonb,
 language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
+    v_after    int8multirange;
 begin
     perform _pgqueue.check_number('p_max', p_max, 1, 2147483647);
     perform _pgqueue.check_number('p_after', p_after, 0, 9223372036854775806);
+    v_after := int8multirange(int8range(p_after + 1, null));
     return query execute format($q$
         select s.seq, m.key, m.data, m.data_bytes, m.headers, s.priority, m.inserted_at,
                s.reason, s.note ->> 'error', s.details, s.deliver_count, s.owner, s.died_at
         from (select d.*, q.seq
               from (select d.*, g.g
-                    from pgqueue.dead_messages d cross join lateral unnest(d.seqs * coalesce($2, d.seqs)) g (g)
-                    where d.consumer_id = $1 and ($2 is null or d.seqs && $2) and ($3 is null or d.reason = $3)
-                      and (d.died_at < $4 or $4 is null) and upper(g.g) > $6 + 1
+                    from pgqueue.dead_messages d cross join lateral unnest(d.seqs * $2) g (g)
+                    where d.consumer_id = $1 and d.seqs && $2 and ($3 is null or d.reason = $3)
+                      and (d.died_at < $4 or $4 is null)
                     order by lower(g.g) limit $5) d
-              cross join lateral generate_series(greatest(lower(d.g), $6 + 1),
-                                                 least(upper(d.g) - 1, greatest(lower(d.g), $6 + 1) + $5)) q (seq)
+              cross join lateral generate_series(lower(d.g), least(upper(d.g) - 1, lower(d.g) + $5)) q (seq)
               order by q.seq limit $5) s
         left join lateral (select * from pgqueue.messages_%s x where x.seq = s.seq) m on true
         order by s.seq $q$, v_consumer.stream_id)
-    using v_consumer.consumer_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max, p_after;
+    using v_consumer.consumer_id, v_after * coalesce(_pgqueue.set_of(p_seqs), v_after), p_reason, p_before, p_max;
 end $$;

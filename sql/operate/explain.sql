@@ -13,139 +13,108 @@ language sql immutable parallel safe as $$
 $$;
 
 -- The owner of a claim, in words.
---   p_run  messages that it holds, a row of unfinished()
-create or replace function _pgqueue.holder(p_run record) returns text
+--   p_found  messages that it holds, a row of unfinished()
+create or replace function _pgqueue.claim_owner(p_found record) returns text
 language plpgsql stable as $$
 begin
-    return case when p_run.reader is null then coalesce(nullif(p_run.owner, ''), 'a worker')
-                else format('the Spark query %s',
-                            coalesce((select query_id from pgqueue.readers where reader = p_run.reader),
-                                     'of reader ' || p_run.reader)) end
-           || format(' since %s, in claim %s of %s', date_trunc('second', p_run.claimed_at), p_run.claim_id,
-                     _pgqueue.messages_of(p_run.claim_count))
-           || case when p_run.lease_until <= clock_timestamp()
-                   then '; its lease is over, so the next claim that needs messages takes them over' else '' end;
-end $$;
-
--- Whether one of some messages has a key, by its hash.
-create or replace function _pgqueue.has_key(p_consumer pgqueue.consumers, p_seqs int8multirange, p_key bigint)
-returns boolean language plpgsql stable as $$
-declare
-    v_has boolean;
-begin
-    execute format('select exists (select from unnest($1) g cross join lateral (select from pgqueue.messages_%s m '
-                   'where seq >= lower(g) and seq < upper(g) and %s = $2 offset 0) m)', p_consumer.stream_id,
-                   _pgqueue.key_of(p_consumer)) into v_has using p_seqs, p_key;
-    return v_has;
+    return format('%s since %s, in claim %s of %s%s',
+                  case when p_found.reader is null then coalesce(nullif(p_found.owner, ''), 'a worker')
+                       else 'the Spark query ' || coalesce((select query_id from pgqueue.readers
+                                                            where reader = p_found.reader),
+                                                           'of reader ' || p_found.reader) end,
+                  date_trunc('second', p_found.claimed_at), p_found.claim_id,
+                  _pgqueue.messages_of(p_found.claim_count),
+                  case when p_found.lease_until <= clock_timestamp()
+                       then '; its lease is over, so the next claim that needs messages takes them over' end);
 end $$;
 
 -- What the messages of a key wait for, in an ordered consumer.
 --   p_key  its hash
 --   p_seq  a message that waits; messages after it do not count
 -- Returns why, and until when at least; nulls when the key is free.
-create or replace function _pgqueue.busy_with(p_consumer pgqueue.consumers, p_key bigint, p_seq bigint,
-                                              out o_because text, out o_until timestamptz)
+create or replace function _pgqueue.blocked_by(p_consumer pgqueue.consumers, p_key bigint, p_seq bigint,
+                                               out o_because text, out o_until timestamptz)
 language plpgsql stable as $$
-declare
-    v_run   record;
-    v_spent bigint;
 begin
-    if p_consumer.per_key_interval is not null then
-        select sum(spent), min(returns_at) into v_spent, o_until
-        from pgqueue.key_tokens
-        where consumer_id = p_consumer.consumer_id and key = p_key and returns_at > clock_timestamp();
-        if v_spent >= p_consumer.per_key_burst then
-            o_because := format('the rate of its key: %s delivered within %s', v_spent, p_consumer.per_key_interval);
-            return;
-        end if;
-        o_until := null;
+    select format('the rate of its key: %s delivered within %s', sum(spent), p_consumer.per_key_interval),
+           min(returns_at)
+    into o_because, o_until
+    from pgqueue.key_tokens
+    where consumer_id = p_consumer.consumer_id and key = p_key and returns_at > clock_timestamp()
+      and p_consumer.per_key_interval is not null
+    having sum(spent) >= p_consumer.per_key_burst;
+    if o_because is null then
+        execute format($q$
+            select case when u.all_keys then 'a claim of all keys' else 'messages of its key' end
+                       || case when b.claim_id is null then ', which nobody has claimed yet'
+                               else ', held by ' || _pgqueue.claim_owner(b) end, b.lease_until
+            from _pgqueue.unfinished($1) b join _pgqueue.users_of($1, $2) u on u.bundle_no = b.bundle_no
+            where not b.seqs @> $3
+              and exists (select from unnest(b.seqs) g cross join lateral (
+                              select from pgqueue.messages_%s m
+                              where seq >= lower(g) and seq < upper(g) and %s = $2 offset 0) m)
+            order by b.state <> 'claimed', b.arrival_no, b.first_seq limit 1
+            $q$, p_consumer.stream_id, _pgqueue.key_of(p_consumer))
+        into o_because, o_until using p_consumer.consumer_id, p_key, p_seq;
     end if;
-    select m.*, u.all_keys into v_run
-    from _pgqueue.unfinished(p_consumer.consumer_id) m
-    join _pgqueue.users_of(p_consumer.consumer_id, p_key) u using (bundle_no)
-    where not m.seqs @> p_seq and _pgqueue.has_key(p_consumer, m.seqs, p_key)
-    order by m.state <> 'claimed', m.arrival_no, m.first_seq limit 1;
-    if found then
-        o_because := case when v_run.all_keys then 'a claim of all keys' else 'messages of its key' end
-            || case when v_run.claim_id is null then ', which nobody has claimed yet'
-                    else ', held by ' || _pgqueue.holder(v_run) end;
-        o_until := v_run.lease_until;
-        return;
-    end if;
-    select * into v_run from _pgqueue.unfinished(p_consumer.consumer_id)
-    where state in ('delayed', 'waiting') and key = p_key and first_seq < p_seq and not seqs @> p_seq
-    order by state <> 'delayed', arrival_no, first_seq limit 1;
-    if found then
-        o_because := format('message %s of its key, which %s', v_run.first_seq,
-                            case when v_run.not_visible_until > clock_timestamp() then 'is delayed'
-                                 else 'waits itself' end
-                            || coalesce(': ' || (v_run.note ->> 'error'), ''));
-        o_until := v_run.not_visible_until;
+    if o_because is null then
+        select format('message %s of its key, which %s%s', first_seq,
+                      case when not_visible_until > clock_timestamp() then 'is delayed' else 'waits itself' end,
+                      ': ' || (note ->> 'error')), not_visible_until
+        into o_because, o_until
+        from _pgqueue.unfinished(p_consumer.consumer_id)
+        where state in ('delayed', 'waiting') and key = p_key and first_seq < p_seq and not seqs @> p_seq
+        order by state <> 'delayed', arrival_no, first_seq limit 1;
     end if;
 end $$;
 
--- Explains a message that a consumer has taken and not finished: see explain_message. (More than 60 lines: a case for
--- each state.)
-create or replace function _pgqueue.explain_run(p_consumer pgqueue.consumers, p_run record, p_seq bigint,
-                                                out o_state text, out o_because text, out o_until timestamptz)
+-- Explains a message that a consumer has taken and not finished: see explain_message.
+--   p_found  the row of unfinished() that has the message
+create or replace function _pgqueue.explain_unfinished(p_consumer pgqueue.consumers, p_found record, p_seq bigint,
+                                                       out o_state text, out o_because text, out o_until timestamptz)
 language plpgsql stable as $$
 declare
-    v_key     bigint := p_run.key;
+    v_key     bigint := p_found.key;
     v_behind  text;
     v_free    timestamptz;  -- when its key is free, at the latest or at the earliest
-    v_before  bigint;
-    v_history text := case when p_run.deliver_count > 0
-                           then '; ' || _pgqueue.deliveries_of(p_run.deliver_count)
-                               || coalesce(', last at ' || date_trunc('second', p_run.last_delivered_at), '')
-                           else '' end
-                      || coalesce(': ' || (p_run.note ->> 'error'), '');
+    v_history text := concat(case when p_found.deliver_count > 0
+                                  then concat('; ', _pgqueue.deliveries_of(p_found.deliver_count),
+                                              ', last at ' || date_trunc('second', p_found.last_delivered_at)) end,
+                             ': ' || (p_found.note ->> 'error'));
 begin
-    o_state := _pgqueue.shown_state(p_run.state, p_run.not_visible_until);
-    o_until := p_run.not_visible_until;
+    o_state := _pgqueue.shown_state(p_found.state, p_found.not_visible_until);
     if o_state = 'claimed' then
-        o_because := format('held by %s; delivery %s of %s', _pgqueue.holder(p_run),
-                            _pgqueue.counted_deliveries(p_run.deliver_count, p_run.note),
-                            coalesce(case when p_run.reader is null then p_consumer.max_deliver_count::text end,
+        o_because := format('held by %s; delivery %s of %s', _pgqueue.claim_owner(p_found),
+                            _pgqueue.counted_deliveries(p_found.deliver_count, p_found.note),
+                            coalesce(case when p_found.reader is null then p_consumer.max_deliver_count::text end,
                                      'any number'));
-        o_until := p_run.lease_until;
+        o_until := p_found.lease_until;
         return;
-    elsif o_state = 'unfiltered' then
-        o_because := case when p_consumer.filtered then 'taken, and not judged by the consumer''s filter yet'
-                          else 'taken, and not yet known to be the newest of its key' end
-            || ': claims do that before they deliver it';
-    elsif o_state = 'delayed' then
-        o_because := case when p_run.deliver_count > 0 then 'returned to be delivered later'
-                          else 'sent to be delivered later' end
-            || case when p_run.not_visible_until <= clock_timestamp()
-                    then ', which is now: the next claim that finds too little ready makes it so' else '' end
-            || v_history;
     end if;
-    if (p_consumer.ordering <> 'none' and p_run.lane <> _pgqueue.lane_assigned())
+    if (p_consumer.ordering <> 'none' and p_found.lane <> _pgqueue.lane_assigned())
        or (_pgqueue.is_keyed(p_consumer.profile) and o_state = 'waiting') then
-        if v_key is null and p_consumer.ordering = 'stream' then
-            v_key := 0;
-        elsif v_key is null then
-            execute format('select hashtextextended(key, 0) from pgqueue.messages_%s where seq = $1',
+        if v_key is null then
+            execute format('select %s from pgqueue.messages_%s m where seq = $1', _pgqueue.key_of(p_consumer),
                            p_consumer.stream_id) into v_key using p_seq;
         end if;
-        select b.o_because, b.o_until into v_behind, v_free from _pgqueue.busy_with(p_consumer, v_key, p_seq) b;
+        select b.o_because, b.o_until into v_behind, v_free from _pgqueue.blocked_by(p_consumer, v_key, p_seq) b;
     end if;
-    if o_state = 'waiting' then
-        o_because := coalesce('behind ' || v_behind, 'its key is free: the next claim delivers it') || v_history;
-        o_until := v_free;
-    elsif o_state = 'ready' then
-        select coalesce(sum(message_count), 0) into v_before
-        from _pgqueue.unfinished(p_consumer.consumer_id)
-        where state = 'ready'
-          and (lane, place, first_seq) < (p_run.lane, p_run.place, p_run.first_seq);
-        o_because := format('to be delivered, after %s before it',
-                            _pgqueue.messages_of(v_before + _pgqueue.cardinality(_pgqueue.below(p_run.seqs, p_seq))))
-            || coalesce('; but behind ' || v_behind, '') || v_history;
-        o_until := v_free;
-    end if;
-    if p_consumer.paused then
-        o_because := 'the consumer is paused; ' || o_because;
-    end if;
+    o_until := case when o_state in ('waiting', 'ready') then v_free else p_found.not_visible_until end;
+    o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end || case o_state
+        when 'unfiltered' then format('taken, and not %s yet: claims do that before they deliver it',
+                                      case when p_consumer.filtered then 'judged by the consumer''s filter'
+                                           else 'known to be the newest of its key' end)
+        when 'delayed' then format('%s to be delivered later%s%s',
+                                   case when p_found.deliver_count > 0 then 'returned' else 'sent' end,
+                                   case when p_found.not_visible_until <= clock_timestamp() then ', which is now: '
+                                        'the next claim that finds too little ready makes it so' end, v_history)
+        when 'waiting' then coalesce('behind ' || v_behind, 'its key is free: the next claim delivers it') || v_history
+        else format('to be delivered, after %s before it%s%s', _pgqueue.messages_of(
+                        (select coalesce(sum(message_count), 0)::bigint from _pgqueue.unfinished(p_consumer.consumer_id)
+                         where state = 'ready'
+                           and (lane, place, first_seq) < (p_found.lane, p_found.place, p_found.first_seq))
+                        + _pgqueue.cardinality(_pgqueue.below(p_found.seqs, p_seq))),
+                    '; but behind ' || v_behind, v_history) end;
 end $$;
 
 -- Explains a message that was published and that a consumer has not taken, or is done with: see explain_message.
@@ -156,15 +125,14 @@ language plpgsql stable as $$
 declare
     v_cursor pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_in_gap boolean := _pgqueue.gap_ids(v_cursor) @> p_publication.publication_id;
-    v_new    boolean := _pgqueue.new_ids(v_cursor) @> p_publication.publication_id;
-    v_done   pgqueue.completed_messages;
 begin
     if not _pgqueue.is_for(p_publication.consumers, p_consumer.consumer_id) then
         o_state := 'not for it';
         o_because := 'it was published to other consumers: '
-            || coalesce((select string_agg(name, ', ' order by name) from pgqueue.consumers
-                         where consumer_id = any (p_publication.consumers)), 'dropped ones');
-    elsif v_new and not (v_in_gap and (_pgqueue.kept(v_cursor) @> p_seq) is true) then
+            || coalesce(array_to_string(nullif(_pgqueue.consumer_names(p_publication.consumers), '{}'), ', '),
+                        'dropped ones');
+    elsif _pgqueue.new_ids(v_cursor) @> p_publication.publication_id
+        and not (v_in_gap and (_pgqueue.excluded(v_cursor) @> p_seq) is true) then
         o_state := 'new';
         o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end
             || format('published at %s, and not taken yet: ', date_trunc('second', p_publication.published_at))
@@ -184,21 +152,18 @@ begin
         o_state := 'skipped';
         o_because := 'the stream''s retention took it away before the consumer was done with it';
     else
-        select * into v_done from _pgqueue.done_with(p_consumer, p_seq);
-        o_state := case when v_done.done_at is null then 'done' else _pgqueue.end_of(v_done) end;
-        o_because := case when v_done.done_at is null
-                          then 'acknowledged, cancelled or replaced; '
-                               'or the consumer was made, or moved, to begin after it'
-                          when o_state = 'replaced'
-                          then format('replaced at %s by message %s, which is newer and of its key',
-                                      date_trunc('second', v_done.done_at), v_done.result ->> 'replaced_by')
-                          when o_state = 'cancelled'
-                          then format('cancelled at %s by %s', date_trunc('second', v_done.done_at),
-                                      coalesce(nullif(v_done.owner, ''), 'somebody'))
-                          else format('acknowledged at %s by %s, who had it since %s',
-                                      date_trunc('second', v_done.done_at),
-                                      coalesce(nullif(v_done.owner, ''), 'a worker'),
-                                          date_trunc('second', v_done.claimed_at)) end;
+        select _pgqueue.end_of(d), case _pgqueue.end_of(d)
+                   when 'replaced' then format('replaced at %s by message %s, which is newer and of its key',
+                                               date_trunc('second', d.done_at), d.result ->> 'replaced_by')
+                   when 'cancelled' then format('cancelled at %s by %s', date_trunc('second', d.done_at),
+                                                coalesce(nullif(d.owner, ''), 'somebody'))
+                   else format('acknowledged at %s by %s, who had it since %s', date_trunc('second', d.done_at),
+                               coalesce(nullif(d.owner, ''), 'a worker'), date_trunc('second', d.claimed_at)) end
+        into o_state, o_because
+        from _pgqueue.done_with(p_consumer, p_seq) d;
+        o_state := coalesce(o_state, 'done');
+        o_because := coalesce(o_because, 'acknowledged, cancelled or replaced; '
+                                         'or the consumer was made, or moved, to begin after it');
     end if;
 end $$;
 
@@ -207,25 +172,20 @@ create or replace function _pgqueue.explain_unpublished(p_consumer pgqueue.consu
                                                         out o_because text)
 language plpgsql stable as $$
 declare
-    v_last    bigint := _pgqueue.last_seq(p_consumer.stream_id);
-    v_stored  boolean;
-    v_trimmed record := _pgqueue.trimmed(p_consumer.stream_id);
-    v_staged  pgqueue.staged_chunks;
-    v_skipped boolean := (select seqs @> p_seq from pgqueue.skips where consumer_id = p_consumer.consumer_id);
+    v_last   bigint := _pgqueue.last_seq(p_consumer.stream_id);
+    v_staged pgqueue.staged_chunks;
 begin
-    execute format('select exists (select from pgqueue.messages_%s where seq = $1)', p_consumer.stream_id)
-        into v_stored using p_seq;
+    o_state := 'unknown';
     if p_seq > v_last then
-        o_state := 'unknown';
         o_because := case v_last when 0 then 'no message was sent yet'
                           else format('no message has this number yet: the last one given out is %s', v_last) end;
-    elsif v_trimmed.o_seqs @> p_seq then
-        o_state := case when v_skipped then 'skipped' else 'trimmed' end;
-        o_because := case when v_skipped
-                          then 'the stream''s retention took it away before the consumer was done with it'
-                          else 'the stream''s retention took it away, when no consumer needed it any more; '
-                               'or the number was passed over' end;
-    elsif v_stored then
+    elsif (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs @> p_seq then
+        o_state := case when (select seqs @> p_seq from pgqueue.skips where consumer_id = p_consumer.consumer_id)
+                        then 'skipped' else 'trimmed' end;
+        o_because := 'the stream''s retention took it away' || case o_state
+            when 'skipped' then ' before the consumer was done with it'
+            else ', when no consumer needed it any more; or the number was passed over' end;
+    elsif _pgqueue.sent_at(p_consumer.stream_id, p_seq) is not null then
         select * into v_staged from pgqueue.staged_chunks
         where stream_id = p_consumer.stream_id and seqs @> p_seq limit 1;
         o_state := 'unpublished';
@@ -233,7 +193,6 @@ begin
                           else format('written at %s for batch %s of sink %s, which is not published',
                                       date_trunc('second', v_staged.staged_at), v_staged.batch, v_staged.sink) end;
     else
-        o_state := 'unknown';
         o_because := 'the number was given out, and no message is to be seen that has it: its transaction '
             || case when _pgqueue.writers(p_consumer.stream_id) <@ _pgqueue.own_ids() then 'was rolled back'
                     else 'is running, or was rolled back' end;
@@ -259,38 +218,28 @@ returns table (state text, because text, until timestamptz)
 language plpgsql stable as $$
 declare
     v_consumer    pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_run         record;
-    v_dead        pgqueue.dead_messages;
+    v_found       record;
     v_publication pgqueue.publications;
 begin
-    if (p_seq >= 1) is not true then
-        raise exception 'p_seq is the number of a message, from 1 on, not %', coalesce(p_seq::text, 'null')
-            using errcode = 'PQ003', column = 'p_seq';
-    end if;
-    select * into v_run from _pgqueue.unfinished(v_consumer.consumer_id) where seqs @> p_seq;
+    perform _pgqueue.check_number('p_seq', p_seq, 1, 9223372036854775807);
+    select * into v_found from _pgqueue.unfinished(v_consumer.consumer_id) where seqs @> p_seq;
     if found then
-        return query select e.o_state, e.o_because, e.o_until from _pgqueue.explain_run(v_consumer, v_run, p_seq) e;
-        return;
+        return query select * from _pgqueue.explain_unfinished(v_consumer, v_found, p_seq);
+    else
+        return query
+            select 'dead', format('%s; %s%s, dead since %s%s', coalesce(reason, 'for no reason that was given'),
+                                  _pgqueue.deliveries_of(deliver_count), ', last to ' || nullif(owner, ''),
+                                  date_trunc('second', died_at), ': ' || (note ->> 'error')), null::timestamptz
+            from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id and seqs @> p_seq limit 1;
     end if;
-    select * into v_dead from pgqueue.dead_messages
-    where consumer_id = v_consumer.consumer_id and seqs @> p_seq limit 1;
     if found then
-        return query select 'dead',
-                            format('%s; %s%s, dead since %s%s', coalesce(v_dead.reason, 'for no reason that was given'),
-                                   _pgqueue.deliveries_of(v_dead.deliver_count),
-                                   coalesce(', last to ' || nullif(v_dead.owner, ''), ''),
-                                   date_trunc('second', v_dead.died_at),
-                                   coalesce(': ' || (v_dead.note ->> 'error'), '')),
-                            null::timestamptz;
         return;
     end if;
     select * into v_publication from _pgqueue.publication_of(v_consumer.stream_id, p_seq);
     if found then
-        return query select e.o_state, e.o_because, e.o_until
-                     from _pgqueue.explain_published(v_consumer, v_publication, p_seq) e;
+        return query select * from _pgqueue.explain_published(v_consumer, v_publication, p_seq);
     else
-        return query select e.o_state, e.o_because, null::timestamptz
-                     from _pgqueue.explain_unpublished(v_consumer, p_seq) e;
+        return query select *, null::timestamptz from _pgqueue.explain_unpublished(v_consumer, p_seq);
     end if;
 end $$;
 
@@ -316,24 +265,20 @@ language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
 begin
-    if (p_max >= 1) is not true then
-        raise exception 'p_max is at least 1, not %', coalesce(p_max::text, 'null')
-            using errcode = 'PQ003', column = 'p_max';
-    elsif v_consumer.ordering = 'stream' then
+    perform _pgqueue.check_number('p_max', p_max, 1, 2147483647);
+    if v_consumer.ordering = 'stream' then
         raise exception '% has ordering=stream: all its messages are as of one key', quote_literal(p_consumer)
             using errcode = 'PQ006', hint = 'Look at consumer_stats.';
     end if;
     return query execute format($q$
-        with aside as (
-            select _pgqueue.shown_state(r.state, r.not_visible_until) = 'delayed' as later, r.key,
-                   r.message_count, r.first_seq, r.not_visible_until
-            from (select * from _pgqueue.unfinished($1)
-                  where state in ('delayed', 'waiting') and key is not null limit 100000) r
-        ), hashed as (
+        with hashed as (
             select key, sum(message_count) filter (where not later) as waiting,
                    sum(message_count) filter (where later) as delayed, min(first_seq) as first_seq,
                    min(not_visible_until) filter (where later) as due
-            from aside group by key
+            from (select *, _pgqueue.shown_state(state, not_visible_until) = 'delayed' as later
+                  from _pgqueue.unfinished($1)
+                  where state in ('delayed', 'waiting') and key is not null limit 100000) m
+            group by key
         ), held as (
             select m.key, m.seq, h.lease_until
             from (select r.lease_until, g
@@ -360,8 +305,7 @@ begin
             select key, 0, 0, 0, first_seq, null, null, unfinished from unfinished
         )
         select key, coalesce(sum(waiting), 0)::bigint, coalesce(sum(delayed), 0)::bigint, sum(in_flight)::bigint,
-               min(first_seq),
-               coalesce(min(due), max(lease_until)), max(unfinished)
+               min(first_seq), coalesce(min(due), max(lease_until)), max(unfinished)
         from any_key
         group by key
         order by greatest(coalesce(sum(waiting), 0) + coalesce(sum(delayed), 0) + sum(in_flight), max(unfinished)) desc,

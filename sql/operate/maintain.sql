@@ -22,76 +22,70 @@ create sequence if not exists pgqueue.maintain_turns;
 -- looked at: one call looks at limit_maintained() of them, the next call at the next ones. Errors: PQ003, PQ007.
 -- Locks: the staged chunks and reservations that it deletes; the rows of streams that published; of streams with a
 -- retention the locks of trim() and maintain_segments(): end the transaction at once.
--- Each chore is undone alone if it fails: for a lock that it has no time to wait for, or with a warning. (More than 60
--- lines: a list of chores, in their order.)
+-- Each task is undone alone if it fails: for a lock that it has no time to wait for, or with a warning. (More than 60
+-- lines: a list of tasks, in their order.)
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day',
                                             p_reader_age interval default '30 days')
 returns table (what text, deleted bigint)
 language plpgsql as $$
 declare
-    v_ages       jsonb := jsonb_build_array(p_staged_age::text, p_reader_age::text);
-    v_done       jsonb;
-    v_keys       jsonb;
-    v_history    jsonb;
-    v_count      bigint := 0;
-    v_dead       bigint := 0;
-    v_unfinished bigint := 0;
-    v_stream_id  int;
-    v_turn       record := _pgqueue.streams_in_turn();
+    v_ages      jsonb := jsonb_build_array(p_staged_age::text, p_reader_age::text);
+    v_staged    jsonb;
+    v_keys      jsonb;
+    v_history   jsonb;
+    v_batches   jsonb;
+    v_readers   jsonb;
+    v_retained  jsonb := '[0, 0, 0]';
+    v_count     bigint := 0;
+    v_dead      bigint := 0;
+    v_stream_id int;
+    v_turn      record := _pgqueue.streams_in_turn();
 begin
     perform _pgqueue.check_isolation();
     perform pgqueue.check_timeout('p_staged_age', p_staged_age);
     perform pgqueue.check_timeout('p_reader_age', p_reader_age);
-    v_done := _pgqueue.run_task('select jsonb_build_array(o_chunks, o_messages) '
-                                'from _pgqueue.delete_staged(($2 ->> 0)::interval)', null, v_ages);
-    return query values ('staged chunks', coalesce((v_done -> 0)::bigint, 0)),
-                        ('unpublished messages', coalesce((v_done -> 1)::bigint, 0));
+    v_staged := _pgqueue.run_task('select jsonb_build_array(o_chunks, o_messages) '
+                                  'from _pgqueue.delete_staged(($2 ->> 0)::interval)', null, v_ages);
     v_keys := _pgqueue.run_task('select jsonb_build_array(o_deleted, o_unfinished) from _pgqueue.delete_dedup_keys()');
     v_history := _pgqueue.run_task('select jsonb_build_array(o_deleted, o_unfinished) from _pgqueue.delete_history()');
-    v_done := _pgqueue.run_task('select n from _pgqueue.delete_batches(($2 ->> 0)::interval) n', null, v_ages);
-    return query values ('old sink batches', coalesce(v_done::bigint, 0));
-    v_done := _pgqueue.run_task('select n from _pgqueue.delete_readers(($2 ->> 1)::interval) n', null, v_ages);
-    return query values ('abandoned readers', coalesce(v_done::bigint, 0)),
-                        ('old dedup keys', coalesce((v_keys -> 0)::bigint, 0)),
-                        ('old history', coalesce((v_history -> 0)::bigint, 0));
+    v_batches := _pgqueue.run_task('select jsonb_build_array(n) from _pgqueue.delete_batches(($2 ->> 0)::interval) n',
+                                   null, v_ages);
+    v_readers := _pgqueue.run_task('select jsonb_build_array(n) from _pgqueue.delete_readers(($2 ->> 1)::interval) n',
+                                   null, v_ages);
     perform _pgqueue.run_task('select 0 from _pgqueue.delete_sink_streams(($2 ->> 1)::interval)', null, v_ages);
     perform _pgqueue.on_maintain();
-    perform _pgqueue.run_task('select 0 from _pgqueue.record_numbers($1::int), _pgqueue.record_decided($1::int)', id)
+    perform _pgqueue.run_task('select 0 from _pgqueue.record_numbers($1::int), _pgqueue.record_resolved($1::int)', id)
     from unnest(v_turn.o_ids) id;  -- before anything is trimmed
 
-    -- One stream a call, by chance, ends the trimming when it has more to do: so locks of its segments are not kept
-    -- while other streams are looked at, and no stream that always has more to do keeps the others from their turn.
+    -- Trimming ends with the first stream that has more to do. The streams come in a random order. So locks of that
+    -- stream's segments are not kept while other streams are trimmed, and every stream has its turn.
     for v_stream_id in
         select stream_id from (select stream_id from pgqueue.retention union select stream_id from pgqueue.segments
                                union select * from _pgqueue.on_retain()) s
         where stream_id = any (v_turn.o_ids)
         order by random()
     loop
-        v_done := _pgqueue.run_task('select jsonb_build_array(o_count, o_dead, o_more::int) '
-                                    'from _pgqueue.retain($1::int)', v_stream_id);
-        v_count := v_count + coalesce((v_done -> 0)::bigint, 0);
-        v_dead := v_dead + coalesce((v_done -> 1)::bigint, 0);
-        v_unfinished := coalesce((v_done -> 2)::bigint, 0);
-        exit when v_unfinished > 0;
+        v_retained := _pgqueue.run_task('select jsonb_build_array(o_count, o_dead, o_more::int) '
+                                        'from _pgqueue.retain($1::int)', v_stream_id);
+        v_count := v_count + (v_retained -> 0)::bigint;
+        v_dead := v_dead + (v_retained -> 1)::bigint;
+        exit when v_retained -> 2 <> '0';
     end loop;
     perform _pgqueue.on_maintained(v_turn.o_ids, p_staged_age);
-    for v_stream_id in select stream_id from pgqueue.dropped_streams limit _pgqueue.limit_maintained() loop
-        v_done := jsonb_build_array(v_stream_id);
-        if (_pgqueue.run_task('select to_jsonb(c) from _pgqueue.clear_dropped(($2 -> 0)::int) c', null,
-                              v_done))::boolean
-        then
-            perform _pgqueue.run_task('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, v_done);
-        end if;
-    end loop;
-    -- the last chores, because they keep locks of consumers
+    perform _pgqueue.run_task('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, jsonb_build_array(stream_id))
+    from (select stream_id from pgqueue.dropped_streams limit _pgqueue.limit_maintained()) d;
+    -- the last tasks, because they keep locks of consumers
     perform _pgqueue.run_task('select 0 from _pgqueue.maintain_newest(($2 ->> 0)::interval)', null, v_ages);
     perform _pgqueue.run_task('select 0 from _pgqueue.maintain_tokens()');
-    -- sometimes also when there is more to do: so that it need not be done for the others to have their turn
-    perform nextval('pgqueue.maintain_turns') where v_unfinished = 0 or random() < 0.1;
-    v_unfinished := v_unfinished + v_turn.o_later;
-    return query values ('trimmed messages', v_count), ('old dead letters', v_dead),
-                        ('unfinished', v_unfinished + coalesce((v_keys -> 1)::bigint, 0)
-                                              + coalesce((v_history -> 1)::bigint, 0));
+    -- sometimes also when there is more to do: so the other streams have their turn before all of it is done
+    perform nextval('pgqueue.maintain_turns') where v_retained -> 2 = '0' or random() < 0.1;
+    return query values ('staged chunks', (v_staged -> 0)::bigint), ('unpublished messages', (v_staged -> 1)::bigint),
+                        ('old sink batches', (v_batches -> 0)::bigint),
+                        ('abandoned readers', (v_readers -> 0)::bigint), ('old dedup keys', (v_keys -> 0)::bigint),
+                        ('old history', (v_history -> 0)::bigint), ('trimmed messages', v_count),
+                        ('old dead letters', v_dead),
+                        ('unfinished', (v_retained -> 2)::bigint + v_turn.o_later + (v_keys -> 1)::bigint
+                                       + (v_history -> 1)::bigint);
 end $$;
 
 -- The streams for which it is maintain()'s turn: limit_maintained() of them, in the order of their ids. A transaction
@@ -109,78 +103,62 @@ begin
     o_later := greatest(v_count - v_from - _pgqueue.limit_maintained(), 0);
 end $$;
 
--- Does a chore of maintain(), alone: if it fails it is undone, and the others go on. It waits for a moment for a lock;
--- there is a next time. It says nothing of a stream that was dropped meanwhile.
+-- Runs a task of maintain() by itself: if it fails, it is undone, and the others go on. It waits only a moment for a
+-- lock, because maintain() is called again. It raises no warning for a stream that was dropped meanwhile.
 --   p_statement  see await(); p_id is a stream
--- Returns what the statement returned; null: the chore failed.
+-- Returns what the statement returned; zeros when the task failed.
 create or replace function _pgqueue.run_task(p_statement text, p_id bigint default null, p_more jsonb default null)
 returns jsonb language plpgsql as $$
 begin
-    return _pgqueue.await('what a chore needs', p_statement, p_id, p_more, p_limit => interval '50 ms');
-exception
-    when lock_not_available or deadlock_detected then
-        return null;
-    when others then
-        if p_id is null or exists (select from pgqueue.streams where stream_id = p_id) then
-            raise warning 'maintain() goes on without a chore, %: % (%)', p_statement, sqlerrm, sqlstate;
-        end if;
-        return null;
+    return _pgqueue.await('what a task needs', p_statement, p_id, p_more, p_limit => interval '50 ms');
+exception when others then
+    if sqlstate not in ('55P03', '40P01')  -- a lock was not available, or a deadlock
+        and (p_id is null or exists (select from pgqueue.streams where stream_id = p_id)) then
+        raise warning 'maintain() goes on without a task, %: % (%)', p_statement, sqlerrm, sqlstate;
+    end if;
+    return '[0, 0, 0]';
 end $$;
 
--- Deletes staged chunks and reservations that failed writers left, see maintain(). Locks: those that it deletes.
+-- Deletes staged chunks and reservations that failed writers left, see maintain(). Each is locked before its messages
+-- go: a commit that takes it is either done or finds nothing. Locks: those that it deletes.
 create or replace function _pgqueue.delete_staged(p_age interval, out o_chunks bigint, out o_messages bigint)
 language plpgsql as $$
-declare
-    v_chunk       pgqueue.staged_chunks;
-    v_reservation pgqueue.reservations;
-    v_count       bigint;
 begin
-    o_chunks := 0;
-    o_messages := 0;
-    for v_chunk in
-        select w.* from pgqueue.staged_chunks w
-        where w.staged_at < clock_timestamp() - p_age
-          or _pgqueue.is_done(w.sink, case when not w.routed then w.stream_id end, w.batch)
-        order by w.staged_id
-        -- lock: chunk
-        for update skip locked  -- locked before its messages go: a commit that takes it is either done or finds nothing
-    loop
-        v_count := _pgqueue.delete_chunk(v_chunk);
-        o_messages := o_messages + coalesce(v_count, 0);
-        o_chunks := o_chunks + (v_count is not null)::int;
-    end loop;
-    for v_reservation in
-        select r.* from pgqueue.reservations r
-        where r.reserved_at < clock_timestamp() - p_age
-          and not exists (select from pgqueue.staged_chunks w where w.reservation_id = r.reservation_id)
-        order by r.reservation_id
-        -- lock: chunk
-        for update skip locked  -- lock: reservation
-    loop
-        o_messages := o_messages + _pgqueue.delete_reserved(v_reservation, v_reservation.seqs);
-    end loop;
+    select count(n), coalesce(sum(n), 0) into o_chunks, o_messages
+    from (select _pgqueue.delete_chunk(c.w) as n
+          from (select w from pgqueue.staged_chunks w
+                where w.staged_at < clock_timestamp() - p_age
+                  or _pgqueue.is_done(w.sink, case when not w.routed then w.stream_id end, w.batch)
+                order by w.staged_id
+                for update skip locked) c) d;  -- lock: chunk
+    o_messages := o_messages + coalesce((
+        select sum(_pgqueue.delete_reserved(c.r, (c.r).seqs))
+        from (select r from pgqueue.reservations r
+              where r.reserved_at < clock_timestamp() - p_age
+                and not exists (select from pgqueue.staged_chunks w where w.reservation_id = r.reservation_id)
+              order by r.reservation_id
+              for update skip locked) c), 0);  -- lock: reservation
 end $$;
 
 -- Deletes all but the last ten batches of each sink, and notes of batch writes that are older than p_age. Returns how
--- many. Locks: those that it deletes; it waits for nobody.
+-- many. Locks: those that it deletes; it waits for no session.
 create or replace function _pgqueue.delete_batches(p_age interval) returns bigint
-language plpgsql as $$
-declare
-    v_count bigint;
-begin
-    delete from pgqueue.sink_batches where ctid = any (array(
-        select b.ctid from pgqueue.sink_batches b
-        where b.batch <= (select max(m.batch) from pgqueue.sink_batches m
-                          where m.sink = b.sink and m.stream_id = b.stream_id and m.consumer_id = b.consumer_id
-                            and m.revived = b.revived and m.target = b.target) - 10
-           or (b.consumer_id > 0 and not exists (select from pgqueue.consumers c where c.consumer_id = b.consumer_id))
-           or (b.sink like 'write:%' and b.published_at < clock_timestamp() - p_age)
-        for update skip locked));  -- lock: batch
-    get diagnostics v_count = row_count;
-    return v_count;
-end $$;
+language sql as $$
+    with gone as (
+        delete from pgqueue.sink_batches where ctid = any (array(
+            select b.ctid from pgqueue.sink_batches b
+            where b.batch <= (select max(m.batch) from pgqueue.sink_batches m
+                              where m.sink = b.sink and m.stream_id = b.stream_id and m.consumer_id = b.consumer_id
+                                and m.revived = b.revived and m.target = b.target) - 10
+               or (b.consumer_id > 0
+                   and not exists (select from pgqueue.consumers c where c.consumer_id = b.consumer_id))
+               or (b.sink like 'write:%' and b.published_at < clock_timestamp() - p_age)
+            for update skip locked))  -- lock: batch
+        returning 1)
+    select count(*) from gone
+$$;
 
--- Deletes notes of queries that wrote to streams that were dropped. Locks: these notes, if nobody has them.
+-- Deletes notes of queries that wrote to streams that were dropped. Locks: these notes, if they are free.
 create or replace function _pgqueue.delete_sink_streams(p_age interval) returns void
 language sql as $$
     delete from pgqueue.sink_streams where ctid = any (array(

@@ -17,36 +17,32 @@ returns table (state text, result jsonb, reason text, error text, deliver_count 
 language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_done     pgqueue.completed_messages;
-    v_dead     pgqueue.dead_messages;
 begin
     perform _pgqueue.check_number('p_seq', p_seq, 1, 9223372036854775807);
-    select * into v_done from _pgqueue.done_with(v_consumer, p_seq);
-    if found then
-        return query select _pgqueue.end_of(v_done), v_done.result,
-                            null::text, null::text,
-                            v_done.deliver_count, v_done.owner, v_done.claimed_at, v_done.done_at, null::timestamptz;
-        return;
-    end if;
-    select * into v_dead from pgqueue.dead_messages d where d.consumer_id = v_consumer.consumer_id and d.seqs @> p_seq
-    order by d.dead_id limit 1;
-    if found then
-        return query select 'dead', v_dead.details, v_dead.reason, v_dead.note ->> 'error',
-                            v_dead.deliver_count, v_dead.owner, null::timestamptz, v_dead.died_at, null::timestamptz;
-        return;
-    end if;
     return query
-        select e.state, null::jsonb, null::text, m.note ->> 'error', m.deliver_count, m.owner, m.claimed_at,
-               null::timestamptz, e.until
-        from pgqueue.explain_message(p_stream, p_consumer, p_seq) e
-        left join _pgqueue.unfinished(v_consumer.consumer_id) m on m.seqs @> p_seq;
+        select _pgqueue.end_of(d), d.result, null::text, null::text, d.deliver_count, d.owner, d.claimed_at, d.done_at,
+               null::timestamptz
+        from _pgqueue.done_with(v_consumer, p_seq) d;
+    if not found then
+        return query
+            select 'dead', d.details, d.reason, d.note ->> 'error', d.deliver_count, d.owner, null::timestamptz,
+                   d.died_at, null::timestamptz
+            from pgqueue.dead_messages d where d.consumer_id = v_consumer.consumer_id and d.seqs @> p_seq
+            order by d.dead_id limit 1;
+    end if;
+    if not found then
+        return query
+            select e.state, null::jsonb, null::text, m.note ->> 'error', m.deliver_count, m.owner, m.claimed_at,
+                   null::timestamptz, e.until
+            from pgqueue.explain_message(p_stream, p_consumer, p_seq) e
+            left join _pgqueue.unfinished(v_consumer.consumer_id) m on m.seqs @> p_seq;
+    end if;
 end $$;
 
 -- Lists the failed deliveries of a message that a consumer has not finished, or gave up: the last ten, in their order.
 -- A delivery failed when it was returned (nack), or when its visibility timeout passed. Of a claim that failed as a
 -- whole, each message has the failure. The list is forgotten when the message is acknowledged or cancelled, or redriven
--- as never delivered. The call may read all that the
--- consumer has taken.
+-- as never delivered. The call may read all that the consumer has taken.
 --   p_seq  the message's number
 -- Returns when each delivery failed, to the second; who had the message (application_name); and the first 500
 -- characters of the error, null for none. No row when none failed, or when the consumer does not have the message.
@@ -71,9 +67,9 @@ end $$;
 -- Lets this session hear when a consumer is done with messages, acknowledged or dead.
 -- Each transaction that ends some notifies a channel.
 --   p_pid  as in start_waiting
--- Returns the channel; null when nobody will notify: the consumer has notify_done off, or there is a pooler. Then ask
--- outcome again now and then. Errors: PQ001, PQ002. Locks: none. The session hears notifications once this transaction
--- has ended.
+-- Returns the channel; null when no notification will come: the consumer has notify_done off, or there is a pooler.
+-- Then ask outcome again now and then. Errors: PQ001, PQ002. Locks: none. The session hears notifications once this
+-- transaction has ended.
 create or replace function pgqueue.listen_done(p_stream text, p_consumer text, p_pid int default null) returns text
 language plpgsql as $$
 declare

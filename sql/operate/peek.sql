@@ -8,69 +8,60 @@
 --   p_max  messages at most, 1 to 100,000
 -- Returns a row per message: its state, as in message_states; until when it is delayed; and the last error, of a
 -- message that failed.
--- Errors: PQ001, PQ002, PQ003. Locks: none. (More than 60 lines: one statement, and so one snapshot.)
+-- Errors: PQ001, PQ002, PQ003. Locks: none. (It is stable, so that its statements have one snapshot.)
 create or replace function pgqueue.peek(p_stream text, p_consumer text, p_max int default 10)
 returns table (seq bigint, state text, key text, data text, data_bytes bytea, headers jsonb, priority int,
                deliver_count int, not_visible_until timestamptz, error text, inserted_at timestamptz)
-language plpgsql as $$
+language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
+    v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);
+    v_passing  int8multirange;  -- of the messages that the filter has not judged; null: no filter
 begin
     perform _pgqueue.check_number('p_max', p_max, 1, 100000);
+    if v_consumer.filtered then
+        v_passing := coalesce((
+            select range_agg(seqs)
+            from (select seqs from _pgqueue.unfinished(v_consumer.consumer_id) m where m.state = 'unfiltered'
+                  union all
+                  (select seqs from _pgqueue.new_sets(v_consumer, v_cursor, _pgqueue.limit_take())
+                   limit _pgqueue.limit_take())) u), '{}');
+        if _pgqueue.cardinality(v_passing) > _pgqueue.limit_filter() then
+            v_passing := _pgqueue.below(v_passing, _pgqueue.bound_of(v_passing, _pgqueue.limit_filter()));
+        end if;
+        v_passing := _pgqueue.passing(v_consumer, v_passing);
+    end if;
     return query execute format($q$
-        with run as materialized (
-            select r.shown as state, r.lane, r.place, r.first_seq, r.seqs, r.priority, r.deliver_count,
-                   r.not_visible_until, r.note ->> 'error' as error,
-                   row_number() over (partition by r.state, r.shown order by r.lane, r.place, r.first_seq) as nth
-            from (select m.state, m.lane, case m.state when 'waiting' then m.arrival_no else m.place end as place,
-                         m.first_seq, m.seqs, m.priority, m.deliver_count, m.not_visible_until, m.note,
-                         _pgqueue.shown_state(m.state, m.not_visible_until) as shown
-                  from _pgqueue.unfinished(($1).consumer_id) m where m.state <> 'claimed') r
-        ), new as materialized (
-            select case when p.deliver_at > clock_timestamp() then 'delayed' else 'new' end as state,
-                   case ($1).ordering when 'none' then -p.priority else 1 end as lane, p.publication_id as place,
-                   lower(p.seqs) as first_seq, p.seqs, p.priority, 0 as deliver_count,
-                   p.deliver_at as not_visible_until, null::text as error
-            from _pgqueue.cursor(($1).consumer_id) c
-            cross join lateral _pgqueue.new_sets($1, c, _pgqueue.limit_take()) p
-            limit _pgqueue.limit_take()
-        ), unjudged as materialized (
-            select range_agg(u.seqs) as seqs
-            from (select r.seqs from run r where r.state = 'unfiltered' union all select n.seqs from new n) u
-            where ($1).filtered
-        ), passing as materialized (
-            select _pgqueue.passing(
-                       $1, _pgqueue.below(u.seqs, _pgqueue.bound_of(
-                               u.seqs, least(_pgqueue.cardinality(u.seqs), _pgqueue.limit_filter())))) as seqs
-            from unjudged u where u.seqs <> '{}'
-        ), before as (
-            select r.state, r.lane, r.place, r.first_seq,
-                   case when r.state = 'unfiltered' and ($1).filtered then r.seqs * p.seqs else r.seqs end as seqs,
-                   r.priority, r.deliver_count, r.not_visible_until, r.error
-            from run r left join passing p on true
-            where r.nth <= $2 or r.state = 'unfiltered'
+        with pending as (
+            select _pgqueue.shown_state(state, not_visible_until) as state, lane,
+                   case state when 'waiting' then arrival_no else place end as place,
+                   case state when 'unfiltered' then coalesce(seqs * $3, seqs) else seqs end as seqs, priority,
+                   deliver_count, not_visible_until, note ->> 'error' as error
+            from _pgqueue.unfinished(($1).consumer_id) where state <> 'claimed'
             union all
-            select n.state, n.lane, n.place, n.first_seq,
-                   case when ($1).filtered then n.seqs * p.seqs else n.seqs end,
-                   n.priority, n.deliver_count, n.not_visible_until, n.error
-            from new n left join passing p on true
-        ), ranged as (
-            select b.*, lower(g) as lo, upper(g) as hi,
-                   array_position('{ready, unfiltered, new, waiting, delayed}', b.state) as rank,
-                   case b.state when 'delayed' then b.not_visible_until end as due
-            from before b cross join lateral unnest(b.seqs) g
+            (select case when deliver_at > clock_timestamp() then 'delayed' else 'new' end,
+                    case ($1).ordering when 'none' then -priority else 1 end, publication_id,
+                    coalesce(seqs * $3, seqs), priority, 0, deliver_at, null
+             from _pgqueue.new_sets($1, $2, _pgqueue.limit_take()) limit _pgqueue.limit_take())
+        ), ranked as (
+            select p.*, array_position('{ready, unfiltered, new, waiting, delayed}', state) as rank, d.due,
+                   row_number() over (partition by state order by d.due, lane, place, lower(seqs)) as nth
+            from pending p cross join lateral (select case state when 'delayed' then not_visible_until end as due) d
+            where seqs <> '{}'
         ), placed as (
-            select r.*, sum(r.hi - r.lo) over w - (r.hi - r.lo) as ahead, row_number() over w as nth
-            from ranged r window w as (order by r.rank, r.due, r.lane, r.place, r.lo rows unbounded preceding)
+            select r.*, lower(g) as lo, upper(g) as hi,
+                   sum(upper(g) - lower(g)) over (order by rank, due, lane, place, lower(g)
+                                                  rows unbounded preceding) - (upper(g) - lower(g)) as ahead
+            from ranked r cross join lateral unnest(seqs) g where nth <= $4
         )
         select m.seq, p.state, m.key, m.data, m.data_bytes, m.headers, p.priority, p.deliver_count, p.not_visible_until,
                p.error, m.inserted_at
         from placed p
         cross join lateral (select x.* from pgqueue.messages_%s x where x.seq >= p.lo and x.seq < p.hi
-                            order by x.seq limit $2) m
-        where p.ahead < $2
-        order by p.nth, m.seq limit $2 $q$, v_consumer.stream_id)
-    using v_consumer, p_max;
+                            order by x.seq limit $4) m
+        where p.ahead < $4
+        order by p.ahead, m.seq limit $4 $q$, v_consumer.stream_id)
+    using v_consumer, v_cursor, v_passing, p_max;
 end $$;
 
 -- Shows published messages of a stream by their numbers, whichever consumers get them.
@@ -110,18 +101,15 @@ $$;
 -- Errors: PQ001, PQ002. Locks: none.
 create or replace function pgqueue.consumer_position(p_stream text, p_consumer text)
 returns table (next_seq bigint, published_at timestamptz, in_gaps bigint)
-language plpgsql stable as $$
-declare
-    v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);
-begin
-    in_gaps := _pgqueue.cardinality(_pgqueue.gap_ids(v_cursor));
-    select lower(p.seqs), p.published_at into next_seq, published_at
-    from pgqueue.publications p
-    where p.stream_id = v_consumer.stream_id and p.publication_id >= v_cursor.next_publication
-      and not exists (select from pgqueue.taken_ahead a
-                      where a.consumer_id = v_consumer.consumer_id and a.publication_id = p.publication_id)
-    order by p.publication_id, p.part limit 1;
-    next_seq := coalesce(next_seq, _pgqueue.last_seq(v_consumer.stream_id) + 1);
-    return next;
-end $$;
+language sql stable as $$
+    select coalesce(n.next_seq, _pgqueue.last_seq(c.stream_id) + 1), n.published_at,
+           _pgqueue.cardinality(_pgqueue.gap_ids(k))
+    from _pgqueue.consumer(p_stream, p_consumer) c
+    cross join lateral _pgqueue.cursor(c.consumer_id) k
+    left join lateral (
+        select lower(p.seqs) as next_seq, p.published_at from pgqueue.publications p
+        where p.stream_id = c.stream_id and p.publication_id >= k.next_publication
+          and not exists (select from pgqueue.taken_ahead a
+                          where a.consumer_id = c.consumer_id and a.publication_id = p.publication_id)
+        order by p.publication_id, p.part limit 1) n on true
+$$;

@@ -1,6 +1,6 @@
--- Postponing: messages that nobody has claimed come later.
+-- Postponing: unclaimed messages are delivered later.
 
--- Postpones messages of a consumer that nobody has claimed: none is delivered before a time.
+-- Postpones unclaimed messages of a consumer: none of them is delivered before a time.
 -- New, ready, delayed and waiting messages are delayed until then, whether that is later or sooner than before. This
 -- counts as no delivery. In an ordered consumer, later messages of the same keys wait for them. The call passes over
 -- claimed messages (see defer), dead letters, and numbers that are not the consumer's. seek and replay may deliver
@@ -14,7 +14,7 @@ create or replace function pgqueue.postpone(p_stream text, p_consumer text, p_se
 returns bigint language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
-    v_set      int8multirange := _pgqueue.chosen(v_consumer, p_seqs, 'pause stops a whole consumer.');
+    v_set      int8multirange := _pgqueue.validate_seqs(v_consumer, p_seqs, 'pause stops a whole consumer.');
 begin
     if isfinite(p_until) is not true then
         raise exception 'p_until is a time, not %', coalesce(p_until::text, 'null')
@@ -24,21 +24,17 @@ begin
     end if;
     -- in tries: another session claims some of the messages, and may need a lock that this has
     return _pgqueue.await('a claim, or the lock, of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
-        'select n from pgqueue.consumers c '
-        'cross join lateral _pgqueue.postpone(c, ($2 ->> 0)::int8multirange, ($2 ->> 1)::timestamptz) n '
-        'where c.consumer_id = $1',
-        v_consumer.consumer_id, jsonb_build_array(v_set::text, p_until), p_try => interval '1 ms',
-        p_limit => interval '10 s')::bigint;
+        'select _pgqueue.postpone(c, ($2 ->> 0)::int8multirange, ($2 ->> 1)::timestamptz) '
+        'from pgqueue.consumers c where c.consumer_id = $1', v_consumer.consumer_id,
+        jsonb_build_array(v_set, p_until), p_try => interval '1 ms', p_limit => interval '10 s')::bigint;
 end $$;
 
 -- One try to postpone messages; see postpone. Errors: PQ099 when another session is claiming some of the messages.
--- (More than 60 lines: bundles are judged and stored one by one.)
 create or replace function _pgqueue.postpone(p_consumer pgqueue.consumers, p_set int8multirange, p_until timestamptz)
 returns bigint language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
-    v_hints  pgqueue.claim_hints;
     v_new    record;
     v_taken  record;
     v_bundle pgqueue.consumer_messages;
@@ -50,16 +46,15 @@ begin
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_new := _pgqueue.take_early(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
     v_cursor := v_new.p_cursor;
-    v_hints := v_cursor.hints;
     if p_consumer.ordering <> 'none' then
-        v_hints := _pgqueue.unassign(p_consumer, v_hints);  -- the messages of a key are by themselves then
+        v_cursor.hints := _pgqueue.unassign(p_consumer, v_cursor.hints);  -- so each bundle has one key
     end if;
-    v_taken := _pgqueue.take_unclaimed(p_consumer, v_hints, case
+    v_taken := _pgqueue.take_unclaimed(p_consumer, v_cursor.hints, case
         when p_consumer.ordering = 'none' then p_set
         else (select p_set + coalesce(range_agg(seqs), '{}') from pgqueue.consumer_messages
               where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and token is null
                 and seqs && p_set) end);
-    v_hints := v_taken.o_hints;
+    v_cursor.hints := v_taken.o_hints;
     if exists (select from pgqueue.consumer_messages
                where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and token is null
                  and seqs && p_set) then
@@ -71,7 +66,7 @@ begin
             v_bundle.place := -2;
         end if;
         -- with an order what comes between is stored by itself, too: bundles do not interleave
-        for v_part in select * from _pgqueue.stretches(v_bundle.seqs, p_set) loop
+        for v_part in select * from _pgqueue.split_by(v_bundle.seqs, p_set) loop
             v_one := v_bundle;
             if v_part.inside then
                 v_count := v_count + _pgqueue.cardinality(v_part.seqs);
@@ -81,29 +76,27 @@ begin
                and (v_one.key is null or (v_part.inside and p_consumer.ordering = 'none')) then
                 v_one := _pgqueue.placed(p_consumer, v_one);
             end if;
-            v_hints := _pgqueue.store_placed(v_hints, v_one, v_part.seqs);
+            v_cursor.hints := _pgqueue.store_placed(v_cursor.hints, v_one, v_part.seqs);
         end loop;
     end loop;
     if _pgqueue.is_keyed(p_consumer.profile) then
-        v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, array(
+        v_cursor.hints := _pgqueue.mark_firsts(p_consumer, v_cursor.hints, array(
             select distinct b.key from unnest(v_taken.o_bundles) b where b.key is not null));
     end if;
-    v_cursor.hints := v_hints;
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
     return v_count;
 end $$;
 
--- Takes new messages of a set out of their turn. A consumer with an ordering, or with per_key_latest, takes all that
--- was published before them, too: otherwise they would stand before earlier messages of their key, or beside them.
--- Returns the cursor; and the messages as bundles that are not stored, except those of an ordered consumer, which are
--- stored. Needs the consumer's lock.
+-- Takes new messages of a set before their turn. A consumer with an ordering, or with per_key_latest, also takes all
+-- that was published before them: otherwise they would stand before earlier messages of their key, or beside them.
+-- Returns the cursor, and the messages as bundles that are not stored. (An ordered consumer's messages are stored, and
+-- not returned.) Needs the consumer's lock.
 create or replace function _pgqueue.take_early(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                                p_set int8multirange, out o_bundles pgqueue.consumer_messages[])
 language plpgsql as $$
 declare
     v_look   record;
     v_before pgqueue.consumer_cursors;
-    v_bundle pgqueue.consumer_messages;
     v_part   record;
 begin
     o_bundles := '{}';
@@ -125,12 +118,8 @@ begin
         where p.seqs && v_look.o_gone
         group by p.priority, p.expires_at
     loop
-        v_bundle := _pgqueue.taken_bundle(p_consumer, p_cursor.last_arrival, v_part.priority, null, v_part.expires_at,
-                                          v_part.seqs);
-        v_bundle := _pgqueue.placed(p_consumer, v_bundle);
-        v_bundle.first_seq := lower(v_part.seqs);
-        v_bundle.message_count := _pgqueue.cardinality(v_part.seqs);
-        o_bundles := o_bundles || v_bundle;
-        p_cursor.taken := p_cursor.taken + v_bundle.message_count;
+        o_bundles := o_bundles || _pgqueue.placed(p_consumer, _pgqueue.taken_bundle(
+            p_consumer, p_cursor.last_arrival, v_part.priority, null, v_part.expires_at, v_part.seqs));
+        p_cursor.taken := p_cursor.taken + _pgqueue.cardinality(v_part.seqs);
     end loop;
 end $$;

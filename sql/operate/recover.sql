@@ -14,7 +14,7 @@
 -- doctor tells who forgets to call recover() (is_restored): the server, its timeline, the database or the data
 -- directory is not the one that was noted. Nothing in a database tells a copied volume from the original that was
 -- started again.
--- A standby that was promoted counts as restored: nobody here knows if it had all commits, and a restore to a point in
+-- A standby that was promoted counts as restored: it may have lacked commits, and a restore to a point in
 -- time looks the same. Nothing is refused for that alone, so a failover ends no query.
 
 -- Tells whether this database is not where it was noted: another server, timeline, database, or copied files.
@@ -38,7 +38,7 @@ $$;
 
 -- Begins a new incarnation of each stream, after a restore or a promotion, and moves sequences beyond their rows.
 -- Call it once, before producers come back. Messages that they publish before the call count as restored, and an offset
--- that has read other publications with the same numbers would skip them. A call without need harms nobody.
+-- that has read other publications with the same numbers would skip them. An unneeded call does no harm.
 -- A dump that was made beside maintain() may lack messages that its consumers owe: they are counted in a warning, and
 -- passed over.
 -- Returns a row per stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when
@@ -77,7 +77,7 @@ begin
         update pgqueue.streams s set incarnation = gen_random_uuid() where s.stream_id = v_stream.stream_id;
         return next;
     end loop;
-    perform _pgqueue.pass_over_missing(o.c) from (select c from pgqueue.consumers c order by c.consumer_id) o;
+    perform _pgqueue.skip_missing(o.c) from (select c from pgqueue.consumers c order by c.consumer_id) o;
     perform _pgqueue.on_recover();
     perform _pgqueue.record_server();
 end $$;
@@ -85,13 +85,13 @@ end $$;
 -- Makes a consumer be done with messages that it owes and that are not stored, except those in claims. These become
 -- dead letters when they are delivered (receive()). Costs in proportion to what the consumer owes. Locks: the consumer,
 -- if messages are missing.
-create or replace function _pgqueue.pass_over_missing(p_consumer pgqueue.consumers) returns void
+create or replace function _pgqueue.skip_missing(p_consumer pgqueue.consumers) returns void
 language plpgsql as $$
 declare
     v_cursor  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_new     int8multirange := _pgqueue.new_ids(v_cursor);
     v_owed    int8multirange := (select range_agg(o.seqs) from _pgqueue.owed_sets(p_consumer, v_new, null) o)
-        - coalesce(_pgqueue.kept(v_cursor), '{}');
+        - coalesce(_pgqueue.excluded(v_cursor), '{}');
     v_stored  bigint;
     v_missing int8multirange;
     v_upto    bigint;
@@ -102,7 +102,7 @@ begin
     if v_owed is null or v_stored = _pgqueue.cardinality(v_owed) then
         return;
     end if;
-    v_missing := v_owed - _pgqueue.existing(p_consumer.stream_id, v_owed);
+    v_missing := v_owed - _pgqueue.stored_messages(p_consumer.stream_id, v_owed);
     v_upto := (select max(o.publication_id) from _pgqueue.owed_sets(p_consumer, v_new, '{}') o
                where o.seqs && v_missing);
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);  -- skip() does nothing while another session has it

@@ -2,11 +2,11 @@
 -- noted.
 --
 -- A segment is due when it is closed and the rules of its stream say so. A publication is trimmed when all its
--- messages are in segments that are due or empty, and nobody needs it:
+-- messages are in segments that are due or empty, and nothing needs it:
 --   * Every consumer has taken it, it is in no gap, and none of its messages is in a bundle or a dead letter. One
 --     statement reads all that, and so as of one moment. A message that is settled then stays so: a call that makes
 --     old publications new for a consumer (create_consumer, seek, replay) shares the history lock of the stream to the
---     end of its transaction, and trimming goes on only while nobody has that lock.
+--     end of its transaction, and trimming goes on only while no other session has that lock.
 --   * Nothing else holds a segment: with an archive, its messages are in files (archive/aging.sql: on_hold).
 --   * Where the rules say drop, consumers are first made to be done with it: under their lock, but never out of a claim
 --     whose lease has not ended (skip()).
@@ -21,10 +21,67 @@ create table if not exists pgqueue.retention (
     keep_bytes     bigint,
     until_done     boolean     not null,             -- only until every consumer is done
     unread         text        not null,             -- keep, or drop: what a consumer still owes
-    keep_dead      interval,                         -- dead letters; null: for ever
+    keep_dead      interval,                         -- dead letters; null: without end
     trim_from      bigint      not null default 1,   -- publications before this one were looked at in this round
     maintained_at  timestamptz                       -- maintain() was here, within a minute
 );
+
+-- Sets how long the messages of a stream are kept; without limits: without end, the default.
+-- Each call sets all limits: an argument that is left out is no limit, whatever an earlier call has set.
+-- A message may go as soon as one of the limits allows it, and goes when maintain() is called. Messages go in segments
+-- of about an eighth of what is kept, so up to that much more is stored.
+--   p_for       from its publication
+--   p_messages  until so many messages came after it (about: numbers that were rolled back count)
+--   p_bytes     until the messages after it, with their indexes, take so much
+--   p_done      only until every consumer is done with it; all messages, while there is no consumer
+--   p_unread    what to do with a message that a limit allows to go and a consumer still owes: keep it; or drop it,
+--               except out of a live claim, and count it
+--   p_dead      dead letters, from their death; null: without end. They keep their messages
+-- Errors: PQ001, PQ003. Locks: none that others wait for.
+create or replace function pgqueue.set_retention(p_stream text, p_for interval default null,
+                                                 p_messages bigint default null, p_bytes bigint default null,
+                                                 p_done boolean default false, p_unread text default 'keep',
+                                                 p_dead interval default null) returns void
+language plpgsql as $$
+declare
+    v_id int := (_pgqueue.stream(p_stream)).stream_id;
+begin
+    perform _pgqueue.check_age('p_for', p_for);
+    perform _pgqueue.check_age('p_dead', p_dead);
+    perform _pgqueue.check_positive('p_messages', p_messages);
+    perform _pgqueue.check_positive('p_bytes', p_bytes);
+    perform _pgqueue.check_choice('p_done', p_done::text, '{true, false}');
+    perform _pgqueue.check_choice('p_unread', p_unread, '{keep, drop}');
+    if p_unread = 'drop' and p_for is null and p_messages is null and p_bytes is null then
+        raise exception 'p_unread is drop, and no age, count or size says when'
+            using errcode = 'PQ003', column = 'p_unread',
+                  hint = 'Give one of these; or let consumers be done with it (keep).';
+    end if;
+    perform _pgqueue.await('the retention of stream ' || quote_literal(p_stream), case
+        when coalesce(p_for, p_dead) is null and coalesce(p_messages, p_bytes) is null and not p_done then
+            'delete from pgqueue.retention where stream_id = $1 returning 0'  -- lock: maintain
+        else
+            'insert into pgqueue.retention select r.* from jsonb_populate_record(null::pgqueue.retention, $2) r '
+            'on conflict (stream_id) do update '  -- lock: maintain
+            'set (keep_for, keep_messages, keep_bytes, until_done, unread, keep_dead) = (excluded.keep_for, '
+            'excluded.keep_messages, excluded.keep_bytes, excluded.until_done, excluded.unread, excluded.keep_dead) '
+            'returning 0' end,
+        v_id, jsonb_build_object('stream_id', v_id, 'keep_for', p_for, 'keep_messages', p_messages,
+                                 'keep_bytes', p_bytes, 'until_done', p_done, 'unread', p_unread, 'keep_dead', p_dead,
+                                 'trim_from', 1));
+end $$;
+
+-- Raises PQ003 unless an age is positive, or null. (Unlike a timeout it may be more than ten years.)
+create or replace function _pgqueue.check_age(p_argument text, p_age interval) returns void
+language plpgsql as $$
+begin
+    if not isfinite(clock_timestamp() + p_age) or not isfinite(clock_timestamp() - p_age) or p_age <= interval '0' then
+        raise exception '% is an interval longer than 0, not %', p_argument, quote_literal(p_age)
+            using errcode = 'PQ003', column = p_argument;
+    end if;
+exception when datetime_field_overflow then
+    raise exception '% is too long: %', p_argument, quote_literal(p_age) using errcode = 'PQ003', column = p_argument;
+end $$;
 
 -- Empties a sealed segment none of whose messages is published any more. Returns whether there was one. Locks: the
 -- segment.
@@ -33,18 +90,19 @@ language plpgsql as $$
 declare
     v_segment pgqueue.segments;
 begin
-    select l.* into v_segment from pgqueue.segments l
-    where stream_id = p_stream_id and last_publication is not null and not emptied
-      and not exists (select from pgqueue.publications p
-                      where p.stream_id = p_stream_id and p.publication_id <= l.last_publication
-                        and p.seqs && int8range(l.lo, l.hi))
-    order by l.lo limit 1;
+    update pgqueue.segments set emptied = true, held_by = '{}'
+    where stream_id = p_stream_id and segment = (
+        select l.segment from pgqueue.segments l
+        where stream_id = p_stream_id and last_publication is not null and not emptied
+          and not exists (select from pgqueue.publications p
+                          where p.stream_id = p_stream_id and p.publication_id <= l.last_publication
+                            and p.seqs && int8range(l.lo, l.hi))
+        order by l.lo limit 1)
+    returning * into v_segment;
     if not found then
         return false;
     end if;
     execute format('truncate pgqueue.%I', _pgqueue.segment_name(p_stream_id, v_segment.segment));  -- lock: table
-    update pgqueue.segments set emptied = true, held_by = '{}'
-    where stream_id = p_stream_id and segment = v_segment.segment;
     perform _pgqueue.record_trim(p_stream_id, '{}', int8multirange(int8range(v_segment.lo, v_segment.hi)), 0);
     return true;
 end $$;
@@ -54,7 +112,7 @@ create or replace function _pgqueue.trim_at_once() returns int language sql immu
 
 -- The segments that the rules of a stream do not ask to keep, the first ones first. Returns also why: over (the
 -- segments after it have as much as is to be kept), aged, done (it goes when every consumer is done with it). A segment
--- that is not sealed, or that somebody else holds, may not go.
+-- that is not sealed, or that is on hold, may not go.
 create or replace function _pgqueue.due_segments(p_stream_id int)
 returns table (segment int, lo bigint, hi bigint, closed_publication bigint, last_publication bigint, over boolean,
                aged boolean, done boolean, may_go boolean)
@@ -89,8 +147,8 @@ $$;
 
 -- Trims a bounded part of the messages of a stream that are due. Returns how many messages it trimmed, whether there
 -- may be more, and whether it skipped messages of consumers, whose locks it then has. Locks, to the end of the
--- transaction: the history, if nobody has it; where unread messages are dropped, the consumers of which it skipped
--- some, if nobody has them: then there may be more.
+-- transaction: the history, if it is free; where unread messages are dropped, those consumers of which it skipped some
+-- and whose locks are free: then there may be more.
 create or replace function _pgqueue.trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
 language plpgsql as $$
 declare
@@ -126,13 +184,12 @@ begin
                                                and not p.seqs <@ v_due.now), '{}');
         o_skipped := coalesce((select bool_or(_pgqueue.skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c
                                where c.stream_id = p_stream_id), false);
-        o_more := o_skipped;
     end if;
     v_due.now := v_due.now + (_pgqueue.trimmed(p_stream_id)).o_seqs;
     v_due.aged := v_due.aged + v_due.now;
     v_issued := _pgqueue.last_publication_id(p_stream_id);
     v_decided := case when _pgqueue.publishers(p_stream_id) = '{}' then int8multirange(int8range(1, v_issued + 1))
-                      else _pgqueue.decided_ids(p_stream_id) end;
+                      else _pgqueue.resolved_ids(p_stream_id) end;
     v_trim := _pgqueue.delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged,
                                            clock_timestamp() - v_rules.keep_for, v_decided);
     if v_trim.o_ids <> '{}' then
@@ -141,15 +198,14 @@ begin
     o_count := v_trim.o_count;
     update pgqueue.retention set trim_from = coalesce(v_trim.o_next, 1)
     where stream_id = p_stream_id and trim_from <> coalesce(v_trim.o_next, 1);
-    if v_trim.o_next is not null then
-        o_more := true;
-    elsif not o_more then
+    o_more := o_skipped or v_trim.o_next is not null;
+    if not o_more then
         perform _pgqueue.record_holders(p_stream_id);
     end if;
 end $$;
 
--- Deletes the publications between two ids that nobody needs, at most trim_at_once() of them. Those whose messages are
--- all kept elsewhere too go there (on_trimmed()). The look is one statement.
+-- Deletes the publications between two ids that no consumer needs, at most trim_at_once() of them. Those whose messages
+-- are all kept elsewhere too go there (on_trimmed()). The look is one statement.
 --   p_now, p_aged  messages that may go; those of p_aged only if they were published before p_before
 --   p_decided      publications that are visible or dead, known before the look
 -- Returns the deleted ids, with the dead ones before and among them, so that the note of the past is one range; how
@@ -187,13 +243,13 @@ begin
     ), looked as materialized (
         -- what is kept elsewhere is read, for its size
         select * from next where v_kept = '{}' or coalesce(before, 0) < _pgqueue.limit_archived()
-    ), around as materialized (
-        select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked
     ), owed as materialized (
         select coalesce((select min(next_publication) from consumer), 9223372036854775807) as from_publication,
                coalesce((select range_agg(gaps) from consumer), '{}') as gaps,
                coalesce((select range_agg(o.seqs)
-                         from (select m.seqs from around a cross join consumer
+                         from (select m.seqs
+                               from (select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked) a
+                               cross join consumer
                                cross join lateral (select seqs from _pgqueue.unfinished(consumer.consumer_id, a.hi)
                                                    where seqs && int8range(a.lo, a.hi) offset 0) m
                                union all
@@ -236,9 +292,8 @@ end $$;
 
 -- The sessions that rely on old publications of a stream, so that nothing of it is trimmed.
 create or replace function _pgqueue.history_holders(p_stream_id int) returns text[]
-language plpgsql as $$
-begin
-    return array(
+language sql as $$
+    select array(
         select case when l.pid is not null then format('open transaction of process %s', l.pid)
                     else format('prepared transaction%s', coalesce(' ' || quote_literal(p.gid), '')) end
                || ', which created or moved a consumer or began to read'
@@ -249,14 +304,13 @@ begin
         where l.locktype = 'advisory' and l.granted and l.classid = _pgqueue.lock_class_history()::oid
           and l.objid = p_stream_id::oid and l.objsubid = 2
           and l.database = (select oid from pg_database where datname = current_database())
-          and l.pid is distinct from pg_backend_pid());
-end $$;
+          and l.pid is distinct from pg_backend_pid())
+$$;
 
 -- Notes in the rows of the segments that are due why each of them is still kept.
 --   p_others  what else keeps all of them
 create or replace function _pgqueue.record_holders(p_stream_id int, p_others text[] default '{}') returns void
-language plpgsql set enable_seqscan = off set jit = off as $$
-begin
+language sql set enable_seqscan = off set jit = off as $$
     with held as materialized (
         select d.segment,
                array(select format('consumer %s', c.name)
@@ -284,8 +338,8 @@ begin
         from _pgqueue.due_segments(p_stream_id) d
     )
     update pgqueue.segments l set held_by = h.by from held h
-    where l.stream_id = p_stream_id and l.segment = h.segment and l.held_by <> h.by;
-end $$;
+    where l.stream_id = p_stream_id and l.segment = h.segment and l.held_by <> h.by
+$$;
 
 -- Deletes dead letters of a stream that are older than its rules allow, a bounded number. Returns how many messages
 -- these are.
@@ -321,7 +375,7 @@ begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_maintain(), p_stream_id) then  -- lock: maintain
         return;
     end if;
-    -- set_retention may be about to change it: what follows would wait for that with the history in hand
+    -- set_retention may be about to change it: what follows would wait for that while it holds the history's lock
     perform from pgqueue.retention where stream_id = p_stream_id for no key update skip locked;  -- lock: maintain
     if not found and exists (select from pgqueue.retention where stream_id = p_stream_id) then
         return;

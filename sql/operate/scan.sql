@@ -1,11 +1,11 @@
 -- Scanning: the tables of a queue in bulk, for parallel readers (Spark). A scan returns sets of messages as ranges
 -- [lo, hi) of seq, with what all messages of a range have in common. The messages' payloads are read by COPY, as with
--- reader_plan. Scanning changes nothing and waits for nobody, and works on a standby. Each call is one statement, and
+-- reader_plan. Scanning changes nothing and waits for no lock, and works on a standby. Each call is one statement, and
 -- so one state of the queue.
 
 -- A time that Python and Spark can hold in any time zone; the last such time for infinity, and for times beyond the
 -- year 9999.
-create or replace function _pgqueue.near(p_time timestamptz) returns timestamptz
+create or replace function _pgqueue.clamp(p_time timestamptz) returns timestamptz
 language sql immutable parallel safe as $$
     select case when p_time is not null
                 then least(greatest(p_time, '0001-01-02 00:00:00+00'), '9999-12-30 00:00:00+00') end
@@ -30,21 +30,21 @@ language sql immutable as $$
     select case
         when p_table = 'messages' then
             'select consumer_id, null::bigint as place, range_agg(seqs) as seqs' || p_columns || '
-             from (select null::int as consumer_id, seqs, priority, _pgqueue.near(published_at) as published_at,
-                          _pgqueue.near(deliver_at) as deliver_at, _pgqueue.near(expires_at) as expires_at, consumers
+             from (select null::int as consumer_id, seqs, priority, _pgqueue.clamp(published_at) as published_at,
+                          _pgqueue.clamp(deliver_at) as deliver_at, _pgqueue.clamp(expires_at) as expires_at, consumers
                    from pgqueue.publications where stream_id = $1) p group by consumer_id' || p_columns
         -- only who may see open_claims may know a claim_id, and settle the claim with it
         when p_table in ('pending', 'claimed') then
             'select null::int as consumer_id, null::bigint as place, m.seqs, c.name as consumer,
                     _pgqueue.shown_state(m.state, m.not_visible_until) as state, m.priority, m.deliver_count,
-                    _pgqueue.near(m.not_visible_until) as not_visible_until, m.owner,
-                    _pgqueue.near(m.lease_until) as lease_until, m.note ->> ''error'' as error'
+                    _pgqueue.clamp(m.not_visible_until) as not_visible_until, m.owner,
+                    _pgqueue.clamp(m.lease_until) as lease_until, m.note ->> ''error'' as error'
             || case p_table when 'claimed' then ', m.claim_id, m.claimed_at' else '' end || '
              from pgqueue.consumers c cross join lateral _pgqueue.unfinished(c.consumer_id) m
              where c.stream_id = $1 and ($2 is null or c.consumer_id = $2)'
             || case p_table when 'claimed' then ' and m.state = ''claimed''' else '
              union all
-             select null, null, range_agg(p.seqs), c.name, ''new'', p.priority, 0, _pgqueue.near(p.deliver_at), null,
+             select null, null, range_agg(p.seqs), c.name, ''new'', p.priority, 0, _pgqueue.clamp(p.deliver_at), null,
                     null, null
              from pgqueue.consumers c cross join lateral _pgqueue.new_sets(c, _pgqueue.cursor($2)) p
              where c.consumer_id = $2 group by c.name, p.priority, p.deliver_at' end
@@ -67,8 +67,8 @@ language sql immutable as $$
         when p_table = 'publications' then
             'select 0 as consumer_id, publication_id as place, 1::bigint as size,
                     int8multirange(int8range(part, part + 1)) as seqs, publication_id, part,
-                    _pgqueue.near(published_at) as published_at, _pgqueue.near(deliver_at) as deliver_at,
-                    _pgqueue.near(expires_at) as expires_at, priority, message_count, lower(seqs) as first_seq,
+                    _pgqueue.clamp(published_at) as published_at, _pgqueue.clamp(deliver_at) as deliver_at,
+                    _pgqueue.clamp(expires_at) as expires_at, priority, message_count, lower(seqs) as first_seq,
                     upper(seqs) - 1 as last_seq, consumers
              from pgqueue.publications
              where stream_id = $1 and ($3 is null or publication_id >= $3[2])
@@ -119,10 +119,7 @@ declare
     v_id     int := case when p_consumer is not null or p_table = 'pending'
                          then (_pgqueue.consumer(p_stream, p_consumer)).consumer_id end;
 begin
-    if (p_table in ('messages', 'pending', 'dead', 'archived', 'publications')) is not true then
-        raise exception 'p_table is messages, pending, dead, archived or publications, not %',
-                        coalesce(quote_literal(p_table), 'null') using errcode = 'PQ003', column = 'p_table';
-    end if;
+    perform _pgqueue.check_choice('p_table', p_table, '{messages, pending, dead, archived, publications}');
     return query execute _pgqueue.scan_query(p_table, p_columns) using v_stream.stream_id, v_id, p_from, p_to;
 end $$;
 
@@ -158,10 +155,7 @@ declare
     v_none   bigint[];
 begin
     perform _pgqueue.check_number('p_count', p_count, 1, 1000000);
-    if (p_table in ('dead', 'archived', 'publications')) is not true then
-        raise exception 'p_table is dead, archived or publications, not %', coalesce(quote_literal(p_table), 'null')
-            using errcode = 'PQ003', column = 'p_table';
-    end if;
+    perform _pgqueue.check_choice('p_table', p_table, '{dead, archived, publications}');
     execute format('select coalesce(sum(size), 0) from (%s) m', _pgqueue.table_query(p_table, ''))
     into total using v_stream.stream_id, v_id, v_none, v_none;
     if p_count = 1 then

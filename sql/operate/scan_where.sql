@@ -5,7 +5,7 @@
 
 -- The words of a condition that are no columns and no functions: those of comparisons, of types and of parts of times.
 -- No word of a query is among them, and no type that looks things up, such as regclass.
-create or replace function _pgqueue.condition_words() returns text[]
+create or replace function _pgqueue.where_words() returns text[]
 language sql immutable as $$
     select string_to_array(
         'and or not is null true false unknown isnull notnull distinct from in between symmetric like ilike similar to '
@@ -19,7 +19,7 @@ $$;
 -- Whether a condition may call a function: all functions of that name come with Postgres, return one value, have no
 -- effects, and go by their arguments alone. (So do those that are named here: Postgres calls them stable because they
 -- also go by the session's time zone or the like.)
-create or replace function _pgqueue.may_be_asked(p_function text) returns boolean
+create or replace function _pgqueue.is_safe_function(p_function text) returns boolean
 language sql stable as $$
     select coalesce(bool_and(oid < 16384 and prokind = 'f' and not proretset and not prosecdef
                              and (provolatile = 'i' or proname = any ('{age, concat, concat_ws, date_add, date_part,
@@ -31,7 +31,7 @@ $$;
 -- Checks a condition on the rows of a table, for the one who asks it: an expression of SQL over columns.
 --   p_where    the expression: columns, literals, operators, types, and functions of Postgres that only compute
 --   p_columns  the names of the table's columns
--- The condition is read word by word, and written anew of what was read. The time of now() becomes a literal, so that
+-- The condition is read word by word, and composed again of these words. The time of now() becomes a literal, so that
 -- all who ask the condition mean the same time. Whether the types fit is for the statement that asks it to say.
 -- Returns the condition as to be asked, without parentheses around it, and the columns that it names. Errors: PQ003.
 -- Locks: none.
@@ -61,7 +61,7 @@ begin
         if v_word ~ E'^\'..*\'$' or v_word = '''''' then
             -- quote_literal() writes a text that every session reads in the same way
             v_word := replace(substr(v_word, 2, length(v_word) - 2), '''''', '''');
-            perform _pgqueue.check_condition_literal(v_word);
+            perform _pgqueue.check_where_literal(v_word);
             v_word := quote_literal(v_word);
         elsif v_name ~ E'^now\\s*\\(' or v_name = 'current_timestamp' then
             v_word := format('to_timestamp(%s)', extract(epoch from now()));
@@ -69,7 +69,7 @@ begin
             columns := array(select distinct unnest(columns || v_name));
             v_word := quote_ident(v_name);
         elsif v_word ~ '^["a-zA-Z_]' then
-            perform _pgqueue.check_condition_word(v_word, v_words[i + 1] = '(', p_columns);
+            perform _pgqueue.check_where_word(v_word, v_words[i + 1] = '(', p_columns);
         elsif v_word in ('(', '[') then
             v_open := v_word || v_open;
         elsif v_word in (')', ']') and left(v_open, 1) = translate(v_word, ')]', '([') then
@@ -89,10 +89,10 @@ begin
 end $$;
 
 -- Raises PQ003 unless a condition may have a word that is no column.
-create or replace function _pgqueue.check_condition_word(p_word text, p_is_called boolean, p_columns text[])
+create or replace function _pgqueue.check_where_word(p_word text, p_is_called boolean, p_columns text[])
 returns void language plpgsql stable as $$
 begin
-    if lower(p_word) = any (_pgqueue.condition_words()) or p_is_called and _pgqueue.may_be_asked(lower(p_word)) then
+    if lower(p_word) = any (_pgqueue.where_words()) or p_is_called and _pgqueue.is_safe_function(lower(p_word)) then
         return;
     elsif p_is_called then
         raise exception 'p_where calls functions of Postgres that only compute, and not %', p_word
@@ -100,24 +100,20 @@ begin
     end if;
     raise exception 'p_where names columns of the table, which has no column %', p_word
         using errcode = 'PQ003', column = 'p_where',
-              hint = _pgqueue.is_it(p_word, p_columns);
+              hint = _pgqueue.suggestion(p_word, p_columns);
 end $$;
 
--- Raises PQ003 for a text that Postgres reads as a time which goes by the moment of reading: each task would read
--- another one.
-create or replace function _pgqueue.check_condition_literal(p_text text) returns void
+-- Raises PQ003 for a text that Postgres reads as a time that depends on the current time: each task would read another
+-- one.
+create or replace function _pgqueue.check_where_literal(p_text text) returns void
 language plpgsql stable as $$
 begin
-    if p_text !~* '[[:<:]](now|today|tomorrow|yesterday)[[:>:]]' then
-        return;
+    if p_text ~* '[[:<:]](now|today|tomorrow|yesterday)[[:>:]]' and p_text::timestamptz is not null then
+        raise exception 'p_where has the text %, and each task would read it at another time', quote_literal(p_text)
+            using errcode = 'PQ003', column = 'p_where',
+                  hint = 'now() and current_timestamp are one time for all tasks: date_trunc(''day'', now()). If a '
+                         'column holds this very word, write the word in two parts: ''to'' || ''day''.';
     end if;
-    begin
-        perform p_text::timestamptz;
-    exception when data_exception then
-        return;  -- no time
-    end;
-    raise exception 'p_where has the text %, and each task would read it at another time', quote_literal(p_text)
-        using errcode = 'PQ003', column = 'p_where',
-              hint = 'now() and current_timestamp are one time for all tasks: date_trunc(''day'', now()). If a column '
-                     'holds this very word, write the word in two parts: ''to'' || ''day''.';
+exception when data_exception then
+    null;  -- it is no time
 end $$;

@@ -11,10 +11,7 @@
 -- of the consumer's messages stays open for 10 s. Locks, to the end of the transaction: the history, shared; the
 -- consumer, its claims and its messages.
 create or replace function pgqueue.seek(p_stream text, p_consumer text, p_to text) returns bigint
-language plpgsql as $$
-begin
-    return _pgqueue.seek(_pgqueue.consumer(p_stream, p_consumer), p_to, 'p_to');
-end $$;
+language sql as $$ select _pgqueue.seek(_pgqueue.consumer(p_stream, p_consumer), p_to, 'p_to') $$;
 
 -- Moves a consumer that is known: see seek.
 --   p_argument  what the caller calls p_to
@@ -24,60 +21,54 @@ declare
     v_seen record;
 begin
     perform _pgqueue.check_isolation();
-    v_seen := _pgqueue.seen_from(p_consumer.stream_id, p_to, p_argument);
+    v_seen := _pgqueue.resolve_position(p_consumer.stream_id, p_to, p_argument);
     -- in tries: a claimer may hold bundles that this needs, and need the consumer's lock
     return _pgqueue.await(
         'messages, a claim or the lock of ' || _pgqueue.consumer_name(p_consumer.consumer_id),
-        'select m from pgqueue.consumers c cross join lateral _pgqueue.move('
-        'c, ($2 ->> 0)::int8multirange, ($2 -> 1)::bigint, array(select jsonb_array_elements_text($2 -> 2)), '
-        '($2 ->> 3)::int8multirange) m where c.consumer_id = $1', p_consumer.consumer_id,
-        jsonb_build_array(v_seen.o_seen::text, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut::text),
+        'select _pgqueue.move(c, ($2 ->> 0)::int8multirange, ($2 -> 1)::bigint, '
+        'array(select jsonb_array_elements_text($2 -> 2)), ($2 ->> 3)::int8multirange) '
+        'from pgqueue.consumers c where c.consumer_id = $1', p_consumer.consumer_id,
+        jsonb_build_array(v_seen.o_seen, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut),
         p_try => interval '5 ms', p_limit => interval '10 s')::bigint;
 end $$;
 
--- One try to move a consumer: see seek, and for the arguments seen_from().
+-- One try to move a consumer: see seek, and for the arguments resolve_position().
 create or replace function _pgqueue.move(p_consumer pgqueue.consumers, p_seen int8multirange, p_next bigint,
                                          p_publishers text[], p_cut int8multirange) returns bigint
 language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
-    v_before pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_new    int8multirange;  -- the publications that it had not taken
+    v_kept   int8multirange;  -- their messages that are not new for it
+    v_gone   bigint;
     v_count  bigint;
     v_dead   int8multirange;
-    v_next   bigint := p_next;
-    v_who    text[] := p_publishers;
 begin
     perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    v_before := _pgqueue.pass_taken(v_stored, true);
-    v_count := _pgqueue.delete_bundles(p_consumer.consumer_id);
-    v_cursor.taken := v_before.taken;
-    v_cursor.forgotten := v_before.forgotten + v_count;
-    v_new := _pgqueue.new_ids(v_before);
-    v_count := v_count
-        + _pgqueue.messages_in(p_consumer, p_seen * v_new, _pgqueue.kept(v_before))
-        + coalesce((select sum(_pgqueue.cardinality(p.seqs * p_cut - coalesce(_pgqueue.kept(v_before), '{}')))
+    v_cursor := _pgqueue.pass_taken(v_stored, true);
+    v_gone := _pgqueue.delete_bundles(p_consumer.consumer_id);
+    v_new := _pgqueue.new_ids(v_cursor);
+    v_kept := coalesce(_pgqueue.excluded(v_cursor), '{}');
+    v_count := v_gone + _pgqueue.messages_in(p_consumer, p_seen * v_new, v_kept)
+        + coalesce((select sum(_pgqueue.cardinality(p.seqs * p_cut - v_kept))
                     from _pgqueue.published(p_consumer.stream_id,
                                             (int8multirange(int8range(1, p_next)) - p_seen) * v_new) p
                     where p_cut is not null and p.seqs && p_cut
                       and _pgqueue.is_for(p.consumers, p_consumer.consumer_id)), 0);
     delete from pgqueue.consumer_gaps where consumer_id = p_consumer.consumer_id;
     v_dead := (select range_agg(seqs) from pgqueue.dead_messages where consumer_id = p_consumer.consumer_id);
-    v_cursor.consumer_id := p_consumer.consumer_id;
-    v_cursor.version := v_stored.version;
+    v_cursor.forgotten := v_cursor.forgotten + v_gone;
     v_cursor.gaps := '{}';
-    v_cursor.last_arrival := v_before.last_arrival;
-    v_cursor.delivered := v_before.delivered;
-    v_cursor.delivered_at := v_before.delivered_at;
+    v_cursor.hints := null;
     -- Only a gap keeps messages from the consumer. So where some of its messages are dead, all that it took before
     -- becomes one gap.
-    if v_dead is not null and v_before.next_publication > p_next then
-        v_next := v_before.next_publication;
-        v_who := _pgqueue.publishers(p_consumer.stream_id);  -- taken since the position was told, so there are others
+    if v_dead is not null and v_cursor.next_publication > p_next then
+        p_next := v_cursor.next_publication;
+        p_publishers := _pgqueue.publishers(p_consumer.stream_id);  -- of what was taken since the position was found
     end if;
-    v_cursor := _pgqueue.cursor_from(v_cursor, p_seen, v_next, v_who, coalesce(v_dead + p_cut, v_dead, p_cut));
+    v_cursor := _pgqueue.cursor_from(v_cursor, p_seen, p_next, p_publishers, coalesce(v_dead + p_cut, v_dead, p_cut));
     v_cursor.hints := _pgqueue.rebuild_hints(v_cursor);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(p_consumer);
@@ -98,8 +89,6 @@ declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_from     record;
     v_to       record;
-    v_from_ids int8multirange;  -- the publications that the position cuts
-    v_to_ids   int8multirange;
     v_stored   pgqueue.consumer_cursors;
     v_cursor   pgqueue.consumer_cursors;
     v_less     record;
@@ -107,64 +96,53 @@ declare
     v_kept     int8multirange;
 begin
     if v_consumer.partitions is not null then
-        -- a message of its line is done for the one partition that has it, and nobody knows here which partition that
-        -- is
+        -- whether a message is done depends on its partition, which is not known here
         raise exception '% is a group, which replays nothing', quote_literal(p_consumer)
             using errcode = 'PQ006', hint = 'Call seek: all partitions go on from a position.';
     end if;
     perform _pgqueue.check_isolation();
-    v_from := _pgqueue.seen_from(v_consumer.stream_id, p_from, 'p_from');
-    v_to := _pgqueue.seen_from(v_consumer.stream_id, p_to, 'p_to');
-    v_from_ids := _pgqueue.cut_ids(v_consumer.stream_id, int8multirange(int8range(1, v_from.o_next)) - v_from.o_seen,
-                                   v_from.o_cut);
-    v_to_ids := _pgqueue.cut_ids(v_consumer.stream_id, int8multirange(int8range(1, v_to.o_next)) - v_to.o_seen,
-                                 v_to.o_cut);
-    v_ids := (v_to.o_seen + v_to_ids) - v_from.o_seen;
-    -- in tries: who claims new messages may need the consumer's lock next
+    v_from := _pgqueue.resolve_position(v_consumer.stream_id, p_from, 'p_from');
+    v_to := _pgqueue.resolve_position(v_consumer.stream_id, p_to, 'p_to');
+    v_ids := v_to.o_seen - v_from.o_seen  -- and those that the second position cuts
+        + coalesce((select range_agg(int8range(p.publication_id, p.publication_id, '[]'))
+                    from _pgqueue.published(v_consumer.stream_id, int8multirange(int8range(1, v_to.o_next))
+                                                                  - v_to.o_seen - v_from.o_seen) p
+                    where p.seqs && v_to.o_cut), '{}');
+    -- in tries: a session that claims new messages may need the consumer's lock next
     perform _pgqueue.await('the lock of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
                            'select 0 from _pgqueue.lock_consumer_alone($1::int)', v_consumer.consumer_id,
                            p_try => interval '5 ms');
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
-    v_cursor := _pgqueue.pass_taken(v_stored, true);
     v_kept := coalesce((select range_agg(seqs)
                         from (select seqs from _pgqueue.unfinished(v_consumer.consumer_id)
                               union all
                               select seqs from pgqueue.dead_messages
                               where consumer_id = v_consumer.consumer_id) m), '{}');
-    v_less := _pgqueue.keep_less(v_consumer, v_cursor, v_ids,
-                                 v_kept + _pgqueue.cut_off(v_consumer.stream_id, v_ids, v_from_ids, v_from.o_cut,
-                                                           v_to_ids, v_to.o_cut));
+    v_less := _pgqueue.release_kept(v_consumer, _pgqueue.pass_taken(v_stored, true), v_ids, v_kept + _pgqueue.outside(
+        v_consumer.stream_id, v_ids, v_from.o_next, v_from.o_cut, v_to.o_seen, v_to.o_cut));
     v_cursor := v_less.p_cursor;
     v_ids := v_ids * int8multirange(int8range(1, v_cursor.next_publication)) - _pgqueue.gap_ids(v_cursor);
-    -- what is kept holds for all gaps: so nothing of a publication that is in another gap
-    v_kept := v_kept + _pgqueue.cut_off(v_consumer.stream_id, v_ids, v_from_ids, v_from.o_cut, v_to_ids, v_to.o_cut);
-    if v_ids <> '{}' then
-        v_cursor := _pgqueue.record_gap(v_cursor, v_ids, '{}', true, v_kept);
-    end if;
+    -- what is kept applies to all gaps: so nothing of a publication that is in another gap
+    v_kept := v_kept + _pgqueue.outside(v_consumer.stream_id, v_ids, v_from.o_next, v_from.o_cut, v_to.o_seen,
+                                        v_to.o_cut);
+    v_cursor := _pgqueue.record_gap(v_cursor, v_ids, '{}', true, v_kept);
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
     perform _pgqueue.enter_keys(v_consumer);
     perform _pgqueue.delete_newest(v_consumer.consumer_id);
     return v_less.o_count + _pgqueue.messages_in(v_consumer, v_ids, v_kept);
 end $$;
 
--- The publications that a position cuts in two.
---   p_ids  among these
---   p_cut  messages that are before the position; null: none
-create or replace function _pgqueue.cut_ids(p_stream_id int, p_ids int8multirange, p_cut int8multirange)
+-- The messages of publications that are before the first of two positions, or after the second: of the publications
+-- that a position cuts. For the arguments see seen_from().
+create or replace function _pgqueue.outside(p_stream_id int, p_ids int8multirange, p_from_next bigint,
+                                            p_from_cut int8multirange, p_to_seen int8multirange,
+                                            p_to_cut int8multirange)
 returns int8multirange language sql stable as $$
-    select coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')), '{}')
-    from _pgqueue.published(p_stream_id, p_ids) p
-    where p_cut is not null and p.seqs && p_cut
-$$;
-
--- The messages of cut publications that are outside of two positions: those before the first position, and those after
--- the second.
-create or replace function _pgqueue.cut_off(p_stream_id int, p_ids int8multirange, p_from_ids int8multirange,
-                                            p_from_cut int8multirange, p_to_ids int8multirange, p_to_cut int8multirange)
-returns int8multirange language sql stable as $$
-    select coalesce(range_agg(p.seqs) filter (where p_from_ids @> p.publication_id) * p_from_cut, '{}')
-         + coalesce(range_agg(p.seqs) filter (where p_to_ids @> p.publication_id) - p_to_cut, '{}')
-    from _pgqueue.published(p_stream_id, p_ids * (p_from_ids + p_to_ids)) p
+    select coalesce((select range_agg(p.seqs) * p_from_cut
+                     from _pgqueue.published(p_stream_id, p_ids * int8multirange(int8range(1, p_from_next))) p
+                     where p.seqs && p_from_cut), '{}')
+         + coalesce((select range_agg(p.seqs) - p_to_cut from _pgqueue.published(p_stream_id, p_ids - p_to_seen) p),
+                    '{}')
 $$;
 
 -- Takes messages out of what gaps keep, so that they arrive again: messages that the consumer had not finished when the
@@ -172,8 +150,8 @@ $$;
 --   p_ids   the publications that the replay asks for
 --   p_kept  what the consumer has not finished now
 -- Returns the cursor, and how many of these messages are of publications in those gaps.
-create or replace function _pgqueue.keep_less(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                              p_ids int8multirange, p_kept int8multirange, out o_count bigint)
+create or replace function _pgqueue.release_kept(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
+                                                 p_ids int8multirange, p_kept int8multirange, out o_count bigint)
 language plpgsql as $$
 declare
     v_gap  pgqueue.consumer_gaps;
@@ -182,18 +160,18 @@ begin
     o_count := 0;
     for v_gap in
         select * from pgqueue.consumer_gaps
-        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and not kept <@ p_kept
+        where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and not excluded <@ p_kept
     loop
-        select coalesce(range_agg(p.seqs), '{}') * (v_gap.kept - p_kept) as again,
+        select coalesce(range_agg(p.seqs), '{}') * (v_gap.excluded - p_kept) as again,
                coalesce(range_agg(p.seqs) filter (where v_gap.publication_ids @> p.publication_id), '{}')
-                   * (v_gap.kept - p_kept) as here
+                   * (v_gap.excluded - p_kept) as here
         into v_seqs
         from _pgqueue.published(p_consumer.stream_id, p_ids) p
-        where p.seqs && (v_gap.kept - p_kept) and _pgqueue.is_for(p.consumers, p_consumer.consumer_id);
+        where p.seqs && (v_gap.excluded - p_kept) and _pgqueue.is_for(p.consumers, p_consumer.consumer_id);
         continue when v_seqs.again = '{}';
-        p_cursor := _pgqueue.delete_gap(p_cursor, v_gap.gap_no);
+        p_cursor := _pgqueue.delete_gaps(p_cursor, array[v_gap.gap_no]);
         p_cursor := _pgqueue.record_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,
-                                        v_gap.kept - v_seqs.again);
+                                        v_gap.excluded - v_seqs.again);
         o_count := o_count + _pgqueue.cardinality(v_seqs.here);
     end loop;
 end $$;
@@ -203,28 +181,24 @@ end $$;
 -- get messages. Safe to repeat.
 -- Errors: PQ001, PQ002. Locks: none that others wait for.
 create or replace function pgqueue.pause(p_stream text, p_consumer text) returns void
-language plpgsql as $$
-begin
-    perform _pgqueue.pause_or_resume(_pgqueue.consumer(p_stream, p_consumer), true);
-end $$;
+language sql as $$ select _pgqueue.set_paused(p_stream, p_consumer, true) $$;
 
 -- Lets a paused consumer claim again, and wakes up workers that wait for messages. Safe to repeat.
 -- Errors: PQ001, PQ002. Locks: none that others wait for.
 create or replace function pgqueue.resume(p_stream text, p_consumer text) returns void
+language sql as $$ select _pgqueue.set_paused(p_stream, p_consumer, false) $$;
+
+-- Pauses or resumes a consumer.
+create or replace function _pgqueue.set_paused(p_stream text, p_consumer text, p_paused boolean) returns void
 language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
 begin
-    perform _pgqueue.pause_or_resume(v_consumer, false);
-    perform _pgqueue.wake(v_consumer.stream_id);
-end $$;
-
--- Notes that a consumer is paused, or is not.
-create or replace function _pgqueue.pause_or_resume(p_consumer pgqueue.consumers, p_paused boolean) returns void
-language plpgsql as $$
-begin
-    perform _pgqueue.await('the settings of ' || _pgqueue.consumer_name(p_consumer.consumer_id),
-        'with changed as (update pgqueue.consumers set paused = not paused where consumer_id = $1 '
-        'and paused <> ($2 -> 0)::boolean returning 1) select count(*) from changed',  -- lock: settings
-        p_consumer.consumer_id, jsonb_build_array(p_paused));
+    perform _pgqueue.await('the settings of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
+        'update pgqueue.consumers set paused = not paused where consumer_id = $1 and paused <> ($2 -> 0)::boolean '
+        'returning 0',  -- lock: settings
+        v_consumer.consumer_id, jsonb_build_array(p_paused));
+    if not p_paused then
+        perform _pgqueue.wake(v_consumer.stream_id);
+    end if;
 end $$;

@@ -6,21 +6,21 @@ create or replace function _pgqueue.make_view(p_name text, p_query text) returns
 language plpgsql as $$
 declare
     v_view regclass := to_regclass('pgqueue.' || p_name);
+    v_same boolean := false;
 begin
     if v_view is not null then
         execute 'create view _pgqueue.new_view as ' || p_query;
-        if pg_get_viewdef('_pgqueue.new_view'::regclass) = pg_get_viewdef(v_view) then
-            drop view _pgqueue.new_view;
-            return;
-        end if;
+        v_same := pg_get_viewdef('_pgqueue.new_view'::regclass) = pg_get_viewdef(v_view);
         drop view _pgqueue.new_view;
     end if;
-    execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
+    if not v_same then
+        execute format('create or replace view pgqueue.%I as %s', p_name, p_query);
+    end if;
 end $$;
 
 -- What a consumer has taken and not finished, for views, with the state as it is shown. (A function that a view calls
 -- has settings of its own, and so never becomes a part of a query.)
-create or replace function _pgqueue.seen(p_consumer_id int)
+create or replace function _pgqueue.view_unfinished(p_consumer_id int)
 returns table (seqs int8multirange, state text, priority int, deliver_count int, not_visible_until timestamptz,
                claim_id bigint, lease_until timestamptz, error text)
 language sql stable rows 10 as $$
@@ -30,24 +30,23 @@ language sql stable rows 10 as $$
 $$;
 
 -- The dead letters of a consumer, for views.
-create or replace function _pgqueue.seen_dead(p_consumer_id int) returns setof pgqueue.dead_messages
+create or replace function _pgqueue.view_dead(p_consumer_id int) returns setof pgqueue.dead_messages
 language sql stable rows 10 as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
 
 -- Each number of a set, for views. Strict, so that this one does not become a part of a query either: the planner would
 -- count 100,000 numbers in each set, and so have the query compiled (jit), which takes a second.
-create or replace function _pgqueue.seen_seqs(p_seqs int8multirange) returns setof bigint
+create or replace function _pgqueue.view_seqs(p_seqs int8multirange) returns setof bigint
 language sql immutable strict parallel safe rows 10 as $$
     select generate_series(lower(g), upper(g) - 1) from unnest(p_seqs) g
 $$;
 
 -- How many messages a consumer has taken and not finished, by their state; the first of those that could be delivered
 -- now; and how many dead letters it has.
-create or replace function _pgqueue.count_taken(p_consumer_id int, out in_hand bigint, out oldest bigint,
-                                                out unfiltered bigint, out ready bigint, out delayed bigint,
-                                                out waiting bigint, out claimed bigint, out dead bigint)
+create or replace function _pgqueue.count_taken(p_consumer_id int, out oldest bigint, out unfiltered bigint,
+                                                out ready bigint, out delayed bigint, out waiting bigint,
+                                                out claimed bigint, out dead bigint)
 language sql stable as $$
-    select coalesce(sum(message_count), 0),
-           min(first_seq) filter (where state in ('unfiltered', 'ready', 'delayed') and not later),
+    select min(first_seq) filter (where state in ('unfiltered', 'ready', 'delayed') and not later),
            coalesce(sum(message_count) filter (where state = 'unfiltered'), 0),
            coalesce(sum(message_count) filter (where state = 'ready'), 0),
            coalesce(sum(message_count) filter (where state = 'delayed'), 0),
@@ -60,7 +59,7 @@ language sql stable as $$
 $$;
 
 -- How many live claims a consumer has, how many of their leases have ended, when the first one does, and when the
--- oldest one was claimed. A claim is stuck that its owner has extended beyond ten visibility timeouts: somebody lives,
+-- oldest one was claimed. A claim is stuck that its owner has extended beyond ten visibility timeouts: the owner lives,
 -- and no other worker gets the messages. (A batch of Spark may take longer, and its claim stays until the query moves
 -- on.)
 create or replace function _pgqueue.count_claims(p_consumer_id int, out claims bigint, out expired bigint,
@@ -79,7 +78,7 @@ $$;
 
 -- How many messages of a consumer were delivered ten times or more, and the last error of the one that was delivered
 -- most often. Of no consumer it is none.
-create or replace function _pgqueue.failing(p_consumer_id int, out often bigint, out error text)
+create or replace function _pgqueue.often_failed(p_consumer_id int, out often bigint, out error text)
 language sql stable as $$
     select coalesce(sum(m.message_count), 0), (array_agg(m.note ->> 'error' order by m.deliver_count desc))[1]
     from _pgqueue.unfinished(p_consumer_id) m where m.deliver_count >= 10
@@ -100,16 +99,16 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
           and not exists (select from pgqueue.taken_ahead a
                           where a.consumer_id = c.consumer_id and a.publication_id = p.publication_id)
           and (p.consumers is null or c.consumer_id = any (p.consumers))
-        cross join lateral _pgqueue.seen_seqs(p.seqs - coalesce(_pgqueue.kept(k), '{}')) q (seq)
+        cross join lateral _pgqueue.view_seqs(p.seqs - coalesce(_pgqueue.excluded(k), '{}')) q (seq)
         union all
         select q.seq, m.state, m.priority, m.deliver_count, m.not_visible_until, m.claim_id, m.lease_until, m.error
-        from _pgqueue.seen(c.consumer_id) m
-        cross join lateral _pgqueue.seen_seqs(m.seqs) q (seq)
+        from _pgqueue.view_unfinished(c.consumer_id) m
+        cross join lateral _pgqueue.view_seqs(m.seqs) q (seq)
         union all
         select q.seq, 'dead' as state, d.priority, d.deliver_count, null as not_visible_until, d.claim_id,
                null as lease_until, coalesce(d.note ->> 'error', d.reason)
-        from _pgqueue.seen_dead(c.consumer_id) d
-        cross join lateral _pgqueue.seen_seqs(d.seqs) q (seq)
+        from _pgqueue.view_dead(c.consumer_id) d
+        cross join lateral _pgqueue.view_seqs(d.seqs) q (seq)
     ) x
 $query$); end $view$;
 
@@ -130,7 +129,8 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
     select c.stream_name as stream, c.name as consumer, c.ordering, t.new, r.ready,
            r.delayed, r.waiting, r.claimed, r.dead, t.backlog,
            l.claims, l.expired, l.next_expiry,
-           k.skipped, c.paused, k.taken, k.taken - k.gone - k.skipped - r.in_hand as settled,
+           k.skipped, c.paused, k.taken,
+           k.taken - k.gone - k.skipped - (r.unfiltered + r.ready + r.delayed + r.waiting + r.claimed) as settled,
            t.oldest_at, l.oldest_claim_at, w.o_estimated as estimated,
            l.stuck, h.status,
            case h.status
@@ -150,9 +150,9 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                when 'dead_letters' then format('it has %s dead letters, none of the last hour', r.dead)
                when 'ok' then format('%s messages are before it, and %s are claimed', b.said, r.claimed)
                else '' end
-           || case when h.status = 'stuck' or l.stuck = 0 then '' else '; ' end
            || case when l.stuck = 0 then ''
-                   else format('claims extended beyond ten visibility timeouts: %s, the first by %s since %s', l.stuck,
+                   else format('%sclaims extended beyond ten visibility timeouts: %s, the first by %s since %s',
+                               case h.status when 'stuck' then '' else '; ' end, l.stuck,
                                coalesce(nullif(l.stuck_owner, ''), 'a worker'), date_trunc('second', l.stuck_since))
               end as because,
            c.max_backlog, a.since as attended_at
@@ -199,7 +199,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
         from (select c.consumer_id
               where c.max_deliver_count is null
                  or exists (select from pgqueue.readers r where r.consumer_id = c.consumer_id) offset 0) x
-        cross join lateral _pgqueue.failing(x.consumer_id) f) o on true
+        cross join lateral _pgqueue.often_failed(x.consumer_id) f) o on true
     cross join lateral (
         select case when w.o_estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog
                       or not w.o_estimated and t.backlog >= c.max_backlog then 'full'
@@ -233,7 +233,7 @@ do $view$ begin perform _pgqueue.make_view('dead_letters', $query$
     select c.stream_name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details,
            d.message_count, lower(d.seqs) as first_seq, upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count,
            d.owner, d.claim_id, d.died_at
-    from pgqueue.consumers c cross join lateral _pgqueue.seen_dead(c.consumer_id) d
+    from pgqueue.consumers c cross join lateral _pgqueue.view_dead(c.consumer_id) d
 $query$); end $view$;
 
 -- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
@@ -271,11 +271,48 @@ do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
         from _pgqueue.last_seq(s.stream_id) l (last_seq)) n
 $query$); end $view$;
 
+-- One row per stream: how long its messages are kept, what they take, what was trimmed, and what is kept although it is
+-- due, and for which consumers.
+do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
+    select s.name as stream, r.keep_for, r.keep_messages, r.keep_bytes, coalesce(r.until_done, false) as until_done,
+           coalesce(r.unread, 'keep') as unread, r.keep_dead, t.bytes, t.tables,
+           (select p.published_at from pgqueue.publications p where p.stream_id = s.stream_id
+            order by p.publication_id limit 1) as oldest_at,
+           coalesce(m.message_count, 0) as trimmed, m.trimmed_at, l.bytes as held_bytes, l.by as held_by,
+           r.maintained_at,
+           case when r.stream_id is null and t.bytes >= _pgqueue.large_stream()
+                then 'its messages are kept for ever: see set_retention'
+                when r.maintained_at < clock_timestamp() - interval '1 day'
+                then 'maintain() was not called for a day: nothing is trimmed'
+                when r.stream_id is not null and r.maintained_at is null
+                then 'maintain() was not called yet: nothing is trimmed'
+                when h.transaction is not null then 'nothing is trimmed until it ends: the ' || h.transaction
+                when (select k.sent_at from pgqueue.dedup_keys k where k.stream_id = s.stream_id
+                      order by k.sent_at limit 1)
+                     < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day'
+                then 'maintain() was not called for a day: old dedup keys are kept'
+           end as advice
+    from pgqueue.streams s
+    left join pgqueue.retention r using (stream_id)
+    left join pgqueue.trims m using (stream_id)
+    cross join lateral (select sum(x.bytes)::bigint as bytes, count(*) as tables
+                        from _pgqueue.message_tables(s.stream_id) x) t
+    cross join lateral (
+        select coalesce(sum(pg_total_relation_size(
+                            to_regclass(format('pgqueue.%I', _pgqueue.segment_name(h.stream_id, h.segment))))),
+                        0)::bigint as bytes,
+               array(select distinct b from pgqueue.segments x cross join unnest(x.held_by) b
+                     where x.stream_id = s.stream_id order by b) as by
+        from pgqueue.segments h where h.stream_id = s.stream_id and h.held_by <> '{}') l
+    cross join lateral (select min(b) as transaction from unnest(l.by) b  -- see history_holders()
+                        where b ~ E'^(open|prepared) transaction\\M') h
+$query$); end $view$;
+
 -- One row per partition of a group: its worker, and how far behind it is, with new messages.
 do $view$ begin perform _pgqueue.make_view('group_stats', $query$
     select c.stream_name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at,
            array[p.arrival_no, p.seq] as committed,
-           _pgqueue.behind(c.consumer_id, p.arrival_no, p.seq) + n.o_count as behind, n.o_estimated as estimated
+           _pgqueue.group_lag(c.consumer_id, p.arrival_no, p.seq) + n.o_count as behind, n.o_estimated as estimated
     from pgqueue.consumers c
     cross join lateral _pgqueue.estimate_new(c.consumer_id) n
     cross join lateral _pgqueue.partitions(c) p

@@ -1,8 +1,4 @@
--- Queues: made, dropped, listed, measured.
-
--- The stream of a queue: pgmq, too, knows a queue by its name in lower case.
-create or replace function pgmq._stream_of(queue_name text) returns text
-language sql immutable as $$ select lower(queue_name) $$;
+-- Queues: made, dropped, listed, measured. As in pgmq, the name of a queue counts in lower case: that is its stream.
 
 -- The consumer of a queue. Errors: 42P01 when there is no such queue.
 create or replace function pgmq._consumer(queue_name text) returns pgqueue.consumers
@@ -10,33 +6,26 @@ language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers;
 begin
-    select * into v_consumer from pgqueue.consumers
-    where stream_name = pgmq._stream_of(queue_name) and name = 'pgmq';
+    select * into v_consumer from pgqueue.consumers where stream_name = lower(queue_name) and name = 'pgmq';
     if not found then
-        perform pgmq._refuse(queue_name);
+        raise exception 'relation "pgmq.q_%" does not exist', coalesce(lower(queue_name), '')
+            using errcode = 'undefined_table', hint = format('There is no queue %s: pgmq.create makes one.',
+                                                             coalesce(quote_literal(queue_name), 'null'));
     end if;
     return v_consumer;
 end $$;
 
--- Raises an error for a queue that does not exist.
-create or replace function pgmq._refuse(queue_name text) returns void
-language plpgsql as $$
-begin
-    raise exception 'relation "pgmq.q_%" does not exist', coalesce(pgmq._stream_of(queue_name), '')
-        using errcode = 'undefined_table',
-              hint = format('There is no queue %s: pgmq.create makes one.',
-                            coalesce(quote_literal(queue_name), 'null'));
-end $$;
-
--- Raises pgmq's error for a queue that does not exist, where pgmq looks for it before.
+-- Raises pgmq's error where pgmq checks the queue, and the interval of its notifications, itself.
 --   what  the queue, in words
-create or replace function pgmq._check_queue(queue_name text, what text) returns void
-language plpgsql stable as $$
+create or replace function pgmq._check_queue(queue_name text, what text, throttle_interval_ms integer default 0)
+returns void language plpgsql stable as $$
 begin
-    if coalesce(queue_name, '') = '' then
+    if (throttle_interval_ms >= 0) is not true then
+        raise exception 'throttle_interval_ms must be non-negative, got: %',
+            coalesce(throttle_interval_ms::text, 'null') using errcode = 'P0001';
+    elsif coalesce(queue_name, '') = '' then
         raise exception 'queue_name cannot be NULL or empty' using errcode = 'P0001';
-    elsif not exists (select from pgqueue.consumers
-                      where stream_name = pgmq._stream_of(queue_name) and name = 'pgmq') then
+    elsif not exists (select from pgqueue.consumers where stream_name = lower(queue_name) and name = 'pgmq') then
         raise exception 'Queue "%" does not exist. Create % first using pgmq.create()', queue_name, what
             using errcode = 'P0001';
     end if;
@@ -76,10 +65,10 @@ language plpgsql as $$ begin perform pg_advisory_xact_lock(hashtext('pgmq.queue_
 create or replace function pgmq._create(queue_name text, partitioned boolean, unlogged boolean) returns void
 language plpgsql as $$
 declare
-    v_stream text := pgmq._stream_of(queue_name);
+    v_stream text := lower(queue_name);
 begin
     perform pgmq.validate_queue_name(queue_name);
-    if exists (select from pgmq.meta m where pgmq._stream_of(m.queue_name) = v_stream) then
+    if exists (select from pgmq.meta m where lower(m.queue_name) = v_stream) then
         raise notice 'queue % exists already', quote_literal(queue_name);
         return;
     end if;
@@ -118,22 +107,19 @@ create or replace function pgmq.create_partitioned(queue_name text, partition_in
 returns void language plpgsql as $$
 begin
     perform pgmq._create(queue_name, true, false);
-    if retention_interval ~ '^[0-9]+$' then
-        perform pgqueue.set_retention(pgmq._stream_of(queue_name), p_messages => retention_interval::bigint,
-                                      p_unread => 'drop');
-    else
-        perform pgqueue.set_retention(pgmq._stream_of(queue_name), p_for => retention_interval::interval,
-                                      p_unread => 'drop');
-    end if;
+    perform pgqueue.set_retention(
+        lower(queue_name), p_unread => 'drop',
+        p_messages => case when retention_interval ~ '^[0-9]+$' then retention_interval::bigint end,
+        p_for => case when retention_interval !~ '^[0-9]+$' then retention_interval::interval end);
 end $$;
 
 -- Drops a queue with all its messages, archived ones too. Returns whether there was one.
 create or replace function pgmq.drop_queue(queue_name text) returns boolean
 language plpgsql as $$
 declare
-    v_stream text := pgmq._stream_of(queue_name);
+    v_stream text := lower(queue_name);
 begin
-    delete from pgmq.meta m where pgmq._stream_of(m.queue_name) = v_stream;
+    delete from pgmq.meta m where lower(m.queue_name) = v_stream;
     if not found then
         raise notice 'there is no queue %', coalesce(quote_literal(queue_name), 'null');
         return false;
@@ -156,7 +142,7 @@ create or replace function pgmq.purge_queue(queue_name text) returns bigint
 language plpgsql as $$
 begin
     perform pgmq._consumer(queue_name);
-    return pgqueue.seek(pgmq._stream_of(queue_name), 'pgmq', 'latest');
+    return pgqueue.seek(lower(queue_name), 'pgmq', 'latest');
 end $$;
 
 -- The figures of a queue, from sums of the consumer's rows and of 3,000 new publications at most. Beyond these the

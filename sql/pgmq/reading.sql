@@ -38,20 +38,22 @@ begin
         v_bundle := _pgqueue.placed(p_consumer, v_bundle);
         v_bundles := v_bundles || _pgqueue.stored(v_bundle, v_bundle.seqs);
     end loop;
-    if v_bundles <> '{}' then
-        p_consumer.visibility_timeout := p_lease;
-        v_claim := _pgqueue.claim_bundles(p_consumer, v_bundles);
-        foreach v_bundle in array v_bundles loop
-            v_cursor.hints := _pgqueue.stands(v_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq, false);
-        end loop;
-        perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
-        return query select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,
-                            pgmq._message(r.data), r.headers
-                     from _pgqueue.payloads(p_consumer.stream_id, v_claim.claim_id, v_claim.seqs, v_claim.priority,
-                                            v_claim.bundles) r order by r.seq;
-    else
+    if v_bundles = '{}' then
         perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+        return;
     end if;
+    p_consumer.visibility_timeout := p_lease;
+    v_claim := _pgqueue.claim_bundles(p_consumer, v_bundles);
+    foreach v_bundle in array v_bundles loop
+        v_cursor.hints := _pgqueue.record_place(v_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq,
+                                                false);
+    end loop;
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
+    return query
+        select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,
+               pgmq._message(r.data), r.headers
+        from _pgqueue.payloads(p_consumer.stream_id, v_claim.claim_id, v_claim.seqs, v_claim.priority,
+                               v_claim.bundles) r order by r.seq;
 end $$;
 
 -- Reads messages: they are not visible to others for vt seconds.
@@ -80,7 +82,7 @@ begin
     end if;
     while v_left > 0 loop
         v_claim := null;
-        for v_row in select * from pgqueue.receive(pgmq._stream_of(queue_name), 'pgmq', v_left,
+        for v_row in select * from pgqueue.receive(lower(queue_name), 'pgmq', v_left,
                                                    case when vt > 0 then v_lease else interval '1 min' end) loop
             v_claim := v_row.claim_id;
             v_until := coalesce(v_until, clock_timestamp());
@@ -127,27 +129,25 @@ begin
         order by case when how = 'rr' then array_position(v_order, r.msg_id) else r.msg_id end;
 end $$;
 
--- Reads again and again until there is something, or the time is over. Each look is undone, so that it holds no lock of
+-- Reads until there are messages, or the time is over. A read without messages is undone, so that it holds no lock of
 -- the consumer while it waits.
 create or replace function pgmq._poll(queue_name text, vt integer, qty integer, max_poll_seconds integer,
                                       poll_interval_ms integer, how text, conditional jsonb default '{}')
 returns setof pgmq.message_record language plpgsql as $$
 declare
-    v_end  timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
-    v_rows pgmq.message_record[];
+    v_end timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
 begin
     while clock_timestamp() < v_end loop
         begin
             if how = 'read' then
-                v_rows := array(select r from pgmq.read(queue_name, vt, qty, conditional) r);
+                return query select * from pgmq.read(queue_name, vt, qty, conditional);
             else
-                v_rows := array(select r from pgmq._read_grouped(queue_name, vt, qty, how) r);
+                return query select * from pgmq._read_grouped(queue_name, vt, qty, how);
             end if;
-            if v_rows = '{}' then
-                raise exception using errcode = 'PQ099';
+            if found then
+                return;
             end if;
-            return query select r.* from unnest(v_rows) r;
-            return;
+            raise exception using errcode = 'PQ099';
         exception when sqlstate 'PQ099' then
             perform pg_sleep(coalesce(poll_interval_ms, 100) / 1000.0);
         end;

@@ -14,11 +14,11 @@ language plpgsql as $$
 begin
     perform pgmq._consumer(queue_name);
     update pgmq.notify_insert_throttle n set last_notified_at = clock_timestamp()
-    where pgmq._stream_of(n.queue_name) = pgmq._stream_of(_sending.queue_name)
+    where lower(n.queue_name) = lower(_sending.queue_name)
       and last_notified_at + throttle_interval_ms * interval '1 millisecond' <= clock_timestamp();
     if found then
         -- as a name, which Postgres cuts after 63 bytes, as it cuts that of a listen
-        perform pg_notify(('pgmq.q_' || pgmq._stream_of(queue_name) || '.INSERT')::name::text, '');
+        perform pg_notify(('pgmq.q_' || lower(queue_name) || '.INSERT')::name::text, '');
     end if;
 end $$;
 
@@ -32,7 +32,7 @@ create or replace function pgmq.send(queue_name text, msg jsonb, headers jsonb, 
 language plpgsql as $$
 begin
     perform pgmq._sending(queue_name);
-    return next pgqueue.send(pgmq._stream_of(queue_name), msg::text, pgmq._key(headers), headers,
+    return next pgqueue.send(lower(queue_name), msg::text, pgmq._key(headers), headers,
                              p_deliver_at => pgmq._due(delay));
 end $$;
 
@@ -49,41 +49,17 @@ begin
     perform pgmq._sending(queue_name);
     return query
         select * from pgqueue.send_batch(
-            pgmq._stream_of(queue_name), array(select m::text from unnest(msgs) with ordinality u (m, n) order by n),
+            lower(queue_name), array(select m::text from unnest(msgs) with ordinality u (m, n) order by n),
             case when headers is not null
                  then array(select pgmq._key(h) from unnest(headers) with ordinality u (h, n) order by n) end,
             headers, p_deliver_at => pgmq._due(delay));
 end $$;
 
--- The forms with fewer arguments, and with a delay in seconds.
-do $do$
-declare
-    v_form record;
-begin
-    for v_form in
-        select f.name, f.type, a.given, a.headers, a.delay
-        from (values ('send', 'msg jsonb', 'jsonb'), ('send_batch', 'msgs jsonb[]', 'jsonb[]')) f (name, msg, type)
-        cross join (values ('', 'null', 'null::timestamptz'), (', headers %s', 'headers', 'null::timestamptz'),
-                           (', delay integer', 'null', 'pgmq._due(delay)'), (', delay timestamptz', 'null', 'delay'),
-                           (', headers %s, delay integer', 'headers', 'pgmq._due(delay)')) a (given, headers, delay)
-    loop
-        execute format('create or replace function pgmq.%1$s(queue_name text, %2$s %3$s%4$s) returns setof bigint '
-                       'language plpgsql as $f$ begin '
-                       'return query select * from pgmq.%1$s(queue_name, %2$s, %5$s, %6$s); end $f$',
-                       v_form.name, case v_form.name when 'send' then 'msg' else 'msgs' end, v_form.type,
-                       format(v_form.given, v_form.type), v_form.headers, v_form.delay);
-    end loop;
-end $do$;
-
 -- Notifies the channel pgmq.q_<queue>.INSERT of what is sent to a queue by these functions, at most once in a time.
 create or replace function pgmq.enable_notify_insert(queue_name text, throttle_interval_ms integer default 250)
 returns void language plpgsql as $$
 begin
-    if (throttle_interval_ms >= 0) is not true then
-        raise exception 'throttle_interval_ms must be non-negative, got: %',
-            coalesce(throttle_interval_ms::text, 'null') using errcode = 'P0001';
-    end if;
-    perform pgmq._check_queue(queue_name, 'it');
+    perform pgmq._check_queue(queue_name, 'it', throttle_interval_ms);
     perform pgmq.disable_notify_insert(queue_name);
     insert into pgmq.notify_insert_throttle (queue_name, throttle_interval_ms)
     values (queue_name, throttle_interval_ms);
@@ -98,11 +74,7 @@ end $$;
 create or replace function pgmq.update_notify_insert(queue_name text, throttle_interval_ms integer) returns void
 language plpgsql as $$
 begin
-    if (throttle_interval_ms >= 0) is not true then
-        raise exception 'throttle_interval_ms must be non-negative, got: %',
-            coalesce(throttle_interval_ms::text, 'null') using errcode = 'P0001';
-    end if;
-    perform pgmq._check_queue(queue_name, 'the queue');
+    perform pgmq._check_queue(queue_name, 'the queue', throttle_interval_ms);
     update pgmq.notify_insert_throttle n
     set throttle_interval_ms = update_notify_insert.throttle_interval_ms, last_notified_at = to_timestamp(0)
     where n.queue_name = update_notify_insert.queue_name;

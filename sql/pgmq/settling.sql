@@ -1,7 +1,5 @@
--- Settling by message number: delete, archive, set_vt. Whoever knows a number settles the message, as with pgmq:
--- without a fence, also long after its time was over, and also when another worker has it by then.
---
--- The claim of a number is looked up among the claimed bundles of the consumer.
+-- Settling by message number: delete, archive, set_vt. Any caller that knows a number settles the message, as with
+-- pgmq: without a fence, also long after the lease has ended, and when another worker has claimed the message since.
 
 -- The heads of the open claims that hold some messages of a set.
 create or replace function pgmq._claims_of(p_consumer pgqueue.consumers, p_set int8multirange)
@@ -22,12 +20,8 @@ declare
     v_head    pgqueue.consumer_messages;
     v_bundles pgqueue.consumer_messages[];
     v_part    int8multirange;
-    v_id      bigint;
 begin
     perform _pgqueue.check_isolation();
-    if p_set = '{}' then
-        return p_set;
-    end if;
     for v_head in select * from pgmq._claims_of(p_consumer, p_set) loop
         v_bundles := _pgqueue.lock_bundles(v_head.bundle_no, v_head.token);
         continue when v_bundles is null or v_head.reader is not null;
@@ -37,12 +31,9 @@ begin
         v_done := v_done + v_part;
     end loop;
     -- the others are visible, or delayed, or not there
-    for v_id in select s from unnest(p_set - v_done) g cross join lateral generate_series(lower(g), upper(g) - 1) s loop
-        if pgqueue.cancel(p_consumer.stream_name, 'pgmq', array[v_id]) > 0 then
-            v_done := v_done + int8multirange(int8range(v_id, v_id, '[]'));
-        end if;
-    end loop;
-    return v_done;
+    return v_done + pgmq._set(array(
+        select i from (select generate_series(lower(g), upper(g) - 1) as i from unnest(p_set - v_done) g) x
+        where pgqueue.cancel(p_consumer.stream_name, 'pgmq', array[i]) > 0));
 end $$;
 
 -- The numbers of an array that are in a set, in the order of the array.
@@ -53,10 +44,7 @@ language sql immutable as $$
 $$;
 
 create or replace function pgmq.delete(queue_name text, msg_id bigint) returns boolean
-language plpgsql as $$
-begin
-    return pgmq._settle(pgmq._consumer(queue_name), pgmq._set(array[msg_id])) <> '{}';
-end $$;
+language plpgsql as $$ begin return pgmq._settle(pgmq._consumer(queue_name), pgmq._set(array[msg_id])) <> '{}'; end $$;
 
 create or replace function pgmq.delete(queue_name text, msg_ids bigint[]) returns setof bigint
 language plpgsql as $$
@@ -69,14 +57,13 @@ create or replace function pgmq.archive(queue_name text, msg_ids bigint[]) retur
 language plpgsql as $$
 declare
     v_consumer pgqueue.consumers := pgmq._consumer(queue_name);
-    v_name     varchar := (select m.queue_name from pgmq.meta m
-                           where pgmq._stream_of(m.queue_name) = pgmq._stream_of(archive.queue_name));
     v_rows     pgmq.message_record[] := array(select r from pgmq._rows(v_consumer, pgmq._set(msg_ids)) r);
     v_done     int8multirange := pgmq._settle(v_consumer, pgmq._set(msg_ids));
 begin
     insert into pgmq._archived (queue_name, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
-    select v_name, r.msg_id, r.read_ct, r.enqueued_at, r.last_read_at, r.vt, r.message, r.headers
-    from unnest(v_rows) r where v_done @> r.msg_id;
+    select m.queue_name, r.msg_id, r.read_ct, r.enqueued_at, r.last_read_at, r.vt, r.message, r.headers
+    from unnest(v_rows) r join pgmq.meta m on lower(m.queue_name) = v_consumer.stream_name
+    where v_done @> r.msg_id;
     return query select pgmq._those(msg_ids, v_done);
 end $$;
 
@@ -106,7 +93,7 @@ begin
     return v_part;
 end $$;
 
--- Says until when messages are not visible, whoever has them, and returns them.
+-- Sets the time until which messages are not visible, whether they are claimed or not, and returns them.
 create or replace function pgmq.set_vt(queue_name text, msg_ids bigint[], vt timestamptz)
 returns setof pgmq.message_record language plpgsql as $$
 declare
@@ -114,26 +101,24 @@ declare
     v_set      int8multirange := pgmq._set(msg_ids);
     v_held     int8multirange := '{}';
     v_head     pgqueue.consumer_messages;
-begin  -- what is not claimed, or not any more, is postponed
-    perform    _pgqueue.check_isolation();
-    if         isfinite(vt) is not true then
-                raise exception 'vt is a number of seconds or a time, not %', coalesce(vt::text, 'null')
-                    using errcode = 'P0001', column = 'vt';
-    end        if;
-    for        v_head in select * from pgmq._claims_of(v_consumer, v_set) loop
-               if vt > clock_timestamp() then
-                   v_held := v_held + pgmq._hold(v_head, v_set, vt);
-               else  -- it is visible at once, so its claim ends
-                   perform _pgqueue.give_back(_pgqueue.claim_id(v_head.bundle_no, v_head.token), v_set, 'named', '0',
-                                              null);
-               end if;
-    end        loop;
-    if         v_set <> v_held then
-                perform pgqueue.postpone(pgmq._stream_of(queue_name), 'pgmq',
-                                         array(select s from unnest(v_set - v_held) g
-                                               cross join lateral generate_series(lower(g), upper(g) - 1) s), vt);
-    end        if;
-    return     query select * from pgmq._rows(v_consumer, v_set);
+begin
+    perform _pgqueue.check_isolation();
+    if isfinite(vt) is not true then
+        raise exception 'vt is a number of seconds or a time, not %', coalesce(vt::text, 'null')
+            using errcode = 'P0001', column = 'vt';
+    end if;
+    for v_head in select * from pgmq._claims_of(v_consumer, v_set) loop
+        if vt > clock_timestamp() then
+            v_held := v_held + pgmq._hold(v_head, v_set, vt);
+        else  -- its claim ends, as the message is visible at once
+            perform _pgqueue.give_back(_pgqueue.claim_id(v_head.bundle_no, v_head.token), v_set, 'named', '0', null);
+        end if;
+    end loop;
+    if v_set <> v_held then  -- the messages that no claim holds
+        perform pgqueue.postpone(v_consumer.stream_name, 'pgmq', array(
+            select generate_series(lower(g), upper(g) - 1) from unnest(v_set - v_held) g), vt);
+    end if;
+    return query select * from pgmq._rows(v_consumer, v_set);
 end $$;
 
 create or replace function pgmq.set_vt(queue_name text, msg_ids bigint[], vt integer) returns setof pgmq.message_record
@@ -146,7 +131,4 @@ create or replace function pgmq.set_vt(queue_name text, msg_id bigint, vt timest
 language plpgsql as $$ begin return query select * from pgmq.set_vt(queue_name, array[msg_id], vt); end $$;
 
 create or replace function pgmq.set_vt(queue_name text, msg_id bigint, vt integer) returns setof pgmq.message_record
-language plpgsql as $$
-begin
-    return query select * from pgmq.set_vt(queue_name, array[msg_id], clock_timestamp() + make_interval(secs => vt));
-end $$;
+language plpgsql as $$ begin return query select * from pgmq.set_vt(queue_name, array[msg_id], vt); end $$;

@@ -49,7 +49,7 @@ begin
     perform pgmq._check_queue(queue_name, 'the queue');
     insert into pgmq.topic_bindings (pattern, queue_name)
     select bind_topic.pattern, m.queue_name from pgmq.meta m
-    where pgmq._stream_of(m.queue_name) = pgmq._stream_of(bind_topic.queue_name)
+    where lower(m.queue_name) = lower(bind_topic.queue_name)
     on conflict do nothing;
 end $$;
 
@@ -61,8 +61,7 @@ begin
             using errcode = 'P0001';
     end if;
     delete from pgmq.topic_bindings b
-    where b.pattern = unbind_topic.pattern
-      and pgmq._stream_of(b.queue_name) = pgmq._stream_of(unbind_topic.queue_name);
+    where b.pattern = unbind_topic.pattern and lower(b.queue_name) = lower(unbind_topic.queue_name);
     return found;
 end $$;
 
@@ -73,8 +72,7 @@ language sql stable as $$ select pattern, queue_name, bound_at, compiled_regex f
 
 create or replace function pgmq.list_topic_bindings(queue_name text)
 returns table (pattern text, queue_name text, bound_at timestamptz, compiled_regex text)
-language sql stable as $$ select b.* from pgmq.list_topic_bindings() b
-      where pgmq._stream_of(b.queue_name) = pgmq._stream_of($1) $$;
+language sql stable as $$ select b.* from pgmq.list_topic_bindings() b where lower(b.queue_name) = lower($1) $$;
 
 create or replace function pgmq.test_routing(routing_key text)
 returns table (pattern text, queue_name text, compiled_regex text)
@@ -110,9 +108,8 @@ begin
     elsif delay < 0 then
         raise exception 'delay cannot be negative, got: %', delay using errcode = 'P0001';
     end if;
-    return (select count(*) from pgmq.send_batch_topic(routing_key, array[msg],
-                                                       case when headers is not null then array[headers] end,
-                                                       pgmq._due(delay)));
+    return (select count(*) from pgmq.send_batch_topic(
+        routing_key, array[msg], case when headers is not null then array[headers] end, pgmq._due(delay)));
 end $$;
 
 create or replace function pgmq.send_topic(routing_key text, msg jsonb) returns integer
@@ -121,20 +118,23 @@ language plpgsql as $$ begin return pgmq.send_topic(routing_key, msg, null, 0); 
 create or replace function pgmq.send_topic(routing_key text, msg jsonb, delay integer) returns integer
 language plpgsql as $$ begin return pgmq.send_topic(routing_key, msg, null, delay); end $$;
 
--- The forms with fewer arguments, and with a delay in seconds.
+-- The forms of send, send_batch and send_batch_topic with fewer arguments, and with a delay in seconds.
 do $do$
 declare
-    v_form record;
+    v_create text;
 begin
-    for v_form in
-        select * from (values ('', 'null', 'null::timestamptz'), (', headers jsonb[]', 'headers', 'null::timestamptz'),
-                              (', delay integer', 'null', 'pgmq._due(delay)'), (', delay timestamptz', 'null', 'delay'),
-                              (', headers jsonb[], delay integer', 'headers', 'pgmq._due(delay)'))
-               a (given, headers, delay)
+    for v_create in
+        select format('create or replace function pgmq.%1$s(%2$s text, %3$s %4$s%5$s) returns %6$s language plpgsql '
+                      'as $f$ begin return query select * from pgmq.%1$s(%2$s, %3$s, %7$s, %8$s); end $f$', f.name,
+                      f.target, f.payload, f.type, format(a.given, f.type), f.result, a.headers, a.delay)
+        from (values ('send', 'queue_name', 'msg', 'jsonb', 'setof bigint'),
+                     ('send_batch', 'queue_name', 'msgs', 'jsonb[]', 'setof bigint'),
+                     ('send_batch_topic', 'routing_key', 'msgs', 'jsonb[]', 'table (queue_name text, msg_id bigint)'))
+             f (name, target, payload, type, result)
+        cross join (values ('', 'null', 'null::timestamptz'), (', headers %s', 'headers', 'null::timestamptz'),
+                           (', delay integer', 'null', 'pgmq._due(delay)'), (', delay timestamptz', 'null', 'delay'),
+                           (', headers %s, delay integer', 'headers', 'pgmq._due(delay)')) a (given, headers, delay)
     loop
-        execute format('create or replace function pgmq.send_batch_topic(routing_key text, msgs jsonb[]%s) '
-                       'returns table (queue_name text, msg_id bigint) language plpgsql as $f$ begin return query '
-                       'select * from pgmq.send_batch_topic(routing_key, msgs, %s, %s); end $f$',
-                       v_form.given, v_form.headers, v_form.delay);
+        execute v_create;
     end loop;
 end $do$;

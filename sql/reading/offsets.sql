@@ -20,46 +20,35 @@ end $$;
 create or replace function _pgqueue.offset_json(p_stream pgqueue.streams, p_offset pgqueue.reading_offset) returns jsonb
 language plpgsql stable as $$
 begin
-    return jsonb_build_object('stream', p_stream.name, 'incarnation', p_stream.incarnation, 'next',
-                              p_offset.next_publication, 'messages', p_offset.messages)
-        || case when p_offset.cut_publications = '{}' then '{}'
-                else jsonb_build_object('cut', (select jsonb_agg(jsonb_build_array(p, n) order by i)
-                                                from unnest(p_offset.cut_publications,
-                                                            p_offset.cut_messages) with ordinality c (p, n, i))) end
-        || case when p_offset.old_ids = '{}' then '{}'
-                else jsonb_build_object('gaps', jsonb_build_array(
-                         jsonb_build_object('ids', p_offset.old_ids::text, 'publishers',
-                                            to_jsonb(p_offset.old_publishers)))
-                     || case when p_offset.new_ids = '{}' then '[]'
-                             else jsonb_build_array(jsonb_build_object('ids', p_offset.new_ids::text, 'publishers',
-                                                                       to_jsonb(p_offset.new_publishers))) end)
-           end;
+    return jsonb_build_object('stream', p_stream.name, 'incarnation', p_stream.incarnation,
+                              'next', p_offset.next_publication, 'messages', p_offset.messages)
+        || case when p_offset.cut_publications = '{}' then '{}' else (
+               select jsonb_build_object('cut', jsonb_agg(jsonb_build_array(p, n) order by i))
+               from unnest(p_offset.cut_publications, p_offset.cut_messages) with ordinality c (p, n, i)) end
+        || case when p_offset.old_ids = '{}' then '{}' else (
+               select jsonb_build_object('gaps', jsonb_agg(jsonb_build_object('ids', ids::text, 'publishers', who)
+                                                           order by age))
+               from (values (1, p_offset.old_ids, p_offset.old_publishers),
+                            (2, p_offset.new_ids, p_offset.new_publishers)) g (age, ids, who)
+               where ids <> '{}') end;
 end $$;
 
--- Makes what the caller has seen be on disk before it leaves the database, also what others committed with
--- synchronous_commit = off: else a crash forgets it, and its numbers are given out again. Before PostgreSQL 17, what
--- leaves an open transaction is on disk when that transaction ends. Where everything is on disk, this costs nothing.
-create or replace function _pgqueue.see_durably() returns void
+-- An offset as a JSON value that leaves the database. First all that it has read is on disk, also what others committed
+-- with synchronous_commit = off: after a crash, the numbers of lost publications would be given out again. Before
+-- PostgreSQL 17, what leaves an open transaction is on disk when that transaction ends.
+--   p_known  an offset that the caller has given, and so has left the database before
+create or replace function _pgqueue.durable_offset(p_stream pgqueue.streams, p_offset pgqueue.reading_offset,
+                                                   p_known pgqueue.reading_offset) returns jsonb
 language plpgsql as $$
 begin
-    if pg_is_in_recovery() or pg_current_wal_insert_lsn() <= pg_current_wal_flush_lsn() then
-        return;
+    if p_offset is not distinct from p_known or pg_is_in_recovery()
+       or pg_current_wal_insert_lsn() <= pg_current_wal_flush_lsn() then
+        return _pgqueue.offset_json(p_stream, p_offset);
     elsif current_setting('server_version_num')::int >= 170000 then
         perform pg_logical_emit_message(false, 'pgqueue', ''::text, true);
     else
         perform _pgqueue.commit_durably();
         perform pg_logical_emit_message(true, 'pgqueue', ''::text);  -- a commit that writes nothing waits for no disk
-    end if;
-end $$;
-
--- An offset as a JSON value that leaves the database: a crash does not forget what it has read.
---   p_known  the caller has given this one: it left before
-create or replace function _pgqueue.hand_out(p_stream pgqueue.streams, p_offset pgqueue.reading_offset,
-                                             p_known pgqueue.reading_offset) returns jsonb
-language plpgsql as $$
-begin
-    if p_offset is distinct from p_known then
-        perform _pgqueue.see_durably();
     end if;
     return _pgqueue.offset_json(p_stream, p_offset);
 end $$;
@@ -69,7 +58,7 @@ create or replace function _pgqueue.unread(p_offset pgqueue.reading_offset) retu
 language sql immutable parallel safe as $$ select p_offset.old_ids + p_offset.new_ids $$;
 
 -- The publication ids that an offset has not read, also those to come.
-create or replace function _pgqueue.ahead_of(p_offset pgqueue.reading_offset) returns int8multirange
+create or replace function _pgqueue.unread_from(p_offset pgqueue.reading_offset) returns int8multirange
 language sql immutable parallel safe as $$
     select _pgqueue.unread(p_offset) + int8multirange(int8range(p_offset.next_publication, null))
 $$;
@@ -99,8 +88,7 @@ begin
     return p_value::numeric::bigint;
 end $$;
 
--- Reads an offset of a stream from JSON. (More than 60 lines: one check after the other, in the order of the value's
--- parts.)
+-- Reads an offset of a stream from JSON.
 --   p_archive  whether its reader reads the archive, too
 -- Errors: PQ003 when the value is not an offset, PQ005 when it is of another stream or incarnation, or beyond the last
 -- publication.
@@ -108,11 +96,9 @@ create or replace function _pgqueue.parse_offset(p_stream pgqueue.streams, p_arg
                                                  p_archive boolean default false) returns pgqueue.reading_offset
 language plpgsql as $$
 declare
-    v_offset pgqueue.reading_offset;
-    v_gap    jsonb;
-    v_ids    int8multirange;
-    v_who    text[];
-    v_i      int := 0;
+    v_offset pgqueue.reading_offset := row(1, '{}', null, '{}', null, '{}', '{}', 0,
+                                              p_archive is true)::pgqueue.reading_offset;
+    v_gaps   jsonb := p_offset -> 'gaps';
 begin
     if jsonb_typeof(p_offset) is distinct from 'object' then
         perform _pgqueue.refuse_offset(p_argument, 'no object', p_offset);
@@ -122,11 +108,6 @@ begin
     end if;
     v_offset.next_publication := _pgqueue.offset_number(p_argument, 'next', p_offset -> 'next', 1, p_offset);
     v_offset.messages := _pgqueue.offset_number(p_argument, 'messages', p_offset -> 'messages', 0, p_offset);
-    v_offset.in_archive := p_archive is true;
-    v_offset.old_ids := '{}';
-    v_offset.new_ids := '{}';
-    v_offset.cut_publications := '{}';
-    v_offset.cut_messages := '{}';
     if p_offset ? 'cut' then
         if not p_offset -> 'cut' @? 'strict $ ? (@.type() == "array" && @.size() > 0 '
                                     '&& !exists (@[*] ? (@.type() != "array" || @.size() != 2)))' then
@@ -138,39 +119,27 @@ begin
         from jsonb_array_elements(p_offset -> 'cut') c;
     end if;
     if p_offset ? 'gaps' then
-        if jsonb_typeof(p_offset -> 'gaps') <> 'array'
-           or jsonb_array_length(p_offset -> 'gaps') not between 1 and 2 then
-            perform _pgqueue.refuse_offset(p_argument, 'its gaps are no list of one or two', p_offset);
+        begin
+            select * into v_offset.old_ids, v_offset.old_publishers
+            from jsonb_to_record(v_gaps -> 0) g (ids int8multirange, publishers text[])
+            where jsonb_array_length(v_gaps) <= 2;
+            if jsonb_array_length(v_gaps) = 2 then
+                select * into v_offset.new_ids, v_offset.new_publishers
+                from jsonb_to_record(v_gaps -> 1) g (ids int8multirange, publishers text[]);
+            end if;
+        exception when data_exception then
+            v_offset.old_ids := null;
+        end;
+        if (v_offset.old_ids <> '{}' and _pgqueue.unread(v_offset)
+                                         <@ int8multirange(int8range(1, v_offset.next_publication))) is not true then
+            perform _pgqueue.refuse_offset(
+                p_argument, 'its gaps are no list of one or two, or one is no set of numbers below next', p_offset);
         end if;
-        for v_gap in select value from jsonb_array_elements(p_offset -> 'gaps') loop
-            begin
-                v_ids := (v_gap ->> 'ids')::int8multirange;
-                v_who := case when jsonb_typeof(v_gap -> 'publishers') = 'array'
-                                then array(select jsonb_array_elements_text(v_gap -> 'publishers')) end;
-            exception when data_exception then
-                v_ids := null;
-            end;
-            if v_ids is null or v_ids = '{}'
-               or v_ids <@ int8multirange(int8range(1, v_offset.next_publication)) is not true then
-                perform _pgqueue.refuse_offset(p_argument, 'a gap is no set of numbers below next', p_offset);
-            end if;
-            if v_i = 0 then
-                v_offset.old_ids := v_ids;
-                v_offset.old_publishers := v_who;
-            else
-                v_offset.new_ids := v_ids;
-                v_offset.new_publishers := v_who;
-            end if;
-            v_i := v_i + 1;
-        end loop;
     end if;
-    if exists (select from unnest(v_offset.cut_publications) c
-               where c < v_offset.next_publication and not _pgqueue.unread(v_offset) @> c) then
-        perform _pgqueue.refuse_offset(p_argument, 'its cut was read', p_offset);
-    elsif v_offset.next_publication < any (v_offset.cut_publications)
-          or cardinality(v_offset.cut_publications) > (select count(distinct c)
-                                                       from unnest(v_offset.cut_publications) c) then
-        perform _pgqueue.refuse_offset(p_argument, 'its cut is beyond next, or there twice', p_offset);
+    if exists (select from unnest(v_offset.cut_publications) c group by c
+               having count(*) > 1 or c > v_offset.next_publication
+                   or (c < v_offset.next_publication and not _pgqueue.unread(v_offset) @> c)) then
+        perform _pgqueue.refuse_offset(p_argument, 'its cut was read, is beyond next, or there twice', p_offset);
     end if;
     perform _pgqueue.check_incarnation(p_stream, p_argument, p_offset, v_offset);
     return v_offset;
@@ -200,7 +169,7 @@ begin
             raise exception '% is of another stream that was named %: of another database, or dropped since',
                             p_argument, quote_literal(p_stream.name)
                 using errcode = 'PQ005', column = p_argument,
-                      hint = 'Connect to the database of this offset, or begin anew: '
+                      hint = 'Connect to the database of this offset, or start again: '
                              'at "earliest", "latest" or a timestamp.';
         elsif p_offset.next_publication > v_ended.last_publication + 1
               or v_ended.last_publication < any (p_offset.cut_publications) then
@@ -217,33 +186,31 @@ begin
                         p_argument, p_offset.next_publication - 1, _pgqueue.last_publication_id(p_stream.stream_id)
             using errcode = 'PQ005', column = p_argument,
                   hint = 'The database was restored to an earlier state, or a standby without the latest commits was '
-                         'promoted. Call recover(), and let the reader of this offset begin anew.';
+                         'promoted. Call recover(), and let the reader of this offset start again.';
     end if;
 end $$;
 
 -- The offset at a position, for an offset reader that has read up to another offset: what it has read counts as read.
 -- So the result is the position's offset or a later one, even if the two offsets were made with different knowledge of
 -- dead publications.
-create or replace function _pgqueue.offset_not_before(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset)
+create or replace function _pgqueue.merge_offsets(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset)
 returns pgqueue.reading_offset language plpgsql as $$
 declare
-    v_next   bigint := greatest(p_from.next_publication, p_to.next_publication);
-    v_unread int8multirange := _pgqueue.ahead_of(p_to) * _pgqueue.ahead_of(p_from);
-    v_offset pgqueue.reading_offset := p_from;
+    v_unread int8multirange := _pgqueue.unread_from(p_to) * _pgqueue.unread_from(p_from);
 begin
-    v_offset.next_publication := v_next;
-    v_offset.old_ids := v_unread * int8multirange(int8range(1, v_next));
-    v_offset.old_publishers := null;  -- of whomever, as at the beginning
-    v_offset.new_ids := '{}';
-    v_offset.new_publishers := null;
     select coalesce(array_agg(c.id order by c.id), '{}'), coalesce(array_agg(c.n order by c.id), '{}')
-    into v_offset.cut_publications, v_offset.cut_messages
+    into p_from.cut_publications, p_from.cut_messages
     from (select id, max(n) as n
-          from (select * from unnest(p_from.cut_publications, p_from.cut_messages) f (id, n)
-                union all select * from unnest(p_to.cut_publications, p_to.cut_messages) t (id, n)) b
+          from unnest(p_from.cut_publications || p_to.cut_publications,
+                      p_from.cut_messages || p_to.cut_messages) b (id, n)
           where v_unread @> id
           group by id) c;
-    return v_offset;
+    p_from.next_publication := greatest(p_from.next_publication, p_to.next_publication);
+    p_from.old_ids := v_unread * int8multirange(int8range(1, p_from.next_publication));
+    p_from.old_publishers := null;  -- not known, as at the beginning
+    p_from.new_ids := '{}';
+    p_from.new_publishers := null;
+    return p_from;
 end $$;
 
 -- The publications that the second of two offsets has cut, and that have messages between the two offsets.
@@ -265,9 +232,8 @@ begin
     if v_gone = '{}' then
         return;
     end if;
-    v_gone := v_gone * _pgqueue.ahead_of(p_from)
-              - (_pgqueue.ahead_of(p_to)
-                 - case when p_to.cut_publications = '{}' then '{}' else _pgqueue.cut_between(p_from, p_to) end);
+    v_gone := v_gone * _pgqueue.unread_from(p_from)
+              - (_pgqueue.unread_from(p_to) - _pgqueue.cut_between(p_from, p_to));
     if v_gone <> '{}' then
         raise exception 'retention has overtaken %: % publications of stream % were trimmed before they were read',
                         p_argument, _pgqueue.cardinality(v_gone), quote_literal(p_stream.name)
@@ -275,47 +241,46 @@ begin
                   hint = case when not p_from.in_archive
                                    and v_gone <@ (_pgqueue.trimmed(p_stream.stream_id)).o_archive
                               then 'They are in the archive: Spark reads them, without a consumer.'
-                              else 'This reader has lost these messages. Begin anew, at "earliest" for all that there '
+                              else 'This reader has lost these messages. Start again, at "earliest" for all that there '
                                    'is; and keep messages longer, see set_retention.' end;
     end if;
 end $$;
 
 -- The messages before the cut, of publications that an offset has cut.
 create or replace function _pgqueue.before_cut(p_stream_id int, p_offset pgqueue.reading_offset) returns int8multirange
-language plpgsql stable as $$
-begin
-    return (select coalesce(range_agg(_pgqueue.below(
-                       p.seqs, _pgqueue.bound_of(p.seqs, least(c.n, _pgqueue.cardinality(p.seqs))))), '{}')
-            from unnest(p_offset.cut_publications, p_offset.cut_messages) c (publication_id, n)
-            cross join lateral (select range_agg(seqs) as seqs
-                                from _pgqueue.readable(p_stream_id, p_offset.in_archive, c.publication_id,
-                                                       c.publication_id + 1) x
-                                where x.consumers is null) p
-            where p.seqs is not null);  -- trimmed, see check_not_trimmed()
-end $$;
+language sql stable as $$
+    select coalesce(range_agg(_pgqueue.below(
+               p.seqs, _pgqueue.bound_of(p.seqs, least(c.n, _pgqueue.cardinality(p.seqs))))), '{}')
+    from unnest(p_offset.cut_publications, p_offset.cut_messages) c (publication_id, n)
+    cross join lateral (select range_agg(seqs) as seqs
+                        from _pgqueue.readable(p_stream_id, p_offset.in_archive, c.publication_id,
+                                               c.publication_id + 1) x
+                        where x.consumers is null) p
+    where p.seqs is not null  -- trimmed, see check_not_trimmed()
+$$;
 
 -- The messages between two offsets.
 create or replace function _pgqueue.messages_between(p_stream_id int, p_from pgqueue.reading_offset,
                                                      p_to pgqueue.reading_offset) returns int8multirange
 language plpgsql stable as $$
 declare
-    v_ids  int8multirange := _pgqueue.ahead_of(p_from) - _pgqueue.ahead_of(p_to);
     v_seqs int8multirange;
 begin
     with publication as materialized (
         select p.message_count, p.seqs
-        from unnest(v_ids) r
+        from unnest(_pgqueue.unread_from(p_from) - _pgqueue.unread_from(p_to)) r
         cross join lateral (select * from _pgqueue.readable(p_stream_id, p_to.in_archive, lower(r), upper(r))
                             offset 0) p  -- or else, without statistics, all of the stream is read once and joined
         where p.consumers is null
-    ), all_of_them as (
+    ), total as (
         select coalesce(sum(message_count), 0) as messages, min(lower(seqs)) as lo, max(upper(seqs)) as hi
         from publication
     )
-    select case when a.messages = 0 then '{}' when a.hi - a.lo = a.messages then int8multirange(int8range(a.lo, a.hi))
+    select case when messages = 0 then '{}'
+                when hi - lo = messages then int8multirange(int8range(lo, hi))
                 else (select range_agg(seqs) from publication) end
     into v_seqs
-    from all_of_them a;
+    from total;
     if p_to.cut_publications <> '{}' then
         v_seqs := v_seqs + _pgqueue.before_cut(p_stream_id, p_to);
     end if;

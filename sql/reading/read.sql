@@ -14,8 +14,8 @@ language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
-    return _pgqueue.hand_out(v_stream,
-                             _pgqueue.offset_at(v_stream, coalesce(p_start, 'earliest'), 'p_start', p_archive), null);
+    return _pgqueue.durable_offset(
+        v_stream, _pgqueue.offset_at(v_stream, coalesce(p_start, 'earliest'), 'p_start', p_archive), null);
 end $$;
 
 -- Returns the offset of an end position, but never one before the reader's own offset.
@@ -30,10 +30,8 @@ declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_from   pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_offset', p_offset, p_archive);
 begin
-    return _pgqueue.hand_out(v_stream,
-                             _pgqueue.offset_not_before(v_from,
-                                                        _pgqueue.offset_at(v_stream, p_end, 'p_end', p_archive)),
-                             v_from);
+    return _pgqueue.durable_offset(
+        v_stream, _pgqueue.merge_offsets(v_from, _pgqueue.offset_at(v_stream, p_end, 'p_end', p_archive)), v_from);
 end $$;
 
 -- Returns the end offset after a start offset, for Spark before 4.1: never before the start.
@@ -44,8 +42,8 @@ language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
-    return _pgqueue.offset_json(v_stream, _pgqueue.offset_not_before(_pgqueue.parse_offset(v_stream, 'p_from', p_from),
-                                                                     _pgqueue.parse_offset(v_stream, 'p_to', p_to)));
+    return _pgqueue.offset_json(v_stream, _pgqueue.merge_offsets(_pgqueue.parse_offset(v_stream, 'p_from', p_from),
+                                                                 _pgqueue.parse_offset(v_stream, 'p_to', p_to)));
 end $$;
 
 -- Tells how many messages are after a reader's offset, and when the first was published.
@@ -60,10 +58,10 @@ declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_from   pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_offset', p_offset, p_archive);
 begin
-    messages := (_pgqueue.read_on(v_stream, v_from, 9223372036854775807, null)).messages - v_from.messages;
+    messages := (_pgqueue.advance_offset(v_stream, v_from, 9223372036854775807, null)).messages - v_from.messages;
     if messages > 0 then
         select p.published_at into since
-        from unnest(_pgqueue.ahead_of(v_from)) g
+        from unnest(_pgqueue.unread_from(v_from)) g
         cross join lateral _pgqueue.first_readable(v_stream.stream_id, p_archive, lower(g),
                                                    coalesce(upper(g), 9223372036854775807), 1000) p
         where p.consumers is null
@@ -93,11 +91,11 @@ begin
         raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003', column = 'p_max';
     end if;
     v_from := _pgqueue.offset_or_start(v_stream, p_offset, p_archive);
-    v_to := _pgqueue.read_on(v_stream, v_from, coalesce(p_max, 9223372036854775807), p_upto);
+    v_to := _pgqueue.advance_offset(v_stream, v_from, coalesce(p_max, 9223372036854775807), p_upto);
     if p_skip_trimmed is not true then
         perform _pgqueue.check_not_trimmed(v_stream, 'p_offset', v_from, v_to);
     end if;
-    return _pgqueue.hand_out(v_stream, v_to, case when jsonb_typeof(p_offset) = 'object' then v_from end);
+    return _pgqueue.durable_offset(v_stream, v_to, case when jsonb_typeof(p_offset) = 'object' then v_from end);
 end $$;
 
 -- An offset, or what stands for one at the beginning. Errors: PQ003, PQ005.
@@ -147,37 +145,23 @@ create or replace function pgqueue.size_between(p_stream text, p_from jsonb, p_t
                                                 p_archive boolean default false) returns bigint
 language plpgsql as $$
 declare
-    v_stream  pgqueue.streams := _pgqueue.stream(p_stream);
-    v_from    pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_from', p_from, p_archive);
-    v_to      pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_to', p_to, p_archive);
-    v_seqs    int8multirange := _pgqueue.messages_between(v_stream.stream_id, v_from, v_to);
-    v_trimmed record;
-    v_size    bigint := 0;
+    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+    v_id     int := v_stream.stream_id;
+    v_from   pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_from', p_from, p_archive);
+    v_to     pgqueue.reading_offset := _pgqueue.parse_offset(v_stream, 'p_to', p_to, p_archive);
+    v_seqs   int8multirange := _pgqueue.messages_between(v_id, v_from, v_to);
+    v_size   bigint := 0;
 begin
     if p_archive then
-        v_trimmed := _pgqueue.trimmed_size(v_stream.stream_id, v_from, v_to, v_seqs);
-        v_seqs := v_seqs - v_trimmed.o_seqs;
-        v_size := v_trimmed.o_bytes;
+        select v_seqs - coalesce(range_agg(p.seqs), '{}'),
+               coalesce(ceil(sum(p.data_bytes::numeric * _pgqueue.cardinality(p.seqs * v_seqs) / p.message_count)), 0)
+        into v_seqs, v_size
+        from unnest((_pgqueue.unread_from(v_from) - _pgqueue.unread_from(v_to) + _pgqueue.cut_between(v_from, v_to))
+                    * (_pgqueue.trimmed(v_id)).o_archive) r
+        cross join lateral (select * from _pgqueue.on_read(v_id, lower(r), upper(r)) offset 0) p
+        where p.consumers is null and p.message_count > 0;
     end if;
-    return v_size + coalesce((_pgqueue.data_bytes(v_stream.stream_id, array[v_seqs]))[1], 0);
-end $$;
-
--- Of the messages between two offsets, those of publications in the archive, and about how many bytes of data they
--- have.
-create or replace function _pgqueue.trimmed_size(p_stream_id int, p_from pgqueue.reading_offset,
-                                                 p_to pgqueue.reading_offset, p_seqs int8multirange,
-                                                 out o_seqs int8multirange, out o_bytes bigint)
-language plpgsql stable as $$
-declare
-    v_ids int8multirange := (_pgqueue.ahead_of(p_from) - _pgqueue.ahead_of(p_to)
-                             + _pgqueue.cut_between(p_from, p_to)) * (_pgqueue.trimmed(p_stream_id)).o_archive;
-begin
-    select coalesce(range_agg(p.seqs), '{}'),
-           coalesce(ceil(sum(p.data_bytes::numeric * _pgqueue.cardinality(p.seqs * p_seqs) / p.message_count)), 0)
-    into o_seqs, o_bytes
-    from unnest(v_ids) r
-    cross join lateral (select * from _pgqueue.on_read(p_stream_id, lower(r), upper(r)) offset 0) p
-    where p.consumers is null and p.message_count > 0;
+    return v_size + coalesce((_pgqueue.data_bytes(v_id, array[v_seqs]))[1], 0);
 end $$;
 
 -- Reads the next messages of a stream after an offset, without claiming them.
@@ -200,8 +184,8 @@ declare
 begin
     perform _pgqueue.check_number('p_max', p_max, 1, 100000);
     v_from := _pgqueue.offset_or_start(v_stream, p_offset);
-    v_to := _pgqueue.read_on(v_stream, v_from, p_max, null);
-    v_next := _pgqueue.hand_out(v_stream, v_to, case when jsonb_typeof(p_offset) = 'object' then v_from end);
+    v_to := _pgqueue.advance_offset(v_stream, v_from, p_max, null);
+    v_next := _pgqueue.durable_offset(v_stream, v_to, case when jsonb_typeof(p_offset) = 'object' then v_from end);
     v_seqs := _pgqueue.messages_between(v_stream.stream_id, v_from, v_to);
     return query execute format(
         'select m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, $2 from unnest($1) g cross join lateral ('
@@ -219,10 +203,9 @@ begin
         -- for an old snapshot, too, a table that was emptied since is empty; but the snapshot has the publications, and
         -- not that they were trimmed
         raise exception 'retention has overtaken p_offset: % of % messages are not stored any more',
-            _pgqueue.cardinality(v_seqs) - v_count,
-                        _pgqueue.cardinality(v_seqs)
+                        _pgqueue.cardinality(v_seqs) - v_count, _pgqueue.cardinality(v_seqs)
             using errcode = 'PQ010', column = 'p_offset',
                   hint = 'They were taken away after this transaction began: read with isolation level read committed. '
-                         'Else begin anew, at "earliest".';
+                         'Else start again, at "earliest".';
     end if;
 end $$;

@@ -30,15 +30,11 @@ declare
     v_old    pgqueue.schedules;
 begin
     perform _pgqueue.check_name('schedule', p_name);
-    perform _pgqueue.check_times(p_cron, p_every, p_time_zone, p_start);
+    v_new := _pgqueue.timed_schedule(p_cron, p_every, p_time_zone, p_start, v_now);
     perform _pgqueue.check_publication(p_priority, null);
     perform _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
     v_new.stream_id := v_stream.stream_id;
     v_new.name := p_name;
-    v_new.cron := p_cron;
-    v_new.every := p_every;
-    v_new.time_zone := p_time_zone;
-    v_new.start_at := date_trunc('second', coalesce(p_start, _pgqueue.nth_time(v_now, p_every, p_time_zone, 1)));
     v_new.data := p_data;
     v_new.data_bytes := p_data_bytes;
     v_new.key := p_key;
@@ -123,16 +119,11 @@ declare
     v_schedule pgqueue.schedules;
     v_at       timestamptz := coalesce(p_after, clock_timestamp());
 begin
-    perform _pgqueue.check_times(p_cron, p_every, p_time_zone, p_start);
     perform _pgqueue.check_number('p_count', p_count, 1, 1000);
     if not isfinite(v_at) then
         raise exception 'p_after is a time, not %', p_after using errcode = 'PQ003', column = 'p_after';
     end if;
-    v_schedule.cron := p_cron;
-    v_schedule.every := p_every;
-    v_schedule.time_zone := p_time_zone;
-    v_schedule.start_at := date_trunc(
-        'second', coalesce(p_start, _pgqueue.nth_time(date_trunc('second', v_at), p_every, p_time_zone, 1)));
+    v_schedule := _pgqueue.timed_schedule(p_cron, p_every, p_time_zone, p_start, v_at);
     for i in 1..p_count loop
         v_at := _pgqueue.next_time(v_schedule, v_at);
         return next v_at;

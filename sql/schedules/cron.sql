@@ -1,12 +1,12 @@
 -- Times that repeat: of a cron expression, as Vixie's cron reads it, or by an interval; in a time zone.
 --
 -- Where clocks go forward, a local time does not exist; where they go back, it comes twice. An expression with a star
--- in its minutes or hours is for jobs that run all the time. It goes by the hours that really pass: twice through an
--- hour that is repeated, and not through one that is skipped. Any other expression, and an interval of days or months,
+-- in its minutes or hours is for jobs that run all the time. It follows the hours that really pass: it comes twice in
+-- an hour that is repeated, and not in one that is skipped. Any other expression, and an interval of days or months,
 -- means a time of the day. It comes once: at the first of two, and at the end of the gap if it falls into one.
 --
--- Times in between are timestamps without a time zone: local ones, or UTC where their names have a u. To add to a
--- timestamptz would go by the session's zone.
+-- Times in between are timestamps without a time zone: local ones, or UTC where their names say so. An addition to a
+-- timestamptz would depend on the session's time zone.
 
 -- A cron expression: what each field allows.
 do $$
@@ -34,17 +34,17 @@ begin
     foreach v_item in array string_to_array(lower(p_field collate "C"), ',') loop
         v_part := regexp_match(v_item, '^(?:[*]|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
         v_ends := array(select case when p ~ '^[0-9]' then p::int else array_position(p_names, p) - 1 + p_lo end
-                        from unnest(v_part[1:2]) with ordinality x (p, i) where p is not null order by i);
+                        from unnest(array[v_part[1], coalesce(v_part[2], v_part[1])]) with ordinality x (p, i)
+                        order by i);
         if v_item ~ '^[*]' then
             v_ends := array[p_lo, p_hi];
         elsif v_ends[2] = 0 and v_ends[1] > 0 and p_hi = 7 then
             v_ends[2] := 7;  -- fri-sun
         end if;
         v_step := coalesce(v_part[3]::int, 1);
-        if v_part is null or array_position(v_ends, null) is not null or v_ends[1] < p_lo
-           or v_ends[cardinality(v_ends)] > p_hi
-           or v_ends[1] > v_ends[2] or v_step not between 1 and p_hi
-           or (v_part[3] is not null and cardinality(v_ends) = 1) then
+        if (v_part is not null and p_lo <= v_ends[1] and v_ends[1] <= v_ends[2] and v_ends[2] <= p_hi
+            and v_step between 1 and p_hi and (v_part[3] is null or v_part[2] is not null or v_item ~ '^[*]'))
+           is not true then
             raise exception 'the % of p_cron has numbers from %, ranges such as 1-5, *, and */2 or 1-5/2 for every '
                             'second one, with commas between them; not %, as in %',
                             p_what,
@@ -53,7 +53,7 @@ begin
                             quote_literal(left(v_item, 100)), quote_literal(left(p_cron, 200))
                 using errcode = 'PQ003', column = 'p_cron';
         end if;
-        v_all := v_all || array(select generate_series(v_ends[1], v_ends[cardinality(v_ends)], v_step));
+        v_all := v_all || array(select generate_series(v_ends[1], v_ends[2], v_step));
     end loop;
     return array(select distinct case when p_hi = 7 then n % 7 else n end as n from unnest(v_all) n order by n);
 end $$;
@@ -88,55 +88,49 @@ begin
 end $$;
 
 -- The first local time from p_from on that a cron expression allows; null: there is none. Every expression that comes
--- at all comes within 41 years: that is how long a February 29 may wait for its day of the week.
+-- at all comes within 41 years, the longest time between two February 29 of one day of the week.
 create or replace function _pgqueue.first_match(p_cron pgqueue.cron, p_from timestamp) returns timestamp
 language plpgsql immutable as $$
 declare
     v_from   timestamp := date_trunc('minute', p_from + interval '59.999999 s');
-    v_day    date := v_from;
+    v_today  timestamp := date_trunc('day', v_from);
     v_minute int := (select min(60 * h + m) from unnest(p_cron.hours) h cross join unnest(p_cron.minutes) m
-                     where 60 * h + m >= 60 * extract(hour from v_from) + extract(minute from v_from));
+                     where v_today + make_interval(mins => 60 * h + m) >= v_from);
+    v_day    timestamp := (
+        -- in the select list, generate_series gives its rows one by one, until the limit
+        select d from (select generate_series(v_today, v_today + interval '41 years', interval '1 day') as d) x
+        where extract(month from d)::int = any (p_cron.months) and (d > v_today or v_minute is not null)
+          and case when p_cron.either_day
+                   then extract(day from d)::int = any (p_cron.days) or extract(dow from d)::int = any (p_cron.weekdays)
+                   else extract(day from d)::int = any (p_cron.days)
+                        and extract(dow from d)::int = any (p_cron.weekdays) end
+        limit 1);
 begin
-    if v_minute is null then
-        v_day := v_day + 1;
-    end if;
-    while v_day < v_from + interval '41 years' loop
-        if extract(month from v_day)::int <> all (p_cron.months) then
-            v_day := date_trunc('month', v_day::timestamp) + interval '1 month';
-            continue;
-        end if;
-        exit when case when p_cron.either_day then extract(day from v_day)::int = any (p_cron.days)
-            or extract(dow from v_day)::int = any (p_cron.weekdays)
-                       else extract(day from v_day)::int = any (p_cron.days)
-                           and extract(dow from v_day)::int = any (p_cron.weekdays) end;
-        v_day := v_day + 1;
-    end loop;
-    return case when v_day < v_from + interval '41 years' then
-        v_day + make_interval(mins => case when v_day = v_from::date then v_minute
-                                           else 60 * p_cron.hours[1] + p_cron.minutes[1] end) end;
+    return v_day + make_interval(mins => case when v_day = v_today then v_minute
+                                              else 60 * p_cron.hours[1] + p_cron.minutes[1] end);
 end $$;
 
--- A time in UTC as the local time of a time zone.
-create or replace function _pgqueue.local(p_u timestamp, p_time_zone text) returns timestamp
-language sql stable as $$ select p_u at time zone 'UTC' at time zone p_time_zone $$;
+-- By how much the clocks of a time zone are ahead of UTC, at a time in UTC.
+create or replace function _pgqueue.utc_offset(p_utc timestamp, p_time_zone text) returns interval
+language sql stable as $$ select (p_utc at time zone 'UTC' at time zone p_time_zone) - p_utc $$;
 
--- When the clocks of a time zone are changed first, after p_u and up to p_to, all in UTC and whole seconds; null: not
+-- When the clocks of a time zone are changed first, after p_utc and up to p_to, all in UTC and whole seconds; null: not
 -- in that time.
-create or replace function _pgqueue.clock_change(p_time_zone text, p_u timestamp, p_to timestamp) returns timestamp
+create or replace function _pgqueue.clock_change(p_time_zone text, p_utc timestamp, p_to timestamp) returns timestamp
 language plpgsql stable as $$
 declare
-    v_ahead interval := _pgqueue.local(p_u, p_time_zone) - p_u;
-    v_lo    timestamp;
-    v_hi    timestamp;
-    v_at    timestamp;
+    v_offset interval := _pgqueue.utc_offset(p_utc, p_time_zone);
+    v_lo     timestamp;
+    v_hi     timestamp;
+    v_at     timestamp;
 begin
     select min(g) into v_hi
-    from (select g from generate_series(p_u, p_to, '1 day') g union all select p_to) x
-    where _pgqueue.local(g, p_time_zone) - g <> v_ahead;
-    v_lo := greatest(v_hi - interval '1 day', p_u);
+    from (select g from generate_series(p_utc, p_to, '1 day') g union all select p_to) x
+    where _pgqueue.utc_offset(g, p_time_zone) <> v_offset;
+    v_lo := greatest(v_hi - interval '1 day', p_utc);
     while v_hi - v_lo > interval '1 s' loop
         v_at := date_trunc('second', v_lo + (v_hi - v_lo) / 2);
-        if _pgqueue.local(v_at, p_time_zone) - v_at = v_ahead then
+        if _pgqueue.utc_offset(v_at, p_time_zone) = v_offset then
             v_lo := v_at;
         else
             v_hi := v_at;
@@ -146,19 +140,16 @@ begin
 end $$;
 
 -- When a local time comes, in UTC: the first of two; the end of the gap, where it does not exist.
-create or replace function _pgqueue.first_at(p_local timestamp, p_time_zone text) returns timestamp
+create or replace function _pgqueue.local_to_utc(p_local timestamp, p_time_zone text) returns timestamp
 language plpgsql stable as $$
 declare
-    v_u      timestamp := p_local at time zone p_time_zone at time zone 'UTC';
-    v_change timestamp := _pgqueue.clock_change(p_time_zone, v_u - interval '1 day', v_u + interval '1 day');
-    v_before timestamp;  -- by the clock of before the change
+    v_utc    timestamp := p_local at time zone p_time_zone at time zone 'UTC';
+    v_change timestamp := _pgqueue.clock_change(p_time_zone, v_utc - interval '1 day', v_utc + interval '1 day');
+    v_before timestamp := p_local - _pgqueue.utc_offset(v_utc - interval '1 day', p_time_zone);  -- if it is before that
 begin
-    if v_change is null then
-        return v_u;
-    end if;
-    v_before := p_local - (_pgqueue.local(v_u - interval '1 day', p_time_zone) - (v_u - interval '1 day'));
-    return case when v_before < v_change then v_before
-                else greatest(p_local - (_pgqueue.local(v_change, p_time_zone) - v_change), v_change) end;
+    return case when v_change is null then v_utc
+                when v_before < v_change then v_before
+                else greatest(p_local - _pgqueue.utc_offset(v_change, p_time_zone), v_change) end;
 end $$;
 
 -- The first time of a cron expression after p_after; null: there is none. Errors: PQ003.
@@ -166,75 +157,55 @@ create or replace function _pgqueue.next_by_cron(p_cron text, p_time_zone text, 
 language plpgsql stable as $$
 declare
     v_cron   pgqueue.cron := _pgqueue.parse_cron(p_cron);
-    v_u      timestamp := date_trunc('second', p_after at time zone 'UTC');
-    v_from   timestamp := date_trunc('minute', _pgqueue.local(v_u, p_time_zone)) + interval '1 minute';  -- local
+    v_utc    timestamp := date_trunc('second', p_after at time zone 'UTC');
+    -- local
+    v_from   timestamp := date_trunc('minute', v_utc + _pgqueue.utc_offset(v_utc, p_time_zone)) + interval '1 minute';
     v_match  timestamp;
     v_change timestamp;
 begin
     if v_cron.by_clock then
         -- a time that a clock shows for the second time, after it was set back, has been there
-        v_change := _pgqueue.clock_change(p_time_zone, v_u - interval '1 day', v_u);
-        v_from := greatest(v_from, _pgqueue.local(v_change - interval '1 s', p_time_zone) + interval '1 s');
-        return _pgqueue.first_at(_pgqueue.first_match(v_cron, v_from), p_time_zone) at time zone 'UTC';
+        v_change := _pgqueue.clock_change(p_time_zone, v_utc - interval '1 day', v_utc);
+        v_from := greatest(v_from, v_change + _pgqueue.utc_offset(v_change - interval '1 s', p_time_zone));
+        return _pgqueue.local_to_utc(_pgqueue.first_match(v_cron, v_from), p_time_zone) at time zone 'UTC';
     end if;
     loop
-        v_match := _pgqueue.first_match(v_cron, v_from);
-        v_match := v_u + (v_match - _pgqueue.local(v_u, p_time_zone));  -- in UTC, as long as the clock is not changed
-        v_change := _pgqueue.clock_change(p_time_zone, v_u, v_match);
-        if v_change is null then
-            return v_match at time zone 'UTC';
-        end if;
-        v_u := v_change;
-        v_from := _pgqueue.local(v_u, p_time_zone);
+        -- in UTC, unless the clock is changed before
+        v_match := _pgqueue.first_match(v_cron, v_from) - _pgqueue.utc_offset(v_utc, p_time_zone);
+        v_change := _pgqueue.clock_change(p_time_zone, v_utc, v_match);
+        exit when v_change is null;
+        v_utc := v_change;
+        v_from := v_utc + _pgqueue.utc_offset(v_utc, p_time_zone);
     end loop;
+    return v_match at time zone 'UTC';
 end $$;
 
--- The p_n-th time after the start of a schedule that repeats by an interval. Its months and days go by the calendar,
--- the rest by the clock.
+-- The p_n-th time after the start of a schedule that repeats by an interval. Its months and days follow the calendar,
+-- the rest the clock.
 create or replace function _pgqueue.nth_time(p_start timestamptz, p_every interval, p_time_zone text, p_n bigint)
 returns timestamptz language plpgsql stable as $$
 declare
-    v_days interval := _pgqueue.calendar_part(p_every);
+    v_days interval := date_trunc('day', p_every);  -- its months and days
 begin
     return ((case when v_days = interval '0' then p_start at time zone 'UTC'
-                  else _pgqueue.first_at((p_start at time zone p_time_zone) + v_days * p_n, p_time_zone) end)
+                  else _pgqueue.local_to_utc((p_start at time zone p_time_zone) + v_days * p_n, p_time_zone) end)
             + (p_every - v_days) * p_n) at time zone 'UTC';
 end $$;
-
--- The months and days of an interval, without its hours.
-create or replace function _pgqueue.calendar_part(p_every interval) returns interval
-language sql immutable as $$
-    select make_interval(years => extract(year from p_every)::int, months => extract(month from p_every)::int,
-                         days => extract(day from p_every)::int)
-$$;
 
 -- The first time after p_after of a schedule that repeats by an interval.
 create or replace function _pgqueue.next_by_interval(p_start timestamptz, p_every interval, p_time_zone text,
                                                      p_after timestamptz) returns timestamptz
 language plpgsql stable as $$
 declare
-    -- an estimate: months differ in length
-    v_n    bigint := greatest(0, floor(extract(epoch from p_after - p_start) / extract(epoch from p_every)));
-    v_step bigint := 1;
-    v_low  bigint := v_n;  -- in the end, of two that follow one another the one whose time is not after p_after
+    -- in seconds, on average: Postgres counts a month as 30 days, which has 30.436875
+    v_every numeric := extract(epoch from p_every) + 86400 * 0.436875 * extract(month from p_every);
+    v_n     bigint := greatest(0, floor(extract(epoch from p_after - p_start) / v_every));  -- nearly
 begin
-    -- The steps double, so that an estimate that is far from it costs little more than one that is near.
-    while v_low >= 0 and _pgqueue.nth_time(p_start, p_every, p_time_zone, v_low) > p_after loop
-        v_n := v_low;
-        v_low := greatest(v_low - v_step, -1);
-        v_step := v_step * 2;
+    while v_n > 0 and _pgqueue.nth_time(p_start, p_every, p_time_zone, v_n - 1) > p_after loop
+        v_n := v_n - 1;
     end loop;
     while _pgqueue.nth_time(p_start, p_every, p_time_zone, v_n) <= p_after loop
-        v_low := v_n;
-        v_n := v_n + v_step;
-        v_step := v_step * 2;
-    end loop;
-    while v_n - v_low > 1 loop
-        if _pgqueue.nth_time(p_start, p_every, p_time_zone, (v_low + v_n) / 2) > p_after then
-            v_n := (v_low + v_n) / 2;
-        else
-            v_low := (v_low + v_n) / 2;
-        end if;
+        v_n := v_n + 1;
     end loop;
     return _pgqueue.nth_time(p_start, p_every, p_time_zone, v_n);
 end $$;

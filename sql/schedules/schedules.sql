@@ -1,9 +1,9 @@
--- Schedules: messages that are sent at planned times. No process is in charge of them. A claim for a consumer of the
+-- Schedules: messages that are sent at planned times. No process of its own sends them: a claim for a consumer of the
 -- stream, or maintain(), sends the messages that are due, unless another session is about to. The message and the time
 -- of the next one are written in one transaction: so each time has one message, whatever process dies. Times that
--- passed while nobody looked have one message together.
+-- passed without a claim have one message together.
 --
--- A consumer's row says whether its stream has schedules: without schedules, nobody looks.
+-- A consumer's row says whether its stream has schedules: without schedules, claims do not look.
 
 -- in use: select format('schedule %s of stream %s', h.name, s.name)
 --     from pgqueue.schedules h join pgqueue.streams s using (stream_id)
@@ -86,36 +86,34 @@ create or replace function _pgqueue.send_scheduled(p_stream pgqueue.streams, p_s
                                                    p_now timestamptz) returns void
 language plpgsql as $$
 declare
-    v_new pgqueue.schedules := p_schedule;
+    v_sent_at timestamptz := clock_timestamp();
+    v_next_at timestamptz;
+    v_seq     bigint;
+    v_error   text;
 begin
-    v_new.sent_at := clock_timestamp();
-    v_new.planned_at := p_schedule.next_at;
-    v_new.last_error := null;
     begin
-        v_new.next_at := null;
-        v_new.next_at := _pgqueue.next_time(p_schedule, p_now);
+        v_next_at := _pgqueue.next_time(p_schedule, p_now);
         if p_stream.schema is not null then  -- the schema may be newer than the schedule
             perform _pgqueue.check_payload(p_stream, p_schedule.data, p_schedule.data_bytes, p_schedule.key, null);
         end if;
-        v_new.seq := nextval(p_stream.message_numbers);
+        v_seq := nextval(p_stream.message_numbers);
         insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
-        values (v_new.seq, p_stream.stream_id, p_schedule.key, p_schedule.data, p_schedule.data_bytes,
+        values (v_seq, p_stream.stream_id, p_schedule.key, p_schedule.data, p_schedule.data_bytes,
                 _pgqueue.scheduled_headers(p_schedule));
-        perform _pgqueue.publish(p_stream, int8multirange(int8range(v_new.seq, v_new.seq, '[]')), 1,
-                                 p_schedule.priority, null,
+        perform _pgqueue.publish(p_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_schedule.priority, null,
                                  case when p_schedule.consumers is not null then array(
                                      select consumer_id from pgqueue.consumers
                                      where stream_id = p_stream.stream_id and name = any (p_schedule.consumers)) end);
     exception when others then
         if left(sqlstate, 2) in ('40', '53', '55', '57', '58') or sqlstate in ('PQ011', '23505') then
-            raise;  -- no fault of the schedule's: later it will do
+            raise;  -- a later try may succeed
         end if;
-        v_new.seq := null;
-        v_new.last_error := sqlerrm;
+        v_seq := null;
+        v_error := sqlerrm;
     end;
     update pgqueue.schedules
-    set sent_at = v_new.sent_at, planned_at = v_new.planned_at, seq = v_new.seq, last_error = v_new.last_error,
-        next_at = coalesce(v_new.next_at, 'infinity'), paused = paused or v_new.next_at is null
+    set sent_at = v_sent_at, planned_at = p_schedule.next_at, seq = v_seq, last_error = v_error,
+        next_at = coalesce(v_next_at, 'infinity'), paused = paused or v_next_at is null
     where stream_id = p_schedule.stream_id and name = p_schedule.name;
 end $$;
 
@@ -156,14 +154,12 @@ end $$;
 -- lock_schedules().
 create or replace function _pgqueue.record_schedules(p_stream_id int) returns void
 language plpgsql as $$
-declare
-    v_any boolean := exists (select from pgqueue.schedules where stream_id = p_stream_id);
 begin
     perform _pgqueue.record_turn(p_stream_id);
     perform _pgqueue.await('the settings of a consumer of stream ' || p_stream_id,
         'with changed as (update pgqueue.consumers set scheduled = ($2 -> 0)::boolean where stream_id = $1 '
         'and scheduled <> ($2 -> 0)::boolean returning 1) select count(*) from changed',  -- lock: settings
-        p_stream_id, jsonb_build_array(v_any));
+        p_stream_id, jsonb_build_array(exists (select from pgqueue.schedules where stream_id = p_stream_id)));
 end $$;
 
 -- Locks the schedules of a stream, for a call that changes them; and the stream, so that no consumer is made
@@ -200,17 +196,22 @@ begin
         raise exception 'unknown schedule % of stream %', coalesce(quote_literal(p_name), 'null'),
                         quote_literal(p_stream.name)
             using errcode = 'PQ003', column = 'p_name',
-                  hint = _pgqueue.is_it(p_name, array(select name from pgqueue.schedules
+                  hint = _pgqueue.suggestion(p_name, array(select name from pgqueue.schedules
                                                       where stream_id = p_stream.stream_id
                                                       order by name limit 10));
     end if;
     return v_schedule;
 end $$;
 
--- Raises PQ003 unless either p_cron or p_every says when to send, and such a time comes; and for a time zone that the
--- server does not know by a name. (Other texts that the server accepts, such as UTC+2, mean the opposite.)
-create or replace function _pgqueue.check_times(p_cron text, p_every interval, p_time_zone text, p_start timestamptz)
-returns void language plpgsql stable as $$
+-- Returns a schedule with these times, of which nothing else is set. Errors: PQ003 unless either p_cron or p_every says
+-- when to send, and such a time comes; and for a time zone that the server does not know by a name. (Other texts that
+-- the server accepts, such as UTC+2, mean the opposite.)
+--   p_from  the first time, where p_start is null, is one interval later
+create or replace function _pgqueue.timed_schedule(p_cron text, p_every interval, p_time_zone text, p_start timestamptz,
+                                                   p_from timestamptz) returns pgqueue.schedules
+language plpgsql stable as $$
+declare
+    v_schedule pgqueue.schedules;
 begin
     if not exists (select from pg_timezone_names where name = p_time_zone) then
         raise exception 'p_time_zone is the name of a time zone, such as Europe/Berlin or UTC, not %',
@@ -228,7 +229,7 @@ begin
     elsif p_every < interval '1 s' or p_every > _pgqueue.max_interval()
           or extract(microseconds from p_every) % 1000000 <> 0
           or least(extract(year from p_every), extract(month from p_every), extract(day from p_every),
-                   extract(epoch from p_every - _pgqueue.calendar_part(p_every))) < 0 then
+                   extract(epoch from p_every - date_trunc('day', p_every))) < 0 then
         raise exception 'p_every is an interval of whole seconds, from 1 second to 10 years, without a part that is '
                         'negative, not %',
                         quote_literal(p_every)
@@ -239,4 +240,10 @@ begin
                         quote_literal(p_cron)
             using errcode = 'PQ003', column = 'p_cron';
     end if;
+    v_schedule.cron := p_cron;
+    v_schedule.every := p_every;
+    v_schedule.time_zone := p_time_zone;
+    v_schedule.start_at := date_trunc(
+        'second', coalesce(p_start, _pgqueue.nth_time(date_trunc('second', p_from), p_every, p_time_zone, 1)));
+    return v_schedule;
 end $$;

@@ -11,34 +11,33 @@ create or replace function _pgqueue.serve_claim_within(p_consumer pgqueue.consum
                                                        out o_claimed pgqueue.claimed, out o_bytes bigint)
 language plpgsql as $$
 declare
-    v_want  bigint := p_want;
     v_fill  record;
-    v_fit   record;
+    v_size  record;
     v_tries int := 0;
 begin
     loop
         begin
-            v_fill := _pgqueue.serve_claim(p_consumer, p_cursor, v_want, p_upto, p_reader);
+            v_fill := _pgqueue.serve_claim(p_consumer, p_cursor, p_want, p_upto, p_reader);
             o_cursor := v_fill.o_cursor;
             o_claimed := v_fill.o_claimed;
-            v_fit := _pgqueue.fitting(p_consumer.stream_id, o_claimed, p_max_bytes);
-            if v_fit.o_fitting >= o_claimed.message_count or (o_claimed.message_count > 1) is not true then
-                o_bytes := v_fit.o_bytes;
+            v_size := _pgqueue.size_of_claim(p_consumer.stream_id, o_claimed, p_max_bytes);
+            if v_size.o_fitting >= o_claimed.message_count or (o_claimed.message_count > 1) is not true then
+                o_bytes := v_size.o_bytes;
                 return;
             end if;
             raise exception using errcode = 'PQ099';
         exception when sqlstate 'PQ099' then
             -- (beside other claimers it may get other messages each time, but ever fewer)
             v_tries := v_tries + 1;
-            v_want := greatest(1, least(v_fit.o_fitting, case when v_tries > 3 then v_want / 2 end));
+            p_want := greatest(1, least(v_size.o_fitting, case when v_tries > 3 then p_want / 2 end));
         end;
     end loop;
 end $$;
 
 -- How many bytes of data a claim has, and how many of its messages fit into p_max_bytes, in the order of delivery. It
 -- sums up 1,000 numbers in a row first, so that it looks at few one by one. The data itself is not read.
-create or replace function _pgqueue.fitting(p_stream_id int, p_claim pgqueue.claimed, p_max_bytes bigint,
-                                            out o_bytes bigint, out o_fitting bigint)
+create or replace function _pgqueue.size_of_claim(p_stream_id int, p_claim pgqueue.claimed, p_max_bytes bigint,
+                                                  out o_bytes bigint, out o_fitting bigint)
 language plpgsql stable as $$
 begin
     execute format($query$
@@ -54,14 +53,12 @@ begin
             cross join lateral (select count(*) as messages,
                                 coalesce(sum(coalesce(octet_length(data), octet_length(data_bytes))), 0) as bytes
                                 from pgqueue.messages_%1$s where seq >= b.lo and seq < b.hi) m
-        ), line as (
-            select *, sum(bytes) over (order by no, lo) as upto,
-                   sum(messages) over (order by no, lo) - messages as before
-            from block
         ), edge as materialized (
-            select * from line where upto > $2 order by no, lo limit 1
+            select * from (select *, sum(bytes) over line as upto, sum(messages) over line - messages as before
+                           from block window line as (order by no, lo)) b
+            where upto > $2 order by no, lo limit 1
         )
-        select (select sum(bytes) from block),
+        select coalesce((select sum(bytes) from block), 0),
                coalesce((select before from edge)
                         + (select count(*)
                            from edge e
@@ -72,7 +69,6 @@ begin
                         9223372036854775807)
         $query$, p_stream_id)
     into o_bytes, o_fitting using p_claim, p_max_bytes;
-    o_bytes := coalesce(o_bytes, 0);
 end $$;
 
 -- How many bytes of data the last 100 messages of a stream have, on average; null: it has none. For a reader with a

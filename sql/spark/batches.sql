@@ -64,11 +64,12 @@ create table if not exists pgqueue.sink_streams (
 create or replace function _pgqueue.is_query(p_sink text) returns boolean
 language sql immutable as $$ select p_sink not like 'txn:%' and p_sink not like 'write:%' $$;
 
--- Raises unless a sink is the caller's: nobody publishes batches in the name of another role's query, whose own batches
--- of those numbers would then be taken for repetitions and dropped. A sink belongs to the role (session_user) that did
--- its last batch. Members of that role may use it too, and members of another role that both are in, which cannot log
--- in: so a role may have its successor. So may the owner of the schema. Where the role is gone, the sink belongs to
--- whoever comes next. Publishing, writing tables and each kind of action (spark/actions.sql) have a role of their own.
+-- Raises 42501 unless a sink is the caller's: else a role could publish batches in the name of another role's query,
+-- whose own batches of those numbers would then count as repetitions, and be dropped. A sink belongs to the role
+-- (session_user) that did its last batch. Members of that role may use it too; members of another role that both are
+-- in, which cannot log in (so a role may have its successor); and the owner of the schema. Where the role is gone, the
+-- sink belongs to the next role that uses it. Publishing, writing tables and each kind of action (spark/actions.sql)
+-- have a role of their own.
 create or replace function _pgqueue.check_sink(p_sink text, p_published boolean, p_revived boolean,
                                                p_in_table boolean default false) returns void
 language plpgsql stable as $$
@@ -134,10 +135,10 @@ declare
     v_last pgqueue.sink_batches;
 begin
     if not _pgqueue.is_query(p_new.sink) then
-        return exists (select from pgqueue.sink_batches b
-                       where b.sink = p_new.sink and b.stream_id = p_new.stream_id and b.target = p_new.target
-                         and b.consumer_id = p_new.consumer_id and b.revived = p_new.revived
-                         and b.batch >= p_new.batch);
+        return exists (select from pgqueue.sink_batches
+                       where (sink, stream_id, target, consumer_id, revived)
+                             = (p_new.sink, p_new.stream_id, p_new.target, p_new.consumer_id, p_new.revived)
+                         and batch >= p_new.batch);
     end if;
     select b.* into v_last from pgqueue.sink_batches b
     where b.sink = p_new.sink and (b.consumer_id = 0) = (p_new.consumer_id = 0) and b.revived = p_new.revived
@@ -152,35 +153,29 @@ begin
           and (v_last.digest = p_new.digest) is not false then
         return true;
     end if;
-    raise exception '%', case
-        when v_last.batch > p_new.batch
-            then format('batch %s of query %s comes after its batch %s was published', p_new.batch, p_new.sink,
-                        v_last.batch)
-        when v_same and v_last.message_count <> p_new.message_count
-            then format('batch %s of query %s was published with %s %s, and has %s now', p_new.batch, p_new.sink,
-                        v_last.message_count, case p_new.target when '' then 'messages' else 'rows' end,
-                        p_new.message_count)
-        when v_same then format('batch %s of query %s was published with other messages than it has now', p_new.batch,
-                                p_new.sink)
-        else format('batch %s of query %s was published before', p_new.batch, p_new.sink) end
+    raise exception 'batch % of query % %', p_new.batch, p_new.sink,
+        case when v_last.batch > p_new.batch then format('comes after its batch %s was published', v_last.batch)
+             when not v_same then 'was published before'
+             when v_last.message_count = p_new.message_count
+                 then 'was published with other messages than it has now'
+             else format('was published with %s %s, and has %s now', v_last.message_count,
+                         case p_new.target when '' then 'messages' else 'rows' end, p_new.message_count) end
         || case when v_same then ''
                 else format(': that was to %s, and this is to %s', _pgqueue.target_name(v_last),
                             _pgqueue.target_name(p_new)) end
-        using errcode = 'PQ010',
-              hint = case
-                  when not v_same
-                      then 'A copy of a checkpoint has its query id: make the copy with pgqueue checkpoint PATH --fork '
-                           'NEWPATH, which gives it another. If you pointed the query to another stream, start it once '
-                           'with the old one, which finishes this batch.'
-                  when v_last.batch > p_new.batch
-                      then 'Its checkpoint was restored to an earlier state, or is a copy. Use the latest one; '
-                           'or start with a new checkpoint, and know that what it reads again is published again.'
-                  else 'Its checkpoint was restored to an earlier state; or the query gives other rows each time '
-                       'it is run, or was changed. Start with a new checkpoint, '
-                       'and know that what it reads again is published again.'
-                       || case when v_last.message_count = p_new.message_count
-                               then ' If its rows have a random part, and this is the same batch, start it with '
-                                    'option compareRepeats = count.' else '' end end;
+        using errcode = 'PQ010', hint = case
+            when not v_same
+                then 'A copy of a checkpoint has its query id: make the copy with pgqueue checkpoint PATH --fork '
+                     'NEWPATH, which gives it another. If you pointed the query to another stream, start it once with '
+                     'the old one, which finishes this batch.'
+            when v_last.batch > p_new.batch
+                then 'Its checkpoint was restored to an earlier state, or is a copy. Use the latest one; or start '
+                     'with a new checkpoint, and know that what it reads again is published again.'
+            else 'Its checkpoint was restored to an earlier state; or the query gives other rows each time it is run, '
+                 'or was changed. Start with a new checkpoint, and know that what it reads again is published again.'
+                 || case when v_last.message_count = p_new.message_count
+                         then ' If its rows have a random part, and this is the same batch, start it with option '
+                              'compareRepeats = count.' else '' end end;
 end $$;
 
 -- Begins a part of a sink's batch that is done once; for errors see is_repeat(). Returns false when it was done before.
@@ -193,17 +188,13 @@ begin
         return false;
     end if;
     perform _pgqueue.commit_durably();
-    if _pgqueue.await(
-           format('batch %s of sink %s', p_new.batch, p_new.sink),
-           'with begun as (insert into pgqueue.sink_batches '
-           '(sink, stream_id, consumer_id, revived, batch, message_count, digest, target) '
-           'select n.sink, n.stream_id, n.consumer_id, n.revived, n.batch, n.message_count, n.digest, n.target '
-           'from jsonb_populate_record(null::pgqueue.sink_batches, $2) n '
-           'on conflict do nothing returning 1) select count(*) from begun',  -- lock: batch
-           null, to_jsonb(p_new)) = '0' then  -- meanwhile
-        perform _pgqueue.check_sink(p_new.sink, p_new.consumer_id = 0, p_new.revived, p_new.target <> '');
-        perform _pgqueue.is_repeat(p_new);
-        return false;
-    end if;
-    return true;
+    -- where the insert finds a row, another session has committed the part meanwhile
+    return case when _pgqueue.await(
+        format('batch %s of sink %s', p_new.batch, p_new.sink),
+        'with begun as (insert into pgqueue.sink_batches '
+        '(sink, stream_id, consumer_id, revived, batch, message_count, digest, target) '
+        'select n.sink, n.stream_id, n.consumer_id, n.revived, n.batch, n.message_count, n.digest, n.target '
+        'from jsonb_populate_record(null::pgqueue.sink_batches, $2) n '
+        'on conflict do nothing returning 1) select count(*) from begun',  -- lock: batch
+        null, to_jsonb(p_new)) = '1' then true else _pgqueue.begin_batch(p_new) end;
 end $$;

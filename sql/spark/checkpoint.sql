@@ -8,15 +8,14 @@ create or replace function pgqueue.reader_ack(p_reader uuid, p_consumer_id int, 
 returns table (acked bigint, lost bigint)
 language plpgsql as $$
 declare
-    v_reader pgqueue.readers;
-    v_acked  record;
+    v_acked record;
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
     perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
-    select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
+    perform _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
+    perform _pgqueue.lock_claims_of(p_reader);  -- what settles a part of them has updated them then
     v_acked := _pgqueue.acknowledge_upto(p_reader, p_start_claim);
     acked := v_acked.o_acked;
     lost := v_acked.o_lost;
@@ -39,22 +38,17 @@ create or replace function pgqueue.reader_state(p_reader uuid, p_finished bigint
 returns table (stream text, consumer text, consumer_id int, query_id text, acked_claim bigint, finished bigint,
                unfinished bigint, unlogged bigint, lease_until timestamptz, seen_at timestamptz)
 language sql stable as $$
-    select c.stream_name, c.name, c.consumer_id, r.query_id, r.acked_claim, h.finished, h.unfinished, h.unlogged,
-           h.lease_until, greatest(r.used_at, h.beat_at)
+    select c.stream_name, c.name, c.consumer_id, r.query_id, r.acked_claim,
+           coalesce(sum(_pgqueue.remaining(l)) filter (where l.claim_id <= p_finished), 0)::bigint,
+           coalesce(sum(_pgqueue.remaining(l)) filter (where l.claim_id > p_finished and l.claim_id <= p_last),
+                    0)::bigint,
+           coalesce(sum(_pgqueue.remaining(l)) filter (where l.claim_id > p_last), 0)::bigint,
+           max(h.lease_until), greatest(r.used_at, max(h.lease_until - h.visibility_timeout))
     from pgqueue.readers r
     join pgqueue.consumers c using (consumer_id)
-    cross join lateral (
-        select coalesce(sum(remaining) filter (where claim_id <= p_finished), 0)::bigint as finished,
-               coalesce(sum(remaining) filter (where claim_id > p_finished and claim_id <= p_last),
-                        0)::bigint as unfinished,
-               coalesce(sum(remaining) filter (where claim_id > p_last), 0)::bigint as unlogged,
-               max(m.lease_until) as lease_until,
-               max(m.lease_until - m.visibility_timeout) as beat_at
-        from (select c.claim_id, h.lease_until, h.visibility_timeout, _pgqueue.remaining(c) as remaining
-              from pgqueue.reader_claims c
-              left join lateral _pgqueue.bundles_of(c.head, c.token) h on h.head is null
-              where c.reader = r.reader) m) h
-    where r.reader = p_reader
+    left join pgqueue.reader_claims l using (reader)
+    left join lateral _pgqueue.bundles_of(l.head, l.token) h on h.head is null
+    where r.reader = p_reader group by c.consumer_id, r.reader
 $$;
 
 -- Gives back what a Spark query holds, and forgets its checkpoint reader. Before that it acknowledges what the query
@@ -66,16 +60,13 @@ create or replace function pgqueue.reader_release(p_reader uuid, p_consumer_id i
 returns table (acked bigint, released bigint)
 language plpgsql as $$
 declare
-    v_reader   pgqueue.readers;
-    v_beat     record;
     v_consumer pgqueue.consumers;
-    v_stored   pgqueue.consumer_cursors;
+    v_beat     record;
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
     v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
-    select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
+    perform _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
     select max(h.lease_until - h.visibility_timeout) as at, max(h.visibility_timeout) / 3 + interval '5 s' as every
     into v_beat
     from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) h where c.reader = p_reader;
@@ -86,10 +77,7 @@ begin
                   hint = format('Stop it, and try again after %s.', (v_beat.at + v_beat.every)::timestamptz(0));
     end if;
     acked := (_pgqueue.acknowledge_upto(p_reader, p_start_claim)).o_acked;
-    released := (select coalesce(sum(_pgqueue.remaining(c)), 0) from pgqueue.reader_claims c where reader = p_reader);
-    v_stored := _pgqueue.cursor(p_consumer_id);
-    perform _pgqueue.save_cursor(v_stored, _pgqueue.delete_reader(v_consumer, v_stored, p_reader, 'uncounted', null),
-                                 true);
+    released := _pgqueue.delete_reader(v_consumer, p_reader, 'uncounted', null);
     return next;
 end $$;
 
@@ -101,14 +89,12 @@ create or replace function pgqueue.reader_fork(p_reader uuid, p_consumer_id int,
                                                p_start_messages bigint) returns uuid
 language plpgsql as $$
 declare
-    v_reader pgqueue.readers;
-    v_fork   uuid := gen_random_uuid();
+    v_fork uuid := gen_random_uuid();
 begin
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_start_messages);
     perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
-    select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
+    perform _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
     insert into pgqueue.readers (reader, consumer_id, acked_claim, last_claim, messages)
     values (v_fork, p_consumer_id, p_start_claim, p_start_claim, p_start_messages);
     return v_fork;

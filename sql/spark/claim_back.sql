@@ -8,8 +8,9 @@ create or replace function _pgqueue.claim_back(p_consumer pgqueue.consumers, p_c
 language plpgsql as $$
 declare
     v_hints   pgqueue.claim_hints := p_cursor.hints;
-    v_seqs    int8multirange := p_claim.seqs - _pgqueue.acted_seqs(p_claim);  -- (what its query returned is for others)
-    v_line    boolean;
+    -- (what its query has returned is for others)
+    v_seqs    int8multirange := p_claim.seqs - _pgqueue.seqs_settled_early(p_claim);
+    v_line    boolean;  -- by key, the messages stand in the line as they did before the claim
     v_bundles pgqueue.consumer_messages[];
     v_claimed pgqueue.claimed;
     v_back    record;
@@ -19,11 +20,12 @@ begin
     end if;
     v_line := p_consumer.ordering <> 'none' and v_hints.all_keys is not true
         and _pgqueue.none_assigned(p_consumer.consumer_id, v_hints)
-        and (p_consumer.ordering = 'stream' or not _pgqueue.has_later(p_consumer.consumer_id, p_claim));
-    if p_consumer.ordering = 'none' then
-        v_bundles := _pgqueue.take_matching(_pgqueue.earlier_places(p_consumer, p_claim, v_seqs), v_seqs, null);
-    elsif v_line then
-        v_bundles := _pgqueue.take_matching(_pgqueue.earlier_places(p_consumer, p_claim, v_seqs), v_seqs, null);
+        and (p_consumer.ordering = 'stream'
+             or not exists (select from pgqueue.consumer_messages
+                            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
+                              and p_claim.arrival_nos @> arrival_no and not_visible_until > clock_timestamp()));
+    if p_consumer.ordering = 'none' or v_line then
+        v_bundles := _pgqueue.take_matching(_pgqueue.free_bundles_of(p_consumer, p_claim, v_seqs), v_seqs, null);
     elsif v_hints.all_keys is not true then
         v_back := _pgqueue.assign_back(p_consumer, v_hints, p_claim, v_seqs);
         v_hints := v_back.o_hints;
@@ -45,19 +47,17 @@ end $$;
 
 -- The free bundles that have messages of a lost claim, where they stood before: in the lanes, or in the line, there up
 -- to the first message that is not visible yet.
-create or replace function _pgqueue.earlier_places(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
-                                                   p_seqs int8multirange) returns pgqueue.consumer_messages[]
+create or replace function _pgqueue.free_bundles_of(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
+                                                    p_seqs int8multirange) returns pgqueue.consumer_messages[]
 language plpgsql stable as $$
 begin
     return array(
         with recursive lane (lane) as (  -- those that there are, without a look at all bundles
-            (select lane from pgqueue.consumer_messages
-             where consumer_id = p_consumer.consumer_id and lane < _pgqueue.lane_delayed()
-             order by lane limit 1)
+            select min(lane) from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and lane < _pgqueue.lane_delayed()
             union all
-            select (select lane from pgqueue.consumer_messages
-                    where consumer_id = p_consumer.consumer_id and lane > l.lane and lane < _pgqueue.lane_delayed()
-                    order by lane limit 1)
+            select (select min(lane) from pgqueue.consumer_messages
+                    where consumer_id = p_consumer.consumer_id and lane > l.lane and lane < _pgqueue.lane_delayed())
             from lane l where l.lane is not null
         )
         select f.b
@@ -73,14 +73,6 @@ begin
         order by f.lane, f.place, f.first_seq);
 end $$;
 
--- Whether a message that stood among those of a lost claim is not visible yet.
-create or replace function _pgqueue.has_later(p_consumer_id int, p_claim pgqueue.reader_claims) returns boolean
-language sql stable as $$
-    select exists (select from pgqueue.consumer_messages m
-                   where m.consumer_id = p_consumer_id and m.lane = _pgqueue.lane_unassigned()
-                     and p_claim.arrival_nos @> m.arrival_no and m.not_visible_until > clock_timestamp())
-$$;
-
 -- Assigns, as much as one claim looks at, while messages stand in the line where those of a lost claim had their
 -- places. Then of each key that is free what the lost claim had is assigned by itself, if nothing comes before it.
 -- Returns the hints, and these bundles, which are locked.
@@ -91,37 +83,31 @@ create or replace function _pgqueue.assign_back(p_consumer pgqueue.consumers, p_
 language plpgsql as $$
 declare
     v_assign   record;
-    v_looked   bigint := 0;
+    v_examined bigint := 0;
     v_heads    pgqueue.keyed_messages;
-    v_mine     pgqueue.keyed_messages;
-    v_others   pgqueue.keyed_messages;
     v_assigned pgqueue.lane_hint;
 begin
     o_hints := p_hints;
-    while v_looked < _pgqueue.limit_examined() loop
+    while v_examined < _pgqueue.limit_examined() loop
         v_assign := _pgqueue.assign(p_consumer, o_hints, _pgqueue.limit_small());
         o_hints := v_assign.o_hints;
-        v_looked := v_looked + v_assign.o_looked;
-        exit when v_assign.o_looked = 0 or not exists (
+        v_examined := v_examined + v_assign.o_examined;
+        exit when v_assign.o_examined = 0 or not exists (
             select from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
               and place < upper(p_claim.arrival_nos));
     end loop;
     o_hints := _pgqueue.unassign(p_consumer, o_hints);
     o_hints := _pgqueue.raise_waiting_hints(p_consumer.consumer_id, o_hints);
-    v_heads := _pgqueue.take_heads(p_consumer, o_hints, _pgqueue.cardinality(p_seqs));
+    v_heads := _pgqueue.take_waiting(p_consumer, o_hints, _pgqueue.cardinality(p_seqs));
     if v_heads.keys is null then
         return;
     end if;
-    v_mine := _pgqueue.beginnings(v_heads, p_seqs, true);
-    v_others := _pgqueue.beginnings(v_heads, p_seqs, false);
-    if v_mine.keys is not null then
-        o_hints := (_pgqueue.assign_within_limits(p_consumer, o_hints, v_mine, _pgqueue.cardinality(p_seqs))).o_hints;
-    end if;
-    if v_others.keys is not null then
-        o_hints := (_pgqueue.assign_within_limits(p_consumer, o_hints, v_others, _pgqueue.limit_small())).o_hints;
-    end if;
-    o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none');
+    o_hints := (_pgqueue.assign_within_limits(p_consumer, o_hints, _pgqueue.split_heads(v_heads, p_seqs, true),
+                                              _pgqueue.cardinality(p_seqs))).o_hints;
+    o_hints := (_pgqueue.assign_within_limits(p_consumer, o_hints, _pgqueue.split_heads(v_heads, p_seqs, false),
+                                              _pgqueue.limit_small())).o_hints;
+    o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_heads.keys, false);
     o_hints.size := p_hints.size;
     v_assigned := _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned());
     o_bundles := array(
@@ -132,22 +118,20 @@ begin
         order by place, first_seq for update skip locked);  -- lock: bundle
 end $$;
 
--- Of messages by key those of keys whose first ones are in a set, cut where they leave it; or those of the other keys.
-create or replace function _pgqueue.beginnings(p_keyed pgqueue.keyed_messages, p_seqs int8multirange, p_mine boolean)
+-- Of messages by key those of keys whose first ones are in a set, cut where they leave it (p_mine); or those of the
+-- other keys.
+create or replace function _pgqueue.split_heads(p_keyed pgqueue.keyed_messages, p_seqs int8multirange, p_mine boolean)
 returns pgqueue.keyed_messages language plpgsql stable as $$
 begin
-    with entry as (
-        select e.*, e.seqs * p_seqs as part, e.seqs - p_seqs as rest,
-               e.seqs && p_seqs and (upper(e.seqs * p_seqs) <= lower(e.seqs - p_seqs)) is not false as mine
-        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs) with ordinality e (no, key, seqs, i)
-    ), cut as (
-        select i, 1 as j, no, key, case when p_mine then part else seqs end as seqs from entry where mine = p_mine
-        union all
-        select i, 2, no, key, rest from entry where mine and p_mine and rest <> '{}'
-    )
     select array_agg(no order by i, j), array_agg(key order by i, j), array_agg(seqs order by i, j),
            array_agg(_pgqueue.cardinality(seqs) order by i, j)
     into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts
-    from cut;
+    from (select e.i, e.no, e.key, c.j, c.seqs
+          from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs) with ordinality e (no, key, seqs, i)
+          cross join lateral (select e.seqs && p_seqs
+                                     and (upper(e.seqs * p_seqs) <= lower(e.seqs - p_seqs)) is not false as mine) m
+          cross join lateral (values (1, case when m.mine then e.seqs * p_seqs else e.seqs end),
+                                     (2, case when m.mine then e.seqs - p_seqs else '{}' end)) c (j, seqs)
+          where m.mine = p_mine and c.seqs <> '{}') k;
     return p_keyed;
 end $$;

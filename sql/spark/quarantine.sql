@@ -1,33 +1,31 @@
 -- Quarantine: a micro-batch that makes its query fail at each start is halved, until the message to blame is alone,
 -- and becomes a dead letter.
 --
--- A batch counts as begun whenever a process plans it (readers.begun, since begun_at). When p_quarantine_after
--- processes began it and none finished it, its second half goes back to its place in the line, and its first half is
--- replayed; each further start that fails halves the batch again. Both halves get a note (at_most): no claim has more
--- of these messages. So suspects are not mixed with other messages again, and are halved when their first start
--- failed. A message that is left alone, and failed alone, becomes a dead letter with the reason poison.
+-- A batch is started whenever a process plans it (readers.starts, since first_start). When p_quarantine_after processes
+-- started it and none finished it, its second half goes back to its place in the line, and its first half is replayed;
+-- each further start that fails bisects the batch again. Both halves get a note (at_most): no claim has more of these
+-- messages. So suspects are not mixed with other messages again, and are bisected when their first start failed. A
+-- message that is left alone, and failed alone, becomes a dead letter with the reason poison.
 --
 -- A micro-batch of a query with several sources has messages of each, and a failed start blames none of them. So a
--- reader that is left with one message asks the other readers of its query, which then give back all that they hold.
--- Its message dies when a start failed with this message alone in the whole micro-batch.
+-- reader that is left with one message asks the other readers of its query (isolate), which then give back all that
+-- they hold. Its message dies when a start failed with this message alone in the whole micro-batch.
 --
--- A batch that a sink of this database has published is not suspected: the batch was finished, and only Spark's log
--- does not say so.
+-- A batch that a sink of this database has published is not suspected: the batch was finished, but Spark's log does not
+-- have that.
 
--- Halves the micro-batch of a checkpoint reader, if it is time: the messages that the reader holds, and has not had
--- back where it lost some. Needs the reader's lock and the consumer's. Locks its claims.
---   p_reader  its row before this start, which is by another process than the last one
+-- Bisects the micro-batch of a checkpoint reader, if it is suspected: the messages that the reader holds, without those
+-- that it lost and gets back. Needs the reader's lock and the consumer's. Locks its claims.
+--   p_reader            its row before this start, which is by another process than the last one
+--   p_quarantine_after  as of reader_resume; null: nothing is done
 -- Returns the cursor, how many messages went back, and how many are dead letters now. (More than 60 lines: the steps
 -- for each claim of the batch, in their order.)
 create or replace function _pgqueue.quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                                p_reader pgqueue.readers, p_start_claim bigint, p_end_claim bigint,
                                                p_quarantine_after bigint, out o_returned bigint, out o_poison bigint,
-                                               out o_asks boolean)
+                                               out o_isolate boolean)
 language plpgsql as $$
 declare
-    v_error  jsonb := jsonb_build_object('error', format('its micro-batch was begun %s, and not finished',
-                                                              case p_reader.begun when 1 then 'once'
-                                                                   else p_reader.begun || ' times' end));
     v_claim  pgqueue.reader_claims;
     v_holds  bigint;  -- messages that it holds
     v_locked pgqueue.consumer_messages[];
@@ -39,20 +37,25 @@ declare
 begin
     o_returned := 0;
     o_poison := 0;
-    o_asks := false;
+    o_isolate := false;
+    if p_quarantine_after is null then
+        return;
+    end if;
     v_left := (select sum(_pgqueue.remaining(c)) from pgqueue.reader_claims c
                where reader = p_reader.reader and claim_id > p_start_claim and claim_id <= p_end_claim);
-    v_aside := exists (select from _pgqueue.batch_mates(p_reader) f where f.asks_alone);
+    v_aside := exists (select from _pgqueue.sibling_readers(p_reader) where isolate);
     if not (v_aside or _pgqueue.is_suspect(p_reader, p_start_claim, p_end_claim, p_quarantine_after))
        or exists (select from pgqueue.sink_batches
-                  where sink = p_reader.query_id and published_at >= p_reader.begun_at) then
+                  where sink = p_reader.query_id and published_at >= p_reader.first_start) then
         return;
     elsif v_left = 1 and not v_aside and not p_reader.alone then
-        o_asks := true;
+        o_isolate := true;
         return;
     end if;
     v_keep := case when v_aside then 0 else v_left / 2 + v_left % 2 end;
-    v_note := v_error || jsonb_build_object('at_most', v_keep);
+    v_note := jsonb_build_object('at_most', v_keep, 'error', format(
+        'its micro-batch was begun %s, and not finished',
+        case p_reader.starts when 1 then 'once' else p_reader.starts || ' times' end));
     for v_claim in
         select * from pgqueue.reader_claims
         where reader = p_reader.reader and claim_id > p_start_claim and claim_id <= p_end_claim
@@ -78,38 +81,34 @@ begin
                                         case when v_aside then 'uncounted' else 'unnamed' end, clock_timestamp(), null,
                                         null);
         end if;
-        -- From now on the claim is the part that is left: messages that went back are not lost, and are never had
-        -- back. Messages on which the query acted are done, and no replay has the same messages any more.
+        -- From now on the claim is the part that is left: messages that went back are not lost, and do not come back.
+        -- Messages that the query settled are done, and no replay has the same messages any more.
         update pgqueue.reader_claims c
-        set acted = null, seqs = seqs - v_set, message_count = message_count - (v_holds - _pgqueue.remaining(c))
+        set settled_early = null, seqs = seqs - v_set, message_count = message_count - (v_holds - _pgqueue.remaining(c))
         where reader = v_claim.reader and claim_id = v_claim.claim_id and v_set is not null;
     end loop;
 end $$;
 
 -- The other readers of a reader's query that hold messages.
-create or replace function _pgqueue.batch_mates(p_reader pgqueue.readers) returns setof pgqueue.readers
+create or replace function _pgqueue.sibling_readers(p_reader pgqueue.readers) returns setof pgqueue.readers
 language sql stable as $$
     select * from pgqueue.readers r
     where r.query_id = p_reader.query_id and r.reader <> p_reader.reader
       and exists (select from pgqueue.reader_claims c where c.reader = r.reader and _pgqueue.remaining(c) > 0)
 $$;
 
--- Whether a micro-batch is to be halved: it was begun too often; or it has suspects, and was begun before. A message
--- that is alone must have been delivered as often.
+-- Whether a micro-batch is to be bisected: it was started too often; or it has suspects, and was started before. A
+-- message that is alone must have been delivered as often.
 create or replace function _pgqueue.is_suspect(p_reader pgqueue.readers, p_start_claim bigint, p_end_claim bigint,
                                                p_quarantine_after bigint) returns boolean
-language plpgsql stable as $$
-declare
-    v_batch record;
-begin
-    select coalesce(sum(m.message_count), 0) as messages, coalesce(bool_or(m.note ? 'at_most'), false) as noted,
-           max(_pgqueue.one_more(m.deliver_count)) as most
-    into v_batch
-    from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of_reader(c) m
-    where c.reader = p_reader.reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim;
-    return v_batch.messages > 0 and (v_batch.noted or p_reader.begun >= p_quarantine_after)
-        and (v_batch.messages > 1 or v_batch.most >= p_quarantine_after);
-end $$;
+language sql stable as $$
+    select coalesce(sum(m.message_count) > 0
+                    and (p_reader.starts >= p_quarantine_after or bool_or(m.note ? 'at_most' is true))
+                    and (sum(m.message_count) > 1 or max(_pgqueue.one_more(m.deliver_count)) >= p_quarantine_after),
+                    false)
+    from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) m
+    where c.reader = p_reader.reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim
+$$;
 
 -- The messages of a claim behind its first p_keep, in the order of delivery; null: none.
 create or replace function _pgqueue.messages_behind(p_claim pgqueue.reader_claims, p_keep bigint) returns int8multirange
@@ -121,7 +120,8 @@ language sql stable as $$
           from (select seqs, message_count,
                        case when c.ordering = 'none' then array[-h.priority, h.arrival_no] else array[h.arrival_no] end
                        as place
-                from _pgqueue.bundles_of_reader(p_claim) h join pgqueue.consumers c using (consumer_id)) p
+                from _pgqueue.bundles_of(p_claim.head, p_claim.token) h join pgqueue.consumers c using (consumer_id)
+                where message_count > 0) p
           group by place) m
     where before + message_count > p_keep
 $$;

@@ -15,19 +15,19 @@ create table if not exists pgqueue.readers (
     -- the process that last planned a batch, and the batch: another process that plans it again ...
     planned_by  uuid,
     planned_to  bigint      not null default 0,  -- ... delivers it again
-    begun       int         not null default 0,  -- processes that began this batch, ...
-    begun_at    timestamptz,                     -- ... the first one then
+    starts      int         not null default 0,  -- processes that started this batch, ...
+    first_start timestamptz,                     -- ... the first one then
     alone       boolean     not null default true,   -- no other reader of its query had messages at the last start
-    asks_alone  boolean     not null default false,  -- its last message is to be tried so (spark/quarantine.sql)
+    isolate     boolean     not null default false,  -- its last message is to be tried alone (spark/quarantine.sql)
     unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
 );
 
--- Messages of a Spark reader's claim on which its query has acted, as they were: they still belong to its
+-- Messages of a Spark reader's claim that its query has settled by actions, as they were: they still belong to its
 -- micro-batch (spark/actions.sql).
 do $$
 begin
-    if to_regtype('pgqueue.acted_run') is null then
-        create type pgqueue.acted_run as (
+    if to_regtype('pgqueue.settled_run') is null then
+        create type pgqueue.settled_run as (
             lane int, arrival_no bigint, priority int, deliver_count int, seqs int8multirange);
     end if;
 end $$;
@@ -46,22 +46,16 @@ create table if not exists pgqueue.reader_claims (
     seqs          int8multirange not null,            -- the original set ...
     arrival_nos   int8multirange not null,            -- ... and when its bundles arrived: where they would stand again;
                                                       -- empty: its consumer was moved, and nothing of it comes back
-    acted         pgqueue.acted_run[],                -- of seqs, what its query settled by actions; null: nothing
+    settled_early pgqueue.settled_run[],              -- of seqs, what its query settled by actions; null: nothing
     primary key (reader, claim_id)
 );
 
--- What a checkpoint reader's claim holds.
-create or replace function _pgqueue.bundles_of_reader(p_claim pgqueue.reader_claims)
-returns setof pgqueue.consumer_messages language sql stable as $$
-    select * from _pgqueue.bundles_of(p_claim.head, p_claim.token) where message_count > 0
-$$;
-
--- The messages of a claim on which its query has acted, without those that retention took since.
-create or replace function _pgqueue.acted_seqs(p_claim pgqueue.reader_claims) returns int8multirange
+-- The messages of a claim that its query has settled by actions, without those that retention took since.
+create or replace function _pgqueue.seqs_settled_early(p_claim pgqueue.reader_claims) returns int8multirange
 language plpgsql stable as $$
 begin
-    return case when p_claim.acted is null then '{}'
-                else (select range_agg(seqs) from unnest(p_claim.acted)) - coalesce(
+    return case when p_claim.settled_early is null then '{}'
+                else (select range_agg(seqs) from unnest(p_claim.settled_early)) - coalesce(
         (select (_pgqueue.trimmed(stream_id)).o_seqs from pgqueue.consumers where consumer_id = p_claim.consumer_id),
         '{}') end;
 end $$;
@@ -73,124 +67,106 @@ begin
     return (select coalesce(sum(message_count), 0) from _pgqueue.bundles_of(p_claim.head, p_claim.token));
 end $$;
 
--- Raises PQ005 or PQ010 unless the checkpoint belongs to this consumer of this database, in this state.
-create or replace function _pgqueue.check_reader(p_reader pgqueue.readers, p_consumer_id int, p_start_claim bigint,
-                                                 p_claim bigint) returns void
-language plpgsql stable as $$
+-- The row of a checkpoint reader; nulls for a new one. Raises PQ005 or PQ010 unless the checkpoint belongs to this
+-- consumer of this database, in this state.
+create or replace function _pgqueue.check_reader(p_reader uuid, p_consumer_id int, p_start_claim bigint, p_claim bigint)
+returns pgqueue.readers language plpgsql stable as $$
+declare
+    v_reader pgqueue.readers := (select r from pgqueue.readers r where reader = p_reader);
 begin
-    if p_reader.reader is null and p_claim > 0 then
+    if v_reader.reader is null and p_claim > 0 then
         raise exception 'the checkpoint (at claim %) is of a reader that this database does not know', p_claim
             using errcode = 'PQ005',
                   hint = 'It belongs to another database, or its consumer was dropped, or it was not used for so long '
                          'that it was forgotten and its messages went back. '
                          'Point url at the right database, or start with a new checkpoint.';
-    elsif p_reader.consumer_id <> p_consumer_id then
-        raise exception 'the checkpoint is of %, not of %', _pgqueue.consumer_name(p_reader.consumer_id),
+    elsif v_reader.consumer_id <> p_consumer_id then
+        raise exception 'the checkpoint is of %, not of %', _pgqueue.consumer_name(v_reader.consumer_id),
                         _pgqueue.consumer_name(p_consumer_id)
             using errcode = 'PQ005',
                   hint = 'Give the stream and consumer that it was made with, or start with a new checkpoint.';
-    elsif p_start_claim < p_reader.acked_claim then
+    elsif p_start_claim < v_reader.acked_claim then
         raise exception 'the checkpoint, at claim %, is older than what its query has acknowledged: up to claim %',
-                        p_start_claim, p_reader.acked_claim
+                        p_start_claim, v_reader.acked_claim
             using errcode = 'PQ010',
                   hint = 'Use the latest checkpoint, or a new one. '
                          'If two drivers run with this checkpoint, stop one of them.';
-    elsif p_claim > p_reader.last_claim
+    elsif p_claim > v_reader.last_claim
           -- a number that was given out again has other random bits
-          or (p_claim > p_reader.acked_claim
-              and not exists (select from pgqueue.reader_claims
-                              where reader = p_reader.reader and claim_id = p_claim)) then
+          or (p_claim > v_reader.acked_claim
+              and not exists (select from pgqueue.reader_claims where reader = p_reader and claim_id = p_claim)) then
         raise exception 'the checkpoint is ahead of the database: claim % is not known, the last one is %', p_claim,
-                        p_reader.last_claim
+                        v_reader.last_claim
             using errcode = 'PQ005',
                   hint = 'The database was restored to an earlier state, or a standby that lacked the last commits was '
                          'promoted. Start with a new checkpoint: '
                          'what the old one has and the database has not acknowledged is delivered again.';
     end if;
+    return v_reader;
 end $$;
 
 -- Forgets a checkpoint reader, and puts back the messages that it holds. Needs the locks of the reader and the
 -- consumer.
 --   p_how, p_note  as in return()
--- Returns the cursor; the caller stores it. Locks its claims.
-create or replace function _pgqueue.delete_reader(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                  p_reader uuid, p_how text, p_note jsonb)
-returns pgqueue.consumer_cursors language plpgsql as $$
+-- Returns how many messages went back. Locks its claims.
+create or replace function _pgqueue.delete_reader(p_consumer pgqueue.consumers, p_reader uuid, p_how text, p_note jsonb)
+returns bigint language plpgsql as $$
 declare
+    v_stored  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
+    v_cursor  pgqueue.consumer_cursors := v_stored;
     v_claim   pgqueue.reader_claims;
     v_bundles pgqueue.consumer_messages[];
+    v_count   bigint := 0;
 begin
     for v_claim in select * from pgqueue.reader_claims where reader = p_reader order by claim_id loop
         v_bundles := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
-        if v_bundles is not null then
-            p_cursor := _pgqueue.return(p_consumer, p_cursor, v_bundles, null, p_how, clock_timestamp(), null, p_note);
-        end if;
+        continue when v_bundles is null;
+        v_count := v_count + _pgqueue.count_of(v_bundles);
+        v_cursor := _pgqueue.return(p_consumer, v_cursor, v_bundles, null, p_how, clock_timestamp(), null, p_note);
     end loop;
     delete from pgqueue.reader_claims where reader = p_reader;
     delete from pgqueue.readers where reader = p_reader;
-    return _pgqueue.raise_hints(p_consumer, p_cursor);
+    perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
+    return v_count;
 end $$;
 
--- Ends the claims of a checkpoint reader up to one, and acknowledges the messages that they still have. Needs the lock
--- of the reader. Returns whether there were any claims, how many messages they had, and how many they had lost before.
--- Locks these claims.
+-- Ends the claims of a checkpoint reader up to one, and acknowledges the messages that they still have. Needs the locks
+-- of the reader and of its claims. Returns whether there were any claims, how many messages they had, and how many they
+-- had lost before. Locks the bundles.
 create or replace function _pgqueue.acknowledge_upto(p_reader uuid, p_claim bigint, out o_any boolean,
                                                      out o_acked bigint, out o_lost bigint)
-language plpgsql as $$
-declare
-    v_claim   pgqueue.reader_claims;
-    v_bundles pgqueue.consumer_messages[];
-    v_count   bigint;
-begin
-    o_any := false;
-    o_acked := 0;
-    o_lost := 0;
-    perform _pgqueue.lock_claims_of(p_reader);  -- who settles some of it has noted that then
-    for v_claim in
-        select * from pgqueue.reader_claims where reader = p_reader and claim_id <= p_claim order by claim_id
-    loop
-        o_any := true;
-        v_bundles := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
-        v_count := _pgqueue.count_of(v_bundles);
-        o_acked := o_acked + v_count;
-        o_lost := o_lost + v_claim.message_count - v_claim.settled - v_count;
-        perform _pgqueue.finish(v_bundles, v_claim.claim_id, null, false, null, null) where v_bundles is not null;
-        delete from pgqueue.reader_claims where reader = p_reader and claim_id = v_claim.claim_id;
-    end loop;
-end $$;
-
--- Whether a claim of a checkpoint reader is extended: a process of its query lives.
-create or replace function _pgqueue.is_extended(p_reader uuid) returns boolean
-language sql stable as $$
-    select exists (select from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) h
-                   where c.reader = p_reader and h.lease_until > clock_timestamp())
+language sql as $$
+    with ended as (
+        delete from pgqueue.reader_claims where reader = p_reader and claim_id <= p_claim returning *
+    )
+    select count(*) > 0, coalesce(sum(acked), 0)::bigint, coalesce(sum(message_count - settled - acked), 0)::bigint
+    from (select message_count, settled, _pgqueue.finish(_pgqueue.lock_bundles(head, token), claim_id, null, false,
+                                                         null, null) as acked
+          from (select * from ended order by claim_id) e) e
 $$;
 
 -- Forgets the checkpoint readers that were not used for p_age, and hold no claim that a living process still extends.
 -- The messages that they had not settled go back, as when a lease ends. For maintain(). Returns how many readers these
--- were. Locks: those readers, their consumers, their claims.
+-- were. Locks: those readers, their consumers, their claims. It waits for no lock: it may hold the lock of another
+-- consumer already, and the next call forgets the rest.
 create or replace function _pgqueue.delete_readers(p_age interval) returns bigint
 language plpgsql as $$
 declare
-    v_reader   pgqueue.readers;
-    v_consumer pgqueue.consumers;
-    v_stored   pgqueue.consumer_cursors;
-    v_count    bigint := 0;
+    v_reader pgqueue.readers;
+    v_count  bigint := 0;
 begin
     for v_reader in
         select * from pgqueue.readers where used_at < clock_timestamp() - p_age order by consumer_id, reader
     loop
-        -- It waits for no lock: it may hold the lock of another consumer already, and there is a next time.
         continue when not _pgqueue.try_lock_reader(v_reader.reader)
             or not _pgqueue.try_lock_consumer(v_reader.consumer_id);
-        continue when _pgqueue.is_extended(v_reader.reader);
+        continue when exists (select from pgqueue.reader_claims c
+                              cross join lateral _pgqueue.bundles_of(c.head, c.token) h
+                              where c.reader = v_reader.reader and h.lease_until > clock_timestamp());
         delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
-        continue when not found;  -- used, or forgotten, while this waited for the lock
-        select * into v_consumer from pgqueue.consumers where consumer_id = v_reader.consumer_id;
-        v_stored := _pgqueue.cursor(v_reader.consumer_id);
-        perform _pgqueue.save_cursor(v_stored, _pgqueue.delete_reader(v_consumer, v_stored, v_reader.reader, 'unnamed',
-                                                                      '{"error": "its reader was not used for long"}'),
-                                                                      true);
+        continue when not found;  -- used, or forgotten, before the lock
+        perform _pgqueue.delete_reader(c, v_reader.reader, 'unnamed', '{"error": "its reader was not used for long"}')
+        from pgqueue.consumers c where consumer_id = v_reader.consumer_id;
         v_count := v_count + 1;
     end loop;
     return v_count;

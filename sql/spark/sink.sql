@@ -76,12 +76,13 @@ begin
     -- the reservation is of this transaction, so no other session has it
     perform _pgqueue.use_reservation((_pgqueue.written_reservation(v_stream, p_seqs, false)).o_reservation, p_seqs);
     if p_dedup_keys is not null then
-        select k.seqs, k.first_seqs into v_seqs, first_seqs from _pgqueue.keep_first(v_stream, p_seqs, p_dedup_keys) k;
+        select k.seqs, k.first_seqs into v_seqs, first_seqs
+        from _pgqueue.delete_duplicates(v_stream, p_seqs, p_dedup_keys) k;
     end if;
     published := _pgqueue.cardinality(v_seqs);
     if published > 0 then
         perform _pgqueue.publish(v_stream, v_seqs, published, p_priority, p_deliver_at, v_consumers,
-                                 _pgqueue.whole_second(p_expires_at));
+                                 _pgqueue.round_up_to_second(p_expires_at));
     end if;
     return next;
 end $$;
@@ -122,7 +123,7 @@ begin
     insert into pgqueue.staged_chunks (stream_id, sink, batch, priority, deliver_at, seqs, message_count,
                                        reservation_id, dedup_keys, consumers, expires_at, routed, digest, write_no)
     values (p_stream_id, p_sink, p_batch, p_priority, p_deliver_at, p_seqs, _pgqueue.cardinality(p_seqs),
-            v_written.o_reservation, p_dedup_keys, v_consumers, _pgqueue.whole_second(p_expires_at), p_routed,
+            v_written.o_reservation, p_dedup_keys, v_consumers, _pgqueue.round_up_to_second(p_expires_at), p_routed,
             v_written.o_digest, p_write_no)
     returning staged_id into v_id;
     return v_id;
@@ -153,23 +154,6 @@ begin
     end if;
 end $$;
 
--- Raises PQ003 for a list of chunks that is no batch. Nothing publishes a batch without messages, so its number may at
--- most be the next one: a number far ahead would keep all those before it from being published.
-create or replace function _pgqueue.check_staged(p_sink text, p_batch bigint, p_staged bigint[], p_rows bigint)
-returns void language plpgsql as $$
-begin
-    if p_staged is null or (p_rows >= 0) is not true then
-        raise exception 'p_staged is a list of chunks and p_rows their number of messages, not % and %',
-                        coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null')
-            using errcode = 'PQ003', column = 'p_staged, p_rows';
-    elsif p_staged = '{}'
-          and p_batch > 1 + coalesce((select max(batch) from pgqueue.sink_batches where sink = p_sink), -1) then
-        raise exception 'p_batch is at most the next one where p_staged is empty, not %', p_batch
-            using errcode = 'PQ003', column = 'p_batch',
-                  hint = 'A batch that has no messages need not be published.';
-    end if;
-end $$;
-
 -- Publishes all that was staged for a batch of a sink, once: the named staged chunks become visible together.
 --   p_sink       a query's id; for batch writes txn: and a txnAppId, or write: and a name used once
 --   p_stream_id  the stream of all chunks; null: they may be of several streams, and were staged so
@@ -182,12 +166,12 @@ end $$;
 -- published with another; PQ005 when a chunk is missing after a restore or a failover, until recover() is called; PQ010
 -- for a query's batch that is neither the next one nor the last one, with the same messages to the same streams; PQ013.
 -- Locks: the batch against another commit of it, the reservations of its chunks, and dedup keys as send_batch.
--- Duplicates are deleted.
+-- Duplicates are deleted. (More than 60 lines: one commit, from its checks to its errors.)
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[],
                                                   p_rows bigint, p_compare boolean default true) returns boolean
 language plpgsql as $$
 declare
-    v_digest    numeric;
+    v_staged    pgqueue.staged_chunks[];
     v_used      record;
     v_stream_id int;
     v_published record;
@@ -195,21 +179,28 @@ declare
     v_rows      bigint := 0;
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
-    perform _pgqueue.check_staged(p_sink, p_batch, p_staged, p_rows);
+    if p_staged is null or (p_rows >= 0) is not true then
+        raise exception 'p_staged is a list of chunks and p_rows their number of messages, not % and %',
+                        coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null')
+            using errcode = 'PQ003', column = 'p_staged, p_rows';
+    elsif p_staged = '{}'  -- a number far ahead would keep all batches before it from being published
+          and p_batch > 1 + coalesce((select max(batch) from pgqueue.sink_batches where sink = p_sink), -1) then
+        raise exception 'p_batch is at most the next one where p_staged is empty, not %', p_batch
+            using errcode = 'PQ003', column = 'p_batch', hint = 'A batch that has no messages need not be published.';
+    end if;
     perform _pgqueue.stream_of(p_stream_id) where p_stream_id is not null;
-    v_digest := (select sum(digest) from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged)
-                 having count(*) = cardinality(p_staged) and p_compare);
     -- first, so that a second commit of the batch waits here
-    if not _pgqueue.begin_batch(row(p_sink, coalesce(p_stream_id, 0), 0, false, p_batch, p_rows, v_digest, null,
-                                     null, '')) then
+    if not _pgqueue.begin_batch(row(
+        p_sink, coalesce(p_stream_id, 0), 0, false, p_batch, p_rows,
+        (select sum(digest) from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged)
+         having count(*) = cardinality(p_staged) and p_compare), null, null, '')) then
         return false;
     end if;
+    v_staged := array(select w from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged) w);
     -- then the rest of each reservation, in one order
     for v_used in
-        select reservation_id, range_agg(seqs) as seqs, sum(message_count) as message_count
-        from (select w.reservation_id, g as seqs, upper(g) - lower(g) as message_count
-              from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged) w cross join lateral unnest(w.seqs) g) b
-        group by reservation_id order by reservation_id
+        select w.reservation_id, range_agg(g) as seqs, sum(upper(g) - lower(g)) as message_count
+        from unnest(v_staged) w cross join lateral unnest(w.seqs) g group by w.reservation_id order by w.reservation_id
     loop
         if _pgqueue.cardinality(v_used.seqs) <> v_used.message_count
            or not _pgqueue.use_reservation(v_used.reservation_id, v_used.seqs) then
@@ -219,39 +210,28 @@ begin
         end if;
     end loop;
     -- and the streams in one order too: for a dedup key a transaction may wait
-    for v_stream_id in
-        select distinct stream_id from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged) order by stream_id
-    loop
-        v_published := _pgqueue.publish_chunks(
-            _pgqueue.stream_of(v_stream_id), p_sink,
-            array(select w from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged) w
-                  where w.stream_id = v_stream_id));
+    for v_stream_id in select distinct stream_id from unnest(v_staged) order by stream_id loop
+        v_published := _pgqueue.publish_chunks(_pgqueue.stream_of(v_stream_id), p_sink,
+                                               array(select w from unnest(v_staged) w where stream_id = v_stream_id));
         v_chunks := v_chunks + v_published.o_chunks;
         v_rows := v_rows + v_published.o_rows;
     end loop;
-    perform _pgqueue.refuse_incomplete(p_sink, p_batch, v_chunks, cardinality(p_staged), v_rows, p_rows)
-    where v_chunks <> cardinality(p_staged) or v_rows <> p_rows;
-    return true;
-end $$;
-
--- Raises PQ008: some chunks, or messages, of a batch are not there; or PQ005: a restore or failover lost them.
-create or replace function _pgqueue.refuse_incomplete(p_sink text, p_batch bigint, p_chunks bigint, p_all_chunks bigint,
-                                                      p_rows bigint, p_all_rows bigint) returns void
-language plpgsql as $$
-begin
-    if p_chunks < p_all_chunks and _pgqueue.is_elsewhere() then
+    if v_chunks < cardinality(p_staged) and _pgqueue.is_elsewhere() then
         raise exception 'batch % of sink % is ahead of the database: % of its % staged chunks are there', p_batch,
-                        p_sink, p_chunks, p_all_chunks
+                        p_sink, v_chunks, cardinality(p_staged)
             using errcode = 'PQ005',
                   hint = 'The database was restored to an earlier state, or a standby that lacked the last commits was '
-                         'promoted. Nothing was published. Call recover(), and start the query again: it is told if '
-                         'it needs a new checkpoint.';
+                         'promoted. Nothing was published. Call recover(), and start the query again: an error says '
+                         'if it needs a new checkpoint.';
+    elsif v_chunks <> cardinality(p_staged) or v_rows <> p_rows then
+        raise exception 'batch % of sink % is not complete: % of % staged chunks, % of % messages are there', p_batch,
+                        p_sink, v_chunks, cardinality(p_staged), v_rows, p_rows
+            using errcode = 'PQ008',
+                  hint = 'A later write of the batch deleted the chunks: then two drivers do the same, and one is to '
+                         'stop. Or they were older than maintain() keeps them. Nothing was published; run the batch '
+                         'again.';
     end if;
-    raise exception 'batch % of sink % is not complete: % of % staged chunks, % of % messages are there', p_batch,
-                    p_sink, p_chunks, p_all_chunks, p_rows, p_all_rows
-        using errcode = 'PQ008',
-              hint = 'A later write of the batch deleted the chunks: then two drivers do the same, and one is to stop. '
-                     'Or they were older than maintain() keeps them. Nothing was published; run the batch again.';
+    return true;
 end $$;
 
 -- The chunks of a batch among those that are named. For arguments see publish_staged.
@@ -284,7 +264,7 @@ begin
                                     from unnest(w.seqs) r)) k (dedup_key, seq)
     where w.dedup_keys is not null;
     if v_seqs is not null then
-        v_duplicates := v_seqs - (select k.seqs from _pgqueue.keep_first(p_stream, v_seqs, v_dedup_keys) k);
+        v_duplicates := v_seqs - (select k.seqs from _pgqueue.delete_duplicates(p_stream, v_seqs, v_dedup_keys) k);
     end if;
     if p_stream.limited or p_stream.keys_limited then
         -- by consumer, because its messages may be in several chunks

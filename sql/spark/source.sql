@@ -61,8 +61,7 @@ begin
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_start_messages);
     v_consumer := _pgqueue.begin_claim('reader', p_max, p_visibility_timeout, p_reader => p_reader,
                                        p_consumer_id => p_consumer_id);
-    select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_start_claim);
+    v_reader := _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
     v_stored := _pgqueue.cursor(p_consumer_id);
     v_cursor := v_stored;
     claim_id := p_start_claim;
@@ -79,12 +78,12 @@ begin
     elsif not v_consumer.paused then
         v_claim_id := _pgqueue.new_reader_claim_id();
         perform _pgqueue.refuse_behind('claims') where v_claim_id <= v_reader.last_claim;
+        p_max := least(p_max, 1000000000000);
         if p_max_bytes is null then
-            v_fill := _pgqueue.serve_claim(v_consumer, v_cursor, least(p_max, 1000000000000), p_upto_publication,
-                                           p_reader);
+            v_fill := _pgqueue.serve_claim(v_consumer, v_cursor, p_max, p_upto_publication, p_reader);
         else
-            v_fill := _pgqueue.serve_claim_within(v_consumer, v_cursor, least(p_max, 1000000000000), p_upto_publication,
-                                                  p_reader, p_max_bytes);
+            v_fill := _pgqueue.serve_claim_within(v_consumer, v_cursor, p_max, p_upto_publication, p_reader,
+                                                  p_max_bytes);
             bytes := v_fill.o_bytes;
         end if;
         v_cursor := v_fill.o_cursor;
@@ -92,7 +91,11 @@ begin
             claimed := (v_fill.o_claimed).message_count;
             messages := p_start_messages + claimed;
             claim_id := v_claim_id;
-            perform _pgqueue.record_claim(p_reader, v_claim_id, v_fill.o_claimed);
+            insert into pgqueue.reader_claims (reader, claim_id, consumer_id, head, token, message_count, seqs,
+                                               arrival_nos)
+            select p_reader, v_claim_id, p_consumer_id, min(b.bundle_no) filter (where b.head is null),
+                   min(b.token), claimed, range_agg(b.seqs), range_agg(int8range(b.arrival_no, b.arrival_no, '[]'))
+            from _pgqueue.claimed_bundles(v_fill.o_claimed) b;
         end if;
     end if;
 
@@ -111,16 +114,7 @@ begin
     return next;
 end $$;
 
--- Records a claim of a checkpoint reader, with the set that it has at first.
-create or replace function _pgqueue.record_claim(p_reader uuid, p_claim_id bigint, p_claim pgqueue.claimed) returns void
-language sql as $$
-    insert into pgqueue.reader_claims (reader, claim_id, consumer_id, head, token, message_count, seqs, arrival_nos)
-    select p_reader, p_claim_id, min(b.consumer_id), min(b.bundle_no) filter (where b.head is null), min(b.token),
-           sum(b.message_count), range_agg(b.seqs), range_agg(int8range(b.arrival_no, b.arrival_no, '[]'))
-    from _pgqueue.claimed_bundles(p_claim) b
-$$;
-
--- Holds the claims of a Spark query longer: its heartbeat. The leases of the reader's live claims start anew. Returns
+-- Holds the claims of a Spark query longer: its heartbeat. The leases of the reader's live claims start again. Returns
 -- how many claims these were. Locks: those claims.
 create or replace function pgqueue.reader_extend(p_reader uuid) returns bigint
 language sql as $$
@@ -157,86 +151,70 @@ create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id in
 returns table (planned bigint, taken_over bigint, gone bigint, returned bigint, poison bigint)
 language plpgsql as $$
 declare
-    v_consumer pgqueue.consumers;
-    v_reader   pgqueue.readers;
-    v_stored   pgqueue.consumer_cursors;
-    v_cursor   pgqueue.consumer_cursors;
-    v_claim    pgqueue.reader_claims;
-    v_holds    bigint;
-    v_again    boolean;  -- the process that began it before is another one
-    v_missing  record;
-    v_cut      record;
-    v_asks     boolean := false;  -- for its last message to be alone
+    v_consumer  pgqueue.consumers;
+    v_reader    pgqueue.readers;
+    v_stored    pgqueue.consumer_cursors;
+    v_cursor    pgqueue.consumer_cursors;
+    v_claim     pgqueue.reader_claims;
+    v_restarted boolean;  -- another process planned the batch before
+    v_cut       record;
+    v_again     bigint[];
 begin
     perform _pgqueue.check_isolation();
-    perform _pgqueue.check_offset(p_reader, p_start_claim, 0);
-    perform _pgqueue.check_offset(p_reader, p_end_claim, 0);
+    perform _pgqueue.check_offset(p_reader, p_start_claim, p_end_claim);
     if p_quarantine_after < 1 then
         raise exception 'p_quarantine_after is null or at least 1, not %', p_quarantine_after
             using errcode = 'PQ003', column = 'p_quarantine_after';
     end if;
     v_consumer := _pgqueue.check_kind('reader', _pgqueue.own_reader(p_reader, p_consumer_id));
-    select * into v_reader from pgqueue.readers where reader = p_reader;
-    perform _pgqueue.check_reader(v_reader, p_consumer_id, p_start_claim, p_end_claim);
+    v_reader := _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_end_claim);
     v_stored := _pgqueue.cursor(p_consumer_id);
-    v_cursor := v_stored;
-    planned := 0;
-    taken_over := 0;
-    gone := 0;
-    returned := 0;
-    poison := 0;
-    v_again := coalesce(v_reader.planned_to >= p_end_claim and v_reader.planned_by <> p_process, false);
-    if v_again and p_quarantine_after is not null then
-        v_cut := _pgqueue.quarantine(v_consumer, v_cursor, v_reader, p_start_claim, p_end_claim, p_quarantine_after);
-        v_cursor := v_cut.p_cursor;
-        returned := v_cut.o_returned;
-        poison := v_cut.o_poison;
-        v_asks := v_cut.o_asks;
-    end if;
+    v_restarted := coalesce(v_reader.planned_to >= p_end_claim and v_reader.planned_by <> p_process, false);
+    v_cut := _pgqueue.quarantine(v_consumer, v_stored, v_reader, p_start_claim, p_end_claim,
+                                 case when v_restarted then p_quarantine_after end);
+    v_cursor := v_cut.p_cursor;
+    returned := v_cut.o_returned;
+    poison := v_cut.o_poison;
     perform pgqueue.reader_extend(p_reader);
+    v_again := array(
+        select b.bundle_no from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) b
+        where c.reader = p_reader and c.claim_id > p_start_claim
+          and c.claim_id <= least(p_end_claim, v_reader.planned_to) and v_reader.planned_by <> p_process);
+    update pgqueue.consumer_messages
+    set deliver_count = _pgqueue.one_more(deliver_count), claimed_at = clock_timestamp(),
+        note = _pgqueue.merged_note(note, '{"spark": 1}')
+    where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_again) n)) and bundle_no = any (v_again);
     for v_claim in
         select * from pgqueue.reader_claims c
-        where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim order by c.claim_id
+        where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim
+          and _pgqueue.remaining(c) = 0 and c.settled < c.message_count
+          and c.arrival_nos <> '{}'  -- else its consumer was moved
+        order by c.claim_id
     loop
-        if v_claim.claim_id <= v_reader.planned_to and v_reader.planned_by <> p_process then
-            update pgqueue.consumer_messages m
-            set deliver_count = _pgqueue.one_more(m.deliver_count), claimed_at = clock_timestamp(),
-                note = _pgqueue.merged_note(m.note, '{"spark": 1}')
-            where m.bundle_no & 1048575 = any (array(select b.bundle_no & 1048575
-                                                     from _pgqueue.bundles_of_reader(v_claim) b))
-              and m.bundle_no = any (array(select b.bundle_no from _pgqueue.bundles_of_reader(v_claim) b));
-        end if;
-        v_holds := _pgqueue.remaining(v_claim);
-        -- (no arrivals: its consumer was moved)
-        if v_holds = 0 and v_claim.settled < v_claim.message_count and v_claim.arrival_nos <> '{}' then
-            v_cursor := _pgqueue.claim_back(v_consumer, v_cursor, v_claim);
-            select * into v_claim from pgqueue.reader_claims c
-            where c.reader = p_reader and c.claim_id = v_claim.claim_id;
-            v_holds := _pgqueue.remaining(v_claim);
-        end if;
-        planned := planned + v_holds + _pgqueue.cardinality(_pgqueue.acted_seqs(v_claim));
-        v_missing := _pgqueue.missing(v_consumer, v_claim);
-        taken_over := taken_over + v_missing.o_taken_over;
-        gone := gone + v_missing.o_gone;
+        v_cursor := _pgqueue.claim_back(v_consumer, v_cursor, v_claim);
     end loop;
+    select coalesce(sum(_pgqueue.remaining(c) + _pgqueue.cardinality(_pgqueue.seqs_settled_early(c))), 0),
+           coalesce(sum(_pgqueue.count_gone(v_consumer.stream_id, c)), 0)
+    into planned, gone
+    from pgqueue.reader_claims c
+    where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim;
+    taken_over := pgqueue.reader_lost(p_reader, p_start_claim, p_end_claim) - gone;
     if p_process is not null
        and (v_reader.planned_by is distinct from p_process or v_reader.planned_to < p_end_claim) then
         update pgqueue.readers
         set planned_by = p_process, planned_to = greatest(planned_to, p_end_claim), used_at = clock_timestamp(),
-            begun = case when v_again then begun + 1 else 1 end,
-            alone = not exists (select from _pgqueue.batch_mates(v_reader)), asks_alone = v_asks,
-            begun_at = case when v_again then begun_at else clock_timestamp() end
+            starts = case when v_restarted then starts + 1 else 1 end,
+            first_start = case when v_restarted then first_start else clock_timestamp() end,
+            alone = not exists (select from _pgqueue.sibling_readers(v_reader)), isolate = v_cut.o_isolate
         where reader = p_reader;
     end if;
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
     return next;
 end $$;
 
--- Of the messages that a reader's claim lost before its query settled them: how many other claimers have or had, and
--- how many are gone, because retention took them from this consumer, or because they were deleted. Other messages that
--- were trimmed had been settled.
-create or replace function _pgqueue.missing(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
-                                            out o_taken_over bigint, out o_gone bigint)
+-- Of the messages that a reader's claim lost before its query settled them: how many are gone, because retention took
+-- them from this consumer, or because they were deleted. Other messages that were trimmed had been settled.
+create or replace function _pgqueue.count_gone(p_stream_id int, p_claim pgqueue.reader_claims) returns bigint
 language plpgsql stable as $$
 declare
     v_lost  bigint := p_claim.message_count - _pgqueue.remaining(p_claim) - p_claim.settled;
@@ -244,22 +222,18 @@ declare
     v_skips int8multirange;
     v_there bigint;
 begin
-    o_taken_over := greatest(v_lost, 0);
-    o_gone := 0;
-    if v_lost <= 0 then
-        return;
+    if v_lost = 0 then
+        return 0;
     end if;
-    v_rest := v_rest
-        - coalesce((select range_agg(seqs) from _pgqueue.bundles_of_reader(p_claim)), '{}');
-    v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_consumer.consumer_id), '{}');
-    v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs - _pgqueue.acted_seqs(p_claim);
+    v_rest := v_rest - (select coalesce(range_agg(seqs), '{}') from _pgqueue.bundles_of(p_claim.head, p_claim.token));
+    v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_claim.consumer_id), '{}');
+    v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_stream_id)).o_seqs - _pgqueue.seqs_settled_early(p_claim);
     execute format('select count(*) from unnest($1) g '
                    'cross join lateral (select from pgqueue.messages_%s '
-                   'where seq >= lower(g) and seq < upper(g) offset 0) m', p_consumer.stream_id)
+                   'where seq >= lower(g) and seq < upper(g) offset 0) m', p_stream_id)
     into v_there using v_rest;
-    -- rows that the query settled before the loss may be deleted, too, and nothing tells which: so at most v_lost
-    o_gone := least(_pgqueue.cardinality(v_skips) + _pgqueue.cardinality(v_rest) - v_there, v_lost);
-    o_taken_over := v_lost - o_gone;
+    -- rows that the query settled before the loss may be deleted, too, and nothing says which: so at most v_lost
+    return least(_pgqueue.cardinality(v_skips) + _pgqueue.cardinality(v_rest) - v_there, v_lost);
 end $$;
 
 -- How many messages of a micro-batch its reader has lost to other claimers, because a lease ended. A query that has
@@ -283,34 +257,31 @@ language sql stable as $$
 $$;
 
 -- The messages of a micro-batch as ranges of numbers [lo, hi), in the order of delivery. Ranges are merged for
--- ordering=none, where no order is promised beyond priority. Messages on which the query has acted are among them, as
--- they were, without those that retention took since. Locks nothing.
+-- ordering=none, where no order is promised beyond priority. Messages that the query has settled by actions are among
+-- them, as they were, without those that retention took since. Locks nothing.
 create or replace function pgqueue.reader_plan(p_reader uuid, p_start_claim bigint, p_end_claim bigint)
 returns table (lo bigint, hi bigint, priority int, deliver_count int)
 language sql stable as $$
     with claim as materialized (
-        select c, c.claim_id, o.profile
+        select c, c.claim_id, _pgqueue.is_keyed(o.profile) as keyed
         from pgqueue.reader_claims c join pgqueue.consumers o using (consumer_id)
         where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
     ), bundle as (
-        select r.profile, r.claim_id, m.arrival_no, m.priority, _pgqueue.one_more(m.deliver_count) as deliver_count,
+        select r.keyed, r.claim_id, m.arrival_no, m.priority, _pgqueue.one_more(m.deliver_count) as deliver_count,
                m.seqs
-        from claim r cross join lateral _pgqueue.bundles_of_reader(r.c) m
+        from claim r cross join lateral _pgqueue.bundles_of((r.c).head, (r.c).token) m
         union all
-        select r.profile, r.claim_id, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
-        from claim r cross join lateral (select _pgqueue.acted_seqs(r.c) as seqs offset 0) t
-        cross join lateral unnest((r.c).acted) a
+        select r.keyed, r.claim_id, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
+        from claim r cross join lateral (select _pgqueue.seqs_settled_early(r.c) as seqs offset 0) t
+        cross join lateral unnest((r.c).settled_early) a
     ), merged as (
-        select claim_id, null::int as lane, arrival_no, priority, deliver_count, seqs
-        from bundle where _pgqueue.is_keyed(profile)
-        union all
-        select null, -priority, null, priority, deliver_count, range_agg(seqs)
-        from bundle where not _pgqueue.is_keyed(profile)
-        group by priority, deliver_count
+        select array[case when keyed then claim_id else -priority end, case when keyed then arrival_no end] as place,
+               priority, deliver_count, range_agg(seqs) as seqs
+        from bundle group by 1, priority, deliver_count
     )
     select lower(g), upper(g), priority, deliver_count
     from merged cross join lateral unnest(seqs) g
-    order by claim_id, lane, arrival_no, lower(g)
+    order by place, lower(g)
 $$;
 
 -- Records which Spark query a reader belongs to, and refuses a second reader of the same query. Errors: PQ009 when

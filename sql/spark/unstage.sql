@@ -1,8 +1,8 @@
 -- Deleting what a task has staged and nobody will publish.
 
 -- Deletes staged chunks of a batch that failed, with their messages.
--- The query that failed calls it, so that queries which fail again and again leave nothing until maintain() comes. It
--- never deletes what is published, or is being published.
+-- The query that failed calls it, so that a query which fails repeatedly leaves nothing for maintain(). It never
+-- deletes what is published, or is being published.
 --   p_sink, p_batch  as of publish_staged
 --   p_staged         chunks of the caller's own attempt; others may still work on the same batch. Those that another
 --                    role has staged are left as they are
@@ -10,50 +10,46 @@
 -- that another session holds.
 create or replace function pgqueue.unstage(p_sink text, p_batch bigint, p_staged bigint[]) returns bigint
 language plpgsql as $$
-declare
-    v_chunk    pgqueue.staged_chunks;
-    v_messages bigint := 0;
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     if p_staged is null then
         raise exception 'p_staged is a list of chunks, not null' using errcode = 'PQ003', column = 'p_staged';
     end if;
-    for v_chunk in
-        select * from pgqueue.staged_chunks
-        where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and staged_by = session_user
-        order by staged_id
-        -- lock: chunk
-        for update skip locked  -- a commit that has it publishes it
-    loop
-        v_messages := v_messages + coalesce(_pgqueue.delete_chunk(v_chunk), 0);
-    end loop;
-    return v_messages;
+    return (
+        with chunk as (
+            select * from pgqueue.staged_chunks
+            where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and staged_by = session_user
+            order by staged_id
+            -- lock: chunk
+            for update skip locked  -- a commit that has it publishes it
+        )
+        select coalesce(sum(_pgqueue.delete_chunk(c)), 0) from chunk c);
 end $$;
 
--- Deletes chunks that earlier writes of a batch have staged, a few in each call. Spark does the batch anew: so these
--- writes were killed, or their commit is to find nothing. A query does a batch once in all; a batch write once for each
--- stream, or for all streams of a column. For arguments and locks see stage. Errors: PQ008 for a write that is not the
--- latest: of a task, or a driver, that outlived its application.
+-- Deletes chunks that earlier writes of a batch have staged, a few in each call. Spark repeats the batch: so these
+-- writes were killed, and must not be committed. A query does a batch once in all; a batch write once for each stream,
+-- or for all streams of a column. For arguments and locks see stage. Errors: PQ008 for a write that is not the latest:
+-- of a task, or a driver, that outlived its application.
 create or replace function _pgqueue.end_earlier_writes(p_sink text, p_batch bigint, p_stream_id int, p_routed boolean,
                                                        p_write_no bigint) returns void
 language plpgsql as $$
 declare
-    v_chunk pgqueue.staged_chunks;
+    v_later   boolean;
+    v_earlier bigint[];
+    v_chunk   pgqueue.staged_chunks;
 begin
-    if exists (select from pgqueue.staged_chunks c
-               where c.sink = p_sink and c.batch = p_batch and c.write_no > p_write_no and c.staged_by = session_user
-                 and (_pgqueue.is_query(p_sink)
-                      or (c.routed = p_routed and (p_routed or c.stream_id = p_stream_id)))) then
+    select bool_or(write_no > p_write_no), array_agg(staged_id) filter (where write_no < p_write_no)
+    into v_later, v_earlier from pgqueue.staged_chunks
+    where sink = p_sink and batch = p_batch and staged_by = session_user
+      and (_pgqueue.is_query(p_sink) or (routed = p_routed and (p_routed or stream_id = p_stream_id)));
+    if v_later then
         raise exception 'batch % of sink % is written by another try of it, which began later', p_batch, p_sink
             using errcode = 'PQ008',
                   hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
                          'killed. Nothing was staged.';
     end if;
     for v_chunk in
-        select c.* from pgqueue.staged_chunks c
-        where c.sink = p_sink and c.batch = p_batch and c.write_no < p_write_no and c.staged_by = session_user
-          and (_pgqueue.is_query(p_sink) or (c.routed = p_routed and (p_routed or c.stream_id = p_stream_id)))
-        order by c.staged_id limit 10
+        select * from pgqueue.staged_chunks where staged_id = any (v_earlier) order by staged_id limit 10
         -- lock: chunk
         for update skip locked  -- another task of this write deletes it, or a commit publishes it
     loop

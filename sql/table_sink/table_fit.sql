@@ -1,5 +1,5 @@
--- What becomes of a staged value in a column of a table. One judge says for each pair of types whether the value stays
--- what it is: fit(). No other place knows which values change.
+-- What becomes of a staged value in a column of a table. fit() decides for each pair of types whether the value stays
+-- what it is; no other function does.
 
 -- The type of a column of the table of staged rows, as format_type() writes it, for a type of Spark as its simpleString
 -- does; null: it is refused.
@@ -36,7 +36,7 @@ language sql stable as $$
     from base b, (select * from below order by depth desc limit 1) i
 $$;
 
--- The judge: what becomes of the values of a type.
+-- What becomes of the values of a type in a column.
 --   p_type                    as Spark's simpleString writes it
 --   p_item, p_typmod, p_dims  of the column, as stored_type() returns them
 -- Returns exact: a value that is read back is the one that was sent, or an error was raised (a number may be too

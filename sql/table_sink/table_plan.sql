@@ -4,7 +4,7 @@
 -- earlier one unless the table was changed. Tasks stage by one plan; the commit makes another, and compares.
 
 -- The table of a name. The name has its schema, and is quoted as in SQL. Errors: PQ003 for a table that takes no rows,
--- or whose rows would not be on disk when the batch is noted as done.
+-- or whose rows would not be on disk when the batch is recorded as done.
 create or replace function _pgqueue.target_table(p_table text) returns pg_class
 language plpgsql stable as $$
 declare
@@ -34,7 +34,7 @@ begin
         when v_table.relkind = 'f' then 'is a foreign table, and its server would not commit with this one'
         when v_table.relkind not in ('r', 'p', 'v') then 'is no table'
         when v_table.relpersistence = 't' then 'is a temporary table, which other sessions do not see'
-        when v_table.relpersistence = 'u' then 'is unlogged: a crash would empty it after a batch is noted as done'
+        when v_table.relpersistence = 'u' then 'is unlogged: a crash would empty it after a batch is recorded as done'
         when exists (select from pg_partition_tree(v_table.oid) p join pg_class c on c.oid = p.relid
                      where c.relkind = 'f' or c.relpersistence = 'u') then 'has a partition that is unlogged or foreign'
         when v_table.relkind = 'v' and pg_relation_is_updatable(v_table.oid, true) & 8 = 0
@@ -46,8 +46,9 @@ begin
     return v_table;
 end $$;
 
--- The number of a name in a list: the name as it is, or the only one that differs in case alone; null: there is none.
-create or replace function _pgqueue.place_of(p_name text, p_names text[]) returns int
+-- The number of a column in a list of names: of the same name, or of the only one that differs in case alone; null:
+-- there is none.
+create or replace function _pgqueue.column_number(p_name text, p_names text[]) returns int
 language sql immutable as $$
     select coalesce(array_position(p_names, p_name),
                     (select min(n)::int from unnest(p_names) with ordinality u (name, n)
@@ -72,7 +73,7 @@ declare
     v_fit    text;
 begin
     select * into v_found from pg_attribute
-    where attrelid = p_table.oid and attname = v_names[_pgqueue.place_of(p_name, v_names)];
+    where attrelid = p_table.oid and attname = v_names[_pgqueue.column_number(p_name, v_names)];
     if v_staged is null then
         raise exception 'column % is %, which no column of a table takes', p_name, p_type
             using errcode = 'PQ003', column = 'p_columns',
@@ -142,15 +143,14 @@ begin
         select jsonb_build_object(
             'equals', _pgqueue.index_operator(c.opfamily, c.opcintype, 3),
             'less', _pgqueue.index_operator(c.opfamily, c.opcintype, 1),
-            'collate', coalesce(' collate ' || (select _pgqueue.sql_name(l.collnamespace, l.collname)
-                                                from pg_collation l where l.oid = k.collation), ''))
+            'collate', coalesce(' collate ' || (
+                select _pgqueue.sql_name(l.collnamespace, l.collname) from pg_collation l
+                where l.oid = coalesce(x.coll, f.attcollation)), ''))
         from unnest(p_attnums) with ordinality a (attnum, n)
         join pg_attribute f on f.attrelid = p_table.oid and f.attnum = a.attnum
         cross join lateral _pgqueue.stored_type(f.atttypid, -1) b
-        left join lateral (
-            select (v_index.indclass::oid[])[i.i - 1] as opclass, (v_index.indcollation::oid[])[i.i - 1] as collation
-            from generate_series(1, v_index.indnkeyatts) i (i) where v_index.indkey[i.i - 1] = a.attnum) x on true
-        cross join lateral (select coalesce(x.collation, f.attcollation) as collation) k
+        left join unnest(v_index.indkey::int2[], v_index.indclass::oid[], v_index.indcollation::oid[])
+                  x (attnum, opclass, coll) on x.attnum = a.attnum and x.opclass is not null
         left join lateral (
             select o.opcfamily as opfamily, o.opcintype from pg_opclass o
             where o.oid = x.opclass
@@ -163,8 +163,8 @@ end $$;
 create or replace function _pgqueue.index_operator(p_family oid, p_type oid, p_strategy int) returns text
 language sql stable as $$
     select coalesce(
-        (select format('operator(%I.%s)', n.nspname, o.oprname)
-         from pg_amop m join pg_operator o on o.oid = m.amopopr join pg_namespace n on n.oid = o.oprnamespace
+        (select format('operator(%s.%s)', o.oprnamespace::regnamespace, o.oprname)
+         from pg_amop m join pg_operator o on o.oid = m.amopopr
          where m.amopfamily = p_family and m.amopstrategy = p_strategy and m.amoplefttype = p_type
            and m.amoprighttype = p_type),
         case p_strategy when 1 then 'operator(pg_catalog.<)' else 'operator(pg_catalog.=)' end)
@@ -201,13 +201,13 @@ end $$;
 
 -- The plan of a write: columns in their order, each as written_column() returns it; the key of those that are merged
 -- by; the numbers of the column sequence_by (sequence) and delete_when (gone).
---   p_given  an object of open_table()
+--   p_target  an object of open_table()
 --   p_role   who writes
 -- Errors: PQ003, 42501.
-create or replace function _pgqueue.table_plan(p_given jsonb, p_role text) returns jsonb
+create or replace function _pgqueue.table_plan(p_target jsonb, p_role text) returns jsonb
 language plpgsql stable as $$
 declare
-    v_given   record;
+    v_target  record;
     v_table   pg_class;
     v_names   text[];
     v_keys    int[];
@@ -218,30 +218,29 @@ declare
     v_columns jsonb[];
     v_plan    jsonb;
 begin
-    select * into v_given from jsonb_to_record(p_given)
+    select * into v_target from jsonb_to_record(p_target)
         g ("table" text, columns jsonb, merge_keys text[], sequence_by text, delete_when text, allow_rounding text[]);
-    v_table := _pgqueue.target_table(v_given."table");
-    v_names := array(select c ->> 'name' from jsonb_array_elements(v_given.columns) with ordinality u (c, n)
+    v_table := _pgqueue.target_table(v_target."table");
+    v_names := array(select c ->> 'name' from jsonb_array_elements(v_target.columns) with ordinality u (c, n)
                      order by n);
-    v_gone := _pgqueue.option_column(v_names, v_given.delete_when, 'p_delete_when');
-    v_last := _pgqueue.option_column(v_names, v_given.sequence_by, 'p_sequence_by');
+    v_gone := _pgqueue.option_column(v_names, v_target.delete_when, 'p_delete_when');
+    v_last := _pgqueue.option_column(v_names, v_target.sequence_by, 'p_sequence_by');
     v_keys := array(select _pgqueue.option_column(v_names, k, 'p_merge_keys')
-                    from unnest(v_given.merge_keys) with ordinality u (k, n) order by n);
-    perform _pgqueue.check_places(v_keys, v_last, v_gone, v_given.columns);
+                    from unnest(v_target.merge_keys) with ordinality u (k, n) order by n);
+    perform _pgqueue.check_option_columns(v_keys, v_last, v_gone, v_target.columns);
     v_round := array(select _pgqueue.option_column(v_names, r, 'p_allow_rounding')
-                     from unnest(v_given.allow_rounding) r);
+                     from unnest(v_target.allow_rounding) r);
     v_columns := array(
         select case when n = v_gone then jsonb_build_object('staged', 'boolean')
                     else _pgqueue.written_column(v_table, c ->> 'name', c ->> 'type',
                                                  case when n = any (v_keys) then 'p_merge_keys'
                                                       when n = v_last then 'p_sequence_by' end,
                                                  n = any (v_round)) end
-        from jsonb_array_elements(v_given.columns) with ordinality u (c, n) order by n);
+        from jsonb_array_elements(v_target.columns) with ordinality u (c, n) order by n);
     if (select count(*) <> count(distinct c ->> 'attnum') from unnest(v_columns) c where c ? 'attnum') then
         raise exception 'two columns of the DataFrame are one column of table %: %', _pgqueue.sql_name(v_table.oid),
                         array_to_string(v_names, ', ') using errcode = 'PQ003', column = 'p_columns';
     end if;
-    v_plan := jsonb_build_object('relation', _pgqueue.sql_name(v_table.oid), 'oid', v_table.oid::bigint);
     if v_keys <> '{}' then
         if v_table.relkind = 'v' and pg_relation_is_updatable(v_table.oid, false) & 12 <> 12 then
             raise exception 'p_merge_keys need a table or a simple view, and % is a view with triggers',
@@ -252,10 +251,10 @@ begin
         for i in 1..cardinality(v_keys) loop
             v_columns[v_keys[i]] := v_columns[v_keys[i]] || jsonb_build_object('key', v_order[i]);
         end loop;
-        v_plan := v_plan || jsonb_build_object('keys', v_keys);
     end if;
-    v_plan := v_plan || jsonb_strip_nulls(jsonb_build_object('sequence', v_last, 'gone', v_gone))
-        || jsonb_build_object('columns', v_columns);
+    v_plan := jsonb_build_object('relation', _pgqueue.sql_name(v_table.oid), 'oid', v_table.oid::bigint,
+                                 'columns', v_columns)
+        || jsonb_strip_nulls(jsonb_build_object('keys', nullif(v_keys, '{}'), 'sequence', v_last, 'gone', v_gone));
     perform _pgqueue.check_rights(v_table, v_plan, p_role);
     return v_plan;
 end $$;
@@ -264,7 +263,7 @@ end $$;
 create or replace function _pgqueue.option_column(p_names text[], p_name text, p_argument text) returns int
 language plpgsql immutable as $$
 declare
-    v_place int := _pgqueue.place_of(p_name, p_names);
+    v_place int := _pgqueue.column_number(p_name, p_names);
 begin
     if p_name is not null and v_place is null then
         raise exception '% names a column of the DataFrame, not %: it has %', p_argument, quote_literal(p_name),
@@ -273,9 +272,9 @@ begin
     return v_place;
 end $$;
 
--- Raises PQ003 for columns that cannot have the place that an option gives them.
-create or replace function _pgqueue.check_places(p_keys int[], p_sequence int, p_gone int, p_columns jsonb) returns void
-language plpgsql immutable as $$
+-- Raises PQ003 for columns that cannot be what an option makes of them.
+create or replace function _pgqueue.check_option_columns(p_keys int[], p_sequence int, p_gone int, p_columns jsonb)
+returns void language plpgsql immutable as $$
 declare
     v_type text := p_columns -> (p_sequence - 1) ->> 'type';
 begin

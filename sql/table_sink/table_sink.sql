@@ -13,7 +13,7 @@ create table if not exists pgqueue.table_writes (
     write_no  bigint      primary key,      -- of open_table(): a try of a batch
     sink      text        not null,
     batch     bigint      not null,
-    given     jsonb       not null,         -- what open_table() was given
+    given     jsonb       not null,         -- p_target of open_table()
     plan      jsonb       not null,         -- the target as it was then (table_sink/table_plan.sql)
     role      text        not null,         -- fills the table of staged rows, and reads it
     staged_by text        not null default session_user,
@@ -79,9 +79,9 @@ create or replace function pgqueue.open_table_write(p_write_no bigint, p_sink te
                                                     p_role text default current_user) returns text
 language plpgsql as $$
 declare
-    v_name  text := 'staged_rows_' || p_write_no;
-    v_plan  jsonb;
-    v_write pgqueue.table_writes;
+    v_name   text := 'staged_rows_' || p_write_no;
+    v_plan   jsonb;
+    v_others bigint[];  -- writes of the same batch to the table
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     perform _pgqueue.check_target(p_target, p_role);
@@ -92,12 +92,12 @@ begin
         raise exception 'p_write_no % is no number that open_table() gave to role %', p_write_no, session_user
             using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
     end if;
-    select * into v_write from pgqueue.table_writes where write_no = p_write_no;
-    if not found then
+    if not exists (select from pgqueue.table_writes where write_no = p_write_no) then
         v_plan := _pgqueue.table_plan(p_target, p_role);
-        if exists (select from pgqueue.table_writes w where w.sink = p_sink and w.batch = p_batch
-                   and w.staged_by = session_user and w.write_no > p_write_no
-                   and w.plan ->> 'relation' = v_plan ->> 'relation') then
+        v_others := array(select write_no from pgqueue.table_writes
+                          where sink = p_sink and batch = p_batch and staged_by = session_user
+                            and plan ->> 'relation' = v_plan ->> 'relation');
+        if p_write_no < any (v_others) then
             raise exception 'batch % of sink % is written by another try of it, which began later', p_batch, p_sink
                 using errcode = 'PQ008',
                       hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
@@ -110,15 +110,12 @@ begin
                'on conflict do nothing returning 1) select count(*) from noted',  -- lock: table write
                p_write_no, jsonb_build_array(p_sink, p_batch, p_target, v_plan, p_role)) = '1' then
             perform _pgqueue.make_staged_rows(v_name, v_plan, p_role);
-            perform pgqueue.drop_table_write(w.write_no) from pgqueue.table_writes w
-            where w.sink = p_sink and w.batch = p_batch and w.write_no < p_write_no and w.staged_by = session_user
-              and w.plan ->> 'relation' = v_plan ->> 'relation';
-            return v_name;
+            perform pgqueue.drop_table_write(w) from unnest(v_others) w where w < p_write_no;
         end if;
-        select * into v_write from pgqueue.table_writes where write_no = p_write_no;
     end if;
-    if (v_write.sink, v_write.batch, v_write.given, v_write.role, v_write.staged_by)
-       is distinct from (p_sink, p_batch, p_target, p_role, session_user::text) then
+    if not exists (select from pgqueue.table_writes
+                   where write_no = p_write_no and given = p_target
+                     and (sink, batch, role, staged_by) = (p_sink, p_batch, p_role, session_user::text)) then
         raise exception 'p_write_no % is the number of another write', p_write_no
             using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
     end if;
@@ -130,10 +127,10 @@ create or replace function _pgqueue.make_staged_rows(p_name text, p_plan jsonb, 
 language plpgsql as $$
 begin
     execute (select format('create unlogged table pgqueue.%I (chunk bigint not null, %s) '
-                           'with (autovacuum_enabled = off)', p_name,
-                           string_agg(format('c%s %s', n, c ->> 'staged')
-                                      || case when c ? 'key' or n = (p_plan -> 'sequence')::int
-                                              then ' not null' else '' end, ', ' order by n))
+                           'with (autovacuum_enabled = off)', p_name, string_agg(
+                               format('c%s %s', n, c ->> 'staged')
+                               || case when c ? 'key' or n = (p_plan -> 'sequence')::int then ' not null' else '' end,
+                               ', ' order by n))
              from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
     perform _pgqueue.revoke_defaults(array[format('pgqueue.%I', p_name)::regclass]);
     execute format('grant insert, select on pgqueue.%I to %I', p_name, p_role);
@@ -153,8 +150,9 @@ create or replace function pgqueue.begin_table_batch(p_write_no bigint, p_sink t
                                                      p_rows bigint) returns text[]
 language plpgsql as $$
 declare
-    v_write pgqueue.table_writes;
-    v_plan  jsonb;
+    v_write   pgqueue.table_writes;
+    v_plan    jsonb;
+    v_changed text;
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     if coalesce(p_table, '') = '' or (p_rows >= 0) is not true then
@@ -175,11 +173,16 @@ begin
     end if;
     begin
         v_plan := _pgqueue.table_plan(v_write.given, v_write.role);
+        v_changed := case when v_plan is distinct from v_write.plan
+                          then 'a column, a type or an index is another one' end;
     exception when sqlstate 'PQ003' then
-        perform _pgqueue.refuse_changed(p_sink, p_batch, p_table, sqlerrm);
+        v_changed := sqlerrm;
     end;
-    if v_plan is distinct from v_write.plan then
-        perform _pgqueue.refuse_changed(p_sink, p_batch, p_table, 'a column, a type or an index is another one');
+    if v_changed is not null then
+        raise exception 'table % was changed while batch % of sink % was written: %', p_table, p_batch, p_sink,
+                        v_changed
+            using errcode = 'PQ008',
+                  hint = 'Nothing was written. Run the batch again: it uses the table as it is now.';
     end if;
     if v_plan ? 'keys' then
         perform _pgqueue.await(
@@ -189,37 +192,14 @@ begin
     return _pgqueue.table_statements(v_plan, 'staged_rows_' || p_write_no);
 end $$;
 
--- Raises PQ008: the target is not what it was when the tasks staged.
-create or replace function _pgqueue.refuse_changed(p_sink text, p_batch bigint, p_table text, p_what text) returns void
-language plpgsql as $$
-begin
-    raise exception 'table % was changed while batch % of sink % was written: %', p_table, p_batch, p_sink, p_what
-        using errcode = 'PQ008', hint = 'Nothing was written. Run the batch again: it goes by the table as it is now.';
-end $$;
-
--- The key of a merge, as parts of statements in which t is the table and n has the staged rows: its names, the
--- condition that the two have the same key, its order, and its columns.
-create or replace function _pgqueue.key_parts(p_plan jsonb, out o_names text, out o_same text, out o_order text,
-                                              out o_columns text)
-language sql stable as $$
-    select string_agg(format('%I', c ->> 'name'), ', ' order by k.i),
-           string_agg(format('t.%I %s n.c%s%s', c ->> 'name', c #>> '{key,equals}', n, c #>> '{key,collate}'),
-                      ' and ' order by k.i),
-           string_agg(format('n.c%s%s using %s', n, c #>> '{key,collate}', c #>> '{key,less}'), ', ' order by k.i),
-           string_agg(format('n.c%s%s', n, c #>> '{key,collate}'), ', ' order by k.i)
-    from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n)
-    join jsonb_array_elements_text(p_plan -> 'keys') with ordinality k (place, i) on k.place::bigint = u.n
-$$;
-
--- The statements of begin_table_batch(). Names are quoted by format(); casts, operators and collations have their
--- schema, so that it does not matter where the session looks for names. More than 60 lines: one reads what a statement
--- is made of beside it.
+-- The statements of begin_table_batch(). In them, t is the table and n has the staged rows. Names are quoted by
+-- format(); casts, operators and collations have their schema, so that it does not matter where the session looks for
+-- names. (More than 60 lines: one reads what a statement is made of beside it.)
 create or replace function _pgqueue.table_statements(p_plan jsonb, p_staged text) returns text[]
 language plpgsql stable as $$
 declare
     v_gone    int := p_plan -> 'gone';
     v_last    int := p_plan -> 'sequence';
-    v_key     record := _pgqueue.key_parts(p_plan);
     v_chunks  text := format('pgqueue.%I s where s.chunk operator(pg_catalog.=) any ($1)', p_staged);
     v_rows    text := (  -- staged rows, in the target's types; for a sequence also as they were staged, as s1 and so on
         select format('(select %s from %s) n',
@@ -229,6 +209,7 @@ declare
         from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
     v_stored  text := 't.' || quote_ident(p_plan -> 'columns' -> (v_last - 1) ->> 'name');
     v_winners text := v_rows;
+    v_key     record;
     v_found   text[];
     v_names   text;
     v_values  text;
@@ -246,31 +227,41 @@ begin
     if not p_plan ? 'keys' then
         return v_found || format('insert into %s (%s) select %s from %s', p_plan ->> 'relation', v_names, v_values,
                                  v_rows);
-    elsif v_last is not null then
+    end if;
+    select string_agg(format('%I', c ->> 'name'), ', ' order by i) as names,
+           string_agg(format('t.%I %s n.c%s%s', c ->> 'name', c #>> '{key,equals}', n, c #>> '{key,collate}'),
+                      ' and ' order by i) as same,
+           string_agg(format('n.c%s%s using %s', n, c #>> '{key,collate}', c #>> '{key,less}'), ', ' order by i)
+               as sorted,
+           string_agg(format('n.c%s%s', n, c #>> '{key,collate}'), ', ' order by i) as columns
+    into v_key
+    from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n)
+    join jsonb_array_elements_text(p_plan -> 'keys') with ordinality k (place, i) on place::bigint = n;
+    if v_last is not null then
         -- of the rows of a key the last one, and of equal ones a delete; else the values choose, not chance
         v_winners := (
-            select format('(select distinct on (%s) n.* from %s order by %s, %s) n', v_key.o_columns, v_rows,
-                          v_key.o_order,
+            select format('(select distinct on (%s) n.* from %s order by %s, %s) n', v_key.columns, v_rows,
+                          v_key.sorted,
                           string_agg(format('n.%s%s%s desc nulls last', case when c ? 'cast' then 's' else 'c' end, n,
                                             case when c ->> 'staged' like 'text%' then ' collate pg_catalog."C"' end),
                                      ', ' order by n is distinct from v_last, n is distinct from v_gone, n))
             from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n));
     elsif v_gone is not null then
         v_found[2] := format('select 1 from %s group by %s having count(*) operator(pg_catalog.>) 1 limit 1', v_rows,
-                             v_key.o_columns);
+                             v_key.columns);
     end if;
     if v_gone is not null then
         v_found := v_found || format(
             'with held as materialized (select n.* from %1$s t join %2$s on %3$s where n.c%4$s%5$s order by %6$s '
             'for update of t) delete from %1$s t using held n where %3$s%5$s',  -- lock: target row
-            p_plan ->> 'relation', v_winners, v_key.o_same, v_gone,
+            p_plan ->> 'relation', v_winners, v_key.same, v_gone,
             case when v_last is null then ''
                  else format(' and (%1$s operator(pg_catalog.<=) n.c%2$s or %1$s is null)', v_stored, v_last) end,
-            v_key.o_order);
+            v_key.sorted);
     end if;
     return v_found || format(
         'insert into %s as t (%s) select %s from %s%s order by %s on conflict (%s) do %s', p_plan ->> 'relation',
-        v_names, v_values, v_winners, ' where n.c' || v_gone || ' is not true', v_key.o_order, v_key.o_names,
+        v_names, v_values, v_winners, ' where n.c' || v_gone || ' is not true', v_key.sorted, v_key.names,
         coalesce('update set ' || v_set || case when v_last is null then '' else format(
                      ' where %1$s operator(pg_catalog.<) excluded.%2$s or %1$s is null', v_stored,
                      substr(v_stored, 3)) end, 'nothing'));
@@ -313,8 +304,8 @@ end $$;
 -- on maintained:
 --     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
 --                            jsonb_build_array(w.write_no, w.staged_by))
---     from _pgqueue.left_table_writes(p_age) w;
-create or replace function _pgqueue.left_table_writes(p_age interval) returns setof pgqueue.table_writes
+--     from _pgqueue.abandoned_table_writes(p_age) w;
+create or replace function _pgqueue.abandoned_table_writes(p_age interval) returns setof pgqueue.table_writes
 language sql stable as $$
     select * from pgqueue.table_writes w
     where w.staged_at < clock_timestamp() - p_age

@@ -9,45 +9,37 @@
 --   words  the allowed values, for errors
 create or replace function _pgqueue.schema_types() returns table (names text[], type text, fits text, words text)
 language sql immutable as $$
-    with whole (names, type, low, high) as (
-        values ('{tinyint, byte}'::text[], 'byte', '-128', '127'), ('{smallint, short}', 'short', '-32768', '32767'),
-               ('{int, integer}', 'integer', '-2147483648', '2147483647'),
-               ('{bigint, long}', 'long', '-9223372036854775808', '9223372036854775807')
-    ), day (fits) as (
+    with day (regex) as (
         values ('(([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])'
                 '|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))|([0-9]{2}(0[48]|[2468][048]|[13579][26])'
                 '|(0[48]|[2468][048]|[13579][26])00)-02-29)')
-    ), moment (fits) as (
-        select fits || '[T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6})?)?' from day
+    ), moment (regex) as (
+        select regex || '[T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6})?)?' from day
     )
-    select '{string}'::text[], 'string', '@.type() == "string"', 'a text'
+    values ('{string}'::text[], 'string', '@.type() == "string"', 'a text'),
+           ('{boolean}', 'boolean', '@.type() == "boolean"', 'true or false')
     union all
-    select '{boolean}'::text[], 'boolean', '@.type() == "boolean"', 'true or false'
-    union all
-    select names, type, format('@.type() == "number" && @ >= %s && @ <= %s && @ %% 1 == 0', low, high),
+    select names::text[], type, format('@.type() == "number" && @ >= %s && @ <= %s && @ %% 1 == 0', low, high),
            format('a whole number from %s to %s', low, high)
-    from whole
+    from (values ('{tinyint, byte}', 'byte', '-128', '127'), ('{smallint, short}', 'short', '-32768', '32767'),
+                 ('{int, integer}', 'integer', '-2147483648', '2147483647'),
+                 ('{bigint, long}', 'long', '-9223372036854775808', '9223372036854775807')) w (names, type, low, high)
     union all  -- (as many digits as the largest number that is rounded to a finite one)
-    select n, t, format('@.type() == "number" && @ > -%1$s && @ < %1$s', most), 'a number'
-    from (values ('{float, real}'::text[], 'float', '3.40282356e38'), ('{double}', 'double', '1.7976931348623158e308'))
-        f (n, t, most)
+    select names::text[], type, format('@.type() == "number" && @ > -%1$s && @ < %1$s', most), 'a number'
+    from (values ('{float, real}', 'float', '3.40282356e38'), ('{double}', 'double', '1.7976931348623158e308'))
+         f (names, type, most)
     union all
-    select '{date}'::text[], 'date', format('@.type() == "string" && @ like_regex "^%s$"', fits),
-           'a text such as "2026-01-31"'
-    from day
-    union all
-    select '{timestamp, timestamp_ltz}'::text[], 'timestamp',
-           format('@.type() == "string" && @ like_regex "^%s(Z|[+-](0[0-9]|1[0-4]):?[0-5][0-9])$"', fits),
-           'a text such as "2026-01-31T12:00:00.123456Z", or with +01:00 in place of Z'
-    from moment
-    union all
-    select '{timestamp_ntz}'::text[], 'timestamp_ntz', format('@.type() == "string" && @ like_regex "^%s$"', fits),
-           'a text such as "2026-01-31T12:00:00.123456", without a time zone'
-    from moment
-    union all
-    select '{binary}'::text[], 'binary',
-           '@.type() == "string" && @ like_regex '
-           '"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"', 'a text in base64'
+    select names::text[], type, format('@.type() == "string" && @ like_regex "^%s$"', regex), words
+    from (select '{date}', 'date', regex, 'a text such as "2026-01-31"' from day
+          union all
+          select '{timestamp, timestamp_ltz}', 'timestamp', regex || '(Z|[+-](0[0-9]|1[0-4]):?[0-5][0-9])',
+                 'a text such as "2026-01-31T12:00:00.123456Z", or with +01:00 in place of Z' from moment
+          union all
+          select '{timestamp_ntz}', 'timestamp_ntz', regex,
+                 'a text such as "2026-01-31T12:00:00.123456", without a time zone' from moment
+          union all
+          values ('{binary}', 'binary', '([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?',
+                  'a text in base64')) t (names, type, regex, words)
 $$;
 
 -- Raises PQ003: a word of a schema is not what is expected there.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
-from tests.docs import comments, hooks, options, sql, stub
+from tests.docs import comments, hooks, options, settings, sql, stub
 from tests.endure import tally
 
 
@@ -17,6 +17,7 @@ def main() -> None:
     options.PAGE.write_text(options.page(options.PAGE.read_text()))
     comments.FILE.write_text(comments.file())
     hooks.FILE.write_text(hooks.file(hooks.FILE.read_text()))
+    settings.PAGE.write_text(settings.page(settings.PAGE.read_text()))
     tally.write_page()
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-docs-") as folder,
@@ -25,7 +26,15 @@ def main() -> None:
     ):
         schema.install(conn)
         sql.PAGE.write_text(sql.page(conn))
-    for file in (stub.FILE, options.PAGE, comments.FILE, hooks.FILE, sql.PAGE, tally.PAGE):
+    for file in (
+        stub.FILE,
+        options.PAGE,
+        comments.FILE,
+        hooks.FILE,
+        settings.PAGE,
+        sql.PAGE,
+        tally.PAGE,
+    ):
         print(file)
 
 

@@ -30,13 +30,16 @@ declare
     v_name text;
     v_text text;
 begin
-    for v_name, v_text in values
+    -- each function that is installed: a schema may be without a feature
+    for v_name, v_text in
+        select p.proname, regexp_replace(m[2], '\\s+', ' ', 'g')
+        from regexp_matches($text$
 """
 
 _END = """
-    loop  -- (a schema may be without a feature)
-        continue when not exists (
-            select from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname = v_name);
+$text$, '^(\\w+): (.*(?:\\n .*)*)$', 'gn') m
+        join pg_proc p on p.proname = m[1] and p.pronamespace = 'pgqueue'::regnamespace
+    loop
         execute format('comment on routine pgqueue.%I is %L', v_name, v_text);
     end loop;
 end $$;
@@ -52,7 +55,7 @@ def file() -> str:
         for function, header in headers.items()
         if header.file == str(path.relative_to(SQL))
     ]
-    return _TOP + ",\n".join(rows) + _END
+    return _TOP + "\n".join(rows) + _END
 
 
 def first_sentence(header: Header) -> str:
@@ -64,9 +67,10 @@ def first_sentence(header: Header) -> str:
 
 
 def _row(function: str, text: str) -> str:
-    text = text.replace("'", "''")
-    line = f"        ('{function}', '{text}')"
-    if len(line) < _WIDTH:
-        return line
-    pieces = textwrap.wrap(text, _WIDTH - 14, break_long_words=False, break_on_hyphens=False)
-    return f"        ('{function}',\n         '" + " '\n         '".join(pieces) + "')"
+    return textwrap.fill(
+        f"{function}: {text}",
+        _WIDTH,
+        subsequent_indent=" " * 4,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -21,10 +21,10 @@ PAGE = SQL / "guide" / "reference.md"
 TOPICS: dict[str, tuple[str, str]] = {
     "Streams": (
         "settings retention",
-        "operate/create_stream.sql typed/schemas.sql operate/set_retention.sql"
+        "operate/stream_lifecycle.sql typed/schemas.sql operate/retention.sql"
         " archive/set_archive.sql",
     ),
-    "Consumers": ("settings positions", "operate/create_consumer.sql operate/seek.sql"),
+    "Consumers": ("settings positions", "operate/consumer_lifecycle.sql operate/seek.sql"),
     "Sending": ("sending-once priorities defer-and-expiry", "queue/send/send.sql"),
     "Receiving": (
         "workers filters",
@@ -37,7 +37,7 @@ TOPICS: dict[str, tuple[str, str]] = {
     ),
     "Dead letters": ("dead-letters", "operate/dead_letters.sql"),
     "Reading without claiming": ("reading", "reading/read.sql"),
-    "Groups": ("reading", "operate/groups.sql operate/group_workers.sql"),
+    "Groups": ("reading", "groups/groups.sql groups/group_workers.sql"),
     "Routing by topics": ("filters", "operate/bindings.sql"),
     "Schedules": ("schedules", "schedules/create_schedule.sql"),
     "Capture of tables": ("capture", "capture/capture.sql capture/capture_function.sql"),

@@ -147,7 +147,7 @@ lost:   atomic { round++; id = 0; me = 0; mine = 0; IF(p > 0, named = p) }
     producers_left--
 }
 
-/* _pgqueue.gaps_to_look_into */
+/* _pgqueue.look_for_new */
 inline select_gaps() {
     d_step {
         for (k : 0 .. GAPS - 1) { looked[k] = MINE.ids[k] && (MINE.look[k] || (MINE.who[k] & ~holders)) }
@@ -183,7 +183,7 @@ look:
         STEP(before = holders & (MINE.who[0] | MINE.who[1]));      /* the others are in no gap */
 looks:  STEP(IF(now_.issued + 1 >= MINE.next + UNSEEN, issued = now_.issued));
         if :: FAULT == 1 -> STEP(select_gaps()) :: else fi;
-        STEP(                                               /* _pgqueue.look_for_new: one statement, one snapshot */
+        STEP(                                               /* _pgqueue.read_new: one statement, one snapshot */
             snapshot = now_.visible & (MINE.ids[0] | MINE.ids[1] | ~BELOW(MINE.next));
             if :: MINE.ids[0] || MINE.ids[1] -> skip :: else -> goto found fi);
         if :: FAULT != 1 -> STEP(select_gaps()) :: else fi;
@@ -267,7 +267,7 @@ proctype Reader() {
             mine = epoch;
             if :: producers_left == 0 && !crashes_left -> calls++ :: else fi
         }
-        /* _pgqueue.read_on: the last id, and after it the publishers */
+        /* _pgqueue.advance_offset: the last id, and after it the publishers */
         if :: FAULT == 7 -> STEP(who = holders) :: else fi;
         STEP(upto = now_.issued);
         if :: FAULT != 7 -> STEP(who = holders) :: else fi;
@@ -276,7 +276,7 @@ proctype Reader() {
         read = 0;
         if
         :: ids ->
-            STEP(read = (ids | ids2) & now_.visible & BELOW(upto + 1));        /* _pgqueue.walk, in the gaps */
+            STEP(read = (ids | ids2) & now_.visible & BELOW(upto + 1));        /* scan_publications, in the gaps */
             d_step {                                        /* _pgqueue.close_gaps */
                 ids = ids & ~read; ids2 = ids2 & ~read;
                 publishers = publishers & who; publishers2 = publishers2 & who;
@@ -288,7 +288,7 @@ proctype Reader() {
             }
         :: else
         fi;
-        STEP(seen = now_.visible & ~BELOW(next) & BELOW(upto + 1));            /* _pgqueue.read_beyond */
+        STEP(seen = now_.visible & ~BELOW(next) & BELOW(upto + 1));            /* _pgqueue.advance_next */
         d_step {
             highest(seen, end);
             holes = 0;
@@ -302,7 +302,7 @@ proctype Reader() {
             read = read | seen;
             of_ids(read, more)
         }
-        /* _pgqueue.hand_out, _pgqueue.see_durably */
+        /* _pgqueue.durable_offset */
         if
         :: FAULT != 6 && (read || ids != old_ids || publishers != old_who || ids2 != new_ids || publishers2 != new_who)
            -> STEP(d_step { copy(now_, flushed) })

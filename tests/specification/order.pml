@@ -235,7 +235,7 @@ inline claim_locked() {
         :: else -> break
         od
     }
-    atomic {                  /* _pgqueue.take_heads, and then _pgqueue.take_unassigned */
+    atomic {                  /* _pgqueue.take_waiting, and then _pgqueue.take_unassigned */
         at = 0; heads = false;
         do
         :: at < MESSAGES && LANE(at) == waiting && PLACE(at) != NOT_FIRST ->

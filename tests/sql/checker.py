@@ -267,9 +267,10 @@ def check_claims(c: Consumer) -> None:
         if claim.had is not None:
             assert claim.holds + (claim.settled or 0) <= claim.had, f"{claim}"
         assert claim.reader is not None or claim.holds > 0, f"an empty claim: {claim}"
-        assert len(set(claim.acted)) == len(claim.acted), f"acted upon twice: {claim}"
-        assert set(claim.acted) <= claim.seqs, f"acted upon what it did not have: {claim}"
-        assert len(claim.acted) <= (claim.settled or 0), f"acted upon, and not settled: {claim}"
+        early = claim.settled_early
+        assert len(set(early)) == len(early), f"settled twice: {claim}"
+        assert set(early) <= claim.seqs, f"settled what it did not have: {claim}"
+        assert len(early) <= (claim.settled or 0), f"settled early, and not counted: {claim}"
         most = min(at_most[claim.claim_id], default=claim.holds)
         assert claim.reader is not None or claim.holds <= most, f"more than {most}: {claim}"
     assert not held, f"claimed by no claim: {held}"

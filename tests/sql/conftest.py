@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
 from tests import conftest
-from tests.conftest import Server
+from tests.conftest import GivenServer, Server
 from tests.sql import checker
 from tests.sql.explaining import check_explanations
 from tests.sql.queue import Conn, Reader, Session, consumer, one, value
@@ -32,6 +32,14 @@ def url(
                 made = _templates[server.url, template] = conn.info.dbname
         template = made
     yield from conftest._database(server, template)
+
+
+@pytest.fixture
+def own_server(server: Server) -> Server:
+    """The server, which the test may restart."""
+    if isinstance(server, GivenServer):
+        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
+    return server
 
 
 @pytest.fixture
@@ -57,6 +65,18 @@ def session(url: str) -> Iterator[Session]:
 
 
 @pytest.fixture
+def opened(session: Session) -> Session:
+    """Opens another session, and in it a transaction."""
+
+    def begin() -> Conn:
+        opened = session()
+        opened.execute("begin")
+        return opened
+
+    return begin
+
+
+@pytest.fixture
 def reader(conn: Conn, stream: int) -> Reader:
     """A new checkpoint of the consumer c, which is made for it."""
     return Reader(conn, consumer(conn))
@@ -73,12 +93,24 @@ def bills(conn: Conn) -> dict[str, Any]:
 
 
 @pytest.fixture
-def writer(conn: Conn, url: str) -> Iterator[Conn]:
-    """A role that may publish, and nothing else."""
-    name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {name} login password '{name}'".encode())
+def new_role(conn: Conn) -> Iterator[Callable[[], str]]:
+    """Makes a role without any right; returns its name, which is its password."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(f"pgqueue_test_{uuid.uuid4().hex[:12]}")
+        conn.execute(f"create role {names[-1]} login password '{names[-1]}'".encode())
+        return names[-1]
+
+    yield make
+    for name in names:
+        conn.execute(f"drop owned by {name} cascade; drop role {name}".encode())
+
+
+@pytest.fixture
+def writer(conn: Conn, url: str, new_role: Callable[[], str]) -> Iterator[Conn]:
+    """A session of a role that may publish, and nothing else."""
+    name = new_role()
     schema.grant(conn, "producer", name)
     with connection.connect(make_conninfo(url, user=name, password=name)) as writer:
         yield writer
-    conn.execute(f"drop owned by {name}".encode())
-    conn.execute(f"drop role {name}".encode())

@@ -31,7 +31,7 @@ where b.lane <> 1000005)"""
 """All bundles of messages, with the state of these and the claim that holds them."""
 
 CLAIMS = """(select h.consumer_id, h.claim_id, true as live, h.claimed_at, h.lease_until,
-    h.owner, h.reader, h.holds, r.message_count, r.settled, r.seqs, r.acted
+    h.owner, h.reader, h.holds, r.message_count, r.settled, r.seqs, r.settled_early
 from (select *, (sum(message_count) over (partition by coalesce(head, bundle_no), token))::bigint
           as holds
       from BUNDLES b where token is not null) h
@@ -39,7 +39,7 @@ left join pgqueue.reader_claims r on (r.reader, r.token) = (h.reader, h.token)
 where h.head is null
 union all
 select r.consumer_id, r.claim_id, false, null, null, null, r.reader, 0, r.message_count, r.settled,
-    r.seqs, r.acted
+    r.seqs, r.settled_early
 from pgqueue.reader_claims r
 where not exists (select from pgqueue.consumer_messages h
                   where (h.reader, h.token) = (r.reader, r.token)))""".replace("BUNDLES", BUNDLES)
@@ -63,7 +63,7 @@ select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publicati
 from pgqueue.consumer_cursors k cross join lateral (
     select coalesce(array_agg(gap_no), '{}') as gap_nos,
            coalesce(range_agg(publication_ids), '{}') as ids,
-           coalesce(range_agg(kept), '{}') as kept,
+           coalesce(range_agg(excluded), '{}') as kept,
            coalesce(sum(_pgqueue.cardinality(publication_ids)), 0) as total
     from pgqueue.consumer_gaps x where x.consumer_id = k.consumer_id) g
 cross join lateral (
@@ -83,7 +83,9 @@ TABLES = {
         " where lane = 1000001 union all"
         f" select *, null from {BUNDLES} m where lane <> 1000001"
     ),
-    "claims": f"select *, array(select a.seqs from unnest(acted) a) as acted_seqs from {CLAIMS} l",
+    "claims": (
+        f"select *, array(select e.seqs from unnest(settled_early) e) as early_seqs from {CLAIMS} l"
+    ),
     "tokens": "select * from pgqueue.key_tokens",
     "ahead": "select * from pgqueue.taken_ahead",
     "lanes": "select consumer_id, (f).* from pgqueue.consumer_cursors, unnest((hints).lanes) f",
@@ -138,7 +140,7 @@ class Claim:
         settled: how many its owner settled, of a reader.
         reader: whose it is; None: a worker's.
         seqs: of a reader, what it had at first.
-        acted: of these, what a query has settled by actions, one by one.
+        settled_early: of these, what a query has settled by actions, one by one.
     """
 
     claim_id: int
@@ -148,7 +150,7 @@ class Claim:
     settled: int | None
     reader: Any
     seqs: set[int]
-    acted: list[int]
+    settled_early: list[int]
 
 
 @dataclass
@@ -196,7 +198,7 @@ def read(conn: psycopg.Connection) -> dict[int, Held]:
         each.claims = [
             Claim(
                 c.claim_id, c.live, c.message_count, c.holds, c.settled, c.reader,
-                numbers(c.seqs), [s for seqs in c.acted_seqs for s in numbers(seqs)],
+                numbers(c.seqs), [s for seqs in c.early_seqs for s in numbers(seqs)],
             )
             for c in each.tables.claims
         ]  # fmt: skip

@@ -49,7 +49,7 @@ class Judge:
     def judge(self, conn: psycopg.Connection, drained: bool = False) -> None:
         consumers = checker.read_here(conn)
         relimited = {row[0] for row in conn.execute("select * from ledger.relimited")}
-        late = {row[0] for row in conn.execute("select consumer_id from pgqueue.late_entries")}
+        late = {row[0] for row in conn.execute("select consumer_id from pgqueue.new_capacities")}
         for c in consumers:
             if c.consumer_id in relimited:
                 c.per_key_limit = None

@@ -10,11 +10,13 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
@@ -112,6 +114,17 @@ def one(conn: Conn, query: Any, *args: Any) -> Any:
     return None if row is None else row[0]
 
 
+@contextmanager
+def raises(
+    sqlstate: str, match: str | None = None, column: str | None = None
+) -> Iterator[pytest.ExceptionInfo[psycopg.Error]]:
+    """A call fails with this code and such a message, and names this argument."""
+    with pytest.raises(psycopg.Error, match=match) as caught:
+        yield caught
+    assert caught.value.sqlstate == sqlstate
+    assert column in (None, caught.value.diag.column_name)
+
+
 # Consumers and messages of the stream s
 
 
@@ -131,6 +144,11 @@ def consumer(conn: Conn, name: str = "c", ordering: str = "none", **options: Any
         given["p_settings"] = arguments.settings("settings", settings)
     given = {"p_start": "earliest", "p_ordering": ordering, **given}
     return value(conn, "create_consumer", "s", name, **given)
+
+
+def alter(conn: Conn, name: str = "c", **settings: Any) -> None:
+    """Change settings of a consumer."""
+    value(conn, "alter_consumer", "s", name, arguments.settings("settings", settings))
 
 
 def cursor_consumer(conn: Conn, name: str = "c", **options: Any) -> int:

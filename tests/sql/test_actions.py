@@ -24,6 +24,7 @@ from tests.sql.queue import (
     consumer,
     now,
     publish,
+    raises,
     receive,
     seconds,
     send,
@@ -49,10 +50,11 @@ def dead(conn: Conn, name: str = "c") -> dict[int, tuple[str, Any]]:
     return {row.seq: (row.reason, row.details) for row in found}
 
 
-def of_query(conn: Conn, reader: Reader, query: str = "q") -> Reader:
-    """The reader, which is known to belong to this query once it has read."""
-    value(conn, "reader_query", reader.id, query)
-    return reader
+def asked(reader: Reader, size: int | None = None, query: str = "q", **options: Any) -> Any:
+    """What a reader is given, which then is known to belong to this query."""
+    end = reader.ask(size, **options)
+    value(reader.conn, "reader_query", reader.id, query)
+    return end
 
 
 @pytest.mark.all_versions
@@ -61,12 +63,9 @@ def test_a_query_acts_on_its_batch_whose_replay_has_the_same_rows(
     conn: Conn, ordering: str
 ) -> None:
     """It counts as settled what was acted upon, and does it once."""
-    reader = Reader(
-        conn, consumer(conn, ordering=ordering, p_settings=Jsonb({"backoff_base": "1 min"}))
-    )
+    reader = Reader(conn, consumer(conn, ordering=ordering, backoff_base="1 min"))
     sent = send_keys(conn, *"abcdefghij")
-    end = reader.ask()
-    of_query(conn, reader)
+    end = asked(reader)
     assert reader.resume(end) == (10, 0, 0)
     order = reader.plan(end)
     rows = (
@@ -105,11 +104,8 @@ def test_a_message_that_fails_too_often_by_actions_is_given_up(conn: Conn) -> No
     (seq,) = send_all(conn, ["x"])
     for batch in range(2):
         end = reader.ask()
-        assert settle(conn, action("nack", [seq], reason=f"no {batch}"), batch=batch) == (
-            True,
-            1,
-            0,
-        )
+        nack = action("nack", [seq], reason=f"no {batch}")
+        assert settle(conn, nack, batch=batch) == (True, 1, 0)
         reader.move(end)
     assert reader.ask().claimed == 0
     (letter,) = call(conn, "read_dead", "s", "c")
@@ -123,8 +119,7 @@ def test_what_a_worker_holds_is_the_workers(conn: Conn, known: bool) -> None:
     query: dict[str, Any] = {"p_query_id": "q"} if known else {}
     sent = send_all(conn, ["x"] * 4)
     claim = claim_of(receive(conn, 2))
-    end = reader.ask()
-    of_query(conn, reader)
+    end = asked(reader)
     rows = action("dead_letter", sent, reason="r")
     assert settle(conn, rows, **query) == (True, 2, 2)
     assert dead(conn).keys() == set(sent[2:])
@@ -141,8 +136,7 @@ def test_what_a_query_has_lost_it_does_not_settle(conn: Conn) -> None:
     """Another claimer decides then; and what was returned goes to others, not back to the query."""
     reader = Reader(conn, consumer(conn))
     sent = send_all(conn, ["x"] * 4)
-    end = reader.ask()
-    of_query(conn, reader)
+    end = asked(reader)
     assert settle(conn, action("nack", [sent[3]], delay="0 s"), p_query_id="q")[1] == 1
     clock.pass_time(conn, A_MINUTE)
     mine = receive(conn, 2)
@@ -164,9 +158,7 @@ def test_two_queries_of_a_consumer_do_not_settle_each_others(conn: Conn) -> None
     consumer_id = consumer(conn)
     one, other = Reader(conn, consumer_id), Reader(conn, consumer_id)
     sent = send_all(conn, ["x"] * 4)
-    ends = one.ask(2), other.ask(2)
-    of_query(conn, one, "one")
-    of_query(conn, other, "other")
+    ends = asked(one, 2, "one"), asked(other, 2, "other")
     assert settle(conn, action("ack", sent), p_query_id="one") == (True, 2, 2)
     rows = action("dead_letter", sent[2:3])
     assert settle(conn, rows, p_query_id="not here", p_replayed=False, batch=1) == (True, 1, 0)
@@ -178,7 +170,7 @@ def test_two_queries_of_a_consumer_do_not_settle_each_others(conn: Conn) -> None
 @pytest.mark.parametrize("what", ["ack", "dead_letter"])
 def test_what_nobody_holds_may_be_settled_by_anybody(conn: Conn, what: str) -> None:
     """New, ready, delayed, waiting for its key; not what is nobody's, done, dead or filtered."""
-    consumer(conn, p_settings=Jsonb({"keep_history": "1 day"}))
+    consumer(conn, keep_history="1 day")
     consumer(conn, "d", "key")
     consumer(conn, "f", p_topic="a")
     consumer(conn, "other")
@@ -193,11 +185,9 @@ def test_what_nobody_holds_may_be_settled_by_anybody(conn: Conn, what: str) -> N
     before = states(conn), states(conn, "d")
     assert settle(conn, action("nack", everything), batch=9, sink="txn:n") == (True, 0, 7)
     assert before == (states(conn), states(conn, "d")), "nobody holds them who could return them"
-    rows = [
-        action(what, [*everything, not_mine, 999], name, details={"by": "me"}) for name in "cdf"
-    ]
-    changed = settle(conn, *rows)
-    assert changed == (True, 2 * len(everything), 3 * (len(everything) + 2) - 2 * len(everything))
+    named = [*everything, not_mine, 999]
+    rows = [action(what, named, name, details={"by": "me"}) for name in "cdf"]
+    assert settle(conn, *rows) == (True, 2 * 7, 3 * 9 - 2 * 7)
     for name in "cd":
         kept = dict.fromkeys(everything, "dead") if what == "dead_letter" else {}
         assert states(conn, name) == kept
@@ -206,14 +196,13 @@ def test_what_nobody_holds_may_be_settled_by_anybody(conn: Conn, what: str) -> N
     assert (done.state, done.result) == ("done" if what == "ack" else "dead", {"by": "me"})
     again = send_keys(conn, *"kl")
     assert acked(conn, "s", "d") == again, "no key is stuck"
-    assert settle(conn, *rows, batch=1) == (True, 0, 3 * (len(everything) + 2))
+    assert settle(conn, *rows, batch=1) == (True, 0, 3 * 9)
 
 
 def test_a_nack_returns_what_follows_in_its_key_unless_it_is_settled_too(conn: Conn) -> None:
     reader = Reader(conn, consumer(conn, ordering="key"))
     k1, k2, k3, l1, l2 = send_keys(conn, *"kkkll")
-    end = reader.ask()
-    of_query(conn, reader)
+    end = asked(reader)
     rows = [action("nack", [k1, l2], delay="1 min"), action("dead_letter", [k2])]
     assert settle(conn, *rows, p_query_id="q") == (True, 3, 0), "k3 was not named"
     assert {s: e for s, e in states(conn).items() if e == "claimed"} == {l1: "claimed"}
@@ -229,8 +218,7 @@ def test_a_nack_returns_what_follows_in_its_key_unless_it_is_settled_too(conn: C
 def test_a_nack_returns_all_that_follows_with_one_order_for_all(conn: Conn) -> None:
     reader = Reader(conn, consumer(conn, ordering="stream"))
     sent = send_all(conn, ["x"] * 4)
-    end = reader.ask()
-    of_query(conn, reader)
+    end = asked(reader)
     rows = [action("nack", [sent[1]], delay="0 s"), action("dead_letter", [sent[2]])]
     assert settle(conn, *rows, p_query_id="q") == (True, 2, 0)
     assert reader.plan(end) == sent
@@ -253,7 +241,7 @@ def test_many_actions_with_reasons_of_their_own(conn: Conn) -> None:
 
 
 def test_messages_are_brought_back_once_per_batch(conn: Conn) -> None:
-    consumer(conn, p_settings=Jsonb({"backoff_base": "1 hour"}))
+    consumer(conn, backoff_base="1 hour")
     sent = send_all(conn, ["x"] * 4)
     claim = claim_of(receive(conn))
     value(conn, "dead_letter", claim, sent[:2])
@@ -288,17 +276,15 @@ def test_actions_of_a_query_that_are_repeated_name_the_same_messages(conn: Conn)
     settle(conn, action("ack", sent[:1]), action("ack", sent[1:2], details=1))
     assert settle(conn, action("ack", sent[:2], details=2)) == (False, 0, 0)
     for other in (action("ack", sent[1:3]), action("dead_letter", sent[:2])):
-        with pytest.raises(psycopg.Error, match="other messages than it has now") as caught:
+        with raises("PQ010", "other messages than it has now"):
             settle(conn, other)
-        assert caught.value.sqlstate == "PQ010"
 
 
-def test_a_batch_publishes_and_acts_together_or_not_at_all(conn: Conn, stream: int) -> None:
+def test_a_batch_publishes_and_acts_together_or_not_at_all(conn: Conn) -> None:
     reader = Reader(conn, consumer(conn))
     out = value(conn, "create_stream", "out")
     sent = send_all(conn, ["x"] * 3)
-    reader.ask()
-    of_query(conn, reader)
+    asked(reader)
     rows = [action("dead_letter", sent[:1]), action("ack", sent[1:])]
 
     def commit(block: int, *, fail: bool = False) -> tuple[bool, bool]:
@@ -314,16 +300,14 @@ def test_a_batch_publishes_and_acts_together_or_not_at_all(conn: Conn, stream: i
     assert commit(stage(conn, out, 2)) == (True, True)
     assert commit(stage(conn, out, 2)) == (False, False), "a replay"
     assert len(dead(conn)) == 1
-    with pytest.raises(psycopg.Error, match="published with 3 messages, and has 1 now") as caught:
+    with raises("PQ010", "published with 3 messages, and has 1 now"):
         settle(conn, rows[0], p_query_id="q")
-    assert caught.value.sqlstate == "PQ010"
 
 
 def test_what_retention_took_is_in_no_replay(conn: Conn, stream: int) -> None:
     reader = Reader(conn, consumer(conn))
     sent = send_all(conn, ["x"] * 3)
-    end = reader.ask()
-    of_query(conn, reader)
+    end = asked(reader)
     settle(conn, action("ack", sent[:2]), p_query_id="q")
     internals.note_trim(conn, stream, sent[:1])
     assert reader.resume(end) == (2, 0, 0)
@@ -349,8 +333,7 @@ def test_a_batch_that_is_cut_is_without_what_was_settled(conn: Conn) -> None:
     """quarantineAfter: its replay has other rows anyway, and what is left may be to blame."""
     reader = Reader(conn, consumer(conn))
     sent = send_all(conn, ["x"] * 5)
-    end = reader.ask()
-    of_query(conn, reader)
+    end = asked(reader)
     reader.start(end, 1)
     assert settle(conn, action("ack", sent[:1]), p_query_id="q", sink="txn:a")[1] == 1
     row = reader.start(end, 1)
@@ -396,7 +379,7 @@ def test_blocks_of_several_streams_go_by_the_rules_of_each(conn: Conn, stream: i
     other = value(conn, "create_stream", "other")
     for name in ("s", "other"):
         value(conn, "alter_stream", name, '{"dedup_window": "1 hour"}')
-    consumer(conn, "c", p_settings=Jsonb({"max_backlog": 3}))
+    consumer(conn, max_backlog=3)
     consumer(conn, "d")
     keys = {"p_dedup_keys": ["one", "two"], "p_routed": True}
 
@@ -408,9 +391,8 @@ def test_blocks_of_several_streams_go_by_the_rules_of_each(conn: Conn, stream: i
     assert write(1, p_consumers=None) is True, "all of them duplicates"
     assert len(internals.published(conn)) == 2 + 2 - 2, "numbers of both streams"
     full = [stage(conn, stream, 1, 2, p_routed=True, p_consumers=[*to]) for to in ("c", "cd")]
-    with pytest.raises(psycopg.Error, match="takes no 2 messages now: consumer 'c'") as caught:
+    with raises("PQ013", "takes no 2 messages now: consumer 'c'"):
         value(conn, "publish_staged", "sink", 2, None, full, 2)
-    assert caught.value.sqlstate == "PQ013"
     assert len(acked(conn, "s", "c")) == 2
     assert value(conn, "publish_staged", "sink", 2, None, full, 2) is True
     assert (len(acked(conn, "s", "c")), len(acked(conn, "s", "d"))) == (2, 3)
@@ -424,9 +406,8 @@ def test_a_query_notices_a_stream_of_several_that_was_made_again(conn: Conn, str
     assert write(value(conn, "create_stream", "other"), 0)
     value(conn, "drop_stream", "other")
     again = value(conn, "create_stream", "other")
-    with pytest.raises(psycopg.Error, match="stream 'other' was dropped and made again") as caught:
+    with raises("PQ001", "stream 'other' was dropped and made again"):
         write(again, 1)
-    assert caught.value.sqlstate == "PQ001"
 
 
 # Races
@@ -437,8 +418,7 @@ def test_an_action_waits_for_who_settles_and_passes_over_what_that_one_did(
 ) -> None:
     reader = Reader(conn, consumer(conn))
     sent = send_all(conn, ["x"] * 3)
-    reader.ask()
-    of_query(conn, reader)
+    asked(reader)
     first, second = session(), session()
     with ThreadPoolExecutor(1) as pool:
         with first.transaction():
@@ -501,10 +481,9 @@ def test_beside_workers_that_take_over_each_message_ends_once(
         try:
             for batch in range(rounds):
                 sent += send_keys(conn, *random.choices("abcdef", k=12))
-                offset = reader.ask(10, p_visibility_timeout=seconds(0.02))
+                offset = asked(reader, 10, p_visibility_timeout=seconds(0.02))
                 if not offset.claimed:
                     continue
-                of_query(reader.conn, reader)
                 reader.resume(offset)
                 plan = reader.plan(offset)
                 some = random.sample(plan, len(plan) // 2)

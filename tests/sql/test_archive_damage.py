@@ -22,7 +22,7 @@ from spark_pgqueue.archive.files import Segment, read
 from spark_pgqueue.archive.layout import ArchiveFile
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.sql import internals
-from tests.sql.queue import Conn, call, consumer, maintain, one, send, send_all, value
+from tests.sql.queue import Conn, call, consumer, maintain, one, raises, send, send_all, value
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -167,15 +167,15 @@ def test_files_without_digests_are_read_and_their_pages_checked(archive: Archive
     for column in map(group.column, range(group.num_columns)):
         begin = column.dictionary_page_offset or column.data_page_offset
         flipped = bytearray(archive.raw)
-        flipped[begin + column.total_compressed_size - 1] ^= (
-            1  # of the last page, behind its header
-        )
+        last = begin + column.total_compressed_size - 1  # of its last page, behind the header
+        flipped[last] ^= 1
         archive.path.write_bytes(flipped)
         with pytest.raises(PgQueueError, match=r"is damaged: .*CRC checksum"):
             archive.read(segment=archive.old())
 
 
 Change = Callable[[pa.Table], pa.Table]
+COLUMNS_DIFFER = "its columns are not those"
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "lacks a row": (lambda t: t.slice(1), "it has 149 rows, and its manifest says 150"),
@@ -189,14 +189,11 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda t: t.set_column(0, t.schema.field(0), pa.array([*range(1, 150), 9999])),
         "do not go up from",
     ),
-    "lacks a column": (lambda t: t.drop_columns(["seq"]), "its columns are not those"),
-    "has a column with another name": (
-        lambda t: t.rename_columns({"seq": "number"}),
-        "its columns are not those",
-    ),
-    "has a column of another type": (
+    "lacks a column": (lambda t: t.drop_columns(["seq"]), COLUMNS_DIFFER),
+    "has another name": (lambda t: t.rename_columns({"seq": "number"}), COLUMNS_DIFFER),
+    "has another type": (
         lambda t: t.set_column(0, "seq", t["seq"].cast(pa.int32())),
-        "its columns are not those",
+        COLUMNS_DIFFER,
     ),
     "is of another kind": (
         lambda t: t.set_column(2, layout.schema("binary").field(2), t["data"].cast(pa.binary())),
@@ -312,9 +309,8 @@ def test_files_that_no_exporter_writes_are_not_noted(conn: Conn) -> None:
 
 
 def refused(conn: Conn, attempt: Any, files: Any) -> None:
-    with pytest.raises(psycopg.DatabaseError, match="p_files is ") as failed:
+    with raises("PQ003", "p_files is "):
         value(conn, "end_export", attempt, Jsonb(files))
-    assert failed.value.sqlstate == "PQ003", files
 
 
 def test_a_reader_opens_no_file_that_no_exporter_names(archive: Archive) -> None:
@@ -366,6 +362,5 @@ def test_a_manifest_that_says_something_else_is_an_error_that_names_it(archive: 
             said = str(error)
         names = ("the manifest of", "is damaged", "no exporter names", "cannot be read", "rows")
         assert any(words in said for words in names), manifest
-    assert read < 10, (
-        "only another digest of the whole file, which no reader reads, is of no account"
-    )
+    # another digest of the whole file, which no reader reads, is of no account
+    assert read < 10

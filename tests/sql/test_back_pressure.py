@@ -18,12 +18,14 @@ from tests.sql.queue import (
     Reader,
     Session,
     acked,
+    alter,
     call,
     claim_of,
     consumer,
     now,
     one,
     publish,
+    raises,
     receive,
     seconds,
     send,
@@ -42,16 +44,14 @@ pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 def limited(conn: Conn, most: int, on_full: str = "reject", ordering: str = "none") -> int:
     """The consumer c, which may have so many messages before it; its id."""
-    settings = f'{{"max_backlog": {most}, "on_full": "{on_full}"}}'
-    return consumer(conn, ordering=ordering, p_settings=settings)
+    return consumer(conn, ordering=ordering, max_backlog=most, on_full=on_full)
 
 
 def rejected(conn: Conn, n: int = 1, **options: Any) -> psycopg.Error:
     """Sends so many messages together, which are rejected, and change nothing."""
     before = internals.publications(conn), one(conn, "select count(*) from pgqueue.messages")
-    with pytest.raises(psycopg.Error) as error:
+    with raises("PQ013") as error:
         send_all(conn, ["x"] * n, **options)
-    assert error.value.sqlstate == "PQ013"
     after = internals.publications(conn), one(conn, "select count(*) from pgqueue.messages")
     assert after == before
     return error.value
@@ -115,14 +115,14 @@ def test_the_limit_can_be_changed_and_taken_back(conn: Conn) -> None:
     limited(conn, 1)
     send(conn)
     rejected(conn)
-    value(conn, "alter_consumer", "s", "c", '{"max_backlog": 2}')
+    alter(conn, max_backlog=2)
     internals.wait_until_counted_again(conn)
     send(conn)
     rejected(conn)
-    value(conn, "alter_consumer", "s", "c", '{"max_backlog": null}')
+    alter(conn, max_backlog=None)
     send_all(conn, ["x"] * 10)
     assert not one(conn, "select limited from pgqueue.streams")
-    value(conn, "alter_consumer", "s", "c", '{"max_backlog": 3}')
+    alter(conn, max_backlog=3)
     rejected(conn)
     value(conn, "drop_consumer", "s", "c")
     assert not one(conn, "select limited from pgqueue.streams")
@@ -135,9 +135,8 @@ def test_a_batch_of_a_sink_is_rejected_whole(conn: Conn, stream: int) -> None:
     limited(conn, 3)
     block = stage(conn, stream, 2)
     send_all(conn, ["x", "x"])
-    with pytest.raises(psycopg.Error, match="has 2 before it") as error:
+    with raises("PQ013", "has 2 before it"):
         publish(conn, stream, [block], 2)
-    assert error.value.sqlstate == "PQ013"
     value(conn, "ack", claim_of(receive(conn, 1)))
     assert publish(conn, stream, [block], 2), "the same batch, later"
     assert stats(conn).backlog == 3
@@ -263,11 +262,10 @@ def test_the_oldest_are_dropped_at_the_claim(conn: Conn, ordering: str) -> None:
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_the_oldest_are_those_that_arrived_first_whatever_their_numbers(
-    conn: Conn, ordering: str, session: Session
+    conn: Conn, ordering: str, opened: Session
 ) -> None:
     limited(conn, 4, "drop_oldest", ordering)
-    late = session()
-    late.execute("begin")
+    late = opened()
     first = send_keys(late, "late", "late")
     sent = send_keys(conn, *"abc")
     internals.take(conn, 10)
@@ -283,9 +281,7 @@ def test_the_oldest_are_those_that_arrived_first_whatever_their_numbers(
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_what_waits_is_dropped_and_what_is_claimed_is_not(
-    conn: Conn, ordering: str, session: Session
-) -> None:
+def test_what_waits_is_dropped_and_what_is_claimed_is_not(conn: Conn, ordering: str) -> None:
     limited(conn, 4, "drop_oldest", ordering)
     first = send_keys(conn, "a", "b")
     claim = claim_of(receive(conn, 2))
@@ -299,9 +295,8 @@ def test_what_waits_is_dropped_and_what_is_claimed_is_not(
     assert {found[s] for s in first} == {"claimed"}
     value(conn, "ack", claim)
     acked(conn, "s", "c", 1)
-    assert sorted(s for s, state in states(conn).items() if state == "dead") == [
-        delayed, *later[:2]
-    ]  # fmt: skip
+    dead = sorted(s for s, state in states(conn).items() if state == "dead")
+    assert dead == [delayed, *later[:2]]
 
 
 def test_a_claim_that_finds_enough_ready_drops_too(conn: Conn) -> None:
@@ -313,7 +308,7 @@ def test_a_claim_that_finds_enough_ready_drops_too(conn: Conn) -> None:
     value(conn, "ack", first)
 
 
-def test_a_reader_drops_too_and_sends_never_fail(conn: Conn, stream: int) -> None:
+def test_a_reader_drops_too_and_sends_never_fail(conn: Conn) -> None:
     reader = Reader(conn, limited(conn, 5, "drop_oldest"))
     seqs = [send_all(conn, ["x"] * 20) for _ in range(5)][-1]
     end = reader.ask()
@@ -321,8 +316,7 @@ def test_a_reader_drops_too_and_sends_never_fail(conn: Conn, stream: int) -> Non
 
 
 def test_a_filtered_consumer_drops_only_what_passes(conn: Conn) -> None:
-    settings = '{"max_backlog": 2, "on_full": "drop_oldest"}'
-    consumer(conn, p_topic="a", p_settings=settings)
+    consumer(conn, p_topic="a", max_backlog=2, on_full="drop_oldest")
     seqs = send_keys(conn, *"abababab")
     assert acked(conn, "s", "c", 1) == [seqs[4], seqs[6]]
     assert sum(row.message_count for row in internals.dead_letters(conn)) == 2
@@ -334,7 +328,12 @@ def health(conn: Conn) -> Any:
     return row
 
 
-def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn, stream: int) -> None:
+def fares(conn: Conn) -> tuple[str, str]:
+    """That, and why."""
+    return health(conn).status, health(conn).because
+
+
+def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn) -> None:
     """A message of tomorrow needs no worker today: not before it is taken, and not after."""
     consumer_id = limited(conn, 100)
     send(conn, p_deliver_at=now(conn) + timedelta(days=1))
@@ -346,39 +345,30 @@ def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn, stream: int) -> 
     assert health(conn).status == "unattended"
 
 
-def test_health_says_who_needs_somebody_and_why(conn: Conn, stream: int) -> None:
+def test_health_says_who_needs_somebody_and_why(conn: Conn) -> None:
     consumer_id = limited(conn, 3)
-    assert (health(conn).status, health(conn).because) == (
-        "ok", "0 messages are before it, and 0 are claimed",
-    )  # fmt: skip
+    assert fares(conn) == ("ok", "0 messages are before it, and 0 are claimed")
     send(conn)
-    assert health(conn).status == "unattended"
-    assert health(conn).because == (
-        "1 are new or ready and no lease ended, and nobody has claimed anything yet"
-    )
+    why = "1 are new or ready and no lease ended, and nobody has claimed anything yet"
+    assert fares(conn) == ("unattended", why)
     claim = claim_of(receive(conn))
     assert health(conn).status == "ok"
     assert abs(one(conn, "select clock_timestamp()") - health(conn).attended_at) < seconds(3)
     value(conn, "dead_letter", claim, None, "no such customer")
-    assert (health(conn).status, health(conn).because) == (
-        "failing", "1 died in the last hour: no such customer",
-    )  # fmt: skip
+    assert fares(conn) == ("failing", "1 died in the last hour: no such customer")
     value(conn, "pause", "s", "c")
     send_all(conn, ["x", "x"])
-    assert (health(conn).status, health(conn).because) == (
-        "paused", "it was paused, with 2 messages before it",
-    )  # fmt: skip
+    assert fares(conn) == ("paused", "it was paused, with 2 messages before it")
     send(conn)
-    assert (health(conn).status, health(conn).because) == (
+    assert fares(conn) == (
         "full", "3 messages are before it, and max_backlog is 3: what is sent is rejected",
     )  # fmt: skip
     value(conn, "resume", "s", "c")
     call(conn, "receive", "s", "c", 1, p_visibility_timeout=seconds(0.001))
     internals.forget_claimers(conn, consumer_id)
     assert health(conn).status == "unattended"
-    assert "2 are new or ready and the leases of 1 claims ended, and nobody has claimed since" in (
-        health(conn).because
-    )
+    why = "2 are new or ready and the leases of 1 claims ended, and nobody has claimed since"
+    assert why in health(conn).because
 
 
 def test_health_says_failing_of_a_message_that_was_delivered_ten_times_without_a_limit(
@@ -392,9 +382,6 @@ def test_health_says_failing_of_a_message_that_was_delivered_ten_times_without_a
     assert health(conn).status == "failing"
     value(conn, "nack", claim, None, None, "no answer")
     claim = claim_of(receive(conn))
-    assert (health(conn).status, health(conn).because) == (
-        "failing",
-        "1 were delivered ten times or more: no answer",
-    )
+    assert fares(conn) == ("failing", "1 were delivered ten times or more: no answer")
     value(conn, "ack", claim)
     assert health(conn).status == "ok"

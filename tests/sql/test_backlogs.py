@@ -15,6 +15,7 @@ from tests.sql.internals import rows
 from tests.sql.queue import (
     Conn,
     acked,
+    alter,
     consumer,
     maintain,
     one,
@@ -94,7 +95,7 @@ def test_nobody_is_judged_by_an_estimate(conn: Conn, pass_over: Any) -> None:
     assert value(conn, "consumer_backlog", id_) == MANY + 1
     assert value(conn, "consumer_available", id_) == MANY + 1
     assert MANY + 1 > value(conn, "consumer_available", id_, 30) >= 30, "it need not count all"
-    value(conn, "alter_consumer", "s", "c", f'{{"max_backlog": {MANY + 1}}}')
+    alter(conn, max_backlog=MANY + 1)
     assert rows(conn, health)[0].status == "full"
 
 

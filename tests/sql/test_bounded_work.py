@@ -12,6 +12,8 @@ from tests.sql import clock, internals
 from tests.sql.cost import cost
 from tests.sql.queue import Conn, acked, call, consumer, one, receive, send, send_all, value
 
+pytestmark = pytest.mark.usefixtures("stream")
+
 
 def undone(conn: Conn, query: str) -> int:
     """The blocks that a statement reads, which is rolled back: for another one just like it."""
@@ -25,7 +27,7 @@ def undone(conn: Conn, query: str) -> int:
 @pytest.mark.parametrize("function", ["redrive", "purge_dead"])
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "new"])
 def test_one_dead_letter_of_many_costs_as_one_of_few(
-    conn: Conn, stream: int, function: str, analyzed: bool
+    conn: Conn, function: str, analyzed: bool
 ) -> None:
     consumer(conn)
     query = f"select pgqueue.{function}('s', 'c', p_max => 1)"
@@ -38,9 +40,7 @@ def test_one_dead_letter_of_many_costs_as_one_of_few(
     assert many <= few + 30, f"{few} blocks, and {many} beside 20,000 dead letters"
 
 
-def test_the_first_dead_letters_are_redriven_also_where_sets_overlap(
-    conn: Conn, stream: int
-) -> None:
+def test_the_first_dead_letters_are_redriven_also_where_sets_overlap(conn: Conn) -> None:
     consumer(conn)
     sent = send_all(conn, ["x"] * 9)
     rows = receive(conn)
@@ -67,10 +67,13 @@ def test_a_claim_meets_a_due_schedule_among_many_for_the_cost_of_one(
     assert len(call(conn, "receive", "s", "c")) == 1
 
 
-def test_a_claim_filters_a_bounded_number_of_messages(conn: Conn, stream: int) -> None:
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_claim_filters_a_bounded_number_of_messages(
+    conn: Conn, stream: int, ordering: str
+) -> None:
     """Also where none passes; the next claims go on, and find the one at the end."""
-    consumer(conn, p_topic="wanted")
-    internals.publish_together(conn, stream, 100_000, "'other'")
+    consumer(conn, ordering=ordering, p_topic="wanted")
+    internals.publish_together(conn, stream, 100_000, "'k' || i % 7")
     last = send(conn, p_key="wanted")
     assert receive(conn, 1) == []
     left = one(conn, "select new from pgqueue.consumer_stats")
@@ -83,9 +86,7 @@ def test_a_claim_filters_a_bounded_number_of_messages(conn: Conn, stream: int) -
     assert [row.seq for row in rows] == [last]
 
 
-def test_a_claim_by_key_deals_messages_with_times_of_their_own_in_a_moment(
-    conn: Conn, stream: int
-) -> None:
+def test_a_claim_by_key_deals_messages_with_times_of_their_own_in_a_moment(conn: Conn) -> None:
     """In seconds of the server's processor: a loaded machine takes longer, but not more of it."""
     consumer(conn, ordering="key")
     conn.execute(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -107,19 +106,19 @@ def test_a_copy_follows_whatever_statement_it_is(conn: Conn, table: None) -> Non
     conn.execute("alter table t add parent int references parent on delete cascade")
     # plans that were made for one row must do for many: with nested loops it would take minutes
     conn.execute("insert into t values (1); update t set id = 2; delete from t")
-    conn.execute("set statement_timeout = '20s'")
-    conn.execute("insert into t select i, 'x', i from generate_series(1, 20000) i")
+    conn.execute("set statement_timeout = '15s'")
+    conn.execute("insert into t select i, 'x', i from generate_series(1, 10000) i")
     check()
     conn.execute("update t set price = price * 2")
     check()
     conn.execute("update t set id = -id where id % 2 = 0")
-    conn.execute("update t set id = id + 30000")
+    conn.execute("update t set id = id + 15000")
     check()
-    conn.execute("delete from t where id > 29000")
+    conn.execute("delete from t where id > 14500")
     check()
     conn.execute(
         "insert into t select i, 'y' from generate_series(1, 10) i union all"
-        " select id, 'z' from t where id < 12000 on conflict (id) do update set name = 'again'"
+        " select id, 'z' from t where id < 6000 on conflict (id) do update set name = 'again'"
     )
     check()
     conn.execute(
@@ -229,26 +228,12 @@ def test_the_table_can_change(conn: Conn, table: None) -> None:
     assert messages(conn)[1:] == [("1", "update", {"number": 1, "title": "b", "extra": None})]
     with pytest.raises(psycopg.Error, match="cannot drop column number") as caught:
         conn.execute("alter table u drop number")
-    assert "function pgqueue_1_t_key(pgqueue_1_t_type) depends on column number" in str(
-        caught.value
-    )
+    depends = "function pgqueue_1_t_key(pgqueue_1_t_type) depends on column number"
+    assert depends in str(caught.value)
     with pytest.raises(psycopg.Error, match="captured to stream 's'"):
         call(conn, "drop_stream", "s")
     conn.execute("drop table u cascade")
     assert one(conn, "select count(*) from pgqueue.captures") == 0
-
-
-def test_any_change_is_made_between_release_and_capture(conn: Conn, table: None) -> None:
-    """In one transaction, which misses nothing: PostgreSQL 17.12 refuses some changes otherwise."""
-    conn.execute("insert into t values (1, 'a', 5)")
-    with conn.transaction():
-        call(conn, "release", "t", "s")
-        conn.execute("alter table t alter id type bigint, add extra int default 3")
-        call(conn, "capture", "t", "s")
-    conn.execute("update t set name = 'b'")
-    was, now = messages(conn)
-    assert (was[:2], now[:2]) == (("1", "insert"), ("1", "update"))
-    assert now[2] == was[2] | {"name": "b", "extra": 3}
 
 
 def test_the_same_value_is_the_same_key_in_every_session(conn: Conn, table: None) -> None:
@@ -258,10 +243,9 @@ def test_the_same_value_is_the_same_key_in_every_session(conn: Conn, table: None
     call(conn, "capture", "at", "s", ["at", "s", "b", "i"])
     row = "('2026-01-31 12:00+00', 0.1::float8 + 0.2, '\\xff', '1 day 02:00')"
     conn.execute(f"insert into at values {row}".encode())
-    conn.execute(
-        "set timezone = 'Asia/Tokyo'; set datestyle = 'SQL, DMY'; set bytea_output = escape"
-    )
+    conn.execute("set timezone = 'Asia/Tokyo'; set datestyle = 'SQL, DMY'")
     conn.execute("set extra_float_digits = 0; set intervalstyle = postgres_verbose")
+    conn.execute("set bytea_output = escape")
     conn.execute("delete from at")
     conn.execute("reset all")
     (first, _, a), (second, _, b) = messages(conn)
@@ -338,10 +322,8 @@ def test_an_outbox_is_empty_again_and_its_rows_are_messages(conn: Conn, table: N
     with conn.transaction(force_rollback=True):
         conn.execute("insert into outbox (customer) values ('c')")
     assert one(conn, "select count(*) from outbox") == 0
-    assert messages(conn) == [
-        ("a", "insert", {"event": {"paid": 1}}),
-        ("b", "insert", {"event": None}),
-    ]
+    events = [("a", {"paid": 1}), ("b", None)]
+    assert messages(conn) == [(key, "insert", {"event": event}) for key, event in events]
 
 
 def test_what_others_have_under_a_name_of_a_capture_stays_theirs(conn: Conn) -> None:
@@ -366,25 +348,21 @@ def test_what_others_have_under_a_name_of_a_capture_stays_theirs(conn: Conn) -> 
 
 
 @pytest.fixture
-def owner(conn: Conn, url: str) -> Iterator[str]:
+def owner(conn: Conn, url: str, new_role: Callable[[], str]) -> str:
     """A url of a role that may send and owns the table t, to which everybody may write."""
-    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {role} login password '{role}'".encode())
+    role = new_role()
     schema.grant(conn, "producer", role)
     consumer(conn, ordering="stream")
     made = f"create schema app authorization {role}; grant usage on schema app to public"
     conn.execute(made.encode())
-    yield make_conninfo(url, user=role, password=role)
-    conn.execute(f"drop owned by {role} cascade; drop role {role}".encode())
+    return make_conninfo(url, user=role, password=role)
 
 
 @pytest.fixture
-def writer(conn: Conn, url: str) -> Iterator[str]:
+def writer(url: str, new_role: Callable[[], str]) -> str:
     """A url of a role that may do nothing in particular."""
-    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {role} login password '{role}'".encode())
-    yield make_conninfo(url, user=role, password=role)
-    conn.execute(f"drop owned by {role} cascade; drop role {role}".encode())
+    role = new_role()
+    return make_conninfo(url, user=role, password=role)
 
 
 @pytest.mark.all_versions
@@ -410,9 +388,7 @@ def test_the_owner_captures_and_whoever_writes_needs_no_right_of_the_queue(
     assert [key for key, *_ in messages(conn)] == ["1", "1"]
 
 
-def test_what_is_not_the_callers_is_not_captured(
-    conn: Conn, owner: str, writer: str, url: str
-) -> None:
+def test_what_is_not_the_callers_is_not_captured(conn: Conn, owner: str, writer: str) -> None:
     with connection.connect(owner) as own:
         role = own.info.user
         conn.execute("create table others (id int primary key, secret text)")
@@ -472,36 +448,34 @@ def test_a_superuser_captures_for_the_owner_and_nothing_runs_with_its_rights(
 # Bad input, and what is left
 
 
-@pytest.mark.parametrize(
-    ("arguments", "argument", "says"),
-    [
-        ("'t', 'no'", None, "unknown stream 'no'"),
-        ("'t', 'b'", "p_stream", "kind json or text, not 'b', which is binary"),
-        ("null, 's'", "p_table", "not null"),
-        ("'v', 's'", "p_table", "not public.v"),
-        ("'tmp', 's'", "p_table", "temporary"),
-        ("'keyless', 's'", "p_keys", "primary key, which public.keyless has not"),
-        ("'keyless', 's', '{a}', p_outbox => true", "p_outbox", "public.keyless has none"),
-        ("'t', 's', '{no}'", "p_keys", "p_keys names no, which is no column of public.t"),
-        ("'t', 's', '{null}'", "p_keys", "p_keys names null"),
-        ("'t', 's', '{{id}}'", "p_keys", "a list of columns"),
-        ("'t', 's', '{ctid}'", "p_keys", "p_keys names ctid"),
-        ("'t', 's', null, '{id,No}'", "p_columns", 'p_columns names "No", which is no column'),
-        ("'t', 's', null, '{}'", "p_columns", "a list of columns, or null"),
-    ],
-)
-def test_bad_input_is_refused_by_name_and_changes_nothing(
-    conn: Conn, table: None, arguments: str, argument: str | None, says: str
-) -> None:
+REFUSED = [
+    ("'t', 'no'", None, "unknown stream 'no'"),
+    ("'t', 'b'", "p_stream", "kind json or text, not 'b', which is binary"),
+    ("null, 's'", "p_table", "not null"),
+    ("'v', 's'", "p_table", "not public.v"),
+    ("'tmp', 's'", "p_table", "temporary"),
+    ("'keyless', 's'", "p_keys", "primary key, which public.keyless has not"),
+    ("'keyless', 's', '{a}', p_outbox => true", "p_outbox", "public.keyless has none"),
+    ("'t', 's', '{no}'", "p_keys", "p_keys names no, which is no column of public.t"),
+    ("'t', 's', '{null}'", "p_keys", "p_keys names null"),
+    ("'t', 's', '{{id}}'", "p_keys", "a list of columns"),
+    ("'t', 's', '{ctid}'", "p_keys", "p_keys names ctid"),
+    ("'t', 's', null, '{id,No}'", "p_columns", 'p_columns names "No", which is no column'),
+    ("'t', 's', null, '{}'", "p_columns", "a list of columns, or null"),
+]
+
+
+def test_bad_input_is_refused_by_name_and_changes_nothing(conn: Conn, table: None) -> None:
     value(conn, "create_stream", "b", "binary")
     conn.execute("create view v as select 1 as id; create table keyless (a int)")
     conn.execute("create temporary table tmp (id int primary key)")
     functions = "select array_agg(oid order by oid) from pg_proc where proname like 'pgqueue\\_%'"
     before = one(conn, functions)
-    with pytest.raises(psycopg.Error) as caught:
-        conn.execute(f"select pgqueue.capture({arguments})".encode())
-    assert says in str(caught.value)
-    assert caught.value.diag.column_name == argument
+    for arguments, argument, says in REFUSED:
+        with pytest.raises(psycopg.Error) as caught:
+            conn.execute(f"select pgqueue.capture({arguments})".encode())
+        assert says in str(caught.value)
+        assert caught.value.diag.column_name == argument
     assert one(conn, functions) == before
 
 
@@ -520,10 +494,9 @@ def test_what_does_not_fit_the_stream_fails_the_statement(conn: Conn, table: Non
     assert messages(conn) == []
 
 
-def test_released_or_uninstalled_nothing_is_left_behind(conn: Conn, table: None, url: str) -> None:
-    with pytest.raises(
-        Exception, match=r"others depend on the schema pgqueue: .*capture of public\.t"
-    ):
+def test_released_or_uninstalled_nothing_is_left_behind(conn: Conn, table: None) -> None:
+    depends = r"others depend on the schema pgqueue: .*capture of public\.t"
+    with pytest.raises(Exception, match=depends):
         schema.uninstall(conn)
     call(conn, "release", "t", "s")
     conn.execute("insert into t values (1)")

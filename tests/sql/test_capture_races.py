@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -12,7 +14,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.sql.queue import Conn, Session, call, consumer, one, wait_for_a_lock
+from tests.sql.queue import Conn, Session, call, consumer, one, raises, wait_for_a_lock
 from tests.sql.test_capture import TABLE, apply, content, messages
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
@@ -75,6 +77,26 @@ class Writer:
         return True
 
 
+@contextmanager
+def writing(pool: ThreadPoolExecutor, url: str, writers: int) -> Iterator[None]:
+    """So many writers, beside the test."""
+    over = threading.Event()
+
+    def write(number: int) -> None:
+        writer = Writer(url, number)
+        with writer.conn:
+            while not over.is_set():
+                writer.transaction()
+
+    writes = [pool.submit(write, number) for number in range(writers)]
+    try:
+        yield
+    finally:
+        over.set()
+    for each in writes:
+        each.result()
+
+
 @pytest.mark.parametrize("columns", [None, ["id", "price"]], ids=["whole rows", "some columns"])
 def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
     conn: Conn, url: str, columns: list[str] | None
@@ -82,20 +104,10 @@ def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
     """Random statements, savepoints, rollbacks, deadlocks; the copy is kept meanwhile."""
     call(conn, "capture", "t", "s", None, columns)
     copy: dict[str | None, Any] = {}
-    end = time.monotonic() + 2
-
-    def write(number: int) -> None:
-        writer = Writer(url, number)
-        with writer.conn:
-            while time.monotonic() < end:
-                writer.transaction()
-
-    with ThreadPoolExecutor(4) as pool:
-        writing = [pool.submit(write, number) for number in range(4)]
-        while not all(each.done() for each in writing):
+    with ThreadPoolExecutor(4) as pool, writing(pool, url, 4):
+        end = time.monotonic() + 60
+        while one(conn, "select last_value from pgqueue.seq_1") < 400 and time.monotonic() < end:
             apply(copy, messages(conn))
-        for each in writing:
-            each.result()
     apply(copy, messages(conn))
     rows = content(conn)
     if columns:
@@ -106,28 +118,14 @@ def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
 
 def test_a_copy_begun_beside_writers_is_the_table(conn: Conn, url: str, session: Session) -> None:
     """Capture, then copy, then apply what was captured since."""
-    stop = threading.Event()
-
-    def write(number: int) -> None:
-        writer = Writer(url, number)
-        with writer.conn:
-            while not stop.is_set():
-                writer.transaction()
-
-    with ThreadPoolExecutor(2) as pool:
-        writing = [pool.submit(write, number) for number in range(2)]
-        try:
-            for _ in range(3):
-                call(session(), "capture", "t", "s")
-                copy: dict[str | None, Any] = {**content(conn)}
-                for _ in range(10):
-                    apply(copy, messages(conn))
-                call(session(), "release", "t", "s")
+    with ThreadPoolExecutor(2) as pool, writing(pool, url, 2):
+        for _ in range(3):
+            call(session(), "capture", "t", "s")
+            copy: dict[str | None, Any] = {**content(conn)}
+            for _ in range(10):
                 apply(copy, messages(conn))
-        finally:
-            stop.set()
-        for each in writing:
-            each.result()
+            call(session(), "release", "t", "s")
+            apply(copy, messages(conn))
     assert (one(conn, FUNCTIONS), one(conn, TRIGGERS)) == (0, 0)
     call(conn, "capture", "t", "s")
     copy = {**content(conn)}
@@ -170,13 +168,11 @@ def test_release_waits_for_those_who_are_writing_and_what_they_write_is_sent(
 
 @pytest.mark.parametrize("fate", ["commit", "rollback"])
 def test_of_two_who_capture_a_table_at_once_the_last_one_says_how(
-    conn: Conn, session: Session, fate: str
+    conn: Conn, session: Session, opened: Session, fate: str
 ) -> None:
     """Also beside one who reads the table: a capture that is replaced waits for him."""
-    first, second, reader = session(), session(), session()
-    reader.execute("begin")
+    first, reader, second = opened(), opened(), session()
     reader.execute("select from t")
-    first.execute("begin")
     call(first, "capture", "t", "s", None, ["id"])
     with ThreadPoolExecutor(1) as pool:
         capturing = pool.submit(call, second, "capture", "t", "s", ["name"], ["name"])
@@ -192,9 +188,8 @@ def test_of_two_who_capture_a_table_at_once_the_last_one_says_how(
     assert one(conn, "select count(*) from pgqueue.captures") == 1
     assert one(conn, FUNCTIONS) == 4
     first.execute("begin isolation level repeatable read")
-    with pytest.raises(psycopg.Error) as caught:
+    with raises("PQ007"):  # it might not see what another did
         call(first, "capture", "t", "s")
-    assert caught.value.sqlstate == "PQ007", "it might not see what another did"
 
 
 @pytest.mark.parametrize(
@@ -219,9 +214,8 @@ def test_a_table_that_is_altered_while_capture_waits(
         wait_for_a_lock(conn)
         altering.execute("commit")
         if code:
-            with pytest.raises(psycopg.Error, match=says) as caught:
+            with raises(code, says):
                 capturing.result(timeout=20)
-            assert caught.value.sqlstate == code
             assert (one(conn, FUNCTIONS), one(conn, TRIGGERS)) == (0, 0)
             return
         capturing.result(timeout=20)
@@ -248,9 +242,8 @@ def test_capture_gives_up_when_a_writer_stays(conn: Conn, session: Session) -> N
             for given in (("capture", "t", "s"), ("release", "u", "other"))
         ]
     for wait in waits:
-        with pytest.raises(psycopg.Error, match="was in use for 30 s") as caught:
+        with raises("55P03", "was in use for 30 s"):
             wait.result()
-        assert caught.value.sqlstate == "55P03"
     writer.execute("commit")
     call(conn, "capture", "t", "s")
     conn.execute("insert into t values (2); insert into u values (3)")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier
 
 from spark_pgqueue.postgres import connection, schema
-from tests.sql.queue import Conn, Session, acked, call, consumer, one, value
+from tests.sql.queue import Conn, Session, acked, call, consumer, one, raises, value
 from tests.sql.test_capture import apply, content, messages
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.all_versions]
@@ -31,12 +31,6 @@ FUNCTIONS_OF_THE_SUPERUSER = b"""
     where r.rolsuper and n.nspname !~ '^(pg_|information_schema|_?pgqueue$|public$)'"""
 
 
-def make_role(conn: Conn, url: str) -> str:
-    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {role} login password '{role}'".encode())
-    return make_conninfo(url, user=role, password=role)
-
-
 def name_of(conn: Conn) -> str:
     return str(one(conn, "select current_user::text"))
 
@@ -46,29 +40,30 @@ def run(conn: Conn, statement: str, **names: str) -> None:
     conn.execute(SQL(statement).format(**{k: Identifier(v) for k, v in names.items()}))  # type: ignore[arg-type]
 
 
+def connect(url: str, role: str) -> Conn:
+    return connection.connect(make_conninfo(url, user=role, password=role))
+
+
 @pytest.fixture
-def roles(conn: Conn, url: str) -> Iterator[tuple[str, str]]:
-    """The urls of a producer, and of a role without any right of the queue. Both make schemas."""
+def roles(conn: Conn, new_role: Callable[[], str]) -> tuple[str, str]:
+    """A producer, and a role without any right of the queue. Both make schemas."""
     consumer(conn, ordering="stream")
-    urls = make_role(conn, url), make_role(conn, url)
-    names = [conninfo_to_dict(each)["user"] for each in urls]
-    schema.grant(conn, "producer", str(names[0]))
+    names = new_role(), new_role()
+    schema.grant(conn, "producer", names[0])
     for name in names:
         conn.execute(f"grant create on database {conn.info.dbname} to {name}".encode())
-    yield urls
-    for name in names:
-        conn.execute(f"drop owned by {name} cascade; drop role {name}".encode())
+    return names
 
 
 @pytest.fixture
-def producer(roles: tuple[str, str]) -> Iterator[Conn]:
-    with connection.connect(roles[0]) as conn:
+def producer(url: str, roles: tuple[str, str]) -> Iterator[Conn]:
+    with connect(url, roles[0]) as conn:
         yield conn
 
 
 @pytest.fixture
-def stranger(roles: tuple[str, str]) -> Iterator[Conn]:
-    with connection.connect(roles[1]) as conn:
+def stranger(url: str, roles: tuple[str, str]) -> Iterator[Conn]:
+    with connect(url, roles[1]) as conn:
         yield conn
 
 
@@ -88,26 +83,17 @@ FAKE = """
 def test_a_trigger_with_the_name_of_ours_is_no_capture(
     conn: Conn, stranger: Conn, empty_url: str
 ) -> None:
-    """A role with no right of the queue stops neither maintain, drop_stream, nor the view."""
+    """A role without rights stops neither maintain, drop_stream, the view nor uninstalling."""
     stranger.execute(FAKE.encode())
     call(conn, "maintain")
-    triggers = (
-        "select tgrelid::regclass::text, tgname from pg_trigger where tgname like 'pgqueue\\_%'"
-    )
-    assert conn.execute(triggers.encode()).fetchall() == [("app.t", "pgqueue_1_insert")]
+    ours = b"select tgrelid::regclass::text from pg_trigger where tgname like 'pgqueue\\_%'"
+    assert conn.execute(ours).fetchall() == [("app.t",)]
     assert conn.execute("select * from pgqueue.captures").fetchall() == []
     with pytest.raises(psycopg.Error, match="a table that is captured to stream"):
         call(conn, "release", "app.t", "s")
     value(conn, "create_stream", "other")
     value(conn, "drop_stream", "s")
     assert conn.execute("select name from pgqueue.streams").fetchall() == [("other",)]
-    value(conn, "create_stream", "s")
-
-
-def test_a_trigger_with_the_name_of_ours_does_not_keep_the_queue_from_being_uninstalled(
-    conn: Conn, stranger: Conn
-) -> None:
-    stranger.execute(FAKE.encode())
     schema.uninstall(conn)
     assert one(conn, "select to_regnamespace('pgqueue') is null")
     schema.install(conn)
@@ -120,9 +106,8 @@ def test_maintain_makes_nothing_for_tables_of_others(
     producer.execute(FAKE.replace("1_insert", "1_other").encode())
     call(producer, "capture", "app.t", "s")
     # ... which is somebody else's in a schema of the attacker's, as tables of a migration often are
-    producer.execute(
-        "create schema other; create table app.t2 partition of app.t for values in (2)"
-    )
+    producer.execute("create schema other")
+    producer.execute("create table app.t2 partition of app.t for values in (2)")
     producer.execute(
         "create function other.evil() returns trigger language plpgsql as"
         " $$ begin execute format('alter role %I superuser', tg_argv[0]); return null; end $$"
@@ -138,9 +123,8 @@ def test_maintain_makes_nothing_for_tables_of_others(
     producer.execute("lock table app.t2 in access exclusive mode")
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(call, maintaining, "maintain")
-        while not done.done() and not one(
-            conn, "select exists (select from pg_locks where not granted)"
-        ):
+        waits = "select exists (select from pg_locks where not granted)"
+        while not (done.done() or one(conn, waits)):
             pass
         producer.execute("alter schema app rename to gone; alter schema other rename to app")
         producer.execute("commit")
@@ -334,26 +318,21 @@ def test_partitions_of_others_are_not_captured(conn: Conn, producer: Conn, stran
     )
     conn.execute(f"alter table app.t1 owner to {name_of(stranger)}".encode())
     for who in (producer, conn):
-        with pytest.raises(psycopg.Error, match=r"partition app\.t1 .* belongs to") as caught:
+        with raises("PQ003", r"partition app\.t1 .* belongs to"):
             call(who, "capture", "app.t", "s")
-        assert caught.value.sqlstate == "PQ003"
     assert conn.execute("select from pg_trigger where tgname like 'pgqueue%'").fetchall() == []
 
 
 def test_release_is_the_owners(
-    conn: Conn, producer: Conn, roles: tuple[str, str], url: str
+    conn: Conn, producer: Conn, new_role: Callable[[], str], url: str
 ) -> None:
     producer.execute("create schema app; create table app.t (id int primary key)")
     call(producer, "capture", "app.t", "s")
-    another = make_role(conn, url)
-    with connection.connect(another) as other:
-        schema.grant(conn, "producer", name_of(other))
-        producer.execute(f"grant usage on schema app to {name_of(other)}".encode())
-        with pytest.raises(psycopg.Error, match="a table of the caller's") as caught:
-            call(other, "release", "app.t", "s")
-        assert caught.value.sqlstate == "PQ003"
-        name = name_of(other)
-    conn.execute(f"drop owned by {name}; drop role {name}".encode())
+    another = new_role()
+    schema.grant(conn, "producer", another)
+    producer.execute(f"grant usage on schema app to {another}".encode())
+    with connect(url, another) as other, raises("PQ003", "a table of the caller's"):
+        call(other, "release", "app.t", "s")
     assert one(conn, "select count(*) from pgqueue.captures") == 1
     call(producer, "release", "app.t", "s")
 
@@ -379,12 +358,14 @@ def test_release_drops_no_function_but_those_that_capture_made(
     call(conn, "release", "app.t", "s")
 
 
-def test_a_member_of_the_owner_captures_as_the_owner(conn: Conn, producer: Conn, url: str) -> None:
+def test_a_member_of_the_owner_captures_as_the_owner(
+    conn: Conn, producer: Conn, new_role: Callable[[], str], url: str
+) -> None:
     """What is made is the owner's, and afterwards the session is who it was."""
     producer.execute("create schema app; create table app.t (id int primary key)")
-    member = make_role(conn, url)
-    with connection.connect(member) as other:
-        conn.execute(f"grant {name_of(producer)} to {name_of(other)}".encode())
+    member = new_role()
+    conn.execute(f"grant {name_of(producer)} to {member}".encode())
+    with connect(url, member) as other:
         call(other, "capture", "app.t", "s")
         assert one(other, "show role") == "none"
         owners = "select distinct proowner::regrole::text from pg_proc where proname ~ '^pgqueue_1'"
@@ -393,8 +374,6 @@ def test_a_member_of_the_owner_captures_as_the_owner(conn: Conn, producer: Conn,
             other.execute(f"set local role {name_of(producer)}".encode())
             call(other, "release", "app.t", "s")
             assert one(other, "select current_user") == name_of(producer)
-        name = name_of(other)
-    conn.execute(f"drop owned by {name}; drop role {name}".encode())
     assert one(conn, "select count(*) from pgqueue.captures") == 0
 
 
@@ -417,9 +396,8 @@ def test_a_table_whose_policies_bind_its_owner_is_refused(conn: Conn, producer: 
         "alter table app.t enable row level security; alter table app.t force row level security"
     )
     for who in (producer, conn):
-        with pytest.raises(psycopg.Error, match="row level security") as caught:
+        with raises("PQ003", "row level security"):
             call(who, "capture", "app.t", "s")
-        assert caught.value.sqlstate == "PQ003"
     producer.execute("alter table app.t no force row level security")
     call(producer, "capture", "app.t", "s")
 
@@ -488,21 +466,7 @@ def test_no_setting_of_a_writer_hides_what_it_does(
 # Names
 
 
-ODD = [
-    "t",
-    "o",
-    "Sales",
-    "my data",
-    "100%",
-    "it's",
-    'quo"ted',
-    "{name}",
-    "$function$",
-    "a\\b",
-    "%1$s",
-    "é" * 31,
-    "select",
-]
+ODD = ["o", "Sales", 'it\'s "my" 100% {name} $function$ a\\b %1$s', "é" * 31, "select"]
 
 
 def test_names_are_what_they_are(conn: Conn) -> None:
@@ -546,9 +510,8 @@ def check_name(conn: Conn, odd: str) -> None:
     run("create table {schema}.more partition of {schema}.{table} for values from (100) to (200)")
     call(conn, "maintain")
     assert one(conn, "select uncaptured_partitions from pgqueue.captures") == 0
-    with pytest.raises(psycopg.Error) as caught:
+    with raises("2BP01"):
         value(conn, "drop_stream", "s")
-    assert caught.value.sqlstate == "2BP01"
     call(conn, "capture", table, "s")
     call(conn, "release", table, "s")
     run("create table {schema}.outbox ({column} int primary key, x text)")
@@ -561,15 +524,14 @@ def check_name(conn: Conn, odd: str) -> None:
 
 
 def test_roles_have_odd_names_too(conn: Conn, roles: tuple[str, str]) -> None:
-    for odd in ('my "role"', "100%", "it's"):
-        with conn.transaction(force_rollback=True):
-            role = Identifier(f"{odd} {uuid.uuid4().hex[:8]}")
-            for statement in (
-                "create role {role}", "grant pgqueue_producer to {role}",
-                "create schema app authorization {role}", "create table app.t (id int primary key)",
-                "alter table app.t owner to {role}",
-            ):  # fmt: skip
-                conn.execute(SQL(statement).format(role=role))  # type: ignore[arg-type]
-            call(conn, "capture", "app.t", "s")
-            conn.execute("insert into app.t values (1)")
-            call(conn, "release", "app.t", "s")
+    with conn.transaction(force_rollback=True):
+        role = Identifier(f'it\'s "my" 100% {uuid.uuid4().hex[:8]}')
+        for statement in (
+            "create role {role}", "grant pgqueue_producer to {role}",
+            "create schema app authorization {role}", "create table app.t (id int primary key)",
+            "alter table app.t owner to {role}",
+        ):  # fmt: skip
+            conn.execute(SQL(statement).format(role=role))  # type: ignore[arg-type]
+        call(conn, "capture", "app.t", "s")
+        conn.execute("insert into app.t values (1)")
+        call(conn, "release", "app.t", "s")

@@ -15,6 +15,7 @@ from tests.sql.queue import (
     call,
     consumer,
     one,
+    raises,
     receive,
     send_all,
     seqs_of,
@@ -47,9 +48,8 @@ def test_what_is_released_was_not_delivered_and_is_there_at_once_in_its_order(
     assert state(conn, reader, second.claim_id) == (0, len(done), 0)
     assert state(conn, reader, first.claim_id) == (0, 0, len(done))
     release = (reader.id, reader.consumer_id, reader.claim_id)
-    with pytest.raises(psycopg.Error, match="runs, or ran just now") as error:
+    with raises("55006", "runs, or ran just now"):
         call(conn, "reader_release", *release)
-    assert error.value.sqlstate == "55006"
     clock.end_leases(conn)
     assert tuple(call(conn, "reader_release", *release)[0]) == (0, len(done))
     assert call(conn, "reader_state", reader.id, 0, 0) == []
@@ -68,9 +68,8 @@ def test_a_release_acknowledges_what_was_finished_first(conn: Conn, reader: Read
     reader.move(end)
     assert state(conn, reader, end.claim_id) == (2, 0, 0)
     clock.end_leases(conn)
-    assert tuple(call(conn, "reader_release", reader.id, reader.consumer_id, end.claim_id)[0]) == (
-        *(2, 0),
-    )
+    (released,) = call(conn, "reader_release", reader.id, reader.consumer_id, end.claim_id)
+    assert tuple(released) == (2, 0)
     assert states(conn) == {sent[2]: "ready"}
 
 

@@ -19,7 +19,7 @@ BITS = range(1, 43)
 """Bits of an id that nobody knows: so the right one is found after 2^41 tries on average. The last
 bit says whether the end of its messages is to be noted."""
 
-IDS = 64
+IDS = 32
 
 GIVES_IDS = {
     "claim": "select claim_id from pgqueue.claim('s', 'c', 1)",
@@ -55,40 +55,52 @@ def test_no_function_is_forgotten_here(conn: Conn) -> None:
     assert {name for (name,) in found} == set(TAKES_IDS)
 
 
-@pytest.mark.parametrize("function", GIVES_IDS)
-def test_nobody_guesses_an_id(conn: Conn, stream: int, function: str) -> None:
-    """Also not from ids that were given out just before."""
+@pytest.fixture
+def owners(conn: Conn, stream: int) -> None:
+    """The consumer c and the group g, with enough messages for an id of each function."""
     consumer(conn)
-    send_all(conn, ["x"] * IDS)
+    send_all(conn, ["x"] * IDS * len(GIVES_IDS))
     value(conn, "create_group", "s", "g", 1)
-    ids = []
-    for i in range(IDS):
-        # what varies of the 20 bits of the number is random
-        one(conn, f"select setval('pgqueue.claim_numbers', {(i << 20) + 1})")
-        ids.append(one(conn, GIVES_IDS[function]))
-        value(conn, "leave_group", "s", "g", "w")
-    assert min(ids) > 0
-    for bit in BITS:
-        assert {id_ >> bit & 1 for id_ in ids} == {0, 1}, f"bit {bit} is always the same"
 
 
-@pytest.mark.parametrize("function", GIVES_IDS)
-def test_the_number_in_an_id_starts_anew(conn: Conn, stream: int, function: str) -> None:
+def given(conn: Conn, function: str) -> int:
+    """An id that a function gives."""
+    id_ = one(conn, GIVES_IDS[function])
+    value(conn, "leave_group", "s", "g", "w")
+    return id_
+
+
+def test_nobody_guesses_an_id(conn: Conn, owners: None, session: Session) -> None:
+    """Neither from ids that were given out just before, nor who seeds random().
+
+    Not of this session, nor of another one that has the same seed and the same number.
+    """
+    sessions = [conn, session()]
+    for n, function in enumerate(GIVES_IDS):
+        ids = []
+        for i in range(n * IDS, (n + 1) * IDS):
+            each = sessions[i % 2]
+            # what varies of the 20 bits of the number is random
+            one(each, f"select setval('pgqueue.claim_numbers', {(i << 20) + 1})")
+            one(each, "select setseed(0.5)::text")
+            ids.append(given(each, function))
+        assert min(ids) > 0
+        assert len(set(ids)) == IDS
+        for bit in BITS:
+            varies = {id_ >> bit & 1 for id_ in ids} == {0, 1}
+            assert varies, f"{function}: bit {bit} is always the same"
+
+
+def test_the_number_in_an_id_starts_anew(conn: Conn, owners: None) -> None:
     """The id has 20 bits of it, above the random ones; no id is below 0."""
-    consumer(conn)
-    send_all(conn, ["x"] * 16)
-    value(conn, "create_group", "s", "g", 1)
-    one(conn, f"select setval('pgqueue.claim_numbers', {2**20 - 4})")
-    ids = []
-    for _ in range(8):
-        ids.append(one(conn, GIVES_IDS[function]))
-        value(conn, "leave_group", "s", "g", "w")
-    assert min(ids) > 0
-    assert len(set(ids)) == 8
+    for n, function in enumerate(GIVES_IDS, 1):
+        one(conn, f"select setval('pgqueue.claim_numbers', {n * 2**20 - 4})")
+        ids = [given(conn, function) for _ in range(8)]
+        assert min(ids) > 0, function
+        assert len(set(ids)) == 8, function
 
 
-@pytest.mark.parametrize("function", TAKES_IDS)
-def test_who_has_a_readers_claim_id_has_nothing(conn: Conn, reader: Reader, function: str) -> None:
+def test_who_has_a_readers_claim_id_has_nothing(conn: Conn, reader: Reader) -> None:
     """Its ids rise, so fewer of their bits are random; a reader is known by its uuid."""
     sent = send_all(conn, ["x", "y"])
     consumer(conn, "other", p_start="latest")
@@ -98,30 +110,10 @@ def test_who_has_a_readers_claim_id_has_nothing(conn: Conn, reader: Reader, func
         return [*rows(conn, "select * from pgqueue.open_claims"), *internals.bundles(conn)]
 
     before = stored()
-    assert one(conn, TAKES_IDS[function], end.claim_id) is None
-    assert stored() == before
+    for function, query in TAKES_IDS.items():
+        assert one(conn, query, end.claim_id) is None, function
+        assert stored() == before, function
     assert reader.plan(end) == sent
-
-
-@pytest.mark.parametrize("function", GIVES_IDS)
-def test_who_seeds_random_knows_no_id(
-    conn: Conn, stream: int, session: Session, function: str
-) -> None:
-    """Not of this session, nor of another one that has the same seed and the same number."""
-    consumer(conn)
-    send_all(conn, ["x"] * 32)
-    value(conn, "create_group", "s", "g", 1)
-    sessions = [conn, session()]
-    ids = []
-    for i in range(16):
-        each = sessions[i % 2]
-        one(each, f"select setval('pgqueue.claim_numbers', {(i << 20) + 1})")
-        one(each, "select setseed(0.5)::text")
-        ids.append(one(each, GIVES_IDS[function]))
-        value(each, "leave_group", "s", "g", "w")
-    assert len(set(ids)) == 16
-    for bit in BITS:
-        assert {id_ >> bit & 1 for id_ in ids} == {0, 1}, f"bit {bit} is always the same"
 
 
 def test_a_readers_ids_differ_after_a_crash_that_gave_numbers_back(

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from spark_pgqueue import embedded
@@ -19,7 +18,7 @@ from spark_pgqueue.command_line import doctor
 from spark_pgqueue.postgres import binaries, connection, schema
 from tests.conftest import SETTINGS, GivenServer, Server, _folder_in_memory
 from tests.sql import internals
-from tests.sql.queue import Conn, call, one, send, value
+from tests.sql.queue import Conn, call, one, raises, send, value
 from tests.sql.test_reading import read
 
 
@@ -74,9 +73,12 @@ def start(copy: Path) -> embedded.Server:
     return embedded.start(copy, version=18, settings=dict(SETTINGS))
 
 
-@pytest.mark.parametrize("copied", [base_backup, folder])
+@pytest.mark.parametrize(("copied", "mode"), [(base_backup, "fast"), (folder, "immediate")])
 def test_a_copy_of_the_server_that_is_started_as_it_is(
-    original: embedded.Server, home: Path, copied: Callable[[embedded.Server, Path], None]
+    original: embedded.Server,
+    home: Path,
+    copied: Callable[[embedded.Server, Path], None],
+    mode: str,
 ) -> None:
     """It is noticed, and the original is not taken for one, also after restarts of every kind."""
     copy = home / copied.__name__
@@ -89,31 +91,28 @@ def test_a_copy_of_the_server_that_is_started_as_it_is(
         send(conn)
         _, beyond = read(conn, before)
     with start(copy) as server:
-        for mode in ("fast", "immediate"):
-            with connection.connect(server.url) as conn:
-                assert value(conn, "is_restored") is True
-            checks = {check.name: check for check in doctor.checks(server.url)}
-            assert checks["incarnation"].status == "warn"
-            assert "pgqueue recover" in (checks["incarnation"].advice or "")
-            server.restart(mode)
         with connection.connect(server.url) as conn:
-            with pytest.raises(psycopg.Error, match="ahead of the database") as caught:
+            assert value(conn, "is_restored") is True
+        checks = {check.name: check for check in doctor.checks(server.url)}
+        assert checks["incarnation"].status == "warn"
+        assert "pgqueue recover" in (checks["incarnation"].advice or "")
+        server.restart(mode)
+        with connection.connect(server.url) as conn:
+            assert value(conn, "is_restored") is True
+            with raises("PQ005", "ahead of the database"):
                 read(conn, beyond)
-            assert caught.value.sqlstate == "PQ005"
             value(conn, "recover")
             assert value(conn, "is_restored") is False
             again = send(conn)
-            with pytest.raises(psycopg.Error, match="beyond the state") as caught:
+            with raises("PQ005", "beyond the state"):
                 read(conn, beyond)
-            assert caught.value.sqlstate == "PQ005"
             assert read(conn, before)[0] == [again]
         server.restart()
         with connection.connect(server.url) as conn:
             assert value(conn, "is_restored") is False
-    for mode in ("fast", "immediate"):
-        original.restart(mode)
-        with connection.connect(original.url) as conn:
-            assert value(conn, "is_restored") is False
+    original.restart(mode)
+    with connection.connect(original.url) as conn:
+        assert value(conn, "is_restored") is False
 
 
 def test_a_copy_of_the_database_in_the_same_server(
@@ -138,28 +137,24 @@ def test_a_copy_of_the_database_in_the_same_server(
         admin.execute(f"drop database {name}".encode())
 
 
-@pytest.mark.parametrize(
-    ("column", "other"), [("system_identifier", 1), ("timeline", 99), ("database", 1),
-                       ("files_since", 1)],
-)  # fmt: skip
-def test_each_sign_that_is_noted_is_compared(conn: Conn, column: str, other: object) -> None:
+def test_each_sign_that_is_noted_is_compared(conn: Conn) -> None:
     """Where it is known; what was not noted, as by version 1, says nothing."""
     assert internals.rows(conn, "select * from pgqueue.servers") != []
-    conn.execute(f"update pgqueue.servers set {column} = %s".encode(), [other])
-    assert value(conn, "is_restored") is True
-    conn.execute(f"update pgqueue.servers set {column} = null".encode())
-    assert value(conn, "is_restored") is False
+    for column in ("system_identifier", "timeline", "database", "files_since"):
+        conn.execute(f"update pgqueue.servers set {column} = 99".encode())
+        assert value(conn, "is_restored") is True, column
+        conn.execute(f"update pgqueue.servers set {column} = null".encode())
+        assert value(conn, "is_restored") is False, column
 
 
-def test_an_owner_that_may_not_look_at_files_notes_none(conn: Conn, url: str) -> None:
-    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(
-        f"create role {role}; grant create on database {conn.info.dbname} to {role}".encode()
-    )
+def test_an_owner_that_may_not_look_at_files_notes_none(
+    conn: Conn, new_role: Callable[[], str]
+) -> None:
+    role = new_role()
+    conn.execute(f"grant create on database {conn.info.dbname} to {role}".encode())
     conn.execute("drop schema pgqueue, _pgqueue cascade")
     conn.execute(f"set session authorization {role}".encode())
     schema.install(conn)
     assert one(conn, "select files_since from pgqueue.servers") is None
     assert value(conn, "is_restored") is False
     conn.execute("reset session authorization")
-    conn.execute(f"drop owned by {role} cascade; drop role {role}".encode())

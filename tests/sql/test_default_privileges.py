@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -26,15 +25,17 @@ GRANTED = """
 """
 
 
-@pytest.fixture
-def stranger(conn: Conn) -> Iterator[str]:
-    """A role to which everything is granted by default that conn makes."""
-    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {role} login password '{role}'".encode())
+def alter_defaults(conn: Conn, what: str) -> None:
     for objects in ("tables", "sequences", "routines", "types", "schemas"):
-        conn.execute(f"alter default privileges grant all on {objects} to {role}".encode())
-    yield role
-    conn.execute(f"drop owned by {role}; drop role {role}".encode())
+        conn.execute(f"alter default privileges {what.format(objects)}".encode())
+
+
+@pytest.fixture
+def stranger(conn: Conn, new_role: Callable[[], str]) -> str:
+    """A role to which everything is granted by default that conn makes."""
+    role = new_role()
+    alter_defaults(conn, f"grant all on {{}} to {role}")
+    return role
 
 
 def granted(conn: Conn, role: str) -> list[tuple[str, str]]:
@@ -69,8 +70,12 @@ def test_what_is_made_later_grants_nothing_by_default(conn: Conn, stranger: str)
     assert granted(conn, stranger) == [("relation", "other")]
 
 
-@pytest.mark.parametrize("to", ["role", "public"])
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    ("to", "before"),
+    [("role", True), ("public", False),
+     pytest.param("role", False, marks=pytest.mark.longer),
+     pytest.param("public", True, marks=pytest.mark.longer)],
+)  # fmt: skip
 def test_the_face_of_pgmq_grants_nothing_by_default(
     conn: Conn, stranger: str, to: str, before: bool
 ) -> None:
@@ -79,8 +84,7 @@ def test_the_face_of_pgmq_grants_nothing_by_default(
         schema.uninstall(conn)
         schema.install(conn)
     if to == "public":
-        for objects in ("tables", "sequences", "routines", "types", "schemas"):
-            conn.execute(f"alter default privileges grant all on {objects} to public".encode())
+        alter_defaults(conn, "grant all on {} to public")
     try:
         for _ in range(2):
             schema.install(conn, pgmq=True)
@@ -93,8 +97,7 @@ def test_the_face_of_pgmq_grants_nothing_by_default(
         assert granted(conn, stranger) == []
         assert by_public(conn) == []
     finally:
-        for objects in ("tables", "sequences", "routines", "types", "schemas"):
-            conn.execute(f"alter default privileges revoke all on {objects} from public".encode())
+        alter_defaults(conn, "revoke all on {} from public")
 
 
 def by_public(conn: Conn) -> list[tuple[str, str]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 
 from tests.sql import clock
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
-    call,
     claim_of,
     consumer,
     receive,
@@ -22,10 +20,7 @@ from tests.sql.queue import (
     value,
 )
 
-pytestmark = [
-    pytest.mark.small_limits,
-    pytest.mark.usefixtures("stream", "allowed_afterwards"),
-]
+pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -123,14 +118,3 @@ def test_only_a_live_claim_puts_off(conn: Conn) -> None:
     clock.end_leases(conn)
     assert len(receive(conn)) == 1
     assert value(conn, "defer", stale, None, seconds(60), "1") == 0
-
-
-@pytest.mark.parametrize("delay", ["-1 s", "11 years", None])
-def test_a_delay_that_cannot_be_is_refused(conn: Conn, delay: str | None) -> None:
-    consumer(conn)
-    send(conn)
-    claim = claim_of(receive(conn))
-    with pytest.raises(psycopg.Error) as caught:
-        call(conn, "defer", claim, None, delay)
-    assert (caught.value.sqlstate, caught.value.diag.column_name) == ("PQ003", "p_delay")
-    assert value(conn, "ack", claim) == 1

@@ -51,8 +51,8 @@ def test_who_only_looks_asks_states_and_none_of_the_tables_of_claims() -> None:
     stored = re.compile(rf"\bpgqueue\.(?:{'|'.join((*core.STORED, 'reader_claims'))})\b")
     looking = (
         r"(?:archive|schedules|queue/send)/.*"
-        r"|operate/(?:consumer_lag|dropped|explain|maintain|outcome|peek|recover|scan\w*|seek"
-        r"|set_retention|views)\.sql"
+        r"|operate/(?:consumer_lag|explain|maintain|outcome|peek|recover|scan\w*|seek"
+        r"|stream_lifecycle|views)\.sql"
     )
     folder = schema.sql_directory()
     files = {*schema.sql_files(), *schema.sql_files(schema.PGMQ)}

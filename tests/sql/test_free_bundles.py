@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals
 from tests.sql.internals import cursor_of, ids
@@ -19,6 +18,7 @@ from tests.sql.queue import (
     Conn,
     Session,
     acked,
+    alter,
     call,
     claim_of,
     claim_one,
@@ -100,10 +100,9 @@ def look_rarely(conn: Conn) -> str:
     return usual
 
 
-def lock_the_consumer(session: Session) -> Conn:
+def lock_the_consumer(opened: Session) -> Conn:
     """Another session has the lock of the only consumer until its transaction ends."""
-    holder = session()
-    holder.execute("begin")
+    holder = opened()
     internals.lock_consumer(holder, one(holder, "select consumer_id from pgqueue.consumers"))
     return holder
 
@@ -155,13 +154,12 @@ def test_claims_of_others_need_no_lock_while_urgent_ones_are_claimed(
 
 
 def test_beside_an_open_producer_free_bundles_are_claimed_without_the_lock(
-    conn: Conn, session: Session
+    conn: Conn, opened: Session
 ) -> None:
     """It may publish before what is ready: claims look for that each 10 ms, and not each time."""
     usual = look_rarely(conn)
     consumer(conn, notify_done=True)  # which takes with the lock
-    producer = session()
-    producer.execute("begin")
+    producer = opened()
     late = send(producer, p_priority=9)
     sent = send_all(conn, ["x"] * 500)
     assert claim_one(conn) == sent[0]
@@ -321,24 +319,11 @@ def test_what_comes_first_comes_before_free_bundles(
     assert claim_one(conn) == second
 
 
-def test_a_late_commit_is_noticed_beside_free_bundles(conn: Conn, session: Session) -> None:
-    consumer(conn)
-    late = session()
-    late.execute("begin")
-    first = send(late, p_priority=3)
-    sent = send_all(conn, ["x"] * SENT)
-    assert claim_one(conn) == sent[0]
-    late.execute("commit")
-    clock.look_again(conn)
-    assert claim_one(conn) == first
-
-
 def test_what_failed_between_free_bundles_comes_before_later_ones(
-    conn: Conn, session: Session, sent: list[int]
+    conn: Conn, opened: Session, sent: list[int]
 ) -> None:
     """Also when the bundle before it was claimed, and rolled back."""
-    claiming = session()
-    claiming.execute("begin")
+    claiming = opened()
     assert claim_one(claiming) == sent[1]
     rows = receive(conn, 1)
     assert seqs_of(rows) == sent[2:3]
@@ -374,10 +359,6 @@ def test_what_is_ready_in_several_lanes_comes_with_what_is_new_between_them(conn
 
 
 # What was done to the consumer a moment ago
-
-
-def alter(conn: Conn, **settings: object) -> None:
-    value(conn, "alter_consumer", "s", "c", Jsonb(settings))
 
 
 DONE: dict[str, tuple[Callable[[Conn, list[int]], object], slice, slice]] = {
@@ -432,7 +413,7 @@ def test_what_is_noted_of_an_end_is_asked_at_the_claim(conn: Conn, sent: list[in
 
 
 def test_who_claims_one_of_the_last_bundles_cuts_more_unless_another_does(
-    conn: Conn, session: Session
+    conn: Conn, opened: Session
 ) -> None:
     """So nobody waits for a cutter, and messages come in their order."""
     look_rarely(conn)
@@ -442,7 +423,7 @@ def test_who_claims_one_of_the_last_bundles_cuts_more_unless_another_does(
     got = [claim_one(conn), *seqs_of(receive(conn, size - size // 4))]
     left = counted(conn)[0]
     assert 2 < left <= size // 4
-    holder = lock_the_consumer(session)
+    holder = lock_the_consumer(opened)
     got.append(claim_one(conn))
     assert counted(conn)[0] == left - 1
     holder.execute("commit")
@@ -469,23 +450,21 @@ def test_what_is_cut_ahead_keeps_urgent_messages_first(conn: Conn) -> None:
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-def test_a_claim_that_comes_too_late_to_cut_or_deal_ahead_keeps_no_lock(
-    conn: Conn, session: Session, ordering: str
+def test_a_claim_that_comes_too_late_to_prefetch_keeps_no_lock(
+    conn: Conn, opened: Session, ordering: str
 ) -> None:
     """It read the cursor, and waited for its old claim, while another claim did that."""
     consumer(conn, ordering=ordering)
     clock.stop_looking(conn)
     send_all(conn, ["x"] * 2000, p_keys=[str(i) for i in range(2000)])
     old = claim_of(receive(conn, 1))
-    ahead = "select (hints).more from pgqueue.consumer_cursors order by version desc limit 1"
+    ahead = "select (hints).prefetch_at from pgqueue.consumer_cursors order by version desc limit 1"
     free = "select min(bundle_no) from pgqueue.consumer_messages where token is null and lane = 0"
     free += " and message_count = 1"
     while one(conn, free) < one(conn, ahead):
         receive(conn, 1)
-    late, holder = session(), session()
-    holder.execute("begin")
+    late, holder = opened(), opened()
     value(holder, "extend", old)
-    late.execute("begin")
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(receive, late, 1, p_ack=old)
         wait_for_a_lock(conn)
@@ -505,11 +484,10 @@ def test_a_claim_that_comes_too_late_to_cut_or_deal_ahead_keeps_no_lock(
 
 @pytest.mark.parametrize("end", ["rollback", "commit prepared 'p'", "rollback prepared 'p'"])
 def test_what_an_open_transaction_claims_is_nobodys_until_its_end(
-    conn: Conn, session: Session, sent: list[int], end: str
+    conn: Conn, opened: Session, sent: list[int], end: str
 ) -> None:
     """Nobody waits for it; and when it is rolled back, nobody has the id of the claim."""
-    worker = session()
-    worker.execute("begin")
+    worker = opened()
     rows = receive(worker, 1)
     assert seqs_of(rows) == sent[1:2]
     if "prepared" in end:
@@ -543,13 +521,13 @@ def test_of_two_claimers_that_see_the_same_publication_one_takes_it(
 
 
 def test_a_claim_of_any_size_takes_what_is_free_beside_who_has_the_lock(
-    conn: Conn, session: Session
+    conn: Conn, session: Session, opened: Session
 ) -> None:
     """Only where nothing is free it waits, and holds nothing then that the other may wait for."""
     consumer(conn)
     sent = send_all(conn, ["x"] * 1000)
     assert claim_one(conn) == sent[0]
-    holder, claimer = lock_the_consumer(session), session()
+    holder, claimer = lock_the_consumer(opened), session()
     conn.execute("set lock_timeout = '100 ms'")
     got = [seq for size in (3, 1, 300, 7, 1000) for seq in seqs_of(receive(conn, size))]
     assert got == sent[1:]

@@ -17,43 +17,46 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.conftest import GivenServer, Server
+from tests.conftest import Server
 from tests.sql import checker, clock, internals
 from tests.sql.cost import cost as buffers
 from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import (
+    ORDERINGS,
+    Conn,
     Session,
     acked,
     call,
     dead_publication,
     maintain,
+    one,
     publish,
+    receive,
     send_key,
+    seqs_of,
     stage,
     value,
     wait_for_a_lock,
 )
 from tests.sql.queue import cursor_consumer as consumer
 
-Conn = psycopg.Connection
+CLAIM_AND_ACK = "select pgqueue.ack(claim_id) from pgqueue.claim('s', 'c', 10)"
+PUBLISHERS = "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
 
-ORDERINGS = ["none", "key", "stream"]
 
-
-def idle_with_an_id(session: Session) -> Conn:
+def idle_with_an_id(opened: Session) -> Conn:
     """A transaction that has an id, publishes nothing, and stays open."""
-    conn = session()
-    conn.execute("begin")
+    conn = opened()
     conn.execute("select pg_current_xact_id()")
     return conn
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_gap_is_closed_beside_a_transaction_that_publishes_nothing(
-    conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, opened: Session, stream: int, ordering: str
 ) -> None:
     consumer(conn, ordering=ordering)
-    idle_with_an_id(session)
+    idle_with_an_id(opened)
     got = []
     for _ in range(20):
         dead_publication(conn)
@@ -65,11 +68,11 @@ def test_a_gap_is_closed_beside_a_transaction_that_publishes_nothing(
 
 
 def test_a_claim_costs_the_same_beside_30000_rollbacks_and_an_old_transaction(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, opened: Session, stream: int
 ) -> None:
     """6. By buffers, as nothing is left of the gaps once the rollbacks were seen."""
     consumer(conn)
-    idle_with_an_id(session)
+    idle_with_an_id(opened)
 
     def cycle() -> int:
         send_key(conn)
@@ -92,12 +95,11 @@ def test_a_claim_costs_the_same_beside_30000_rollbacks_and_an_old_transaction(
 
 @pytest.mark.parametrize("ordering", [pytest.param("none", marks=pytest.mark.longer), "key"])
 def test_a_gap_of_many_pieces_beside_an_open_producer_costs_nothing_until_it_ends(
-    conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, opened: Session, stream: int, ordering: str
 ) -> None:
     """Its ids alternate with those of others: claims neither look into it nor write it anew."""
     consumer(conn, ordering=ordering)
-    late = session()
-    late.execute("begin")
+    late = opened()
 
     def cycle() -> tuple[int, int]:
         before = wal(conn)
@@ -116,7 +118,7 @@ def test_a_gap_of_many_pieces_beside_an_open_producer_costs_nothing_until_it_end
     for _ in range(400):
         mine.append(send_key(late, "late"))
         send_key(conn)
-        acked(conn, "s", "c")
+        conn.execute(CLAIM_AND_ACK)
     many = [cycle() for _ in range(20)]
     assert cursor_of(conn).rows <= 40
     # the middle of each: now and then small gaps are merged
@@ -130,20 +132,18 @@ def test_a_gap_of_many_pieces_beside_an_open_producer_costs_nothing_until_it_end
 
 
 def wal(conn: Conn) -> int:
-    row = conn.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
-    return int(row[0]) if row else 0
+    return int(one(conn, "select pg_current_wal_insert_lsn() - '0/0'"))
 
 
 def test_a_transaction_of_20000_sends_is_walked_over_once(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, opened: Session, stream: int
 ) -> None:
     """What is published and not visible yet costs a poll nothing, with nothing behind it."""
     consumer(conn)
     poll = "select pgqueue.claim('s', 'c', 10)"
     conn.execute(poll)
     few = buffers(conn, poll)
-    late = session()
-    late.execute("begin")
+    late = opened()
     late.execute("select count(pgqueue.send('s', 'x')) from generate_series(1, 20000)")
     for _ in range(3):
         conn.execute(poll)
@@ -160,10 +160,10 @@ def test_a_gap_of_two_producers_is_found_when_the_first_commits(
     conn: Conn, session: Session, stream: int, ordering: str
 ) -> None:
     consumer(conn, ordering=ordering)
-    one, two = session(), session()
-    for late in (one, two):
+    early, two = session(), session()
+    for late in (early, two):
         late.execute("begin")
-    first, second, third = send_key(one, "1"), send_key(two, "2"), send_key(one, "1")
+    first, second, third = send_key(early, "1"), send_key(two, "2"), send_key(early, "1")
     last = send_key(conn)
     for _ in range(3):
         assert acked(conn, "s", "c") in ([last], [])
@@ -171,7 +171,7 @@ def test_a_gap_of_two_producers_is_found_when_the_first_commits(
     assert acked(conn, "s", "c") == [second]
     for _ in range(3):
         assert acked(conn, "s", "c") == []
-    one.execute("commit")
+    early.execute("commit")
     assert acked(conn, "s", "c") == [first, third]
     acked(conn, "s", "c")
     assert cursor_of(conn).taken == ids(1, 4)
@@ -179,16 +179,16 @@ def test_a_gap_of_two_producers_is_found_when_the_first_commits(
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_for_order_what_was_in_gaps_comes_before_what_is_beyond(
-    conn: Conn, stream: int, session: Session, ordering: str
+    conn: Conn, stream: int, session: Session, opened: Session, ordering: str
 ) -> None:
     consumer(conn, ordering=ordering)
     producer = session()
-    idle_with_an_id(session)
+    idle_with_an_id(opened)
     producer.execute("begin")
     for _ in range(70):
         send_key(producer)
         send_key(conn, "other")
-        acked(conn, "s", "c")
+        conn.execute(CLAIM_AND_ACK)
     producer.execute("commit")
     second = send_key(producer)
     got = acked(conn, "s", "c")
@@ -196,11 +196,10 @@ def test_for_order_what_was_in_gaps_comes_before_what_is_beyond(
 
 
 def test_a_consumer_made_beside_an_open_producer_gets_what_it_commits(
-    conn: Conn, session: Session, stream: int
+    conn: Conn, opened: Session, stream: int
 ) -> None:
     """Latest: what is visible now is skipped, and nothing else."""
-    late = session()
-    late.execute("begin")
+    late = opened()
     first = send_key(late)
     send_key(conn)
     consumer(conn, p_start="latest")
@@ -233,13 +232,13 @@ def prepare(conn: Conn, name: str) -> list[int]:
     return sent
 
 
-@pytest.mark.parametrize("restart", ["", "fast", "immediate"])
+@pytest.mark.parametrize(
+    "restart", ["", pytest.param("fast", marks=pytest.mark.longer), "immediate"]
+)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
-    server: Server, url: str, restart: str, end: str
+    own_server: Server, url: str, restart: str, end: str
 ) -> None:
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
     name = f"gap_{restart}_{end}"
     with connection.connect(url) as conn, connection.connect(url) as late:
         value(conn, "create_stream", "s", p_settings='{"notify": false}')
@@ -251,7 +250,7 @@ def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
         call(conn, "maintain")
         conn.execute("checkpoint")
     if restart:
-        server.restart(restart)
+        own_server.restart(restart)
     with connection.connect(url) as conn:
         call(conn, "maintain")
         if restart:
@@ -271,10 +270,8 @@ def test_a_gap_of_a_prepared_transaction_stays_open_also_across_a_restart(
 
 
 def test_what_a_prepared_transaction_staged_is_kept_across_a_restart(
-    server: Server, url: str
+    own_server: Server, url: str
 ) -> None:
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
     with connection.connect(url) as conn, connection.connect(url) as other:
         stream = value(conn, "create_stream", "s", p_settings='{"notify": false}')
         value(conn, "set_retention", "s", p_for=timedelta(hours=7))
@@ -286,7 +283,7 @@ def test_what_a_prepared_transaction_staged_is_kept_across_a_restart(
         clock.pass_time(conn, timedelta(hours=1))
         maintain(conn)
         conn.execute("checkpoint")
-    server.restart("fast")
+    own_server.restart("fast")
     with connection.connect(url) as conn:
         clock.pass_time(conn, timedelta(hours=14))
         maintain(conn)
@@ -296,10 +293,8 @@ def test_what_a_prepared_transaction_staged_is_kept_across_a_restart(
         assert len([row for row in call(conn, "read", "s") if row.key is None]) == 2
 
 
-def test_after_a_crash_gaps_are_closed(server: Server, url: str) -> None:
+def test_after_a_crash_gaps_are_closed(own_server: Server, url: str) -> None:
     """Producers died with the server; the virtual ids of theirs may be given out again."""
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
     late = connection.connect(url)
     with connection.connect(url) as conn:
         value(conn, "create_stream", "s")
@@ -309,7 +304,7 @@ def test_after_a_crash_gaps_are_closed(server: Server, url: str) -> None:
         last = send_key(conn)
         assert acked(conn, "s", "c") == [last]
         conn.execute("checkpoint")
-    server.restart("immediate")
+    own_server.restart("immediate")
     late.close()
     with connection.connect(url) as conn:
         sent = send_key(conn)
@@ -342,9 +337,7 @@ def test_gaps_are_merged_only_when_what_was_found_has_left_them(
 
     # asked for the second time who publishes, which is after the look, it waits here
     conn.execute("create sequence asked; select pg_advisory_lock(1)")
-    (publishers,) = conn.execute(
-        "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
-    ).fetchone() or ("",)
+    publishers = one(conn, PUBLISHERS)
     wait = "begin if nextval('public.asked') = 2 then perform pg_advisory_xact_lock(1); end if;\n"
     slow = publishers.replace("begin\n", wait, 1).replace(" STABLE", " VOLATILE", 1)
     assert slow.count(wait) == slow.count("VOLATILE") == 1
@@ -417,7 +410,9 @@ def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering:
     threads = [threading.Thread(target=run, args=[work]) for work in [produce] * 3 + [take] * 3]
     for thread in threads:
         thread.start()
-    time.sleep(4)
+    end = time.monotonic() + 60
+    while len(sent) < 600 and not errors and time.monotonic() < end:
+        time.sleep(0.05)
     stop.set()
     for thread in threads:
         thread.join()
@@ -432,38 +427,26 @@ def test_racing_producers_and_takers_lose_and_repeat_nothing(url: str, ordering:
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_a_producer_that_commits_and_goes_on_during_a_take_keeps_its_order(
-    url: str, conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, session: Session, opened: Session, stream: int, ordering: str
 ) -> None:
     """Which gaps are looked into is told after the snapshot that sees what is beyond them."""
     consumer(conn, ordering=ordering)
-    late = session()
-    late.execute("begin")
+    late = opened()
     first = send_key(late)
     other = send_key(conn, "other")
     assert acked(conn, "s", "c") == [other]
     assert acked(conn, "s", "c") == []
     # The window between asking who publishes and looking, as wide as a test needs.
-    definition = conn.execute(
-        "select pg_get_functiondef('_pgqueue.publishers(int)'::regprocedure)"
-    ).fetchone()
-    assert definition is not None
-    slow = definition[0].replace("publishers", "publishers_now", 1)
+    slow = one(conn, PUBLISHERS).replace("publishers", "publishers_now", 1)
     conn.execute(slow.encode())
     conn.execute(
         "create or replace function _pgqueue.publishers(p_stream_id int) returns text[]"
         " language plpgsql stable as $$ declare v text[] := _pgqueue.publishers_now(p_stream_id);"
         " begin perform pg_sleep(0.4); return v; end $$"
     )
-    got: list[int] = []
-
-    def take() -> None:
-        with connection.connect(url) as taker:
-            got.extend(row.seq for row in call(taker, "receive", "s", "c", 10))
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    time.sleep(0.2)
-    late.execute("commit")
-    second = send_key(late)
-    thread.join()
-    assert got == [first, second]
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(receive, session(), 10)
+        time.sleep(0.2)
+        late.execute("commit")
+        second = send_key(late)
+        assert seqs_of(taken.result()) == [first, second]

@@ -8,17 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from typing import Any
 
 import pytest
-from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals, limits
 from tests.sql.queue import (
     Conn,
     Session,
     acked,
+    alter,
     claim_of,
     consumer,
     now,
@@ -78,13 +77,14 @@ WRONG = {
 }  # fmt: skip
 
 
+BACKOFFS = [pytest.param("linear", marks=pytest.mark.longer), "exponential"]
+
+
 def test_each_hint_is_made_wrong_here(conn: Conn) -> None:
     assert {name.split()[0] for name in WRONG} == internals.hints(conn)
 
 
-@pytest.mark.parametrize(
-    "backoff", [pytest.param("linear", marks=pytest.mark.longer), "exponential"]
-)
+@pytest.mark.parametrize("backoff", BACKOFFS)
 def test_what_failed_a_few_times_comes_again_though_its_next_claimer_waited_for_the_lock(
     conn: Conn, session: Session, backoff: str
 ) -> None:
@@ -103,19 +103,18 @@ def test_what_failed_a_few_times_comes_again_though_its_next_claimer_waited_for_
         due = now(conn) + seconds(0.7)  # the second one, and the first is due already
         waiter = pool.submit(receive, waiting)
         wait_for_a_lock(conn)
-        wait_until(conn, due)
+        while now(conn) < due:
+            time.sleep(0.02)
         assert len(receive(busy)) == 1
         settling.execute("rollback")
         busy.execute("commit")
     checker.check(conn)
     got = seqs_of(waiter.result())
-    wait_until(conn, now(conn) + seconds(3))
+    clock.pass_time(conn, seconds(3))
     assert sorted(got + acked(conn, "s", "c")) == sent
 
 
-@pytest.mark.parametrize(
-    "backoff", [pytest.param("linear", marks=pytest.mark.longer), "exponential"]
-)
+@pytest.mark.parametrize("backoff", BACKOFFS)
 def test_what_failed_a_few_times_comes_again_after_the_clock_was_set_back(
     conn: Conn, backoff: str
 ) -> None:
@@ -127,17 +126,16 @@ def test_what_failed_a_few_times_comes_again_after_the_clock_was_set_back(
     clock.set_clock_back(conn, seconds(3600))
     got = seqs_of(receive(conn))
     checker.check(conn)
-    wait_until(conn, now(conn) + seconds(3))
+    clock.pass_time(conn, seconds(3))
     assert sorted(got + acked(conn, "s", "c")) == sent
 
 
 @pytest.mark.parametrize("hint", ["probe_at", "gaps_probe"])
 def test_a_look_that_was_noted_before_the_clock_was_set_back_is_made_beside_ready_messages(
-    conn: Conn, session: Session, hint: str
+    conn: Conn, opened: Session, hint: str
 ) -> None:
     consumer(conn)
-    late = session()
-    late.execute("begin")
+    late = opened()
     expected = send(late, p_priority=1) if hint == "gaps_probe" else 0
     sent = send_all(conn, ["x"] * 5)
     claim = claim_of(receive(conn, 1))
@@ -175,12 +173,6 @@ def failed(conn: Conn, *times: int) -> list[int]:
     return sent
 
 
-def wait_until(conn: Conn, when: datetime) -> None:
-    """Until the server's clock says so."""
-    while now(conn) < when:
-        time.sleep(0.02)
-
-
 # Consumers of which some have bundles behind hints that others do not have.
 CONSUMERS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -194,14 +186,17 @@ CONSUMERS: dict[str, dict[str, Any]] = {
     "stream": {},
     "stream filtered": {"p_where": "$.data != null"},
 }
+# What each of the others has, in other combinations.
+COMBINED = ("key filtered", "key rated", "stream filtered")
+KINDS: list[Any] = [kind for kind in CONSUMERS if kind not in COMBINED]
+KINDS += [pytest.param(kind, marks=pytest.mark.longer) for kind in COMBINED]
 
 
-def everything(conn: Conn, session: Session, kind: str) -> None:
+def everything(conn: Conn, opened: Session, kind: str) -> None:
     """The consumer c has messages in every state; none of them has to wait for long."""
     ordering = kind.split()[0]
     consumer(conn, ordering=ordering, visibility_timeout=seconds(3600), **CONSUMERS[kind])
-    open_ = session()
-    open_.execute("begin")
+    open_ = opened()
     send(open_, p_key="late")
     for priority in range(4):
         send_all(conn, ["x"] * 3, p_keys=["a", "b", None], p_priority=priority)
@@ -215,15 +210,15 @@ def everything(conn: Conn, session: Session, kind: str) -> None:
     clock.end_delays(conn)
     clock.end_lease(conn, late)
     if "limited" in kind:
-        value(conn, "alter_consumer", "s", "c", Jsonb({"per_key_limit": 4}))
+        alter(conn, per_key_limit=4)
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("kind", CONSUMERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_wrong_hint_hides_is_found_within_a_minute(
-    conn: Conn, session: Session, kind: str
+    conn: Conn, opened: Session, kind: str
 ) -> None:
-    everything(conn, session, kind)
+    everything(conn, opened, kind)
     owed = set(states(conn))
     assert len(owed) == 16
     hidden = {}
@@ -314,7 +309,7 @@ COMES_BACK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CONSUMERS if "rated" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "rated" not in str(kind)])
 def test_what_comes_back_before_all_that_is_delayed_is_seen_when_it_is_due(
     conn: Conn, kind: str
 ) -> None:

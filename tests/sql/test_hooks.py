@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-
-import pytest
+from collections.abc import Iterable, Iterator
 
 from spark_pgqueue.postgres import schema
 from tests.measure import functions
@@ -32,7 +30,7 @@ LISTS = {
 """Files that may name features, and why: none is a floor."""
 
 OTHER_WORDS = {
-    "schema_path": "a column of streams: by it a send asks whether there is a schema, for nothing",
+    "schema_path": "a column of streams: by it a send asks whether there is a schema, for nothing"
 }
 """Names of features' functions that are something else, too."""
 
@@ -132,8 +130,8 @@ def code() -> dict[str, str]:
     return {str(file.relative_to(folder)): functions.code(file.read_text()) for file in files}
 
 
-def naming(files: dict[str, str]) -> Iterator[str]:
-    """Where a file names a table or function of an optional feature that is not its own.
+def naming(files: dict[str, str], among: Iterable[str]) -> Iterator[str]:
+    """Where one of these files names a table or function of an optional feature not its own.
 
     Also as a word, in a text that is executed, if the word is no plain one.
     """
@@ -145,36 +143,37 @@ def naming(files: dict[str, str]) -> Iterator[str]:
         words = {bare for name in names if "_" in (bare := name.partition(".")[2].strip("_"))}
         words = {"pgmq"} if feature == "pgmq" else words - OTHER_WORDS.keys()
         pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(names | words)))})\b")
-        for file in files.keys() - theirs:
+        for file in set(among) - theirs:
             if not file.startswith("pgmq/"):
                 for name in sorted(set(pattern.findall(files[file]))):
                     yield f"{file} names {name} of {feature}"
 
 
 def test_what_is_optional_is_named_by_its_own_files_and_hooks_alone() -> None:
-    found = list(naming(code()))
+    files = code()
+    found = list(naming(files, files))
     wrong = sorted(line for line in found if line.split()[0] not in LISTS)
     assert not wrong, "\n".join(wrong)
     assert {line.split()[0] for line in found} == LISTS.keys()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "perform _pgqueue.run_schedules(p_stream_id);",
-        "execute format('select _pgqueue.%I($1)', 'run_schedules');",
-        "select from pgqueue.captured;",
-        "delete from pgqueue.archive_attempts;",
-        "select * from pgqueue.stream_archives;",
-        "insert into pgqueue.table_writes values (1);",
-        "perform _pgqueue.refuse_misfit(p_stream, null);",
-        "execute 'select pgmq._grant()';",
-    ],
-)
-def test_a_floor_that_names_a_feature_is_found(line: str) -> None:
-    files = code()
-    files["queue/claim/claims.sql"] += line
-    assert [name.split()[0] for name in naming(files)].count("queue/claim/claims.sql") == 1
+NAMING = [
+    "perform _pgqueue.run_schedules(p_stream_id);",
+    "execute format('select _pgqueue.%I($1)', 'run_schedules');",
+    "select from pgqueue.captured;",
+    "delete from pgqueue.archive_attempts;",
+    "select * from pgqueue.stream_archives;",
+    "insert into pgqueue.table_writes values (1);",
+    "perform _pgqueue.refuse_misfit(p_stream, null);",
+    "execute 'select pgmq._grant()';",
+]
+
+
+def test_a_floor_that_names_a_feature_is_found() -> None:
+    files, floor = code(), "queue/claim/claims.sql"
+    for line in NAMING:
+        naming_it = naming(files | {floor: files[floor] + line}, [floor])
+        assert [name.split()[0] for name in naming_it] == [floor], line
 
 
 def test_what_is_dropped_leaves_no_row_in_any_table(conn: Conn) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import psycopg
 import pytest
 
-from tests.sql import checker, clock, internals
+from tests.sql import clock, internals
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
     Reader,
     Session,
     acked,
+    alter,
     call,
     claim_of,
     consumer,
@@ -23,6 +22,7 @@ from tests.sql.queue import (
     now,
     one,
     publish,
+    raises,
     receive,
     seconds,
     send,
@@ -42,8 +42,8 @@ pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 def latest(conn: Conn, ordering: str = "none", **options: Any) -> int:
     """A consumer of which only the newest message of a key waits; its id."""
-    settings = {"per_key_latest": True, "keep_history": "1 day", **options.pop("settings", {})}
-    return consumer(conn, "c", ordering, p_settings=json.dumps(settings), **options)
+    given = {"per_key_latest": True, "keep_history": "1 day", **options}
+    return consumer(conn, "c", ordering, **given)
 
 
 def outcome(conn: Conn, seq: int) -> tuple[str, Any]:
@@ -70,7 +70,7 @@ def test_of_a_key_only_the_newest_waiting_message_is_delivered(conn: Conn, order
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_what_is_claimed_is_not_replaced_but_its_retry_is(conn: Conn, ordering: str) -> None:
-    latest(conn, ordering, settings={"backoff_base": "1 hour"})
+    latest(conn, ordering, backoff_base="1 hour")
     old = send_key(conn)
     claim = claim_of(receive(conn))
     newer = send_key(conn)
@@ -92,12 +92,11 @@ def test_what_is_claimed_is_not_replaced_but_its_retry_is(conn: Conn, ordering: 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_a_message_that_was_done_keeps_older_ones_from_coming_back(
-    conn: Conn, session: Session, ordering: str
+    conn: Conn, opened: Session, ordering: str
 ) -> None:
     """A failed one, one whose lease ended, a dead letter, and one that is committed late."""
-    latest(conn, ordering, settings={"max_deliver_count": 5})
-    late = session()
-    late.execute("begin")
+    latest(conn, ordering, max_deliver_count=5)
+    late = opened()
     older = send_key(late)
     dead = send_key(conn)
     value(conn, "dead_letter", claim_of(receive(conn)))
@@ -121,7 +120,7 @@ def test_the_last_delivery_of_a_replaced_message_is_told(conn: Conn) -> None:
     assert (row.state, row.deliver_count, row.owner) == ("replaced", 1, None)
     (row,) = call(conn, "explain_message", "s", "c", old)
     assert row.because.endswith(f"by message {newer}, which is newer and of its key")
-    value(conn, "alter_consumer", "s", "c", json.dumps({"keep_history": None}))
+    alter(conn, keep_history=None)
     again = send_key(conn)
     send_key(conn)
     receive(conn)
@@ -162,15 +161,14 @@ def test_a_debounce_delivers_the_last_message_after_its_own_delay(
 
 
 def test_the_newest_of_a_key_is_the_one_with_the_highest_number(
-    conn: Conn, session: Session
+    conn: Conn, session: Session, opened: Session
 ) -> None:
     """Whatever its priority, and however late an older one is committed or published."""
     stream = one(conn, "select stream_id from pgqueue.streams")
     latest(conn)
     with session() as other, other.transaction():
         blocks = [stage(other, stream, 1, data="staged")]
-    late = session()
-    late.execute("begin")
+    late = opened()
     older = send_key(late)
     send(conn, p_key="k", p_priority=9)
     newest = send_key(conn)
@@ -183,13 +181,12 @@ def test_the_newest_of_a_key_is_the_one_with_the_highest_number(
 
 
 def test_what_is_rolled_back_expired_or_for_others_replaces_as_it_must(
-    conn: Conn, session: Session
+    conn: Conn, opened: Session
 ) -> None:
     latest(conn, p_topic="k.#")
     consumer(conn, "other")
     seq = send_key(conn, "k")
-    other = session()
-    other.execute("begin")
+    other = opened()
     send_key(other, "k")
     send(conn, p_key="k", p_consumers=["other"])
     other.execute("rollback")
@@ -248,7 +245,7 @@ def test_what_is_postponed_may_be_behind_more_than_is_judged_at_once(conn: Conn)
 @pytest.mark.parametrize("ordering", ["none", "key"])
 def test_with_a_rate_of_a_key_the_newest_is_delivered_each_time(conn: Conn, ordering: str) -> None:
     """A throttle: what is replaced spends nothing of the rate, and holds nothing up."""
-    latest(conn, ordering, settings={"per_key_interval": "1 minute"})
+    latest(conn, ordering, per_key_interval="1 minute")
     sent, got = [], []
     for _ in range(3):
         sent.append([send_key(conn) for _ in range(3)])
@@ -259,13 +256,12 @@ def test_with_a_rate_of_a_key_the_newest_is_delivered_each_time(conn: Conn, orde
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_claim_that_cannot_look_at_all_that_is_published_delivers_nothing(
-    conn: Conn, ordering: str, request: pytest.FixtureRequest
+    conn: Conn, ordering: str
 ) -> None:
     """The next claims go on: no older message of a key is delivered before that."""
     latest(conn, ordering)
-    with conn.transaction():
-        for i in range(2500):
-            send_key(conn, str(i % 5))
+    sends = "select count(pgqueue.send('s', 'x', (i % 5)::text)) from generate_series(0, 2499) i"
+    assert one(conn, sends) == 2500
     conn.execute("create or replace function _pgqueue.limit_take() returns int language sql"
                  " as 'select 300'")  # fmt: skip
     empty = 0
@@ -296,22 +292,18 @@ def test_a_paused_consumer_without_claims_begins_and_ceases_to_keep_the_newest(
     claim = claim_of(receive(conn, 1))
     more = send_keys(conn, "b", "b")
 
-    def change(is_on: bool) -> None:
-        value(conn, "alter_consumer", "s", "c", json.dumps({"per_key_latest": is_on}))
-
     for says in ("is not paused, and has 1", "is paused, and has 1"):
-        with pytest.raises(psycopg.Error, match=says) as error:
-            change(True)
-        assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_settings")
+        with raises("PQ003", says, column="p_settings"):
+            alter(conn, per_key_latest=True)
         value(conn, "pause", "s", "c")
     value(conn, "nack", claim)
-    change(True)
+    alter(conn, per_key_latest=True)
     assert [outcome(conn, seq)[0] for seq in seqs[:2]] == ["replaced", "ready"]
     assert internals.count(conn, "newest_of_keys") == 2
     value(conn, "resume", "s", "c")
     assert acked(conn, "s", "c") == [seqs[2], seqs[3], more[1]]
     value(conn, "pause", "s", "c")
-    change(False)
+    alter(conn, per_key_latest=False)
     assert internals.count(conn, "newest_of_keys") == 0
     value(conn, "resume", "s", "c")
     again = send_keys(conn, "a", "a")
@@ -332,9 +324,7 @@ def test_it_begins_only_when_claims_are_over_that_nobody_sees_yet(
     newer = send_key(conn)
     value(conn, "pause", "s", "c")
     with ThreadPoolExecutor(1) as pool:
-        change = pool.submit(
-            value, other, "alter_consumer", "s", "c", json.dumps({"per_key_latest": True})
-        )
+        change = pool.submit(alter, other, per_key_latest=True)
         wait_for_a_lock(conn)
         claimer.execute("rollback")
         change.result(30)
@@ -359,32 +349,6 @@ def test_what_is_noted_of_keys_is_forgotten_unless_their_messages_are_in_hand(co
     assert outcome(conn, rows[2].seq) == ("replaced", newer[1])
     value(conn, "drop_consumer", "s", "c")
     assert internals.count(conn, "newest_of_keys") == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"per_key_latest": 2}, "true or false, not 2"),
-        ({"per_key_latest": True, "per_key_capacity": 1}, "per_key_latest replaces those before"),
-        ({"per_key_lates": True}, "Is it per_key_latest"),
-    ],
-)
-def test_a_setting_that_makes_no_sense_is_refused(
-    conn: Conn, settings: dict[str, Any], says: str
-) -> None:
-    consumer(conn)
-    value(conn, "pause", "s", "c")
-    with pytest.raises(psycopg.Error, match=says) as error:
-        value(conn, "alter_consumer", "s", "c", json.dumps(settings))
-    assert (error.value.sqlstate, error.value.diag.column_name) == ("PQ003", "p_settings")
-    assert not one(conn, "select per_key_latest from pgqueue.consumers")
-
-
-def test_a_group_reads_all(conn: Conn) -> None:
-    value(conn, "create_group", "s", "g", 1)
-    with pytest.raises(psycopg.Error, match="a group has no such settings"):
-        value(conn, "alter_consumer", "s", "g", json.dumps({"per_key_latest": True}))
-    assert not checker.read(conn)[0].per_key_latest
 
 
 @pytest.mark.small_limits

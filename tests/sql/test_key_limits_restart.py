@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.conftest import GivenServer, Server
+from tests.conftest import Server
 from tests.sql import checker
 from tests.sql.queue import acked, claim_of, consumer, receive, seconds, send_keys, value
 
 
 @pytest.mark.parametrize("restart", ["fast", "immediate"])
-def test_the_rate_and_the_limit_hold_over_a_restart(server: Server, url: str, restart: str) -> None:
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
+def test_the_rate_and_the_limit_hold_over_a_restart(
+    own_server: Server, url: str, restart: str
+) -> None:
     with connection.connect(url) as conn:
         value(conn, "create_stream", "s")
         consumer(conn, p_settings='{"per_key_interval": "30 s", "per_key_burst": 2}')
@@ -22,7 +22,7 @@ def test_the_rate_and_the_limit_hold_over_a_restart(server: Server, url: str, re
         assert sorted(acked(conn, "s", "c", 10)) == [*seqs[:2], seqs[3]]
         held = receive(conn, 10, "l")
         conn.execute("checkpoint")
-    server.restart(restart)
+    own_server.restart(restart)
     with connection.connect(url) as conn:
         assert receive(conn, 10) == []
         assert receive(conn, 10, "l") == []

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.sql import internals
+from tests.sql import clock, internals
 from tests.sql.queue import (
     ORDERINGS,
     TAKEN_OVER,
@@ -74,14 +74,14 @@ def test_a_claim_is_extended_while_another_claimer_is_at_it(
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_claim_is_taken_over_when_its_lease_is_over(conn: Conn, ordering: str) -> None:
-    consumer(conn, ordering=ordering, visibility_timeout=seconds(0.2))
+    consumer(conn, ordering=ordering, visibility_timeout=seconds(20))
     seq = send(conn)
     first = claim_of(receive(conn))
     assert receive(conn) == []
-    value(conn, "extend", first, seconds(0.5))
-    time.sleep(0.25)
+    value(conn, "extend", first, seconds(50))
+    clock.pass_time(conn, seconds(25))
     assert receive(conn) == [], "an extended claim is not taken over"
-    time.sleep(0.35)
+    clock.pass_time(conn, seconds(35))
     (row,) = receive(conn)
     assert (row.seq, row.deliver_count) == (seq, 2)
     assert state(conn, seq).last_error == TAKEN_OVER
@@ -94,10 +94,10 @@ def test_a_claim_is_taken_over_when_its_lease_is_over(conn: Conn, ordering: str)
 def test_an_owner_that_comes_back_late_but_first_keeps_its_claim(
     conn: Conn, ordering: str, settle: str
 ) -> None:
-    consumer(conn, ordering=ordering, visibility_timeout=seconds(0.01))
+    consumer(conn, ordering=ordering)
     send(conn)
     claim = claim_of(receive(conn))
-    time.sleep(0.05)
+    clock.pass_time(conn, seconds(100))
     assert value(conn, settle, claim) == 1
 
 
@@ -110,10 +110,10 @@ def test_a_lease_that_ends_is_noticed_while_a_backlog_is_claimed(conn: Conn) -> 
 
 
 def test_a_claim_passes_over_a_lease_whose_owner_is_just_settling(conn: Conn, url: str) -> None:
-    consumer(conn, visibility_timeout=seconds(0.05))
+    consumer(conn)
     sent = send_all(conn, ["x"] * 2)
     late = claim_of(receive(conn, 1))
-    time.sleep(0.1)
+    clock.end_leases(conn)
     conn.execute("set statement_timeout = '5 s'")
     with connection.connect(url) as other, other.transaction():
         assert value(other, "ack", late) == 1

@@ -42,6 +42,7 @@ READS = re.compile(r"\bselect\b|\bfrom pgqueue\.")
 
 CALLED_BY_NAME = {
     "_pgqueue.maintain_segments": [
+        "_pgqueue.check_bound",
         "_pgqueue.record_closed",
         "_pgqueue.close_segment",
         "_pgqueue.seal_segment",

@@ -26,9 +26,8 @@ AS_POSTGRES = {
     "_pgqueue.take_dedup_key": "each send",
     "_pgqueue.ack": "each acknowledgement",
     "_pgqueue.lock_bundles": "the claim is the caller's own; it has waited for the head before",
-    "_pgqueue.unfiltered": "nobody holds an unfiltered bundle without the consumer's lock",
+    "_pgqueue.take_unfiltered": "nobody holds an unfiltered bundle without the consumer's lock",
     "_pgqueue.take_unassigned": "nobody holds a bundle of the line without the consumer's lock",
-    "_pgqueue.lock_unassigned": "nobody holds a bundle of the line without the consumer's lock",
     "pgqueue.extend": "a worker's heartbeat; the claim is its own",
     "pgqueue.reader_extend": "a query's heartbeat; the claims are its own",
     "_pgqueue.save_partition": "the end of a worker's transaction; the partition is its own",
@@ -53,12 +52,8 @@ GUARDED = {
 """Tables whose rows nobody locks without another lock, for which all others wait first."""
 
 OF_CALLERS = {
-    "capture.sql",
-    "capture_triggers.sql",
-    "upgrade.sql",
-    "schema.sql",
-    "indexes.sql",
-    "table_apply.sql",
+    *("capture.sql", "capture_triggers.sql", "table_apply.sql"),
+    *("upgrade.sql", "schema.sql", "indexes.sql"),
 }
 """Files that wait with the rights of others than the schema's owner, or before await() is there."""
 
@@ -139,8 +134,7 @@ def test_every_lock_that_is_waited_for_is_waited_for_in_one_way() -> None:
                 functions.setdefault(start[1], []).append((file, part[start.end() :]))
                 for called in order.CALLED.findall(part[start.end() :]):
                     callers.setdefault(called, set()).add(start[1])
-    steps = {f"_pgqueue.{name}" for name in ["note_closed", "close_segment", "seal_segment"]}
-    steps |= {f"_pgqueue.{name}" for name in ["add_segment", "empty_segment", "drop_segments"]}
+    steps = set(order.CALLED_BY_NAME["_pgqueue.maintain_segments"])
 
     def is_awaited(name: str, seen: frozenset[str] = frozenset()) -> bool:
         by = callers.get(name, set()) - {name}
@@ -324,14 +318,19 @@ def test_a_call_waits_for_the_locks_that_it_needs_and_for_no_others(
     assert not wrong
 
 
-def test_each_function_gives_up_after_a_while(
-    conn: Conn, session: Session, known: dict[str, Any]
-) -> None:
-    """Here, after 0.15 s in place of a minute."""
+@pytest.fixture
+def impatient(conn: Conn) -> None:
+    """Calls wait for 0.15 s in place of a minute."""
     conn.execute(
         "create or replace function _pgqueue.patience() returns interval language sql immutable "
         "as $$ select interval '150 ms' $$"
     )
+
+
+@pytest.mark.usefixtures("impatient")
+def test_each_function_gives_up_after_a_while(
+    conn: Conn, session: Session, known: dict[str, Any]
+) -> None:
     hold_everything(session(), known)
     found = waits(conn, known)
     assert not {name: each for name, each in found.items() if each[0] > 2}
@@ -340,18 +339,14 @@ def test_each_function_gives_up_after_a_while(
 
 
 @pytest.mark.longer
+@pytest.mark.usefixtures("impatient")
 def test_each_function_gives_up_whichever_table_is_held(
-    conn: Conn, session: Session, known: dict[str, Any]
+    conn: Conn, opened: Session, known: dict[str, Any]
 ) -> None:
     """Where all is held, a call shows only the first lock that it waits for."""
-    conn.execute(
-        "create or replace function _pgqueue.patience() returns interval language sql immutable "
-        "as $$ select interval '150 ms' $$"
-    )
     wrong = {}
     for table in sorted({*tables(conn)} - {f"pgqueue.{name}" for name in GUARDED}):
-        holder = session()
-        holder.execute("begin")
+        holder = opened()
         hold_rows(holder, table)
         found = waits(conn, known)
         holder.execute("rollback")

@@ -121,10 +121,8 @@ def blocks(conn: Conn, query: str) -> int:
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "new"])
 def test_what_others_have_costs_nothing(conn: Conn, other: int, analyzed: bool) -> None:
     queries = {name: f"select * from pgqueue.{each}" for name, each in CALLS.items()}
-    queries |= {
-        name: f"select * from pgqueue.{name} where stream = 's' and consumer = 'c'"
-        for name in VIEWS
-    }
+    of_c = "where stream = 's' and consumer = 'c'"
+    queries |= {name: f"select * from pgqueue.{name} {of_c}" for name in VIEWS}
     lanes = """select pgqueue.alter_consumer('s', 'paused', '{"fair": true}')"""
     queries["alter_consumer, lanes"] = lanes
     few = {name: blocks(conn, query) for name, query in queries.items()}
@@ -139,21 +137,17 @@ def test_what_others_have_costs_nothing(conn: Conn, other: int, analyzed: bool) 
 
 def test_the_statistics_of_all_consumers_cost_what_each_has(conn: Conn, stream: int) -> None:
     """Not the square of it: each consumer reads its own runs."""
-    n = 100
+    n = 50
 
-    def each() -> float:
-        return blocks(conn, "select * from pgqueue.consumer_stats") / internals.count(
-            conn, "consumers"
-        )
+    def each(name: str, first: int) -> float:
+        """Blocks for each consumer, when there are so many more."""
+        internals.add_consumers(conn, n, name)
+        for consumer_id in range(first, first + n):
+            internals.add_backlog(conn, consumer_id, 1, 100)
+        found = blocks(conn, "select * from pgqueue.consumer_stats")
+        return found / internals.count(conn, "consumers")
 
-    internals.add_consumers(conn, n)
-    for consumer_id in range(1, n + 1):
-        internals.add_backlog(conn, consumer_id, 1, 100)
-    few = each()
-    internals.add_consumers(conn, n, "more")
-    for consumer_id in range(n + 1, 2 * n + 1):
-        internals.add_backlog(conn, consumer_id, 1, 100)
-    many = each()
+    few, many = each("idle", 1), each("more", n + 1)
     assert many <= few * 1.3, f"{few} blocks for each consumer, and {many} beside as many others"
 
 

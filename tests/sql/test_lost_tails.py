@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.conftest import GivenServer, Server
+from tests.conftest import Server
 from tests.sql import checker, clock, internals
 from tests.sql.queue import (
     Conn,
@@ -30,7 +30,7 @@ from tests.sql.queue import (
     send_keys,
     stage,
     value,
-)  # fmt: skip
+)
 from tests.sql.test_processes_that_fail import processes
 
 pytestmark = [pytest.mark.longer, pytest.mark.timeout(200)]
@@ -119,24 +119,22 @@ def look(conn: Conn) -> list[Any]:
 
 
 @pytest.fixture
-def kill(server: Server, url: str) -> Iterator[Callable[[], None]]:
+def kill(own_server: Server, url: str) -> Iterator[Callable[[], None]]:
     """Kills a server that writes its log late, and starts it again."""
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot kill")
 
     def set_up(change: str) -> None:
-        with connection.connect(server.url) as conn:
+        with connection.connect(own_server.url) as conn:
             conn.execute(f"alter system {change}".encode())
             conn.execute("select pg_reload_conf()")
 
     def run() -> None:
-        victims = processes(server)
+        victims = processes(own_server)
         for action in (psutil.Process.suspend, psutil.Process.kill):
             for each in victims:
                 with suppress(psutil.NoSuchProcess):
                     action(each)
         psutil.wait_procs(victims, timeout=20)
-        server.restart("immediate")
+        own_server.restart("immediate")
 
     set_up("set wal_writer_delay = '10 s'")
     yield run

@@ -142,7 +142,7 @@ def test_each_column_that_keeps_numbers_of_a_stream_is_asked(conn: Conn) -> None
     known = {
         ("trims", "archive_ids"),  # among publication_ids
         ("reader_claims", "arrival_nos"),  # places in a line
-        ("consumer_gaps", "kept"),  # what was taken before
+        ("consumer_gaps", "excluded"),  # what was taken before
         ("archive_packs", "seqs"),  # in a segment of the archive, which is closed
     }
     for row in columns:

@@ -24,26 +24,21 @@ SAFE = {
     r".*::reg(?:class|procedure)(?:::text)?(?:, ', '(?: order by \w+)?\))?": "quoted by Postgres",
     r"_pgqueue\.(?:sql_name|room_of|partition_sql|each_column|key_of)\(.*\)": "SQL, quoted there",
     r"(?:format|string_agg\(\s*format)\(.*": "from a format that is looked at itself",
-    r"_pgqueue\.(?:payload_quer(?:y|ies)|table_query)\(.*\)": "SQL, put together there",
+    r"_pgqueue\.(?:by_segment|by_stream|table_query)\(.*\)": "SQL, put together there",
     r"t\.(?:event|kind|rows)|kind": "one of several texts",
     r"string_agg\(substr\(g\.object, length\(k\.kind\) \+ 2\), .*": "a reg name as text",
     r"\(select string_agg\(' set ' \|\| setting, '' order by .*": "texts of access.sql",
-    r"v_base ->> 'relation'": "quoted by capture_names",
+    r"v_base ->> 'relation'": "quoted by object_names",
     r"\$q\$.*|max\(upper\(c\.seqs\)\) into v_lo": "a text",
 }
 """Which arguments may stand for %s in a statement: the pattern of their text, and why."""
 
 VARIABLES = {
-    "p_function": ("capture_triggers.sql", "capture_names() quotes it"),
+    "p_function": ("capture_triggers.sql", "object_names() quotes it"),
     "p_query": ("views.sql", "a text of an installer's file"),
-    "p_ranges": ("payloads.sql", "a text of make_payloads()"),
-    "v_calls[1]": ("payloads.sql", "formats with a number"),
-    "v_calls[2]": ("payloads.sql", "formats with a number"),
-    "v_call[1]": ("payloads.sql", "formats with a number"),
-    "v_call[2]": ("payloads.sql", "formats with a number"),
     "v_rows": ("scan.sql", "a text of table_query(), with formats with %I"),
     "v_columns": ("scan.sql", "formats with %I"),
-    "v_part": ("capture_triggers.sql", "a text with words in braces, for compose()"),
+    "v_part": ("capture_triggers.sql", "a text with words in braces, for fill_template()"),
     "k.kind": ("roles.sql", "a kind of object, of grants()"),
     "g.object": ("roles.sql", "a reg name as text, and quote_ident()"),
     "g.grantee": ("roles.sql", "public, or quote_ident()"),
@@ -65,7 +60,7 @@ VARIABLES = {
 
 MERGES = (
     r"v_(?:chunks|names|values|rows|winners|stored|last|gone)",
-    r"v_key\.o_\w+",
+    r"v_key\.\w+",
     r"p_plan ->> 'relation'",
     r"'[^']*' \|\| v_gone \|\| '[^']*'",
     r"coalesce\('update set ' \|\| v_set .*",

@@ -116,7 +116,7 @@ def test_every_function_that_hands_out_an_offset_is_tried_here(conn: Conn) -> No
         )
         return {name for (name,) in found}
 
-    assert callers("hand_out") == set(LOOKS)
+    assert callers("durable_offset") == set(LOOKS)
     assert callers("offset_json") == {"end_after"}, "its two offsets have left before"
 
 

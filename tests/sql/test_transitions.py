@@ -16,10 +16,10 @@ WRITES = re.compile(
     rf"(?:insert into|update|delete from|merge into) pgqueue\.(?:{'|'.join(core.STORED)})\b"
 )
 STATES = {
-    *("new", "unfiltered", "ready", "line", "assigned", "delayed", "waiting", "claimed"),
-    *("done", "dead", "gone", "any", "unclaimed", "the same"),
+    *("new", "unfiltered", "ready", "unassigned", "assigned", "delayed", "waiting", "claimed"),
+    *("done", "dead", "removed", "any", "free", "unclaimed", "the same"),
 }
-"""What the table may say of a message; `line` and `assigned` are of consumers that go by key."""
+"""The states in the table; `unassigned` and `assigned` are of consumers that deliver by key."""
 
 ELSEWHERE = "as its caller says"
 DUE = "the same, "  # due now, or later

@@ -15,7 +15,7 @@ from spark_pgqueue.spark.options.sink import SINK_OPTIONS, parse_sink
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS, parse_source
 from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS, parse_stream_source
 from spark_pgqueue.spark.options.table import TABLE_OPTIONS, parse_table
-from tests.docs import comments, hooks, options, sql, stub
+from tests.docs import comments, hooks, options, settings, sql, stub
 from tests.docs.headers import Item, parse
 from tests.endure import tally
 
@@ -80,6 +80,10 @@ def test_the_stub_of_the_client_for_asyncio_has_what_the_client_has():
 
 def test_the_comments_of_functions_are_the_first_sentences_of_their_headers():
     assert comments.FILE.read_text() == comments.file(), STALE
+
+
+def test_the_table_of_settings_names_the_functions_that_read_each_and_its_tests():
+    assert settings.page(settings.PAGE.read_text()) == settings.PAGE.read_text(), "run make docs"
 
 
 def test_the_hooks_do_what_the_files_of_features_say():

@@ -1,19 +1,20 @@
--- Claims of new messages ahead of the cursor, which need no lock of the consumer: so no worker waits for another one's
--- commit, and a transaction that stays open keeps from the others only what it has claimed. For consumers without
--- order, limits and filter, while nothing is ready, and no gap is open.
+-- Claims of new messages ahead of the cursor, without the consumer's lock: so no worker waits for another's commit, and
+-- a transaction that stays open withholds only what it has claimed. They are for consumers without order, limits and
+-- filter, while nothing is ready and no gap is open.
 --
--- Such a claim takes a few publications, and inserts a row of taken_ahead for each, where others write the cursor. Each
+-- Such a claim takes a few publications by a row in taken_ahead for each, where others write the cursor. Each
 -- publication is taken once:
---   * Of two such claims, one has the lock of the publication (try_lock_publication()). It looks once more, after that,
---     whether the publication is still new.
---   * They share a lock of the consumer (lock: new). Who takes publications with the cursor, or moves it to a position,
---     has this lock alone until its commit. A claim that does not get it alone takes one by one, too (catch_up()).
---   * Taken is what is below the cursor and not in a gap, or in taken_ahead. pass_taken() moves the cursor past rows of
---     taken_ahead, and deletes them.
+--   * Of two such claims, only one gets the lock of the publication (try_lock_publication()). With the lock, it checks
+--     again that the publication is new.
+--   * These claims share a lock of the consumer (lock: new). A session that takes publications with the cursor, or
+--     moves it to another position, has this lock exclusively until its commit. A claim that does not get it
+--     exclusively also takes publications one by one (catch_up()).
+--   * A publication is taken if it is below the cursor and not in a gap, or if it is in taken_ahead. pass_taken() moves
+--     the cursor past the rows of taken_ahead, and deletes them.
 
--- Claims when nothing is free. Returns the claim; its id is null when there is none. Then message_count is 0 if the
--- consumer has nothing to claim, and null if a claim with the consumer's lock may find something. Locks: as
--- claim_new_ahead(); maybe the consumer.
+-- Claims when nothing is free. Returns the claim. If its id is null, message_count is 0 if the consumer has nothing to
+-- claim, and null if a claim with the consumer's lock may find something. Locks: as claim_new_ahead(); maybe the
+-- consumer.
 create or replace function _pgqueue.claim_when_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                     p_max bigint) returns pgqueue.claimed
 language plpgsql as $$
@@ -25,11 +26,11 @@ declare
 begin
     if p_consumer.profile = 'simple' then
         v_next := _pgqueue.next_ahead(p_consumer, p_cursor);
-        if v_next is null then  -- a publication that was taken ahead is new, by the cursor
+        if v_next is null then  -- a publication that was taken ahead is new to the cursor
             p_cursor.next_publication := _pgqueue.end_of_taken(p_cursor);
         end if;
         v_ahead := v_next is not null or p_cursor.next_publication > v_first;
-        -- the hints do not know the leases of what was taken ahead: who looks at these does so each second
+        -- the hints lack the leases of claims ahead of the cursor, which a claim with the lock checks each second
         if v_ahead and not _pgqueue.not_yet((p_cursor.hints).probe_at) then
             return v_claim;
         end if;
@@ -48,7 +49,7 @@ begin
     return v_claim;
 end $$;
 
--- The next publications for claim_new_ahead(), the most urgent ones first. Null: it may not claim any, or sees none.
+-- The next publications for claim_new_ahead(), most urgent first. Null: it may not claim any, or none is visible.
 create or replace function _pgqueue.next_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.publications[] language plpgsql stable as $$
 declare
@@ -80,12 +81,12 @@ begin
     return nullif(v_next, '{}');
 end $$;
 
--- Claims new messages ahead of the cursor: those of the most urgent publications, as far as nobody else is taking them,
--- if these are plain and fit, and are not so many that a claim with the consumer's lock has less work.
---   p_next  as of next_ahead()
--- Returns the claim; its id is null when there is none. Then message_count is 0 if others are taking all that is new,
--- or have taken it; and null if a claim with the consumer's lock may find something.
--- Locks: what is new, shared; the publications. Claims do not wait for these.
+-- Claims new messages ahead of the cursor: those of the most urgent publications that no other session is taking, if
+-- they are plain and fit, and are so few that a claim with the consumer's lock would cost more.
+--   p_next  as returned by next_ahead()
+-- Returns the claim. If its id is null, message_count is 0 if others take or have taken all that is new, and null if a
+-- claim with the consumer's lock may find something. Locks: what is new, shared; the publications. Claims do not wait
+-- for either.
 create or replace function _pgqueue.claim_new_ahead(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                     p_max bigint, p_next pgqueue.publications[]) returns pgqueue.claimed
 language plpgsql as $$
@@ -111,8 +112,8 @@ begin
     return _pgqueue.take_ahead(p_consumer, p_max, p_next, p_cursor.last_arrival + 1);
 end $$;
 
--- Whether the messages of a publication in one part are for this consumer, to be delivered now and at any time, and in
--- one range. (In SQL, so that it becomes a part of the caller's expression.)
+-- Whether the messages of a publication in one part are for this consumer, to be delivered now, without expiry, and in
+-- one range. (In SQL, to be inlined.)
 create or replace function _pgqueue.is_plain(p_consumer pgqueue.consumers, p_publication pgqueue.publications)
 returns boolean language sql volatile as $$
     select p_publication.expires_at is null and (p_publication.deliver_at <= clock_timestamp()) is not false
@@ -120,11 +121,11 @@ returns boolean language sql volatile as $$
         and p_publication.seqs = int8multirange(range_merge(p_publication.seqs))
 $$;
 
--- Takes publications ahead of the cursor, as far as nobody else does and they are still new, plain and fit, and claims
--- their messages. The caller has the lock of what is new. (A statement for each publication: nearly always there is
--- one, and a statement for many takes twice as long.)
---   p_place  where their messages stand if they are returned
--- Returns the claim, as claim_new_ahead().
+-- Takes publications ahead of the cursor that no other session is taking, while they are still new, plain and fit, and
+-- claims their messages. The caller has the lock of what is new. (A statement for each publication: nearly always there
+-- is one, and a statement for many takes twice as long.)
+--   p_place  the place of the messages if they are returned
+-- Returns the claim, as claim_new_ahead() does.
 create or replace function _pgqueue.take_ahead(p_consumer pgqueue.consumers, p_max bigint,
                                                p_next pgqueue.publications[], p_place bigint) returns pgqueue.claimed
 language plpgsql as $$
@@ -144,8 +145,8 @@ begin
             return v_claim;
         end if;
         continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_part.publication_id);
-        -- (The cursor and what was taken ahead of it as of one snapshot: who moves the cursor deletes the rows. So "on
-        -- conflict" would not do.)
+        -- (The cursor and taken_ahead as of one snapshot, because the session that moves the cursor deletes the rows.
+        -- "On conflict" would not ensure that.)
         insert into pgqueue.taken_ahead (consumer_id, publication_id, message_count, lane, place, first_seq)
         select p_consumer.consumer_id, v_part.publication_id, v_part.message_count, -v_part.priority, p_place,
                lower(v_part.seqs)
@@ -153,7 +154,7 @@ begin
                                         where consumer_id = p_consumer.consumer_id order by version desc limit 1)
           and not exists (select from pgqueue.taken_ahead
                           where consumer_id = p_consumer.consumer_id and publication_id = v_part.publication_id)
-          -- (it may have been changed before the claim had the lock)
+          -- (the consumer may have been changed before the claim had the lock)
           and exists (select from pgqueue.consumers
                       where consumer_id = p_consumer.consumer_id and profile = p_consumer.profile);
         continue when not found;
@@ -162,7 +163,7 @@ begin
         v_seqs := v_seqs + v_part.seqs;
     end loop;
     if v_count = 0 then
-        v_claim.message_count := 0;  -- others have all, or are taking it
+        v_claim.message_count := 0;  -- others have taken all of it, or are taking it
         return v_claim;
     end if;
     v_no := nextval('pgqueue.claim_numbers');

@@ -1,7 +1,7 @@
--- The beginning of a claim, whichever call makes it. What a claim does before it claims with the consumer's lock (what
--- is owed, limits, leases that ended) is in serve_claim() and do_due_work().
+-- The beginning of every claim. serve_claim() and do_due_work() do what a claim with the consumer's lock has to do
+-- first.
 
--- Locks the claims of a checkpoint reader, whose lock the caller has. Errors: as lock_consumer().
+-- Locks the claims of a checkpoint reader. The caller has the reader's lock. Errors: as lock_consumer().
 create or replace function _pgqueue.lock_claims_of(p_reader uuid) returns void
 language plpgsql as $$
 begin
@@ -22,16 +22,16 @@ begin
     return _pgqueue.consumer_of(p_consumer_id);
 end $$;
 
--- Begins a claim: all checks that do not depend on what there is to claim, in the same order for all calls. What is due
--- of schedules is sent. (claim() calls it only where there is something to refuse or to do: nearly never.)
---   p_call  claim: also receive, and those of pgmq. where: receive_where. reader: reader_claim. group: plan_partitions,
---           also read_partitions
---   p_max   messages; for a reader null: all
+-- Begins a claim: makes all checks that do not depend on what there is to claim, in one order for all calls, and sends
+-- what schedules have due. (claim() calls it only if something may have to be refused or done: nearly never.)
+--   p_call  claim: also receive, and the calls of pgmq. where: receive_where. reader: reader_claim. group:
+--           plan_partitions and read_partitions
+--   p_max   messages; of a reader null: all
 --   p_visibility_timeout    null: the consumer's
---   p_stream, p_name        the consumer; but of a reader ...
---   p_reader, p_consumer_id ... itself, and the consumer's id
--- Returns the consumer, with the visibility timeout of this claim. If it is paused, the caller claims nothing.
--- Errors: PQ007, PQ003, PQ001, PQ002, PQ006. Locks: for a reader, as own_reader(). The schedules that are due.
+--   p_stream, p_name        the consumer; for a reader ...
+--   p_reader, p_consumer_id ... the reader, and the id of its consumer
+-- Returns the consumer, with the visibility timeout of this claim. If it is paused, the caller claims nothing. Errors:
+-- PQ007, PQ003, PQ001, PQ002, PQ006. Locks: for a reader, as own_reader(); the schedules that are due.
 create or replace function _pgqueue.begin_claim(p_call text, p_max bigint, p_visibility_timeout interval,
                                                 p_stream text default null, p_name text default null,
                                                 p_reader uuid default null, p_consumer_id int default null)
@@ -53,8 +53,8 @@ begin
     return v_consumer;
 end $$;
 
--- Whether all claims of a consumer need its lock: it has limits that claims beside each other could pass, or messages
--- may have to be dropped first.
+-- Whether all claims of a consumer need its lock: it has limits that concurrent claims could exceed, or messages may
+-- have to be dropped first.
 create or replace function _pgqueue.always_locks(p_consumer pgqueue.consumers) returns boolean
 language sql as $$
     select p_consumer.per_key_interval is not null or _pgqueue.is_throttled(p_consumer) or p_consumer.per_key_latest

@@ -1,8 +1,9 @@
--- Claims by key: of assigned bundles; and with the consumer's lock of what is assigned now, or of the line as it is.
+-- Claims by key: of assigned bundles; and, with the consumer's lock, of what is assigned now, or of all unassigned
+-- messages.
 
--- Locks the first assigned bundles that are free, at most p_want messages. What has expired is given up, a bounded
+-- Locks the first free assigned bundles, with at most p_want messages. Expired ones become dead letters, a bounded
 -- number.
---   p_alone  the caller has the consumer's lock. False: what has a note stays
+--   p_alone  the caller has the consumer's lock. False: bundles with a note are skipped
 create or replace function _pgqueue.lock_assigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_want bigint, p_alone boolean default true)
 returns pgqueue.consumer_messages[] language plpgsql as $$
@@ -49,16 +50,15 @@ begin
     return v_bundles;
 end $$;
 
--- Of a stream in order the only assigned bundle that a claim may have: the first free one, for all others are behind
--- it. Null: nothing is assigned and free; or the first one is behind another one that is free, which should not be:
--- claims then look at all.
-create or replace function _pgqueue.first_of_stream(p_consumer_id int, p_dealt pgqueue.lane_hint) returns bigint
+-- The only assigned bundle that can be claimed with ordering=stream: the first unclaimed one, because all others follow
+-- it. Null: there is none; or its predecessor is unclaimed too, which should not happen: then claims try all.
+create or replace function _pgqueue.first_of_stream(p_consumer_id int, p_assigned pgqueue.lane_hint) returns bigint
 language plpgsql stable as $$
 begin
     return (select f.bundle_no
             from (select bundle_no, predecessor from pgqueue.consumer_messages
                   where consumer_id = p_consumer_id and lane = _pgqueue.lane_assigned()
-                    and (place, first_seq) >= (p_dealt.place, p_dealt.first_seq) and token is null
+                    and (place, first_seq) >= (p_assigned.place, p_assigned.first_seq) and token is null
                   order by place, first_seq limit 1) f
             where f.predecessor is null
                or (select token from pgqueue.consumer_messages
@@ -67,10 +67,10 @@ begin
                or _pgqueue.is_deleted(f.predecessor));
 end $$;
 
--- Takes the first free bundle that is assigned back, to be assigned again, if it has more messages than a claim wants:
--- if claims passed over it, others would come before it for ever. Where others stand behind it, or few are assigned,
--- all are taken back: where claims of several sizes take turns, that would cost each as much. Returns the hints. Needs
--- the consumer's lock. Locks the bundle.
+-- If the first free assigned bundle has more messages than a claim wants, makes it wait, to be assigned again: if
+-- claims skipped it, later messages would always come before it. If other bundles follow it, or few are assigned, all
+-- are made to wait; otherwise only this one, since claims of several sizes in turns would each pay for all. Returns the
+-- hints. Needs the consumer's lock. Locks the bundle.
 create or replace function _pgqueue.unassign_too_large(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                        p_want bigint) returns pgqueue.claim_hints
 language plpgsql as $$
@@ -96,25 +96,25 @@ begin
     return _pgqueue.unassign(p_consumer, p_hints, v_first.bundle_no);
 end $$;
 
--- Claims assigned bundles, and assigns where these do not suffice, or have another size. Returns the hints, and the
--- claim; its id is null when nothing may be claimed. The claim looks at a bounded number of messages. If all of these
--- have to wait, the next claim looks at later ones. Needs the consumer's lock.
+-- Claims assigned bundles, and assigns if these do not suffice or have another size. Returns the hints, and the claim;
+-- its id is null if nothing may be claimed. The call examines a bounded number of messages. If all of these must wait,
+-- the next claim examines later ones. Needs the consumer's lock.
 create or replace function _pgqueue.collect_by_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_want bigint, p_reader uuid, out o_hints pgqueue.claim_hints,
                                                    out o_claimed pgqueue.claimed)
 language plpgsql as $$
 declare
-    v_whole    record := _pgqueue.claim_all_keys(p_consumer, p_hints, p_want, p_reader);
+    v_all      record := _pgqueue.claim_all_keys(p_consumer, p_hints, p_want, p_reader);
     v_size     bigint := case p_consumer.ordering when 'stream' then p_want
                                                   else least(p_want, _pgqueue.limit_small()) end;
     v_bundles  pgqueue.consumer_messages[] := '{}';
     v_assign   record;
-    v_looked   bigint := 0;
+    v_examined bigint := 0;
     v_assigned bigint := 0;
-    v_least    bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- so many make an end
+    v_least    bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- enough to stop
 begin
-    o_hints := v_whole.o_hints;
-    o_claimed := v_whole.o_claimed;
+    o_hints := v_all.o_hints;
+    o_claimed := v_all.o_claimed;
     if o_claimed.claim_id is not null or o_hints.all_keys then
         return;
     end if;
@@ -125,29 +125,30 @@ begin
             select from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
               and place >= o_hints.free_from and place < -2) then
-            -- of keys that are free, beside what is assigned: some of these may have waited for long, or failed
+            -- assign keys that are free, beside the assigned bundles: some may have waited for a long time, or failed
             o_hints := (_pgqueue.assign(p_consumer, o_hints, p_want, true)).o_hints;
         end if;
         v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
     end if;
     if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true
-       -- (of a stream, what is assigned now would stand behind what is assigned already)
+       -- (with ordering=stream, newly assigned bundles would follow those that are assigned already)
        and not (v_bundles = '{}' and p_consumer.ordering = 'stream' and exists (
                     select from _pgqueue.assigned(p_consumer.consumer_id,
                                                   _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned())))) then
         loop
             v_assign := _pgqueue.assign(p_consumer, o_hints, p_want, false,
                                         case when v_assigned < v_least
-                                             then least(3 * v_looked, _pgqueue.limit_examined() - v_looked) else 0 end);
+                                             then least(3 * v_examined, _pgqueue.limit_examined() - v_examined)
+                                             else 0 end);
             o_hints := v_assign.o_hints;
-            v_looked := v_looked + v_assign.o_looked;
+            v_examined := v_examined + v_assign.o_examined;
             v_assigned := v_assigned + v_assign.o_assigned;
-            -- (what has to wait comes again at the next assign: only the line gets shorter)
-            exit when v_assign.o_looked = 0 or v_looked >= _pgqueue.limit_examined()
-                or (v_looked >= p_want and (v_assigned >= v_least or not v_assign.o_line))
+            -- (waiting messages are read again at the next assignment; only the unassigned ones become fewer)
+            exit when v_assign.o_examined = 0 or v_examined >= _pgqueue.limit_examined()
+                or (v_examined >= p_want and (v_assigned >= v_least or not v_assign.o_any_unassigned))
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;
-        if v_looked > 0 then
+        if v_examined > 0 then
             v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
         end if;
     end if;
@@ -156,10 +157,10 @@ begin
     end if;
 end $$;
 
--- Claims the front of the line as it is, with all keys: a claimer that takes all there is, as Spark does, need not know
--- any key. Only while nothing is assigned, waits or is held; until the claim is over nobody assigns. It ends before a
--- message that is not visible yet, and a bundle with at_most is a claim of its own. Returns the hints, and the claim;
--- its id is null when there is none. Needs the consumer's lock.
+-- Claims the first unassigned messages, with all keys: a claim that wants all there is, as Spark's do, need not know
+-- the keys. Only while nothing is assigned, waiting or a long claim; and nothing is assigned until the claim ends.
+-- The claim ends before a message that is not visible yet, and a bundle with at_most is a claim of its own. Returns the
+-- hints, and the claim; its id is null if there is none. Needs the consumer's lock.
 create or replace function _pgqueue.claim_all_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_want bigint, p_reader uuid, out o_hints pgqueue.claim_hints,
                                                    out o_claimed pgqueue.claimed)
@@ -180,7 +181,8 @@ begin
        or o_hints.assigned_until > clock_timestamp() or not _pgqueue.none_assigned(p_consumer.consumer_id, o_hints) then
         return;
     end if;
-    v_bundles := _pgqueue.lock_unassigned(p_consumer, o_hints, p_want);
+    v_bundles := (_pgqueue.lock_ready(p_consumer.consumer_id, _pgqueue.lane_of(o_hints, _pgqueue.lane_unassigned()),
+                                        p_want, false, true)).o_bundles;
     if v_bundles = '{}' then
         return;
     end if;
@@ -188,7 +190,7 @@ begin
     o_hints := _pgqueue.move_all_to_long(o_hints, v_bundles);
 end $$;
 
--- Whether by key something stands in the line that the claim has not looked at.
+-- Whether, with ordering=key, unassigned messages are left that the claim has not examined.
 create or replace function _pgqueue.has_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns boolean language plpgsql stable as $$
 begin
@@ -197,7 +199,7 @@ begin
        and (_pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned())).place is not null;
 end $$;
 
--- Moves claimed bundles of the line into lane_long(). Returns the hints.
+-- Moves claimed unassigned bundles to lane_long(). Returns the hints.
 create or replace function _pgqueue.move_all_to_long(p_hints pgqueue.claim_hints, p_bundles pgqueue.consumer_messages[])
 returns pgqueue.claim_hints language plpgsql as $$
 begin
@@ -209,7 +211,7 @@ begin
     return p_hints;
 end $$;
 
--- Whether by key nothing of a consumer is assigned, waits, is delayed with a key, or is held.
+-- Whether by key nothing of a consumer is assigned, waiting, delayed with a key, or a long claim.
 create or replace function _pgqueue.none_assigned(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
 language plpgsql stable as $$
 declare
@@ -222,42 +224,4 @@ begin
        and (p_hints.any_waiting is not true
             or not exists (select from pgqueue.consumer_messages
                            where consumer_id = p_consumer_id and key is not null));
-end $$;
-
--- Locks the front of the line, at most p_want messages; see claim_all_keys(). What has expired is given up, a bounded
--- number.
-create or replace function _pgqueue.lock_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                                    p_want bigint) returns pgqueue.consumer_messages[]
-language plpgsql as $$
-declare
-    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned());
-    v_bundle  pgqueue.consumer_messages;
-    v_bundles pgqueue.consumer_messages[] := '{}';
-    v_at_most bigint;
-    v_fit     bigint;
-    v_expired bigint := 0;
-begin
-    for v_bundle in
-        select * from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
-          and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
-        order by place, first_seq for update  -- lock: bundle
-    loop
-        if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
-            perform _pgqueue.give_up_expired(v_bundle);
-            v_expired := v_expired + v_bundle.message_count;
-            exit when v_expired >= _pgqueue.limit_examined();
-            continue;
-        end if;
-        v_at_most := (v_bundle.note ->> 'at_most')::bigint;
-        exit when v_bundle.not_visible_until > clock_timestamp() or (v_at_most is not null and v_bundles <> '{}');
-        v_fit := least(v_at_most, p_want);
-        if v_bundle.message_count > v_fit then
-            v_bundle := (_pgqueue.cut(v_bundle, v_fit, 1)).o_first;
-        end if;
-        v_bundles := v_bundles || v_bundle;
-        p_want := p_want - v_bundle.message_count;
-        exit when p_want <= 0 or v_at_most is not null;
-    end loop;
-    return v_bundles;
 end $$;

@@ -1,40 +1,40 @@
--- Claiming, step by step: without waiting (queue/claim/free.sql: claim_free()); or in turn, with the consumer's lock,
--- where serve_claim() has the work that is due done (queue/claim/due_work.sql: do_due_work()), and gets the messages.
+-- Claims, step by step: without the consumer's lock (queue/claim/free.sql: claim_free()); or with it (claim_locked()),
+-- when serve_claim() first has due work done (queue/claim/due_work.sql: do_due_work()), then finds messages.
 
--- Gets the messages of a claim under the consumer's lock, as far as the limits of the consumer leave room: what is
--- free; if that does not suffice, all else that can be had.
+-- Finds the messages of a claim with the consumer's lock, within the limits of the consumer: first what is free; if
+-- that does not suffice, everything else that can be claimed.
 --   p_want    messages at most
 --   p_upto    no publication after this one; null: all
---   p_reader  Spark's reader whose claim it is; null: a worker's
+--   p_reader  the Spark reader whose claim it is; null: a worker's
 --   p_where, p_look  only messages that pass this condition, see collect_matching(); null: any
--- Returns the cursor, which the caller stores, and the claim; its id is null when there is nothing. (More than 60
--- lines: the steps of a claim, in their order.)
+-- Returns the cursor, which the caller stores, and the claim; its id is null if there is nothing. (More than 60 lines:
+-- the steps of a claim, in order.)
 create or replace function _pgqueue.serve_claim(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                 p_want bigint, p_upto bigint default null, p_reader uuid default null,
                                                 p_where jsonpath default null, p_look int default null,
                                                 out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
 language plpgsql as $$
 declare
-    v_room record;
-    v_got  record;
+    v_limited record;
+    v_got     record;
 begin
     o_cursor := p_cursor;
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
         o_cursor := _pgqueue.drop_oldest(p_consumer, o_cursor);
     end if;
     if _pgqueue.is_throttled(p_consumer) then
-        v_room := _pgqueue.left_by_limits(p_consumer, o_cursor, p_want);
-        o_cursor := v_room.p_cursor;
-        p_want := v_room.o_want;
+        v_limited := _pgqueue.left_by_limits(p_consumer, o_cursor, p_want);
+        o_cursor := v_limited.p_cursor;
+        p_want := v_limited.o_want;
         if p_want <= 0 then
             return;
         end if;
     end if;
-    if p_consumer.per_key_latest then  -- what is published from now on comes later
+    if p_consumer.per_key_latest then  -- later publications have to wait
         p_upto := least(p_upto, (select max(publication_id) from pgqueue.publications
                                  where stream_id = p_consumer.stream_id));
     end if;
-    -- two passes; more only to get past publications that have nothing for this consumer, or nothing for now
+    -- two passes; more only past publications with no messages for this consumer, or none for now
     for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
         o_cursor := _pgqueue.do_due_work(p_consumer, o_cursor, v_pass > 1);
         if p_consumer.profile = 'simple' and p_where is null and p_reader is null and p_upto is null then
@@ -56,7 +56,7 @@ begin
         end if;
         o_cursor := _pgqueue.take_new(p_consumer, o_cursor, v_pass > 1, coalesce(p_look, p_want), p_upto);
         if p_consumer.per_key_latest and _pgqueue.has_unscreened(p_consumer, o_cursor, p_upto) then
-            o_cursor.hints.was_cut := true;  -- the next claim goes on
+            o_cursor.hints.was_cut := true;  -- the next claim continues
             exit when v_pass > 2;
             continue;
         end if;
@@ -73,12 +73,13 @@ begin
         exit when o_claimed.claim_id is not null;
         if v_pass > 1 then
             exit when not (o_cursor.hints).was_cut and not _pgqueue.has_unassigned(p_consumer, o_cursor.hints);
-            -- the claim has looked at enough messages that wait, or are for others: the next claim goes on
+            -- the claim has examined enough messages that wait or are for others: the next claim continues
             exit when v_pass > 2
                 and (_pgqueue.is_keyed(p_consumer.profile) or p_consumer.filtered
                      or o_cursor.next_publication - p_cursor.next_publication
                         >= _pgqueue.limit_take() * _pgqueue.limit_takes());
-            -- stop if free messages are left that another claim is taking: a further take would bring later messages
+            -- stop if another claim is taking the free messages that are left: a further take would bring later
+            -- messages
             exit when _pgqueue.has_free(o_cursor.hints) and not _pgqueue.has_unassigned(p_consumer, o_cursor.hints);
         end if;
     end loop;
@@ -97,17 +98,17 @@ language sql stable as $$
     select * from _pgqueue.bundles_of(_pgqueue.number_in(p_claim.claim_id), _pgqueue.token_in(p_claim.claim_id))
 $$;
 
--- Claims messages: the common part of claim and receive. For arguments, errors and locks see claim. Returns the claim;
--- its id is null when nothing was claimed.
+-- Claims messages, for claim() and receive(). Arguments, errors and locks: as claim(). Returns the claim; its id is
+-- null if nothing was claimed.
 create or replace function _pgqueue.claim(p_stream text, p_consumer text, p_max int, p_visibility_timeout interval,
                                           p_ack bigint) returns pgqueue.claimed
 language plpgsql as $$
 declare
-    v_consumer pgqueue.consumers;
-    v_cursor   pgqueue.consumer_cursors;
-    v_in_turn  boolean;  -- the claim needs the consumer's lock
-    v_acked    bigint;   -- null: p_ack is still to be acknowledged
-    v_claim    pgqueue.claimed;
+    v_consumer   pgqueue.consumers;
+    v_cursor     pgqueue.consumer_cursors;
+    v_needs_lock boolean;  -- null: nobody has checked
+    v_acked      bigint;   -- null: p_ack is not acknowledged yet
+    v_claim      pgqueue.claimed;
 begin
     -- (a row as one value: column by column costs twice as much)
     v_consumer := c from pgqueue.consumers c where c.stream_name = p_stream and c.name = p_consumer;
@@ -115,14 +116,14 @@ begin
        or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
         v_consumer := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
     end if;
-    if not _pgqueue.is_simple(v_consumer.profile) then  -- (each question costs a little)
+    if not _pgqueue.is_simple(v_consumer.profile) then  -- (each check costs a little)
         if v_consumer.paused then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return null;
         end if;
-        v_in_turn := _pgqueue.always_locks(v_consumer);
+        v_needs_lock := _pgqueue.always_locks(v_consumer);
     end if;
-    if v_in_turn is not true then
+    if v_needs_lock is not true then
         v_cursor := c from pgqueue.consumer_cursors c where c.consumer_id = v_consumer.consumer_id
             order by c.version desc limit 1;
         if p_ack is null then
@@ -138,35 +139,35 @@ begin
                     return v_claim;
                 end if;
                 raise exception using errcode = 'PQ099';
-            exception when sqlstate 'PQ099' then  -- (PQ000 would stand for all of class PQ)
-                -- takes back the acknowledgement before it waits for the lock, whose holder may wait for that bundle
-                v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned, and is not repeated
+            exception when sqlstate 'PQ099' then  -- (PQ000 would catch all of class PQ)
+                -- rolls the acknowledgement back before it waits for the lock, whose holder may wait for that bundle
+                v_acked := case when v_acked = 0 then 0 end;  -- an ack of 0 messages has warned: it is not repeated
             end;
         end if;
     end if;
     return _pgqueue.claim_locked(v_consumer, p_max, case when v_acked is null then p_ack end);
 end $$;
 
--- Claims with the consumer's lock all that can be had; see claim.
---   p_ack  a claim to acknowledge before; null: none
---   p_where, p_look  as of serve_claim()
--- Returns the claim; its id is null when there is nothing, or where another transaction keeps the lock.
+-- Claims with the consumer's lock whatever can be claimed, see claim().
+--   p_ack  a claim to acknowledge first; null: none
+--   p_where, p_look  as in serve_claim()
+-- Returns the claim; its id is null if there is nothing, or if another transaction keeps the lock.
 create or replace function _pgqueue.claim_locked(p_consumer pgqueue.consumers, p_max int, p_ack bigint default null,
                                                  p_where jsonpath default null, p_look int default null)
 returns pgqueue.claimed language plpgsql as $$
 declare
-    v_locked boolean := _pgqueue.try_lock_consumer(p_consumer.consumer_id);
-    v_stored pgqueue.consumer_cursors;
-    v_fill   record;
-    v_beside pgqueue.claimed;
-    v_free   boolean := not v_locked and p_where is null and not _pgqueue.always_locks(p_consumer);
+    v_locked   boolean := _pgqueue.try_lock_consumer(p_consumer.consumer_id);
+    v_stored   pgqueue.consumer_cursors;
+    v_served   record;
+    v_unlocked pgqueue.claimed;
+    v_free     boolean := not v_locked and p_where is null and not _pgqueue.always_locks(p_consumer);
 begin
     if v_free then
-        v_beside := _pgqueue.claim_without_lock(p_consumer, p_max);
-        -- (nothing can be had: but what is still to be acknowledged may be in the way)
-        if v_beside.message_count > 0 or (v_beside.message_count = 0 and p_ack is null) then
+        v_unlocked := _pgqueue.claim_without_lock(p_consumer, p_max);
+        -- (nothing can be claimed; but messages that are still to be acknowledged may be the reason)
+        if v_unlocked.message_count > 0 or (v_unlocked.message_count = 0 and p_ack is null) then
             perform _pgqueue.ack(p_ack) where p_ack is not null;
-            return v_beside;
+            return v_unlocked;
         end if;
     end if;
     v_locked := v_locked or _pgqueue.lock_consumer_soon(p_consumer.consumer_id);
@@ -175,13 +176,13 @@ begin
         return null;
     end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    if v_free then  -- who had the lock may have left something free, or nothing: several claimers saw the same message
-        v_beside := _pgqueue.claim_free(p_consumer, v_stored, p_max);
-        if v_beside.message_count is not null then
-            return v_beside;
+    if v_free then  -- the session before may have left free bundles, or nothing: several claims saw one message
+        v_unlocked := _pgqueue.claim_free(p_consumer, v_stored, p_max);
+        if v_unlocked.message_count is not null then
+            return v_unlocked;
         end if;
     end if;
-    v_fill := _pgqueue.serve_claim(p_consumer, v_stored, p_max, p_where => p_where, p_look => p_look);
-    perform _pgqueue.save_cursor(v_stored, v_fill.o_cursor, (v_fill.o_claimed).claim_id is not null);
-    return v_fill.o_claimed;
+    v_served := _pgqueue.serve_claim(p_consumer, v_stored, p_max, p_where => p_where, p_look => p_look);
+    perform _pgqueue.save_cursor(v_stored, v_served.o_cursor, (v_served.o_claimed).claim_id is not null);
+    return v_served.o_claimed;
 end $$;

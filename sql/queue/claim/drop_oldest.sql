@@ -1,7 +1,7 @@
--- Dropping the oldest messages of a full consumer.
+-- Dropping the oldest messages of a consumer with a full backlog.
 
--- Drops the oldest messages of a backlog that is too large: they become dead letters. Messages that its filter has not
--- judged stay. Needs the consumer's lock. Returns the cursor; the caller stores it.
+-- Makes the oldest messages of a backlog that is too large dead letters. Unfiltered messages stay. Needs the consumer's
+-- lock. Returns the cursor, which the caller stores.
 create or replace function _pgqueue.drop_oldest(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
@@ -13,7 +13,7 @@ begin
     if _pgqueue.recorded_backlog(p_consumer, v_last, 0) is not null then
         return p_cursor;
     end if;
-    for i in 1..10 loop  -- what is new can be dropped when it was taken
+    for i in 1..10 loop  -- new messages can be dropped once they are taken
         exit when not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true);
         p_cursor := (_pgqueue.take(p_consumer, p_cursor, null, _pgqueue.limit_take())).o_cursor;
         exit when not (p_cursor.hints).was_cut;
@@ -23,7 +23,7 @@ begin
     if not p_consumer.filtered and (p_cursor.hints).was_cut then
         v_backlog := v_backlog
             + _pgqueue.messages_in(p_consumer, int8multirange(int8range(p_cursor.next_publication, null)), null,
-                                   p_consumer.max_backlog);  -- no more than that can make older ones too many
+                                   p_consumer.max_backlog);  -- more could not make further old messages excess
     end if;
     if v_backlog > p_consumer.max_backlog then
         select range_agg(case when before + message_count > v_backlog - p_consumer.max_backlog

@@ -1,17 +1,17 @@
--- What a claim does with the consumer's lock before it claims anything: the work that is due, and new publications; and
--- when it makes sense to claim again.
+-- What a claim with the consumer's lock does first: due work, and new publications; and when the next claim makes
+-- sense.
 
--- When it makes sense to claim again: when the next delayed message or the next schedule is due. For a claim that got
--- nothing also: when the next lease ends; when the consumer's limits leave room; or now, if the claim stopped because
--- it had looked at as many messages as one claim may: the next claim looks at the following ones. Null: when something
--- is published.
+-- When the next claim makes sense: when the next delay ends or the next schedule is due. After a claim that got nothing
+-- also when the next lease ends; when the limits of the consumer allow messages again; or now, if the claim has
+-- examined as many messages as one claim may, and the next claim will examine others. Null: when something is
+-- published.
 create or replace function _pgqueue.next_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_got_nothing boolean) returns timestamptz
 language plpgsql as $$
 declare
-    v_hints pgqueue.claim_hints := p_cursor.hints;
-    v_line  pgqueue.lane_hint;
-    v_until timestamptz;
+    v_hints      pgqueue.claim_hints := p_cursor.hints;
+    v_unassigned pgqueue.lane_hint;
+    v_until      timestamptz;
 begin
     if _pgqueue.is_throttled(p_consumer) and p_got_nothing and not p_consumer.paused then
         v_until := _pgqueue.throttled_until(p_consumer, p_cursor);
@@ -20,15 +20,16 @@ begin
         end if;
     end if;
     if p_got_nothing and _pgqueue.is_keyed(p_consumer.profile) and v_hints.all_keys is not true then
-        v_line := _pgqueue.lane_of(v_hints, _pgqueue.lane_unassigned());
+        v_unassigned := _pgqueue.lane_of(v_hints, _pgqueue.lane_unassigned());
     end if;
     return case when not p_consumer.paused then least(
         _pgqueue.next_end(p_consumer.consumer_id, v_hints, p_got_nothing),
-        -- of a stream the first message of the line is not visible yet; or no claim has looked at what is in the line
+        -- with ordering=stream the first unassigned message is not visible yet; or no claim has examined the unassigned
+        -- ones
         (select coalesce(case p_consumer.ordering when 'stream' then m.not_visible_until end, clock_timestamp())
          from pgqueue.consumer_messages m
          where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_unassigned()
-           and (m.place, m.first_seq) >= (v_line.place, v_line.first_seq)
+           and (m.place, m.first_seq) >= (v_unassigned.place, v_unassigned.first_seq)
          order by m.place, m.first_seq limit 1),
         case when p_got_nothing
             and ((v_hints.was_cut
@@ -39,9 +40,9 @@ begin
         case when p_consumer.scheduled then _pgqueue.on_due(p_consumer.stream_id) end) end;
 end $$;
 
--- Does the work that is due for a consumer before anything is claimed: releases expired leases, and ends delays that
--- are over, both bounded. Returns the cursor. Needs the consumer's lock.
---   p_short  the free messages did not suffice (second pass). False: leases are looked at only once a second
+-- Does the due work of a consumer: releases expired claims and ends delays, a bounded number of each. Returns the
+-- cursor. Needs the consumer's lock.
+--   p_short  the free messages did not suffice (second pass). False: leases are checked only once a second
 create or replace function _pgqueue.do_due_work(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                 p_short boolean) returns pgqueue.consumer_cursors
 language plpgsql as $$
@@ -53,9 +54,9 @@ begin
 end $$;
 
 -- Takes new publications, a bounded number. Returns the cursor. Needs the consumer's lock, and catch_up().
---   p_short  as of do_due_work(). False: no publication is taken if the last take was cut, because free messages come
---            before what it left
---   p_want   take until about this many messages became ready, if there are so many. With per_key_latest all are taken
+--   p_short  as in do_due_work(). False: if the last take stopped at its limit, nothing is taken while free messages
+--            suffice, because these come first
+--   p_want   take until about this many messages are ready; with per_key_latest all
 --   p_upto   no publication after this one; null: all
 create or replace function _pgqueue.take_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_short boolean, p_want bigint, p_upto bigint)
@@ -65,7 +66,7 @@ declare
     v_take   record;
     v_cut    boolean := (p_cursor.hints).was_cut;
 begin
-    -- (the second pass need not look far ahead, because the first did; but the first did not if the last take was cut)
+    -- (the first pass has read far ahead, unless the last take stopped at its limit)
     if (v_cut and not p_short and not p_consumer.per_key_latest
         and _pgqueue.suffices(p_consumer.consumer_id, p_cursor.hints, p_want))
        or not _pgqueue.has_new(p_consumer.stream_id, p_cursor, not p_short or v_cut) then

@@ -1,13 +1,12 @@
--- Claims without the consumer's lock: one update of the first free bundle, if it has the size that the claim wants and
--- nothing is known to come before it. Nearly all claims of workers end here. Some of them then make the next bundles
--- ready, with that lock.
+-- Claims without the consumer's lock: one update of the first free bundle, if it has the size of the claim and nothing
+-- known comes before it. Nearly all claims of workers end here. Some of them prefetch: with the lock, they prepare the
+-- next bundles.
 
--- Claims the first free bundle of a consumer. By key, that is a bundle with at most as many messages as the claim
--- wants, if these are about as many as bundles were assigned with last. A claim of one of the last bundles of its size
--- cuts, or assigns, more.
--- Returns the claim; its id is null when there is none. Then message_count is 0 if the consumer has nothing to claim,
--- and null if a claim with the lock may find something. Locks: the bundle; maybe the consumer. (More than 60 lines: the
--- statements are written out, since a call of a function costs a tenth of a claim.)
+-- Claims the first free bundle of a consumer: by key, one with at most p_max messages, if bundles of about that size
+-- were assigned last. A claim of one of the last bundles of its size prefetches. Returns the claim. If its id is null,
+-- message_count is 0 if the consumer has nothing to claim, and null if a claim with the lock may find something. Locks:
+-- the bundle; maybe the consumer. (More than 60 lines: the statements are written out, because the call of a function
+-- costs a tenth of a claim.)
 create or replace function _pgqueue.claim_free(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_max int) returns pgqueue.claimed
 language plpgsql as $$
@@ -19,7 +18,7 @@ begin
     if _pgqueue.not_yet(v_hints.idle_until) is not true then
         return _pgqueue.claim_when_idle(p_consumer, p_cursor, p_max);
     elsif not _pgqueue.is_keyed(p_consumer.profile) then
-        if v_lane.place is null then  -- of more urgent messages, only claims are left
+        if v_lane.place is null then  -- of the more urgent messages, all are claimed
             v_lane := _pgqueue.first_lane(v_hints);
         end if;
         update pgqueue.consumer_messages
@@ -50,7 +49,7 @@ begin
                         and (predecessor is null or (select true from pgqueue.consumer_messages b
                                                 where bundle_no & 1048575 = c.predecessor & 1048575
                                                   and bundle_no = c.predecessor limit 1) is null)
-                        -- of a stream the first one, or none: all others are behind it
+                        -- with ordering=stream only the first: all others follow it
                         and (p_consumer.ordering <> 'stream'
                              or bundle_no = (select bundle_no from pgqueue.consumer_messages
                                              where consumer_id = p_consumer.consumer_id
@@ -70,15 +69,15 @@ begin
         v_claim.message_count := case when _pgqueue.is_keyed(p_consumer.profile)
                                            and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
         if p_consumer.ordering = 'stream' and v_claim.message_count is null
-           and p_max >= v_hints.size and p_max < 2 * v_hints.size then  -- who had it may be done since
+           and p_max >= v_hints.size and p_max < 2 * v_hints.size then  -- its claim may have ended since
             return _pgqueue.claim_without_lock(p_consumer, p_max);
         end if;
     end if;
     return v_claim;
 end $$;
 
--- Whether nothing can be had by key until a claim is over: a claim of a stream in order is open; or all that is
--- assigned is behind other bundles, nothing is new or in the line, and no key that waits may be assigned.
+-- Whether nothing can be claimed by key until another claim ends: a claim with ordering=stream is open; or all assigned
+-- bundles have predecessors, nothing is new or unassigned, and no waiting key may be assigned.
 create or replace function _pgqueue.is_blocked(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns boolean language plpgsql as $$
 declare
@@ -97,9 +96,9 @@ begin
         and not _pgqueue.has_free_key(p_consumer, v_hints);
 end $$;
 
--- Cuts or assigns more bundles while some are left, so that no claimer waits for that; if nobody has the consumer's
--- lock, and nobody did so since. Locks: the consumer, if nobody has it.
---   p_cursor  the cursor as the claim has read it
+-- Prefetches: cuts or assigns more bundles while some are left, so that no claim waits for it. Does nothing if a
+-- session has the consumer's lock, or had it since. Locks: the consumer, if nobody has it.
+--   p_cursor  the cursor that the claim has read
 create or replace function _pgqueue.prefetch(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns void language plpgsql as $$
 declare
@@ -127,10 +126,10 @@ begin
     v_cursor.hints := v_hints;
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
 exception when sqlstate 'PQ099' then
-    null;  -- and the lock is let go: the transaction may take long
+    null;  -- the exception releases the lock: the transaction may take long
 end $$;
 
--- Whether there may be something to cut or to assign ahead. (Else a claim would keep the lock for nothing.)
+-- Whether there may be something to cut or assign. (Otherwise a claim would hold the lock for nothing.)
 create or replace function _pgqueue.has_more(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns boolean language plpgsql stable as $$
 declare
@@ -148,10 +147,9 @@ begin
                    where _pgqueue.is_keyed(p_consumer.profile) or f.message_count >= 2 * v_hints.size);
 end $$;
 
--- Claims beside another claimer that has the consumer's lock: free bundles, as they are, or cut off one; or what is
--- new. What is due comes later, by the claimer that has the lock. By key only bundles that are assigned. Returns the
--- claim; its id is null when there is none, see claim_new_ahead() and is_blocked(). Of free bundles nothing is locked
--- then.
+-- Claims while another session has the consumer's lock: free bundles, as they are or cut, or what is new; by key only
+-- assigned bundles. Due work is left to the session with the lock. Returns the claim. If its id is null, message_count
+-- is as in claim_new_ahead() and is_blocked(), and no bundle is locked.
 create or replace function _pgqueue.claim_without_lock(p_consumer pgqueue.consumers, p_max int) returns pgqueue.claimed
 language plpgsql as $$
 declare
@@ -170,7 +168,7 @@ begin
     if v_bundles <> '{}' then
         return _pgqueue.claim_bundles(p_consumer, v_bundles);
     end if;
-    -- (of a stream another claimer has the first assigned bundle, unless this claim could not have had it)
+    -- (with ordering=stream, another claim has the first assigned bundle, unless this one could not have claimed it)
     v_claim.message_count := case
         when _pgqueue.is_blocked(p_consumer, v_cursor)
              or (p_consumer.ordering = 'stream' and exists (

@@ -1,34 +1,32 @@
--- Waiting for publications, instead of asking again and again.
+-- Waiting for publications, instead of polling.
 --
--- Commits that notify queue up for a lock of the whole server, so a producer notifies only when somebody waits. A
--- waiting session holds a shared advisory lock by the stream's id. A producer that cannot get this lock alone, for a
+-- Commits that notify queue up for a lock of the whole server, so a producer notifies only if a session waits. A
+-- waiting session holds a shared advisory lock for the stream. A producer that cannot get this lock exclusively, for a
 -- moment, notifies. No publication is missed:
---   * A producer takes the publish lock before it asks whether somebody waits, and holds it until its transaction is
---     over for every new snapshot.
---   * A session that begins to wait takes its lock first, and looks then at the sessions that have the publish lock:
---     only those may not have seen it.
---   * So it claims once after it began to wait, and again each time that one of those is over. All other producers
---     notify.
--- The lock goes with the session, however that ends. A session that holds it for nothing makes producers notify for
--- nothing.
+--   * A producer takes the publish lock before it checks whether a session waits, and holds it until all new snapshots
+--     see its transaction as ended.
+--   * A session that starts to wait takes its lock first, and then reads which sessions have the publish lock: only
+--     those may have missed it.
+--   * So the session claims once after it has started to wait, and again whenever one of those has ended. All other
+--     producers notify.
+-- The lock ends with the session. A session that holds it without need makes producers notify without need.
 --
--- From any language, on a connection of its own (a transaction pooler would give the lock to others):
---   1. receive; if there is nothing, start_waiting, and receive again: what was published in between has notified
---      nobody
---   2. until there is something: wait for a notification on the channel, until next_due at most, and for a second,
---      because a delay or a lease that ends notifies nobody; then receive. While there are publishers left, ask
---      still_publishing every few milliseconds, and receive when they are fewer.
---   3. stop_waiting when there is much to do: until then, 2. is enough
+-- From any language, on a connection of its own (a transaction pooler would give the lock to other clients):
+--   1. Call receive. If it returns nothing, call start_waiting, and receive again: publications in between have not
+--      notified.
+--   2. Until it returns something: wait for a notification on the channel, but not longer than until next_due, nor
+--      than a second, because delays and leases end without a notification; then call receive. While publishers are
+--      left, call still_publishing every few milliseconds, and receive when there are fewer of them.
+--   3. Call stop_waiting when there is much to do. Until then, step 2 is enough.
 
--- Begins to wait for publications of a stream: this session listens from now on, and producers notify it.
+-- Starts to wait for publications of a stream: this session listens, and producers notify it.
 -- Safe to repeat.
---   p_pid  the server process of the connection, as the client was told when it connected; null: as it is. Behind a
---          pooler it is another one, and what belongs to a session would be left with somebody else's session: nothing
---          is done then
--- Returns the channel; null when nobody will notify: the stream's setting notify is off, there is a pooler, or the
--- server is a standby. And the transactions that may be publishing now without notifying, see still_publishing.
--- Errors: PQ001. Locks: as above, to the end of the session or stop_waiting. The session hears notifications once this
--- transaction has ended.
+--   p_pid  the server process that the client got when it connected; null: do not compare. Behind a pooler it is
+--          another process, and the lock would stay with the session of another client: then the call does nothing
+-- Returns the channel; null if nobody will notify: the setting notify of the stream is off, there is a pooler, or the
+-- server is a standby. Also returns the transactions that may be publishing without notifying, see still_publishing.
+-- Errors: PQ001. Locks: as above, until the session ends or calls stop_waiting. The session receives notifications
+-- after this transaction has ended.
 create or replace function pgqueue.start_waiting(p_stream text, p_pid int default null, out channel text,
                                                  out publishers text[])
 language plpgsql as $$
@@ -48,13 +46,13 @@ begin
             publishers := _pgqueue.publishers(v_stream.stream_id);
             return;
         end if;
-        perform pg_sleep(0.001);  -- a producer is asking; or somebody keeps the lock, and nobody can be told
+        perform pg_sleep(0.001);  -- a producer is checking; or a session keeps the lock exclusively
     end loop;
 end $$;
 
 -- Returns which of some transactions may still be publishing to a stream.
--- When one of them is over, the messages that it published can be received.
---   p_publishers  as start_waiting or this function returned them
+-- When one of them has ended, its messages can be received.
+--   p_publishers  as returned by start_waiting or this function
 -- Errors: PQ001. Locks: none.
 create or replace function pgqueue.still_publishing(p_stream text, p_publishers text[]) returns text[]
 language plpgsql as $$
@@ -64,8 +62,8 @@ begin
     return array(select p from unnest(p_publishers) p where p = any (v_publishers));
 end $$;
 
--- Returns when a consumer that got nothing should claim again: the next delay or lease ends, or a schedule is due.
--- A time that is over: now. Null: when something is published. Errors: PQ001, PQ002. Locks: none.
+-- Returns when a consumer that got nothing should claim again: when a delay or lease ends, or a schedule is due.
+-- A time in the past means now; null means when something is published. Errors: PQ001, PQ002. Locks: none.
 create or replace function pgqueue.next_due(p_stream text, p_consumer text) returns timestamptz
 language plpgsql stable as $$
 declare
@@ -74,7 +72,7 @@ begin
     return _pgqueue.next_due(v_consumer, _pgqueue.cursor(v_consumer.consumer_id), true);
 end $$;
 
--- Stops waiting: producers need not notify this session any more. It goes on listening, as others may notify.
+-- Stops waiting: producers need not notify this session. It still receives notifications that others cause.
 -- Returns whether it waited. Errors: PQ001. Locks: releases that of start_waiting.
 create or replace function pgqueue.stop_waiting(p_stream text) returns boolean
 language plpgsql as $$

@@ -1,4 +1,4 @@
--- Making a claim of bundles that the caller has locked, or, with the consumer's lock, of messages that are new.
+-- Making a claim of bundles that the caller has locked or, with the consumer's lock, of new messages.
 
 do $$
 begin
@@ -7,16 +7,15 @@ begin
             claim_id bigint,      -- null: there is no claim, ...
             message_count bigint, -- ... and then 0: there is nothing to claim
             stream_id int,
-            -- of a claim whose messages are alike; else null
+            -- for a claim whose messages are alike; else null
             seqs int8multirange, priority int, deliver_count int, saved jsonb,
-            bundles bigint[]);    -- of another claim: its bundles, in the order of delivery
+            bundles bigint[]);    -- for other claims: the bundles, in the order of delivery
     end if;
 end $$;
 
--- Claims bundles: they are one claim, the first is its head. Bundles that were never delivered, and that no key orders,
--- become one.
---   p_reader  Spark's reader whose claim it is; null: a worker's
--- Returns the claim. The bundles are locked.
+-- Makes one claim of bundles, with the first as its head. Bundles that were never delivered, and have no keys to order,
+-- become one. Returns the claim. Needs the locks of the bundles.
+--   p_reader  the Spark reader whose claim it is; null: a worker's
 create or replace function _pgqueue.claim_bundles(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
                                                   p_reader uuid default null) returns pgqueue.claimed
 language plpgsql as $$
@@ -60,8 +59,8 @@ begin
             case when not v_alike then v_numbers end)::pgqueue.claimed;
 end $$;
 
--- The keys of messages that are new, if a claim may have them at once where nothing waits: none of them is in use.
--- Null: it may not.
+-- The keys of new messages, if none of them is in use, so that a claim may have them at once when nothing waits. Null:
+-- some key is in use, or the messages are too many.
 create or replace function _pgqueue.keys_of_new(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_seqs int8multirange, p_count bigint) returns bigint[]
 language plpgsql as $$
@@ -79,9 +78,9 @@ begin
                 then v_keys end;
 end $$;
 
--- Takes the next publications and claims their messages at once, if nothing is free, and they are plain, for this
--- consumer, to be delivered now, and no more than the claim wants. The caller has called catch_up().
--- Returns the cursor, and the claim; its id is null when nothing was done. Needs the consumer's lock.
+-- Takes the next publications and claims their messages at once, if nothing is free and they are plain, for this
+-- consumer, due now, and no more than p_want. Returns the cursor, and the claim; its id is null if nothing was done.
+-- Needs the consumer's lock, and catch_up().
 create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                               p_want bigint, p_upto bigint, p_reader uuid,
                                               out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
@@ -131,73 +130,91 @@ begin
             v_new.o_seqs, v_token, v_now, v_now + p_consumer.visibility_timeout, p_consumer.visibility_timeout,
             current_setting('application_name'), p_reader);
     v_hints.was_cut := v_new.o_count = _pgqueue.limit_take();
-    o_cursor.hints := _pgqueue.stands(v_hints, v_lane, v_place, lower(v_new.o_seqs), false);
+    o_cursor.hints := _pgqueue.record_place(v_hints, v_lane, v_place, lower(v_new.o_seqs), false);
     o_claimed := (_pgqueue.claim_id(v_no, v_token), v_new.o_message_count, p_consumer.stream_id, v_new.o_seqs,
                   v_first.priority, 1, null, null)::pgqueue.claimed;
 end $$;
 
--- Claims free bundles of a consumer that does not deliver by key, in the order of its lanes. A bundle that is too large
--- is cut, for the next claims, too. A bundle whose note has at_most may hold a message that kills its worker: such a
--- bundle is a claim of its own, with at most that many messages; a claim that has messages already ends before it. What
--- has expired is given up, a bounded number.
---   p_alone  the caller has the consumer's lock. False: what has a note stays
--- Returns the hints, and the claim; its id is null when nothing is free.
+-- Locks the first free bundles of a lane, as many as a claim may have. A bundle that is too large is cut, also for
+-- later claims. A bundle with at_most may hold a message that kills its worker: it becomes a claim of its own, of at
+-- most that many messages. Expired bundles become dead letters, a bounded number.
+--   p_want   messages at most
+--   p_more   the claim already has other messages
+--   p_alone  the caller has the consumer's lock. False: bundles with a note are skipped
+-- Returns the bundles; whether the claim ends with them; and the number from which claims prefetch, if bundles were cut
+-- for later claims.
+create or replace function _pgqueue.lock_ready(p_consumer_id int, p_lane pgqueue.lane_hint, p_want bigint,
+                                               p_more boolean, p_alone boolean,
+                                               out o_bundles pgqueue.consumer_messages[], out o_ends boolean,
+                                               out o_prefetch_at bigint)
+language plpgsql as $$
+declare
+    v_next    refcursor;  -- (a loop would fetch, and lock, more than needed)
+    v_bundle  pgqueue.consumer_messages;
+    v_at_most bigint;
+    v_count   int;
+    v_cut     record;
+    v_expired int := 0;
+begin
+    o_bundles := '{}';
+    o_ends := false;
+    open v_next for
+        select * from pgqueue.consumer_messages
+        where consumer_id = p_consumer_id and lane = p_lane.lane
+          and (place, first_seq) >= (p_lane.place, p_lane.first_seq) and token is null and (p_alone or note is null)
+        order by place, first_seq for update skip locked;  -- lock: bundle
+    while not o_ends loop
+        fetch v_next into v_bundle;
+        exit when not found;
+        if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
+            perform _pgqueue.give_up_expired(v_bundle);
+            v_expired := v_expired + 1;
+            o_ends := v_expired >= _pgqueue.limit_due();
+            continue;
+        end if;
+        v_at_most := (v_bundle.note ->> 'at_most')::bigint;
+        o_ends := (v_at_most is not null and p_more) or (v_bundle.not_visible_until > clock_timestamp()) is true;
+        exit when o_ends;
+        if v_bundle.message_count > least(v_at_most, p_want) then
+            v_count := case when not p_more and v_bundle.deliver_count = 0 and v_bundle.note is null
+                                 and p_want <= _pgqueue.limit_small()
+                            then least(_pgqueue.limit_cut(), v_bundle.message_count / p_want) else 1 end;
+            v_cut := _pgqueue.cut(v_bundle, least(v_at_most, p_want), v_count);
+            v_bundle := v_cut.o_first;
+            o_prefetch_at := case when v_count > 1 then v_cut.o_more end;
+        end if;
+        o_bundles := o_bundles || v_bundle;
+        p_more := true;
+        p_want := p_want - v_bundle.message_count;
+        o_ends := p_want <= 0 or v_at_most is not null;
+    end loop;
+    close v_next;
+end $$;
+
+-- Claims free bundles of a consumer that does not deliver by key, in the order of the lanes; see lock_ready(). Returns
+-- the hints, and the claim; its id is null if nothing is free.
 create or replace function _pgqueue.collect(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
                                             p_reader uuid, p_alone boolean default true,
                                             out o_hints pgqueue.claim_hints, out o_claimed pgqueue.claimed)
 language plpgsql as $$
 declare
     v_lane    pgqueue.lane_hint;
-    v_next    refcursor;  -- (a loop would fetch ahead, and lock what other claims could have)
-    v_bundle  pgqueue.consumer_messages;
+    v_ready   record;
     v_bundles pgqueue.consumer_messages[] := '{}';
-    v_got     bigint := 0;
-    v_at_most bigint;
-    v_fit     bigint;
-    v_count   int;
-    v_cut     record;
-    v_expired int := 0;
 begin
     o_hints := p_hints;
-    <<lanes>>
     foreach v_lane in array p_hints.lanes loop
         continue when v_lane.place is null;
-        open v_next for
-            select * from pgqueue.consumer_messages
-            where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
-              and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
-              and (p_alone or note is null)
-            order by place, first_seq for update skip locked;  -- lock: bundle
-        loop
-            fetch v_next into v_bundle;
-            exit when not found;
-            if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
-                perform _pgqueue.give_up_expired(v_bundle);
-                v_expired := v_expired + 1;
-                exit lanes when v_expired >= _pgqueue.limit_due();
-                continue;
-            end if;
-            v_at_most := (v_bundle.note ->> 'at_most')::bigint;
-            exit lanes when v_at_most is not null and v_got > 0;
-            v_fit := least(v_at_most, p_want - v_got);
-            if v_bundle.message_count > v_fit then
-                v_count := case when v_got = 0 and v_bundle.deliver_count = 0 and v_bundle.note is null
-                                     and p_want <= _pgqueue.limit_small()
-                                then least(_pgqueue.limit_cut(), v_bundle.message_count / p_want) else 1 end;
-                v_cut := _pgqueue.cut(v_bundle, v_fit, v_count);
-                v_bundle := v_cut.o_first;
-                if v_count > 1 then
-                    o_hints.prefetch_at := v_cut.o_more;
-                    o_hints.size := p_want;
-                end if;
-            end if;
-            v_bundles := v_bundles || v_bundle;
-            v_got := v_got + v_bundle.message_count;
-            exit lanes when v_got >= p_want or v_at_most is not null;
-        end loop;
-        close v_next;
+        v_ready := _pgqueue.lock_ready(p_consumer.consumer_id, v_lane, p_want - _pgqueue.count_of(v_bundles),
+                                       v_bundles <> '{}', p_alone);
+        v_bundles := v_bundles || v_ready.o_bundles;
+        if v_ready.o_prefetch_at is not null then
+            o_hints.prefetch_at := v_ready.o_prefetch_at;
+            o_hints.size := p_want;
+        end if;
+        exit when v_ready.o_ends;
     end loop;
-    if v_got > 0 then
+    if v_bundles <> '{}' then
         o_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_reader);
     end if;
 end $$;

@@ -1,24 +1,24 @@
--- Claims with a condition: messages that pass it are claimed out of the free bundles of a consumer without an order,
--- and the others stay in their place.
+-- Claims with a condition, for consumers without an order: messages that pass are claimed out of the free bundles, and
+-- the others keep their place.
 
--- Claims messages that pass a condition, in the order of the lanes. Bundles that other claimers are taking are passed
--- over. Expired ones are given up, a bounded number.
+-- Claims messages that pass a condition, in the order of the lanes. Bundles that other sessions are claiming are
+-- skipped. Expired bundles become dead letters, a bounded number.
 --   p_max   messages to claim at most
---   p_look  messages to look at, at most
--- Returns the hints, and the claim; its id is null when none passes. Locks the bundles of the claimed messages.
+--   p_look  messages to examine at most
+-- Returns the hints, and the claim; its id is null if no message passes. Locks: the bundles of the claimed messages.
 create or replace function _pgqueue.collect_matching(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                      p_where jsonpath, p_max bigint, p_look bigint,
                                                      out o_hints pgqueue.claim_hints, out o_claimed pgqueue.claimed)
 language plpgsql as $$
 declare
-    v_lane    pgqueue.lane_hint;
-    v_found   pgqueue.consumer_messages[];
-    v_looked  int8multirange;
-    v_match   int8multirange;
-    v_taken   pgqueue.consumer_messages[];
-    v_parts   pgqueue.consumer_messages[] := '{}';
-    v_expired int := 0;
-    v_bundle  pgqueue.consumer_messages;
+    v_lane     pgqueue.lane_hint;
+    v_found    pgqueue.consumer_messages[];
+    v_examined int8multirange;
+    v_match    int8multirange;
+    v_taken    pgqueue.consumer_messages[];
+    v_parts    pgqueue.consumer_messages[] := '{}';
+    v_expired  int := 0;
+    v_bundle   pgqueue.consumer_messages;
 begin
     o_hints := p_hints;
     <<lanes>>
@@ -29,32 +29,32 @@ begin
             exit when v_found = '{}';
             v_lane.place := v_found[cardinality(v_found)].place;
             v_lane.first_seq := v_found[cardinality(v_found)].first_seq + 1;
-            v_looked := '{}';
+            v_examined := '{}';
             foreach v_bundle in array v_found loop
                 if not _pgqueue.has_expired(v_bundle.note) then
-                    v_looked := v_looked + v_bundle.seqs;
+                    v_examined := v_examined + v_bundle.seqs;
                 elsif v_expired < _pgqueue.limit_due() then
                     v_expired := v_expired + 1;
                     perform _pgqueue.give_up_expired(b) from _pgqueue.lock_free(v_bundle) b
                     where b.bundle_no is not null;
                 end if;
             end loop;
-            v_looked := v_looked - _pgqueue.seqs_of(v_parts);  -- these stand in the lane, too, cut off
-            continue when v_looked = '{}';
-            v_looked := _pgqueue.below(v_looked, _pgqueue.bound_of(
-                v_looked, least(p_look, _pgqueue.cardinality(v_looked))));
-            p_look := p_look - _pgqueue.cardinality(v_looked);
-            while v_looked <> '{}' loop
+            v_examined := v_examined - _pgqueue.seqs_of(v_parts);  -- these are in the lane too, as bundles
+            continue when v_examined = '{}';
+            v_examined := _pgqueue.below(v_examined, _pgqueue.bound_of(
+                v_examined, least(p_look, _pgqueue.cardinality(v_examined))));
+            p_look := p_look - _pgqueue.cardinality(v_examined);
+            while v_examined <> '{}' loop
                 v_match := _pgqueue.matching(
                     p_consumer.stream_id,
-                    array(select g from unnest(v_found) b cross join lateral unnest(b.seqs * v_looked) g
+                    array(select g from unnest(v_found) b cross join lateral unnest(b.seqs * v_examined) g
                           order by b.place, g),
                     null, p_where, p_max - _pgqueue.count_of(v_parts));
                 v_taken := _pgqueue.take_matching(v_found, v_match, v_parts <> '{}');
                 v_parts := v_parts || v_taken;
                 exit when _pgqueue.count_of(v_taken) = _pgqueue.cardinality(v_match)
                     or v_parts[cardinality(v_parts)].note ? 'at_most';
-                v_looked := v_looked - v_match;  -- other claimers have some of these
+                v_examined := v_examined - v_match;  -- other claims have some of these
             end loop;
             exit lanes when _pgqueue.count_of(v_parts) >= p_max or p_look <= 0
                 or v_parts[cardinality(v_parts)].note ? 'at_most';
@@ -65,7 +65,7 @@ begin
     end if;
 end $$;
 
--- The first free bundles of a lane, as many as are judged at once. Locks nothing.
+-- The first free bundles of a lane, as many as are examined at once. Locks nothing.
 create or replace function _pgqueue.first_free(p_consumer_id int, p_from pgqueue.lane_hint)
 returns pgqueue.consumer_messages[] language plpgsql stable as $$
 begin
@@ -79,7 +79,7 @@ begin
         where w.before < _pgqueue.limit_looked_for() order by (w.m).place, (w.m).first_seq);
 end $$;
 
--- Locks a free bundle, as it is now; nulls when it is not free any more, or another session is taking it.
+-- Locks a free bundle and returns its current row; nulls if it is no longer free, or another session is claiming it.
 create or replace function _pgqueue.lock_free(p_bundle pgqueue.consumer_messages) returns pgqueue.consumer_messages
 language plpgsql as $$
 declare
@@ -91,9 +91,9 @@ begin
     return v_bundle;
 end $$;
 
--- Takes messages out of free bundles, as bundles of their own, for a claim. Of one with at_most it takes no more than
--- that, and only for a claim that has nothing else (p_more: it has; null: no matter, Spark's readers know of none).
--- Returns these bundles, which are locked.
+-- Takes messages out of free bundles, as bundles of their own, for a claim. From a bundle with at_most it takes no more
+-- than that, and only for a claim that has nothing else. Returns these bundles, locked.
+--   p_more  the claim has other messages; null: ignore at_most, as for Spark readers
 create or replace function _pgqueue.take_matching(p_bundles pgqueue.consumer_messages[], p_match int8multirange,
                                                   p_more boolean) returns pgqueue.consumer_messages[]
 language plpgsql as $$

@@ -1,18 +1,17 @@
--- Claiming and receiving: what every worker calls.
+-- Claiming and receiving: the calls of every worker.
 
 -- Claims at most p_max messages for a consumer, without reading their payloads.
--- A claim is bounded: it takes some 10,000 new publications at most, or 1,000,000 of which nothing is for this
+-- A claim is bounded: it takes about 10,000 new publications at most, or 1,000,000 if none has a message for this
 -- consumer.
 --   p_visibility_timeout  null: the consumer's
 --   p_ack                 a claim to acknowledge first, as ack does, in the same transaction; null: none
--- Returns the claim and its number of messages, or no row when there is nothing that no other session is claiming.
--- Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007.
--- Locks, to the end of the transaction: those of ack; the messages that the claim takes; and the
--- consumer, unless a free bundle has the size that the claim wants, or the claim gets what is new ahead of the cursor,
--- or what is free beside another claim that has that lock. If nobody has the lock, one claim in some takes it to cut
--- bundles for later claims, or to move the cursor. A claim that needs the lock waits for it; if one transaction keeps
--- the lock for a second, the claim gets nothing. With per_key_interval, per_key_latest, max_in_flight, rate_limit, or a
--- backlog that may be full, all claims need it.
+-- Returns the claim and its number of messages; no row if there is nothing that no other session is claiming. Errors:
+-- PQ001, PQ002, PQ003, PQ006 for a group, PQ007. Locks, until the end of the transaction: those of ack; the claimed
+-- messages; and the consumer, unless a free bundle has the size of the claim, or the claim takes new messages ahead of
+-- the cursor, or free messages beside another claim that has the consumer's lock. If nobody has that lock, some claims
+-- take it to cut bundles for later claims, or to move the cursor. A claim that needs the lock waits for it; if one
+-- transaction keeps the lock for a second, the claim gets nothing. With per_key_interval, per_key_latest,
+-- max_in_flight, rate_limit, or a backlog that may be full, all claims need it.
 create or replace function pgqueue.claim(p_stream text, p_consumer text, p_max int default 1,
                                          p_visibility_timeout interval default null, p_ack bigint default null)
 returns table (claim_id bigint, message_count bigint)
@@ -29,9 +28,9 @@ end $$;
 
 -- Claims at most p_max messages for a consumer and reads them, in the order of delivery.
 --   p_visibility_timeout, p_ack  as in claim
--- Returns a row per message, all with the same claim; saved is what defer saved with the message. Messages that are
--- owed and not stored, as after the restore of a dump that was made beside maintain(), become dead letters: where a
--- claim has no others, the call returns nothing. Errors and locks: as claim.
+-- Returns a row for each message, all with the same claim; saved is what defer saved with the message. Messages that
+-- are no longer stored, as after restoring a dump that was made during maintain(), become dead letters; if a claim has
+-- no others, the call returns nothing. Errors and locks: as claim.
 create or replace function pgqueue.receive(p_stream text, p_consumer text, p_max int default 1,
                                            p_visibility_timeout interval default null, p_ack bigint default null)
 returns setof pgqueue.received language plpgsql as $$
@@ -58,5 +57,5 @@ begin
     raise warning '% messages that consumer % of stream % was to get are not stored: they are dead letters now',
         v_claim.message_count, quote_literal(p_consumer), quote_literal(p_stream);
     perform _pgqueue.settle(v_claim.claim_id, null, true, 'not stored', null);
-    perform _pgqueue.wake(v_claim.stream_id);  -- what comes next waits for nobody
+    perform _pgqueue.wake(v_claim.stream_id);  -- sessions that wait can claim the next messages
 end $$;

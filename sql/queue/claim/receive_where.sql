@@ -1,15 +1,14 @@
--- Receiving with a condition: the claim gets ready messages that pass it, and leaves the others as they are.
+-- Receiving with a condition.
 
 -- Claims and reads messages that pass a condition, and leaves the others as they are.
--- The claim gets at most p_max messages: those that come first by priority and arrival. For the others this was no
--- delivery. The claim looks at the first p_look ready messages; messages behind these are found once the first ones are
--- gone.
---   p_where  a jsonpath on {key, headers, data}, as that of a consumer with a filter
---   p_look   messages to look at, at most: 1 to 1,000,000
+-- The claim gets at most p_max messages: the first by priority and arrival. For the others this is no delivery. The
+-- claim examines the first p_look ready messages; messages behind these are found once the first ones are settled.
+--   p_where  a jsonpath on {key, headers, data}, as for a consumer with a filter
+--   p_look   messages to examine at most: 1 to 1,000,000
 --   p_visibility_timeout, p_ack  as in claim
 -- Returns as receive. Errors: PQ001, PQ002, PQ003, PQ006 for a group, an ordered consumer, or one with limits of keys,
--- PQ007. Locks, to the end of the transaction: those of ack; the claimed messages; the consumer, if no free
--- message passed, or something was due.
+-- PQ007. Locks, until the end of the transaction: those of ack; the claimed messages; the consumer, if no free message
+-- passes, or work is due.
 create or replace function pgqueue.receive_where(p_stream text, p_consumer text, p_where jsonpath, p_max int default 1,
                                                  p_visibility_timeout interval default null, p_look int default 10000,
                                                  p_ack bigint default null) returns setof pgqueue.received
@@ -36,10 +35,10 @@ begin
     end if;
 end $$;
 
--- Claims messages that pass a condition: free ones, without the consumer's lock, if nothing else has to be done first.
--- If none of them passes, the claim goes on with the lock, and finds messages that are due or new, too.
+-- Claims free messages that pass a condition, without the consumer's lock, if nothing has to be done first. If none
+-- passes, claims with the lock, which also finds messages that are due or new. Returns the claim; its id is null if no
+-- message passes.
 --   p_ack  a claim to acknowledge; null: none
--- Returns the claim; its id is null when none passes.
 create or replace function _pgqueue.claim_where(p_consumer pgqueue.consumers, p_where jsonpath, p_max int, p_look int,
                                                 p_ack bigint) returns pgqueue.claimed
 language plpgsql as $$
@@ -57,7 +56,7 @@ begin
             perform _pgqueue.ack(p_ack) where p_ack is not null;
             return v_claim;
         exception when sqlstate 'PQ099' then
-            null;  -- unlocks what it looked at, before it waits for the lock
+            null;  -- releases the locks of examined bundles before it waits for the consumer's
         end;
     end if;
     return _pgqueue.claim_locked(p_consumer, p_max, p_ack, p_where, p_look);

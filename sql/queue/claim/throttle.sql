@@ -1,13 +1,13 @@
 -- Limits of a whole consumer: how many messages may be in open claims (max_in_flight), and how many are delivered
--- within a time (rate_limit, rate_interval). A claim of such a consumer is made with the consumer's lock, which it
--- holds to its commit, so that each claim sees those before it. A consumer without these settings pays nothing.
+-- within a time (rate_limit, rate_interval). All claims of such a consumer hold its lock until their commit, so each
+-- sees those before it. A consumer without these settings pays nothing.
 --
--- In flight are the messages that open claims hold. A claim whose lease has ended counts until it is released. The
--- cursor notes how many messages were delivered lately, and until when they count. That time is rounded up to a
--- twentieth of the interval, so that there are few of them.
+-- In flight are the messages of open claims, also after the end of a lease, until the claim is released. The cursor
+-- records how many messages were delivered lately, and until when they count. That time is rounded up to a twentieth of
+-- the interval, so that there are few of them.
 
--- How many messages a claim may have: as many as it wants, or as the limits leave. Before it gets fewer, leases that
--- have ended are looked for. Returns the cursor, and how many. Needs the consumer's lock.
+-- How many messages a claim may have: as many as it wants, or as the limits allow. Before it returns fewer, it checks
+-- for ended leases. Returns the cursor, and the number. Needs the consumer's lock.
 create or replace function _pgqueue.left_by_limits(p_consumer pgqueue.consumers,
                                                    inout p_cursor pgqueue.consumer_cursors, p_want bigint,
                                                    out o_want bigint)
@@ -26,7 +26,7 @@ begin
     end if;
 end $$;
 
--- How many more messages may be in flight; below 0 when there are too many since the limit was changed.
+-- How many more messages may be in flight; negative if a lowered limit is exceeded.
 create or replace function _pgqueue.left_in_flight(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns bigint language plpgsql as $$
 begin
@@ -50,15 +50,14 @@ begin
                                     where _pgqueue.counts(p_consumer, d.at));
 end $$;
 
--- Whether messages that were delivered at a time count now. (A time in the future is there because the clock was set
--- back.)
+-- Whether messages that were delivered at a time still count. (A time in the future means that the clock was set back.)
 create or replace function _pgqueue.counts(p_consumer pgqueue.consumers, p_at timestamptz) returns boolean
 language sql volatile as $$
     select p_at > clock_timestamp() - p_consumer.rate_interval
        and p_at <= clock_timestamp() + p_consumer.rate_interval / 10
 $$;
 
--- Notes that messages are delivered now, of a consumer with a rate. Returns the cursor.
+-- Records a delivery of p_count messages, with rate_limit. Returns the cursor.
 create or replace function _pgqueue.record_delivered(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                      p_count bigint) returns pgqueue.consumer_cursors
 language plpgsql as $$
@@ -80,8 +79,8 @@ begin
     return p_cursor;
 end $$;
 
--- Until when the limits of a consumer leave no room; null: they leave some. Messages in flight may be settled at any
--- moment, and no claimer is told of that. So a claim is to look for room again soon.
+-- Until when the limits of a consumer allow no message; null: they allow some. Messages in flight may be settled at any
+-- moment without a notification, so then the claimer should ask again soon.
 create or replace function _pgqueue.throttled_until(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns timestamptz language plpgsql as $$
 begin

@@ -1,21 +1,23 @@
 -- Assigning: the order by key. A message is not delivered while an earlier message of its key is unsettled elsewhere.
 --
--- The messages that a consumer takes stand in its line, keys mixed. The assigner, which is a claim that has the
--- consumer's lock, assigns: it makes bundles of the size of a claim of the messages that waited for keys that are free
--- now, and of the front of the line. Claims take assigned bundles, and settle them, without a lock of the consumer.
+-- The messages that a consumer takes are unassigned at first, keys mixed. A claim with the consumer's lock assigns: it
+-- makes bundles of the size of a claim, first of messages that waited for keys that are free now, then of the first
+-- unassigned messages. Claims take assigned bundles, and settle them, without the consumer's lock.
 --
---   * Keys with few messages are packed: a bundle has several keys, and no key is in two of them.
---   * A key with enough messages for a bundle has bundles of its own, each behind the one before. A claim may have such
---     a bundle when that one is gone (is_deleted()). With ordering=stream all messages are of one key.
---   * What is left over waits, and so do messages of keys that are in use, or over a limit of their key.
+--   * Keys with few messages are packed: a bundle has several keys, and no key is in two such bundles.
+--   * A key with enough messages for a bundle has bundles of its own, each with the one before as its predecessor. Such
+--     a bundle can be claimed when its predecessor is deleted (is_deleted()). With ordering=stream, all messages have
+--     one key.
+--   * The rest waits, and so do messages of keys that are in use or over a limit.
 --
--- So the messages of a key are, in this order: in assigned bundles or delayed, waiting, in the line.
+-- So the messages of a key are, in this order: in assigned bundles or delayed, waiting, unassigned.
 
--- Of the keys of some messages those that have more aside: the last bundle that is held for long; and the first message
--- that waits or is delayed. With an order, that one is behind what waited before all others of its key and was taken
--- to be assigned (is_head). Where nothing was, it does not matter which one it is, and at the end are fewer dead rows.
+-- For those keys of p_keyed that have more messages waiting, delayed or in long claims: the last long claim, and the
+-- first message that waits or is delayed. was_first: p_keyed has the messages that waited first for this key
+-- (take_waiting()). With an order, the first message is then the one behind these. If there are none, any message will
+-- do, and the query begins at the end, where there are fewer dead rows.
 create or replace function _pgqueue.waiting_ahead(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
-returns table (key bigint, is_head boolean, long_claim bigint, arrival_no bigint, first_seq bigint, tid tid)
+returns table (key bigint, was_first boolean, long_claim bigint, arrival_no bigint, first_seq bigint, tid tid)
 language sql stable as $$
     select k, e.key is not null, h.long_claim, w.*
     from (select distinct k from unnest(p_keyed.keys) k) k
@@ -43,13 +45,13 @@ language sql stable as $$
        or (select true from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id and key = k limit 1)
 $$;
 
--- Stores messages by key as assigned bundles of at most p_size. Messages that are not visible yet are delayed, and what
--- may not be assigned waits. Needs the consumer's lock.
---   p_keyed    in their order; held: over a limit of their key
---   p_keys, p_until  keys without tokens, and when the first of these come back
---   p_now      messages that are visible at that time are visible
--- Returns the hints, and how many messages were assigned.
--- (More than 60 lines: one statement judges and packs, so that everything is counted once.)
+-- Stores messages by key as assigned bundles of at most p_size messages. Messages that are not visible yet are delayed,
+-- and those that may not be assigned wait. Needs the consumer's lock.
+--   p_keyed          in their order; over_limit: over a limit of their key
+--   p_keys, p_until  keys without tokens, and when the first tokens come back
+--   p_now            what becomes visible by then is visible
+-- Returns the hints, and how many messages were assigned. (More than 60 lines: one statement decides and packs, so that
+-- everything is counted once.)
 create or replace function _pgqueue.store_assigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_keyed pgqueue.keyed_messages, p_size bigint, p_keys bigint[],
                                                    p_until timestamptz[], p_now timestamptz,
@@ -62,7 +64,7 @@ declare
                               else _pgqueue.limit_chain() end;
     v_assigned    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
     v_any_waiting boolean := p_hints.any_waiting;
-    -- what failed before comes before what is assigned and free, but for what it is behind
+    -- a bundle that failed comes before the free assigned ones, unless it has a predecessor
     v_front       bigint := v_assigned.place - 1;
     v_res         record;
 begin
@@ -70,7 +72,7 @@ begin
         select *, dense_rank() over (order by priority, deliver_count, note, last_delivered_at, due) as kind,
                least(p_size, (note ->> 'at_most')::bigint) as size
         from (select ordinality as no, arrival_no, priority, deliver_count, last_delivered_at, note,
-                     lane = _pgqueue.lane_waiting() as is_head,  -- it waited before all others of its key
+                     lane = _pgqueue.lane_waiting() as was_first,  -- it waited first for its key
                      case when not_visible_until > p_now then not_visible_until end as due
               from unnest(p_keyed.bundles) with ordinality) b
     ), asked as materialized (
@@ -82,11 +84,11 @@ begin
     ), twice as materialized (
         select key, min(i) as i from unnest(p_keyed.keys) with ordinality k (key, i)
         where key is not null group by key having count(*) > 1
-    ), judged as (
+    ), decided as (
         select e.*, s.kind, s.size, a.tail, coalesce(a.bundles, 0) as bundles,
                case when s.due is not null and (e.key is null or v_none) then 'due'
                     when e.over_limit or e.i > t.i
-                         or (a.first_seq is not null and not s.is_head
+                         or (a.first_seq is not null and not s.was_first
                              and not (v_none and (s.arrival_no, lower(e.seqs)) < (a.arrival_no, a.first_seq)))
                     then 'wait'
                     when s.due is not null
@@ -97,7 +99,7 @@ begin
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.over_limit) with ordinality
              e (no, key, seqs, n, over_limit, i)
         join source s using (no) left join asked a using (key) left join twice t using (key)
-    ), taken as materialized (  -- of each so many messages: what has a bundle of its own, and what is packed
+    ), taken as materialized (  -- how many messages of each: in bundles of their own, or packed
         select i, no, key, seqs, n, kind, size, tail, what, case when what = 'own' then i end as own,
                case what when 'own' then 0 else before end as before,
                case what when 'own' then least(n / size, v_chain - bundles) * size
@@ -105,7 +107,7 @@ begin
                          else 0 end as take
         from (select *, sum(most) over (partition by kind order by i rows unbounded preceding) - most as before
               from (select *, case when what <> 'pack' then 0 when key is null or v_none then n
-                                   else least(n, size) end::int as most from judged) j) j
+                                   else least(n, size) end::int as most from decided) d) d
     ), bundle as materialized (
         select nextval('pgqueue.claim_numbers') as bundle_no, b.*
         from (select min(i) as i, min(no) as no, bin, own, min(tail) as tail,
@@ -127,7 +129,7 @@ begin
               left join lateral generate_series(1, case when v_none then p.n end) c on true  -- a key for each message
               group by kind, own, bin
               order by min(i), bin) b
-    ), laid as (
+    ), stored as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, predecessor,
             last_delivered_at, note, keys, message_count, seqs)
@@ -148,7 +150,7 @@ begin
     from (select count(*) as n, sum(message_count)::bigint as messages,
                  (array_agg(place order by place, first_seq))[1] as place,
                  (array_agg(first_seq order by place, first_seq))[1] as first_seq,
-                 (array_agg(bundle_no order by bundle_no))[1 + 3 * count(*) / 4] as more from laid) l
+                 (array_agg(bundle_no order by bundle_no))[1 + 3 * count(*) / 4] as more from stored) l
     cross join (select (p_keyed.bundles, array_agg(no order by i), array_agg(key order by i),
                         array_agg(case take when 0 then seqs
                                             else seqs * int8multirange(int8range(_pgqueue.bound_of(seqs, take), null))
@@ -158,7 +160,7 @@ begin
     o_hints := p_hints;
     o_assigned := coalesce(v_res.messages, 0);
     if o_assigned > 0 then
-        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_assigned(), v_res.place, v_res.first_seq);
+        o_hints := _pgqueue.record_place(o_hints, _pgqueue.lane_assigned(), v_res.place, v_res.first_seq);
         o_hints.prefetch_at := v_res.more;
         o_hints.size := least(p_size, 1 << 30);
     end if;
@@ -167,9 +169,10 @@ begin
     end if;
 end $$;
 
--- Stores messages by key that store_assigned() has not assigned: what is to be delayed (p_keyed.over_limit) as such,
--- where nothing of its key is before it; all else waits. The place of the first message of a key says for which bundle
--- it waits, or until when. Arguments as of store_assigned(). Returns the hints. Needs the consumer's lock.
+-- Stores messages by key that store_assigned() has not assigned. Messages that are due later (p_keyed.over_limit says
+-- so here) are delayed if no message of their key is before them; all others wait. The place of the first message of a
+-- key says for which bundle it waits, or until when. Arguments: as store_assigned(). Returns the hints. Needs the
+-- consumer's lock.
 create or replace function _pgqueue.store_waiting(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_keyed pgqueue.keyed_messages, p_keys bigint[],
                                                   p_until timestamptz[], p_now timestamptz) returns pgqueue.claim_hints
@@ -184,26 +187,26 @@ begin
         select k as key, max(m.bundle_no) as tail
         from _pgqueue.assigned(p_consumer.consumer_id, v_assigned) m cross join lateral unnest(m.keys) k
         group by k
-    ), apart as materialized (
+    ), ahead as materialized (
         select * from _pgqueue.waiting_ahead(p_consumer, p_keyed) where v_any_waiting
-    ), stays as materialized (
+    ), rest as materialized (
         select e.i, e.key, c.*, s.arrival_no, s.priority, s.deliver_count, s.last_delivered_at, s.note,
                case when s.not_visible_until > p_now then s.not_visible_until end as due, t.until, a.tid,
                e.is_due and (e.key is null or v_none) as is_free, e.is_due,
                row_number() over (partition by e.key order by s.arrival_no, c.first_seq) = 1
-               and (a.first_seq is null or ((a.is_head or v_none)
+               and (a.first_seq is null or ((a.was_first or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
                coalesce(u.tail, _pgqueue.place_behind_long() + a.long_claim) as open
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.over_limit) with ordinality
              e (no, key, seqs, is_due, i)
         join unnest(p_keyed.bundles) with ordinality s on s.ordinality = e.no
         cross join lateral _pgqueue.split_set(e.seqs) c
-        left join used u on u.key = e.key left join apart a on a.key = e.key
+        left join used u on u.key = e.key left join ahead a on a.key = e.key
         left join unnest(p_keys, p_until) t (key, until) on t.key = e.key
-    ), demoted as (  -- without an order, what came back stands before others of its key
+    ), demoted as (  -- without an order, returned messages come before others of their key
         update pgqueue.consumer_messages set lane = _pgqueue.lane_waiting(), place = -2
-        where ctid = any (array(select tid from stays where first and tid is not null)) and place <> -2
-    ), put as (
+        where ctid = any (array(select tid from rest where first and tid is not null)) and place <> -2
+    ), stored as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
             not_visible_until, last_delivered_at, note, message_count, seqs)
@@ -216,7 +219,7 @@ begin
                     else -2 end,
                first_seq, arrival_no, priority, deliver_count, case when not (is_due and v_none) then key end, due,
                last_delivered_at, note, message_count, seqs
-        from stays
+        from rest
         order by i, first_seq
         returning lane, place, key
     )
@@ -224,58 +227,58 @@ begin
            min(place) filter (where lane = _pgqueue.lane_waiting() and place >= 0) as waits,
            min(place) filter (where lane = _pgqueue.lane_waiting()) as free
     into v_res
-    from put;
+    from stored;
     p_hints.any_waiting := p_hints.any_waiting or v_res.any_waiting;
-    p_hints := _pgqueue.first_waits_at(_pgqueue.due_at(p_hints, v_res.due), v_res.waits);
-    return _pgqueue.first_waits_at(p_hints, v_res.free);
+    p_hints := _pgqueue.record_first(_pgqueue.record_due(p_hints, v_res.due), v_res.waits);
+    return _pgqueue.record_first(p_hints, v_res.free);
 end $$;
 
--- Stores messages by key as assigned bundles of at most p_size, as far as the limits of the consumer allow. Returns the
--- hints, and how many messages were assigned. Needs the consumer's lock.
+-- Stores messages by key as assigned bundles of at most p_size messages, as far as the limits of keys allow. Returns
+-- the hints, and how many messages were assigned. Needs the consumer's lock.
 create or replace function _pgqueue.assign_within_limits(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                          p_keyed pgqueue.keyed_messages, p_size bigint,
                                                          out o_hints pgqueue.claim_hints, out o_assigned bigint)
 language plpgsql as $$
 declare
-    v_now  timestamptz := clock_timestamp();
-    v_gate record;
-    v_laid record;
+    v_now     timestamptz := clock_timestamp();
+    v_limited record;
+    v_stored  record;
 begin
     if _pgqueue.limits_keys(p_consumer) then
-        v_gate := _pgqueue.apply_key_limits(p_consumer, p_hints, p_keyed, p_size, v_now);
-        v_laid := _pgqueue.store_assigned(p_consumer, p_hints, v_gate.p_keyed, p_size, v_gate.o_keys, v_gate.o_until,
-                                          v_now);
+        v_limited := _pgqueue.apply_key_limits(p_consumer, p_hints, p_keyed, p_size, v_now);
+        v_stored := _pgqueue.store_assigned(p_consumer, p_hints, v_limited.p_keyed, p_size, v_limited.o_keys,
+                                            v_limited.o_until, v_now);
     else
-        v_laid := _pgqueue.store_assigned(p_consumer, p_hints, p_keyed, p_size, null, null, v_now);
+        v_stored := _pgqueue.store_assigned(p_consumer, p_hints, p_keyed, p_size, null, null, v_now);
     end if;
-    o_hints := v_laid.o_hints;
-    o_assigned := v_laid.o_assigned;
+    o_hints := v_stored.o_hints;
+    o_assigned := v_stored.o_assigned;
 end $$;
 
--- Assigns: first what waited for keys that are free now, then the front of the line. Nobody assigns while a claim has
--- all keys. Needs the consumer's lock.
---   p_want     messages of a claim
---   p_waiting  nothing of the line
---   p_room     look at so many messages of the line, where that is more than usual: those before had to wait
--- Returns the hints, at how many messages it looked, whether some of these stood in the line, and how many messages
--- it assigned. (More than 60 lines: the steps of an assign, in their order.)
+-- Assigns messages: first those that waited for keys that are free now, then the first unassigned messages. Nothing is
+-- assigned while a claim holds all keys. Needs the consumer's lock.
+--   p_want          messages of a claim
+--   p_waiting_only  no unassigned messages
+--   p_at_least      read this many unassigned messages, if more than usual, because those read before had to wait
+-- Returns the hints, how many messages it examined, whether some of these were unassigned, and how many it assigned.
+-- (More than 60 lines: the steps of an assignment, in order.)
 create or replace function _pgqueue.assign(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_want bigint,
-                                           p_waiting boolean default false, p_room bigint default 0,
-                                           out o_hints pgqueue.claim_hints, out o_looked bigint, out o_line boolean,
-                                           out o_assigned bigint)
+                                           p_waiting_only boolean default false, p_at_least bigint default 0,
+                                           out o_hints pgqueue.claim_hints, out o_examined bigint,
+                                           out o_any_unassigned boolean, out o_assigned bigint)
 language plpgsql as $$
 declare
-    v_size  bigint := case p_consumer.ordering when 'stream' then p_want
-                                               else least(p_want, _pgqueue.limit_small()) end;
-    v_room  bigint := greatest(v_size, least(v_size * 128, _pgqueue.limit_assign()));
-    v_heads pgqueue.keyed_messages;
-    v_line  pgqueue.consumer_messages[];
-    v_keyed pgqueue.keyed_messages;
-    v_laid  record;
+    v_size       bigint := case p_consumer.ordering when 'stream' then p_want
+                                                    else least(p_want, _pgqueue.limit_small()) end;
+    v_take       bigint := greatest(v_size, least(v_size * 128, _pgqueue.limit_assign()));
+    v_waiting    pgqueue.keyed_messages;
+    v_unassigned pgqueue.consumer_messages[];
+    v_keyed      pgqueue.keyed_messages;
+    v_stored     record;
 begin
     o_hints := p_hints;
-    o_looked := 0;
-    o_line := false;
+    o_examined := 0;
+    o_any_unassigned := false;
     o_assigned := 0;
     if o_hints.all_keys then
         o_hints.all_keys := _pgqueue.holds_all_keys(p_consumer.consumer_id, o_hints);
@@ -285,37 +288,37 @@ begin
     end if;
     o_hints := _pgqueue.reread_keys(p_consumer, _pgqueue.move_overtaken_claims(p_consumer, o_hints));
     if p_consumer.ordering = 'stream' then
-        v_room := v_size * greatest(0, _pgqueue.limit_chain_of_stream() - (
+        v_take := v_size * greatest(0, _pgqueue.limit_chain_of_stream() - (
             select count(*) from _pgqueue.assigned(p_consumer.consumer_id,
                                                    _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned()))));
     end if;
     if o_hints.any_waiting then
         o_hints := _pgqueue.take_freed(p_consumer, o_hints);
         o_hints := _pgqueue.raise_waiting_hints(p_consumer.consumer_id, o_hints);
-        v_heads := _pgqueue.take_heads(
+        v_waiting := _pgqueue.take_waiting(
             p_consumer, o_hints,
             case when p_consumer.fair then 4 * v_size
                  else v_size * case p_consumer.ordering when 'stream' then _pgqueue.limit_chain_of_stream()
                                                         when 'key' then _pgqueue.limit_chain() else 1 end end);
-        -- (of a key that has more, so much goes at once)
-        v_room := v_room - coalesce((select sum(least(n, v_size)) from unnest(v_heads.counts) n), 0);
-        if v_heads.keys is null then
+        -- (of a key with more messages, that many can be claimed at once)
+        v_take := v_take - coalesce((select sum(least(n, v_size)) from unnest(v_waiting.counts) n), 0);
+        if v_waiting.keys is null then
             o_hints.any_waiting := _pgqueue.may_have_waiting(p_consumer.consumer_id, o_hints);
         end if;
     end if;
-    v_keyed := v_heads;
+    v_keyed := v_waiting;
     if p_consumer.fair then
-        v_room := _pgqueue.limit_examined();
+        v_take := _pgqueue.limit_examined();
     end if;
-    if v_room > 0 and not p_waiting and (p_consumer.ordering <> 'stream' or not o_hints.any_waiting
-                                         or _pgqueue.took_all_waiting(p_consumer.consumer_id, v_heads)) then
-        v_line := _pgqueue.take_unassigned(p_consumer, o_hints, greatest(v_room, p_room));
-        if v_line <> '{}' then
-            o_line := true;
-            v_keyed := _pgqueue.after(v_heads, _pgqueue.by_key(p_consumer, v_line));
-            if v_heads.keys is not null and p_consumer.ordering = 'none' then
-                v_keyed := _pgqueue.by_arrival(v_keyed);  -- what came back is in the line, before what waits
-            elsif v_heads.keys is not null then
+    if v_take > 0 and not p_waiting_only and (p_consumer.ordering <> 'stream' or not o_hints.any_waiting
+                                              or _pgqueue.took_all_waiting(p_consumer.consumer_id, v_waiting)) then
+        v_unassigned := _pgqueue.take_unassigned(p_consumer, o_hints, greatest(v_take, p_at_least));
+        if v_unassigned <> '{}' then
+            o_any_unassigned := true;
+            v_keyed := _pgqueue.after(v_waiting, _pgqueue.by_key(p_consumer, v_unassigned));
+            if v_waiting.keys is not null and p_consumer.ordering = 'none' then
+                v_keyed := _pgqueue.by_arrival(v_keyed);  -- returned messages are unassigned, before waiting ones
+            elsif v_waiting.keys is not null then
                 v_keyed := _pgqueue.joined(p_consumer, v_keyed);
             end if;
         end if;
@@ -323,18 +326,18 @@ begin
     if v_keyed.keys is null then
         return;
     end if;
-    o_looked := (select sum(n) from unnest(v_keyed.counts) n);
-    v_laid := _pgqueue.assign_within_limits(p_consumer, o_hints, v_keyed, v_size);
-    o_hints := v_laid.o_hints;
-    o_assigned := v_laid.o_assigned;
-    if v_heads.keys is not null then
-        -- of keys of which more waits, that is the first now
-        o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_heads.keys, p_consumer.ordering = 'none',
-                                        case when p_consumer.ordering <> 'none' then v_heads.bundles end);
+    o_examined := (select sum(n) from unnest(v_keyed.counts) n);
+    v_stored := _pgqueue.assign_within_limits(p_consumer, o_hints, v_keyed, v_size);
+    o_hints := v_stored.o_hints;
+    o_assigned := v_stored.o_assigned;
+    if v_waiting.keys is not null then
+        -- if more messages of these keys wait, mark the first of them
+        o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_waiting.keys, p_consumer.ordering = 'none',
+                                        case when p_consumer.ordering <> 'none' then v_waiting.bundles end);
     end if;
 end $$;
 
--- Whether a claim may still have all keys.
+-- Whether a claim may still hold all keys.
 create or replace function _pgqueue.holds_all_keys(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
 language plpgsql stable as $$
 begin

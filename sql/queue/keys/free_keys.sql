@@ -1,7 +1,7 @@
--- What may be assigned: messages that waited for keys that are free now, and the front of the line.
+-- What may be assigned: messages that waited for keys that are free now, and the first unassigned messages.
 
--- The keys that wait and may be assigned, about p_most of them, and that no message of them waits before which one:
--- their first message waits for nothing that is still there.
+-- The waiting keys that may be assigned, about p_most of them: the bundle for which the first message of the key waited
+-- is deleted. No message of the key waits before (arrival_no, first_seq).
 create or replace function _pgqueue.free_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
 returns table (key bigint, arrival_no bigint, first_seq bigint)
 language plpgsql stable as $$
@@ -26,19 +26,19 @@ begin
                       and place > b.number and place < _pgqueue.place_behind_long()
                     order by place limit 1)
             from blocker b where b.number is not null
-        ), gone as materialized (
+        ), cleared as materialized (
             select b.number from blocker b
             where b.number is not null
               and (_pgqueue.is_deleted(b.number)
                    or (v_ready and (select token is not null from _pgqueue.bundles(array[b.number]))))
         )
-        select f.* from gone b
+        select f.* from cleared b
         cross join lateral (select m.key, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
                             where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_waiting()
                               and m.place = b.number offset 0) f
         limit p_most;
     if p_consumer.ordering = 'none' and p_consumer.per_key_limit > 1 then
-        -- a key may have more than one open bundle: the first one to be gone makes room
+        -- a key may have more than one open bundle: the first one that is deleted frees a place
         return query
             select u.key, 0::bigint, 0::bigint from _pgqueue.in_use(p_consumer.consumer_id, p_hints, null) u
             where u.n < p_consumer.per_key_limit
@@ -48,7 +48,7 @@ begin
     end if;
 end $$;
 
--- Whether a key that waits may be assigned, or an assigned bundle may have let go of one.
+-- Whether a waiting key may be assigned, or an assigned bundle may have lost a key.
 create or replace function _pgqueue.has_free_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns boolean language plpgsql stable as $$
 begin
@@ -59,10 +59,10 @@ begin
         or exists (select from _pgqueue.free_keys(p_consumer, p_hints, 1));
 end $$;
 
--- Takes the messages that waited first of the keys that may be assigned, and deletes them where they wait: of each key
--- about p_most messages that are alike, and in order. Returns them, a bundle for each key; nulls if there are none.
-create or replace function _pgqueue.take_heads(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints, p_most bigint)
-returns pgqueue.keyed_messages language plpgsql as $$
+-- Deletes the messages that waited first for the keys that may be assigned from where they wait: of each key about
+-- p_most messages that are alike, in order. Returns them, a bundle for each key; nulls if there are none.
+create or replace function _pgqueue.take_waiting(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                 p_most bigint) returns pgqueue.keyed_messages language plpgsql as $$
 declare
     v_keyed pgqueue.keyed_messages;
     v_tids  tid[];
@@ -78,16 +78,16 @@ begin
                               and lane = _pgqueue.lane_waiting()
                               and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                             order by arrival_no, first_seq limit p_most) m
-    ), judged as (
-        select *, sum(message_count) over line - message_count as before,
-               count(*) over line > 1  -- (the messages of a bundle are in the order of their numbers)
+    ), compared as (
+        select *, sum(message_count) over in_order - message_count as before,
+               count(*) over in_order > 1  -- (the messages of a bundle are in the order of their numbers)
                and ((priority, deliver_count, note, not_visible_until)
-                    is distinct from lag((priority, deliver_count, note, not_visible_until)) over line
-                    or lag(upper(seqs)) over line > first_seq) as other
+                    is distinct from lag((priority, deliver_count, note, not_visible_until)) over in_order
+                    or lag(upper(seqs)) over in_order > first_seq) as other
         from waiting
-        window line as (partition by key order by arrival_no, first_seq)
+        window in_order as (partition by key order by arrival_no, first_seq)
     ), alike as (
-        select *, bool_or(other) over (partition by key order by arrival_no, first_seq) as later from judged
+        select *, bool_or(other) over (partition by key order by arrival_no, first_seq) as later from compared
     ), head as (
         select key, array_agg(tid) as tids, min(arrival_no) as arrival_no, min(first_seq) as first_seq,
                sum(message_count)::bigint as n, range_agg(seqs) as seqs,
@@ -105,65 +105,66 @@ begin
     return v_keyed;
 end $$;
 
--- Whether nothing of a stream in order waits behind the messages that take_heads() took. Null: it took none.
-create or replace function _pgqueue.took_all_waiting(p_consumer_id int, p_heads pgqueue.keyed_messages) returns boolean
-language plpgsql stable as $$
+-- Whether, with ordering=stream, nothing waits behind the messages that take_waiting() returned. Null: it returned
+-- none.
+create or replace function _pgqueue.took_all_waiting(p_consumer_id int, p_waiting pgqueue.keyed_messages)
+returns boolean language plpgsql stable as $$
 declare
-    v_head pgqueue.consumer_messages := p_heads.bundles[1];
+    v_first pgqueue.consumer_messages := p_waiting.bundles[1];
 begin
-    return v_head.key is not null and not exists (
+    return v_first.key is not null and not exists (
         select from pgqueue.consumer_messages
-        where consumer_id = p_consumer_id and key = v_head.key and lane = _pgqueue.lane_waiting()
-          and (arrival_no, first_seq) >= (v_head.arrival_no, v_head.first_seq));
+        where consumer_id = p_consumer_id and key = v_first.key and lane = _pgqueue.lane_waiting()
+          and (arrival_no, first_seq) >= (v_first.arrival_no, v_first.first_seq));
 end $$;
 
--- Takes the first messages of the line, about p_room of them, and deletes them there. In a stream that is in order it
--- ends before a message that is not visible yet. Returns the bundles. Needs the consumer's lock.
+-- Deletes the first unassigned messages, about p_want of them, and returns them as bundles. With ordering=stream they
+-- end before a message that is not visible yet. Needs the consumer's lock.
 create or replace function _pgqueue.take_unassigned(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                                    p_room bigint) returns pgqueue.consumer_messages[]
+                                                    p_want bigint) returns pgqueue.consumer_messages[]
 language plpgsql as $$
 declare
-    v_line    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned());
+    v_lane    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_unassigned());
     v_stream  boolean := p_consumer.ordering = 'stream';
     v_bundles pgqueue.consumer_messages[];
     v_last    pgqueue.consumer_messages;
     v_tid     tid;
-    v_room    bigint;
+    v_rest    bigint;
     v_bound   bigint;
 begin
-    if v_line.place is null then
+    if v_lane.place is null then
         return '{}';
     end if;
     with front as materialized (
         select f.*
         from (select m.tid, m.place, m.first_seq, m.message_count,
-                     sum(m.message_count) over line - m.message_count as before,
-                     v_stream and row_number() over line > 1 and bool_or(m.other) over line as later
+                     sum(m.message_count) over in_order - m.message_count as before,
+                     v_stream and row_number() over in_order > 1 and bool_or(m.other) over in_order as later
               from (select ctid as tid, place, first_seq, message_count,
                            not_visible_until is not null or note is not null or deliver_count > 0 as other
                     from pgqueue.consumer_messages
                     where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
-                      and (place, first_seq) >= (v_line.place, v_line.first_seq) and token is null
-                    order by place, first_seq limit p_room) m
-              window line as (order by m.place, m.first_seq)) f
-        where f.before < p_room and not f.later
-    ), gone as (
+                      and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
+                    order by place, first_seq limit p_want) m
+              window in_order as (order by m.place, m.first_seq)) f
+        where f.before < p_want and not f.later
+    ), deleted as (
         delete from pgqueue.consumer_messages m
-        where ctid = any (array(select tid from front where before + message_count <= p_room))
+        where ctid = any (array(select tid from front where before + message_count <= p_want))
         returning m as bundle, place, first_seq
     )
-    select coalesce((select array_agg(bundle order by place, first_seq) from gone), '{}'),
-           (select tid from front where before + message_count > p_room), p_room - (select max(before) from front)
-    into v_bundles, v_tid, v_room;
-    if v_tid is not null then  -- the last one is cut
+    select coalesce((select array_agg(bundle order by place, first_seq) from deleted), '{}'),
+           (select tid from front where before + message_count > p_want), p_want - (select max(before) from front)
+    into v_bundles, v_tid, v_rest;
+    if v_tid is not null then  -- cut the last bundle
         select * into v_last from pgqueue.consumer_messages where ctid = v_tid;
-        v_bound := _pgqueue.bound_of(v_last.seqs, v_room);
+        v_bound := _pgqueue.bound_of(v_last.seqs, v_rest);
         update pgqueue.consumer_messages
-        set seqs = seqs * int8multirange(int8range(v_bound, null)), message_count = message_count - v_room,
+        set seqs = seqs * int8multirange(int8range(v_bound, null)), message_count = message_count - v_rest,
             first_seq = lower(seqs * int8multirange(int8range(v_bound, null)))
         where ctid = v_tid;
         v_last.seqs := _pgqueue.below(v_last.seqs, v_bound);
-        v_last.message_count := v_room;
+        v_last.message_count := v_rest;
         v_bundles := v_bundles || v_last;
     end if;
     return v_bundles;

@@ -1,13 +1,13 @@
--- The gate of a key: how many of its messages may go now. Consumers limit how many of a key may be in flight
--- (per_key_limit) or are delivered in a time (per_key_interval, per_key_burst), or serve keys in turns (fair). What
--- goes is assigned (queue/keys/assigning.sql). The rest waits (queue/keys/waiting.sql) until the first open bundle with
--- the key is gone; if only what is ready counts, until it is claimed; or until tokens of the key come back
--- (queue/keys/key_tokens.sql). A message without a key has no limit, and holds no other message up.
+-- Limits of keys. A consumer limits how many messages of a key may be in flight (per_key_limit) or are delivered within
+-- a time (per_key_interval, per_key_burst), or lets keys take turns (fair). Messages within the limits are assigned
+-- (queue/keys/assigning.sql). The rest wait (queue/keys/waiting.sql) until the first open bundle with the key is
+-- deleted or, if only unclaimed messages count, claimed; or until tokens of the key come back
+-- (queue/keys/key_tokens.sql). A message without a key has no limit, and delays no other message.
 --
--- Keys take turns because bundles do. With fair, what is assigned and free holds about the share of four claims of a
--- key, so the rest of a key with very many messages waits.
+-- Keys take turns because bundles do. With fair, the free assigned bundles have about the share of a key in four
+-- claims, so the rest of a key with very many messages waits.
 
--- Without an order: how many messages of some keys are assigned or held, and how many of these nobody has claimed.
+-- Without an order: how many messages of some keys are assigned or in long claims, and how many of these are unclaimed.
 create or replace function _pgqueue.in_use(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
 returns table (key bigint, n bigint, ready bigint)
 language sql stable as $$
@@ -25,11 +25,11 @@ language sql stable as $$
     group by o.key
 $$;
 
--- Splits messages by key into those that may go now, as many as the limits leave to each key, and those that are held.
--- One statement, so that everything is counted once. Needs the consumer's lock.
+-- Splits messages by key into those that the limits allow now and the rest. One statement, so that everything is
+-- counted once. Needs the consumer's lock.
 --   p_size  messages of a bundle
---   p_now   messages that are not visible at that time are left as they are
--- Returns the messages; and of keys without tokens when the first of these come back.
+--   p_now   messages that are not visible by then are not limited
+-- Returns the messages; and the keys without tokens, with the times when the first tokens come back.
 create or replace function _pgqueue.apply_key_limits(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                      inout p_keyed pgqueue.keyed_messages, p_size bigint,
                                                      p_now timestamptz, out o_keys bigint[], out o_until timestamptz[])
@@ -47,10 +47,10 @@ begin
         join unnest(p_keyed.bundles) with ordinality s on s.ordinality = e.no
     ), used as materialized (
         select * from _pgqueue.in_use(p_consumer.consumer_id, p_hints, v_asked) where v_none
-    ), room as materialized (
+    ), allowed as materialized (
         select k as key, t.until,
                least(p_consumer.per_key_limit - coalesce(u.n, 0), v_share - coalesce(u.ready, 0),
-                     v_burst - coalesce(u.ready, 0) - t.spent) as room,
+                     v_burst - coalesce(u.ready, 0) - t.spent) as allowed,
                v_burst <= t.spent as is_spent
         from unnest(v_asked) k
         left join used u on u.key = k
@@ -58,29 +58,29 @@ begin
                             from pgqueue.key_tokens t
                             where v_burst is not null and t.consumer_id = p_consumer.consumer_id and t.key = k
                               and t.returns_at > p_now) t
-    ), judged as (
+    ), decided as (
         select e.*, case when e.free then e.n
-                         else greatest(0, least(e.n, r.room - sum(e.n) over (partition by e.key, e.free order by e.i)
+                         else greatest(0, least(e.n, r.allowed - sum(e.n) over (partition by e.key, e.free order by e.i)
                                                      + e.n)) end::bigint as go
-        from entry e left join room r using (key)
+        from entry e left join allowed r using (key)
     ), part as (
         select j.*, case when go = 0 then '{}'
                          when go < n then _pgqueue.below(seqs, _pgqueue.bound_of(seqs, go)) else seqs end as part
-        from judged j
+        from decided j
     ), split as (
-        select i, no, key, part as seqs, go as n, false as held from part where go > 0
+        select i, no, key, part as seqs, go as n, false as exceeds from part where go > 0
         union all
         select i, no, key, seqs - part, n - go, true from part where go < n
     )
-    select array_agg(no order by i, held), array_agg(key order by i, held), array_agg(seqs order by i, held),
-           array_agg(n order by i, held), array_agg(held order by i, held),
-           (select array_agg(key order by key) from room where is_spent),
-           (select array_agg(until order by key) from room where is_spent)
+    select array_agg(no order by i, exceeds), array_agg(key order by i, exceeds), array_agg(seqs order by i, exceeds),
+           array_agg(n order by i, exceeds), array_agg(exceeds order by i, exceeds),
+           (select array_agg(key order by key) from allowed where is_spent),
+           (select array_agg(until order by key) from allowed where is_spent)
     into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts, p_keyed.over_limit, o_keys, o_until
     from split;
 end $$;
 
--- Lets the next assigners look at all keys that wait, because the limits of the consumer have changed. Locks: the
+-- Lets the next assignments read all waiting keys, because the limits of the consumer have changed. Locks: the
 -- consumer.
 create or replace function _pgqueue.change_limits(p_consumer pgqueue.consumers) returns void
 language plpgsql as $$
@@ -99,7 +99,7 @@ begin
     if p_consumer.per_key_interval is null then
         delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id;
     end if;
-    -- what waits for tokens is due, and so is all that waits for bundles
+    -- whatever waits for tokens is due, and so is whatever waits for bundles
     update pgqueue.consumer_messages
     set lane = _pgqueue.lane_waiting(), place = _pgqueue.place_of_free() + bundle_no
     where consumer_id = p_consumer.consumer_id
@@ -111,9 +111,9 @@ begin
     perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;
 
--- Lets a consumer with ordering=none begin or cease to go by key: messages that it has taken and that no claim holds
--- move from its lanes to the line, or back.
--- Errors: PQ003 unless the consumer is paused, and nothing of it is claimed or being claimed. Locks: the consumer.
+-- Changes whether a consumer with ordering=none delivers by key: messages that it has taken and that no claim holds
+-- become unassigned, or move back to the lanes of their priorities. Errors: PQ003 unless the consumer is paused and has
+-- no claims. Locks: the consumer.
 create or replace function _pgqueue.change_lanes(p_consumer pgqueue.consumers) returns void
 language plpgsql as $$
 declare

@@ -1,8 +1,8 @@
--- Messages by key: the assigner, and all that goes by key, splits bundles into the messages of each key. A key is known
--- by its hash: two keys with the same hash wait for each other.
+-- Splitting bundles into the messages of each key. A key is known by its hash: two keys with the same hash wait for
+-- each other.
 
--- Messages of bundles by key: of which key each set is (null: of no key), and of which bundle; and whether the limits
--- of the key hold it back.
+-- Messages of bundles by key: for each set its key (null: none), the index of its bundle in bundles, and whether the
+-- limits of the key exclude it.
 do $$
 begin
     if to_regtype('pgqueue.keyed_messages') is null then
@@ -18,14 +18,14 @@ language sql immutable as $$
     select case p_consumer.ordering when 'stream' then '0::bigint' else 'hashtextextended(m.key, 0)' end
 $$;
 
--- Splits bundles by key. Returns for each key and bundle its messages, in the order of the bundles and then of the
--- messages. Messages without a key have null as theirs, and so have messages that are gone.
+-- Splits bundles by key. Returns the messages for each key and bundle, in the order of the bundles and then of the
+-- messages. The key is null for messages without a key, and for messages that are no longer stored.
 create or replace function _pgqueue.by_key(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[])
 returns pgqueue.keyed_messages language plpgsql as $$
 declare
-    v_sets  int8multirange[] := array(select seqs from unnest(p_bundles) with ordinality order by ordinality);
-    v_keyed pgqueue.keyed_messages;
-    v_gone  int8multirange;
+    v_sets    int8multirange[] := array(select seqs from unnest(p_bundles) with ordinality order by ordinality);
+    v_keyed   pgqueue.keyed_messages;
+    v_missing int8multirange;
 begin
     v_keyed.bundles := p_bundles;
     if p_consumer.ordering = 'stream' or p_bundles = '{}' then
@@ -35,7 +35,7 @@ begin
         v_keyed.counts := array(select message_count from unnest(p_bundles) with ordinality order by ordinality);
         return v_keyed;
     end if;
-    -- (the bounds of all sets: with them the planner leaves out other tables of the stream)
+    -- (with the bounds of all sets, the planner excludes other segments of the stream)
     execute format($q$
         select array_agg(i), array_agg(key), array_agg(seqs), array_agg(n)
         from (select i, key, range_agg(int8range(seq, seq + 1)) as seqs, count(*) as n
@@ -49,16 +49,16 @@ begin
     into v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts
     using v_sets, (select min(lower(s)) from unnest(v_sets) s), (select max(upper(s)) from unnest(v_sets) s);
     if _pgqueue.count_of(p_bundles) is distinct from (select sum(c) from unnest(v_keyed.counts) c) then
-        v_gone := _pgqueue.seqs_of(p_bundles) - coalesce((select range_agg(s) from unnest(v_keyed.seqs) s), '{}');
+        v_missing := _pgqueue.seqs_of(p_bundles) - coalesce((select range_agg(s) from unnest(v_keyed.seqs) s), '{}');
         select v_keyed.nos || array_agg(p.no::int), v_keyed.keys || array_agg(null::bigint),
                v_keyed.seqs || array_agg(p.part), v_keyed.counts || array_agg(_pgqueue.cardinality(p.part))
         into v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts
-        from _pgqueue.parts_of(p_bundles, v_gone) p;
+        from _pgqueue.parts_of(p_bundles, v_missing) p;
     end if;
     return v_keyed;
 end $$;
 
--- Puts messages by key after others.
+-- Appends messages by key to others.
 create or replace function _pgqueue.after(p_first pgqueue.keyed_messages, p_then pgqueue.keyed_messages)
 returns pgqueue.keyed_messages language plpgsql immutable as $$
 begin
@@ -73,7 +73,7 @@ begin
             null)::pgqueue.keyed_messages;
 end $$;
 
--- Puts messages by key in the order of their arrival.
+-- Sorts messages by key by their arrival.
 create or replace function _pgqueue.by_arrival(p_keyed pgqueue.keyed_messages) returns pgqueue.keyed_messages
 language plpgsql stable as $$
 begin
@@ -85,8 +85,8 @@ begin
     return p_keyed;
 end $$;
 
--- Joins messages of a key that follow each other and are alike: what waited and what comes after it from the line,
--- unless more waits between these.
+-- Joins messages of a key that follow each other and are alike: those that waited, and the unassigned ones behind them,
+-- unless other messages wait between these.
 create or replace function _pgqueue.joined(p_consumer pgqueue.consumers, p_keyed pgqueue.keyed_messages)
 returns pgqueue.keyed_messages language plpgsql stable as $$
 begin
@@ -95,18 +95,18 @@ begin
     end if;
     with source as materialized (
         select ordinality as no, row(priority, deliver_count, note, not_visible_until) as kind, arrival_no,
-               first_seq, lane = _pgqueue.lane_waiting() as is_head
+               first_seq, lane = _pgqueue.lane_waiting() as was_first
         from unnest(p_keyed.bundles) with ordinality
     ), entry as (
-        select e.*, lag(s.is_head) over line as behind_head, lag(s.arrival_no) over line as arrival_no,
-               lag(s.first_seq) over line as first_seq,
-               s.kind is not distinct from lag(s.kind) over line and lag(upper(e.seqs)) over line <= lower(e.seqs)
-               as follows
+        select e.*, lag(s.was_first) over in_order as after_first, lag(s.arrival_no) over in_order as arrival_no,
+               lag(s.first_seq) over in_order as first_seq,
+               s.kind is not distinct from lag(s.kind) over in_order
+               and lag(upper(e.seqs)) over in_order <= lower(e.seqs) as follows
         from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts) with ordinality e (no, key, seqs, n, i)
         join source s using (no)
-        window line as (partition by e.key order by e.i)
+        window in_order as (partition by e.key order by e.i)
     ), part as (
-        select e.*, count(*) filter (where e.follows is not true or (e.behind_head and (
+        select e.*, count(*) filter (where e.follows is not true or (e.after_first and (
                         select true from pgqueue.consumer_messages
                         where consumer_id = p_consumer.consumer_id and key = e.key and lane = _pgqueue.lane_waiting()
                           and (arrival_no, first_seq) >= (e.arrival_no, e.first_seq) limit 1)))
@@ -122,7 +122,7 @@ begin
     return p_keyed;
 end $$;
 
--- The keys of a bundle, as its column keys has them: with an order each of them once, else one for each message.
+-- The keys of a bundle for its column keys: with an order each key once, without one a key for each message.
 create or replace function _pgqueue.keys_in(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
 returns bigint[] language plpgsql as $$
 declare

@@ -1,21 +1,19 @@
--- Tokens of keys, for consumers with per_key_interval. A key has per_key_burst tokens. A claim that delivers n messages
--- of a key spends n of them, and they come back after per_key_interval. While a key has no token left, its messages
--- wait: the first of them is due when a token comes back (queue/keys/key_limits.sql: apply_key_limits()). Spent tokens
--- are rows of key_tokens, so they last over restarts. They are spent with the consumer's lock, which every claim of
--- such a consumer has.
+-- The tokens of keys, for consumers with per_key_interval. A key has per_key_burst tokens. A claim that delivers n
+-- messages of a key spends n of them, and they come back after per_key_interval. While a key has no token, its messages
+-- wait: the first is due when a token comes back (queue/keys/key_limits.sql: apply_key_limits()). Tokens are spent with
+-- the consumer's lock, which each claim of such a consumer needs.
 
--- Spent tokens of keys, of consumers with per_key_interval: a delivery of n messages of a key spends n of its
--- per_key_burst tokens, and they come back after per_key_interval.
+-- Spent tokens. As rows of a table, they survive restarts.
 -- on drop_consumer
 create table if not exists pgqueue.key_tokens (
     consumer_id int         not null,
-    key         bigint      not null,  -- its hash
-    spent       bigint      not null,  -- messages of the key that a claim delivered
-    returns_at  timestamptz not null   -- the tokens come back then
+    key         bigint      not null,  -- the hash of the key
+    spent       bigint      not null,  -- how many messages of the key a claim delivered
+    returns_at  timestamptz not null   -- when the tokens come back
 );
 
--- Forgets tokens that have come back of consumers that spend none any more, at most limit_deleted() of each consumer.
--- Locks: the consumers of which it forgets some; it passes over those that others hold.
+-- Deletes tokens that have come back for consumers whose claims no longer spend any, at most limit_deleted() for each
+-- consumer. Locks: these consumers; it skips those that others hold.
 create or replace function _pgqueue.maintain_tokens() returns void
 language plpgsql as $$
 declare
@@ -32,8 +30,8 @@ begin
     end loop;
 end $$;
 
--- Forgets tokens of a consumer that came back between two times, at most p_most. Returns the time up to which it forgot
--- all. Needs the consumer's lock.
+-- Deletes tokens of a consumer that came back between two times, at most p_most. Returns the time up to which all are
+-- deleted. Needs the consumer's lock.
 create or replace function _pgqueue.delete_tokens(p_consumer_id int, p_from timestamptz, p_upto timestamptz, p_most int)
 returns timestamptz language sql as $$
     with back as (
@@ -46,7 +44,7 @@ returns timestamptz language sql as $$
     select case when count(*) < p_most then p_upto else max(returns_at) end from back
 $$;
 
--- Spends the tokens of the messages of a claim that was just made, and forgets some that have come back. Returns the
+-- Spends tokens for the messages of a claim that was just made, and deletes some that have come back. Returns the
 -- hints. Needs the consumer's lock.
 create or replace function _pgqueue.spend_tokens(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                  p_bundles pgqueue.consumer_messages[]) returns pgqueue.claim_hints

@@ -1,7 +1,7 @@
--- Claims that are held for longer than others: they are moved out of the way of these, into lane_long().
+-- Long claims: claims older than a second move to lane_long(), so that other claims do not read them.
 
--- Moves claims that are older than a second, or whose lease has ended, into lane_long(); those that somebody is
--- settling stay. Returns the hints. Needs the consumer's lock.
+-- Moves claims that are older than a second, or whose lease has ended, to lane_long(), except those that a session is
+-- settling. Returns the hints. Needs the consumer's lock.
 --   p_below  by key: also claims of bundles below this number
 create or replace function _pgqueue.move_long_claims(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                      p_now timestamptz, p_below bigint default null)
@@ -26,7 +26,7 @@ begin
               and token is not null
             for update skip locked  -- lock: bundle
         loop
-            -- who is settling the claim has its head, and comes to its members then
+            -- a session that settles the claim locks its head first, then the members
             continue when v_bundle.head is not null and not exists (
                 select from pgqueue.consumer_messages
                 where bundle_no & 1048575 = v_bundle.head & 1048575 and bundle_no = v_bundle.head
@@ -49,9 +49,9 @@ begin
     return p_hints;
 end $$;
 
--- Moves a claimed bundle into lane_long(), at the end of its lease. A member has none: it goes with its head, and
--- stands behind all. By key it gets the key, so that it is found by it. If it has several keys, the others become
--- members of their own. Needs the bundle's lock.
+-- Moves a claimed bundle to lane_long(), at the end of its lease; a member, which has no lease, to the end of the lane.
+-- By key, the bundle gets its key in the column key. If it has several keys, the others become members. Needs the
+-- bundle's lock.
 create or replace function _pgqueue.move_to_long(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
 returns void language plpgsql as $$
 declare
@@ -73,7 +73,7 @@ begin
             v_part.lease_until := null;
             v_part.members := null;
             v_part.head := v_head;
-            v_members := v_members || array(  -- several, if these have many ranges
+            v_members := v_members || array(  -- several, if they have many ranges
                 select s.bundle_no from unnest(_pgqueue.stored(v_part, v_keyed.seqs[i])) s);
         end loop;
         p_bundle.key := v_keyed.keys[1];
@@ -96,8 +96,8 @@ begin
     where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
 end $$;
 
--- Moves claims by key that many others have overtaken out of the way of the assigners, who look at all bundles from the
--- first one on that stands in the lane. Returns the hints. Needs the consumer's lock.
+-- Moves claims by key that many others have overtaken to lane_long(), because assignments read all bundles of the lane
+-- from the first one on. Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.move_overtaken_claims(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns pgqueue.claim_hints language plpgsql as $$
 declare

@@ -1,70 +1,70 @@
--- Latest wins: of a consumer with per_key_latest, only the newest message of a key waits. The newest is the message
--- with the highest number. Numbers are given out by send, so a transaction that commits late makes no message newer.
+-- Latest wins: of a consumer with per_key_latest, only the newest message of a key waits: the one with the highest
+-- number. send assigns numbers, so a transaction that commits late does not make its messages newer.
 --
--- Messages are judged where a filter would judge them, between the publication and the line (apply_filter()). The table
--- newest_of_keys has the newest message of each key that the consumer has taken. A message that is older than that is
--- replaced: it is taken away, or does not come into the line, and the history tells by which message. So it is with
--- each way back into the line: a message that is returned, or redriven, is replaced where a newer one was taken
--- meanwhile, even if that one is done. Claimed messages and dead letters stay as they are.
+-- Messages are screened where a filter screens them, after the publication is taken and before they are ready
+-- (apply_filter()). The table newest_of_keys has the newest message of each key that the consumer has taken. An older
+-- message is replaced: it is deleted, or does not become ready, and the history has the number of the message that
+-- replaced it. The same happens when a message is returned or redriven after the consumer has taken a newer one, even
+-- if that one is done. Claimed messages and dead letters stay.
 --
--- To be exact, a claim of such a consumer is made with its lock, after it has judged all that was published before
--- (has_unscreened()). So no message is delivered while a newer one of its key waits, and what is delivered of a key has
--- rising numbers. (Senders could replace messages themselves. But an order of all senders of a key needs a lock from
--- each send to its commit, and a message is stored once for all consumers, of which most want each message.)
+-- For an exact result, a claim of such a consumer needs its lock, and first screens everything published before
+-- (has_unscreened()). So no message is delivered while a newer one of its key waits, and the numbers delivered for a
+-- key rise. (Senders could replace messages themselves. But ordering all senders of a key needs a lock from each send
+-- to its commit; and a message is stored once for all consumers, most of which want every message.)
 --
--- A replacing claim looks for the replaced messages in all bundles that wait, as cancel does.
+-- A claim that replaces messages looks for them in all waiting bundles, as cancel does.
 
--- Of consumers with per_key_latest: the newest message of each key that they have taken. (The key itself, not its hash:
--- with two keys of one hash, a message would be lost without a word.)
+-- The newest message of each key that a consumer with per_key_latest has taken. (With the key itself: if two keys had
+-- one hash, a message would be lost silently.)
 -- on drop_consumer
 create table if not exists pgqueue.newest_of_keys (
     consumer_id int         not null,
     key         text        collate "C" not null,
     seq         bigint      not null,
-    noted_at    timestamptz not null,  -- the end of the hour in which it was noted
+    noted_at    timestamptz not null,  -- the end of the hour in which the row was written
     primary key (consumer_id, key)
 );
 
--- The time that is noted with a newest message: by the hour, so that most changes leave the index of times alone.
+-- The value of noted_at: by the hour, so that most updates do not change the index on it.
 create or replace function _pgqueue.end_of_hour() returns timestamptz
 language sql volatile as $$ select date_trunc('hour', clock_timestamp()) + interval '1 hour' $$;
 
--- Notes the newest messages of keys, and replaces the messages that are older.
---   p_seqs  messages that enter; or that are not finished
---   p_bundles  those of them that the caller has taken, or takes, out of the bundles: the caller counts these
--- Returns the cursor, and those of p_seqs that are not replaced. A message without a key never is. Needs the consumer's
--- lock.
+-- Records the newest messages of keys, and replaces older ones.
+--   p_seqs     messages that are screened; or that are not finished
+--   p_bundles  those of p_seqs that the caller takes out of the bundles, and counts
+-- Returns the cursor, and the messages of p_seqs that are not replaced. A message without a key is never replaced.
+-- Needs the consumer's lock.
 create or replace function _pgqueue.keep_newest(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                                 p_seqs int8multirange, p_bundles pgqueue.consumer_messages[],
                                                 out o_newest int8multirange)
 language plpgsql as $$
 declare
     v_seqs  bigint[];  -- the replaced messages, ...
-    v_by    bigint[];  -- ... and the newest one of each key
+    v_by    bigint[];  -- ... and the newest message of the key of each
     v_taken record;
 begin
     execute format($query$
         with given as materialized (
             select m.key, m.seq from unnest($2) g cross join lateral (
-                -- (the bounds of all are for the planner)
+                -- (the bounds of all messages are for the planner)
                 select key collate "C" as key, seq from pgqueue.messages_%s
                 where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m
             where m.key is not null
         ), newest as materialized (
             select key, max(seq) as seq from given group by key
-        ), noted as materialized (
+        ), recorded as materialized (
             select n.key, b.ctid, b.seq as before, greatest(n.seq, b.seq) as seq
             from newest n left join lateral (
                 select ctid, seq from pgqueue.newest_of_keys where consumer_id = $1 and key = n.key offset 0) b on true
         ), changed as (
             update pgqueue.newest_of_keys k set seq = n.seq, noted_at = _pgqueue.end_of_hour()
-            from noted n where k.ctid = n.ctid
+            from recorded n where k.ctid = n.ctid
         ), added as (
             insert into pgqueue.newest_of_keys (consumer_id, key, seq, noted_at)
-            select $1, key, seq, _pgqueue.end_of_hour() from noted where ctid is null order by key
+            select $1, key, seq, _pgqueue.end_of_hour() from recorded where ctid is null order by key
         )
         select array_agg(m.seq order by m.seq), array_agg(n.seq order by m.seq)
-        from (select key, seq from given union select key, before from noted) m join noted n using (key)
+        from (select key, seq from given union select key, before from recorded) m join recorded n using (key)
         where m.seq < n.seq $query$, p_consumer.stream_id)
     into v_seqs, v_by using p_consumer.consumer_id, p_seqs, lower(p_seqs), upper(p_seqs);
     o_newest := p_seqs;
@@ -90,29 +90,29 @@ begin
     end if;
 end $$;
 
--- Replaces messages that are about to be returned from a claim, where a newer message of their key was taken.
+-- Replaces messages that are being returned from a claim, if the consumer has taken a newer message of their key.
 --   p_set  the messages; null: all of the claim
--- Returns the cursor, and the bundles of the claim as they are then. Needs the claim's lock and the consumer's.
+-- Returns the cursor, and the bundles that the claim has then. Needs the claim's lock and the consumer's.
 create or replace function _pgqueue.replace_returned(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                      p_bundles pgqueue.consumer_messages[], p_set int8multirange,
                                                      out o_cursor pgqueue.consumer_cursors,
                                                      out o_bundles pgqueue.consumer_messages[])
 language plpgsql as $$
 declare
-    v_set    int8multirange := _pgqueue.seqs_of(p_bundles) * coalesce(p_set, '{(,)}');
-    v_newest record := _pgqueue.keep_newest(p_consumer, p_cursor, v_set, p_bundles);
-    v_gone   int8multirange := v_set - v_newest.o_newest;
+    v_set      int8multirange := _pgqueue.seqs_of(p_bundles) * coalesce(p_set, '{(,)}');
+    v_newest   record := _pgqueue.keep_newest(p_consumer, p_cursor, v_set, p_bundles);
+    v_replaced int8multirange := v_set - v_newest.o_newest;
 begin
     o_cursor := v_newest.p_cursor;
     o_bundles := p_bundles;
-    if v_gone <> '{}' then
-        perform _pgqueue.remove_messages(p_bundles, v_gone);
-        o_cursor.forgotten := o_cursor.forgotten + _pgqueue.cardinality(v_gone);
+    if v_replaced <> '{}' then
+        perform _pgqueue.remove_messages(p_bundles, v_replaced);
+        o_cursor.forgotten := o_cursor.forgotten + _pgqueue.cardinality(v_replaced);
         o_bundles := array(select b from _pgqueue.bundles_of(p_bundles[1].bundle_no, p_bundles[1].token) b);
     end if;
 end $$;
 
--- Whether something that was published is not judged yet.
+-- Whether published messages are not screened yet.
 --   p_upto  up to this publication; null: nothing was published
 create or replace function _pgqueue.has_unscreened(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                    p_upto bigint) returns boolean
@@ -127,8 +127,8 @@ begin
                                          and publication_id < upper(g) limit 1) p);
 end $$;
 
--- Lets a consumer begin to keep only the newest message of a key, among those that it has taken, or cease to.
--- Errors: PQ003 unless the consumer is paused and has no claims. Locks: the consumer.
+-- Applies a change of per_key_latest to the messages that the consumer has taken. Errors: PQ003 unless the consumer is
+-- paused and has no claims. Locks: the consumer.
 create or replace function _pgqueue.change_latest(p_consumer pgqueue.consumers) returns void
 language plpgsql as $$
 declare
@@ -149,16 +149,17 @@ begin
     end if;
 end $$;
 
--- Raises PQ003 unless a consumer is paused, and nothing of it is claimed or being claimed. Needs the locks of
--- lock_consumer_alone(). Locks all that it has taken; so it waits for claimers that are taking some of it.
---   p_what  what is done then
+-- Raises PQ003 unless a consumer is paused and has no claims, nor claims that are being made. Needs the locks of
+-- lock_consumer_alone(). Locks all messages that the consumer has taken, so it waits for sessions that are claiming
+-- some.
+--   p_what  the change, for the message
 create or replace function _pgqueue.check_idle(p_consumer pgqueue.consumers, p_what text) returns void
 language plpgsql as $$
 declare
     v_claims bigint;
 begin
     perform from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id for update;  -- lock: bundle
-    -- a statement of its own: it sees the claims of those that were waited for
+    -- a statement of its own: it sees the claims for which the first statement waited
     v_claims := (select count(*) from _pgqueue.live_claims(p_consumer.consumer_id))
         + (select count(*) from pg_locks
            where locktype = 'advisory' and not granted and classid = _pgqueue.lock_class_consumer()::oid
@@ -174,7 +175,7 @@ begin
     end if;
 end $$;
 
--- Forgets the newest messages of keys of which a consumer has none unfinished: it begins elsewhere, or again.
+-- Deletes the rows for keys of which a consumer has no unfinished message, because it moved to another position.
 create or replace function _pgqueue.delete_newest(p_consumer_id int) returns void
 language sql as $$
     delete from pgqueue.newest_of_keys
@@ -182,15 +183,15 @@ language sql as $$
       and not coalesce((select range_agg(seqs) from _pgqueue.unfinished(p_consumer_id)), '{}') @> seq
 $$;
 
--- Forgets the newest messages of keys of which nobody has sent anything for p_age, at most limit_deleted() of each
--- consumer. An older message of such a key could only come from a write that began before, and maintain() deletes such
--- writes. Locks: the consumers of which it forgets some; it passes over those that others hold.
+-- Deletes the rows for keys of which nobody has sent a message for p_age, at most limit_deleted() for each consumer. An
+-- older message of such a key could only come from a write that began before, and maintain() deletes such writes.
+-- Locks: these consumers; it skips those that others hold.
 create or replace function _pgqueue.maintain_newest(p_age interval) returns void
 language plpgsql as $$
 declare
-    v_id   int;
-    v_keys text[];
-    v_held int8multirange;
+    v_id         int;
+    v_keys       text[];
+    v_unfinished int8multirange;
 begin
     for v_id in
         select consumer_id from pgqueue.consumers c
@@ -203,10 +204,10 @@ begin
         v_keys := array(select key from pgqueue.newest_of_keys
                         where consumer_id = v_id and noted_at < clock_timestamp() - p_age
                         order by noted_at limit _pgqueue.limit_deleted());
-        v_held := coalesce((select range_agg(seqs) from _pgqueue.unfinished(v_id)), '{}');
+        v_unfinished := coalesce((select range_agg(seqs) from _pgqueue.unfinished(v_id)), '{}');
         update pgqueue.newest_of_keys set noted_at = _pgqueue.end_of_hour()
-        where consumer_id = v_id and key = any (v_keys) and v_held @> seq;
+        where consumer_id = v_id and key = any (v_keys) and v_unfinished @> seq;
         delete from pgqueue.newest_of_keys
-        where consumer_id = v_id and key = any (v_keys) and not v_held @> seq;
+        where consumer_id = v_id and key = any (v_keys) and not v_unfinished @> seq;
     end loop;
 end $$;

@@ -1,17 +1,21 @@
--- Waiting by key: messages that are behind others of their key, or over a limit of it, stand in lane_waiting(), in
--- bundles of one key each; so claims do not walk over them. Of each key that waits, one bundle is the first: its place
--- is the number of an open bundle with the key, and it may be assigned when that bundle is gone
--- (queue/keys/assigning.sql). To the number of one in lane_long() place_behind_long() is added: who deletes that one
--- notes it in lane_freed(), so the assigners need not look at all that is held. If no bundle with the key is open, its
--- place is from place_of_free() on, the later the higher. The places of all others are -2. Where the first message of a
--- key is delayed, or tokens of the key are spent, it stands in lane_delayed(), and all others wait. mark_firsts()
--- restores that after any change.
+-- Waiting by key: messages that are behind others of their key, or over a limit of it, are in lane_waiting(), in
+-- bundles of one key each, so that claims do not read them. Of each waiting key, one bundle is the first, with one of
+-- these places:
 --
--- Both kinds of places rise, and the cursor's hints say where the first ones are: so what was assigned costs nothing
--- where a long transaction elsewhere keeps its dead rows.
+--   * The number of an open bundle with the key, when it may be assigned once that bundle is deleted
+--     (queue/keys/assigning.sql).
+--   * That number plus place_behind_long(), if the open bundle is in lane_long(). The session that deletes a long claim
+--     records this in lane_freed(), so assignments need not read all long claims.
+--   * A place from place_of_free() on, the later the higher, if no bundle with the key is open.
+--
+-- The places of all other bundles are -2. If the first message of a key is delayed, or the tokens of the key are spent,
+-- it is in lane_delayed(), and all others wait. mark_firsts() restores this after each change.
+--
+-- The places of both kinds rise, and the cursor's hints have the first ones: so bundles that were assigned cost nothing
+-- if a long transaction elsewhere keeps their dead rows.
 
--- Notes that the first message of a key stands at a place of lane_waiting(). Returns the hints.
-create or replace function _pgqueue.first_waits_at(p_hints pgqueue.claim_hints, p_place bigint)
+-- Records in the hints that the first message of a key is at a place of lane_waiting(). Returns the hints.
+create or replace function _pgqueue.record_first(p_hints pgqueue.claim_hints, p_place bigint)
 returns pgqueue.claim_hints language plpgsql immutable as $$
 begin
     if p_place >= 0 then
@@ -22,15 +26,15 @@ begin
     return p_hints;
 end $$;
 
--- Whether a claim in lane_long() has let go of a key, and no assigner has looked at it.
+-- Whether a claim in lane_long() has freed a key, and no assignment has read that yet.
 create or replace function _pgqueue.has_freed(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
 language sql stable as $$
     select exists (select from pgqueue.consumer_messages
                    where consumer_id = p_consumer_id and lane = _pgqueue.lane_freed() and place >= p_hints.freed_from)
 $$;
 
--- Whether bundles of a consumer may be waiting or delayed, or held with a key, after raise_waiting_hints() has moved
--- the hints: true also where it would have to look at many that are not.
+-- Whether a consumer may have bundles with a key that wait, are delayed or are long claims, after
+-- raise_waiting_hints(). True also if that cannot be decided without reading many others.
 create or replace function _pgqueue.may_have_waiting(p_consumer_id int, p_hints pgqueue.claim_hints) returns boolean
 language sql stable as $$
     select least(p_hints.waits_from, p_hints.free_from) < 9223372036854775807
@@ -45,7 +49,7 @@ language sql stable as $$
                    where f.key is not null or f.n >= _pgqueue.limit_small())
 $$;
 
--- The last open bundle with each of some keys: assigned, or held for long. No row: the key is not in use.
+-- The last open bundle of each of some keys: assigned, or a long claim. No row: the key is not in use.
 --   place  where the first message of the key waits for that bundle
 create or replace function _pgqueue.open_tails(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[])
 returns table (key bigint, place bigint)
@@ -65,8 +69,8 @@ language sql stable as $$
     group by o.key
 $$;
 
--- Of some keys the bundles that wait whose places are to change: the first one, and one that was the first. The place
--- of the first one is null where it may be assigned and has no such place yet. Arguments: as mark_firsts().
+-- The waiting bundles of some keys whose places must change: the first one, and one that was the first before. The new
+-- place of the first one is null if it may be assigned and has no such place yet. Arguments: as mark_firsts().
 create or replace function _pgqueue.firsts(p_consumer_id int, p_hints pgqueue.claim_hints, p_keys bigint[],
                                            p_had_first boolean, p_after pgqueue.consumer_messages[], p_open boolean)
 returns table (tid tid, new_place bigint)
@@ -92,21 +96,21 @@ begin
                                where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_waiting()
                                  and m.place <> -2 and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                                order by arrival_no, first_seq limit 1) o on p_had_first
-        ), judged as (
+        ), decided as (
             select f.tid, f.place as was, case when f.delayed then -2 else o.place end as place, f.old
             from first f left join open o using (key)
         )
-        select j.tid, j.place from judged j
-        where j.was is distinct from j.place and (j.place is not null or j.was >= -2)
+        select d.tid, d.place from decided d
+        where d.was is distinct from d.place and (d.place is not null or d.was >= -2)
         union all
-        select j.old, -2::bigint from judged j where j.old <> j.tid;
+        select d.old, -2::bigint from decided d where d.old <> d.tid;
 end $$;
 
--- Says of each of some keys which bundle is the first that waits, and for what. Returns the hints. Needs the consumer's
--- lock.
---   p_had_first  false: none of the bundles that wait is known as the first
---   p_after      of each key a bundle that waited before all others; null: not known
---   p_open       false: they wait for no bundle, whatever is open
+-- Marks the first waiting bundle of each of some keys with the bundle for which it waits. Returns the hints. Needs the
+-- consumer's lock.
+--   p_had_first  false: none of the waiting bundles is marked as the first
+--   p_after      for each key a bundle that waited before all others; null: unknown
+--   p_open       false: they wait for no bundle, even if one is open
 create or replace function _pgqueue.mark_firsts(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_keys bigint[], p_had_first boolean default true,
                                                 p_after pgqueue.consumer_messages[] default null,
@@ -125,21 +129,20 @@ begin
         where m.ctid = f.tid
         returning m.place
     loop
-        p_hints := _pgqueue.first_waits_at(p_hints, v_place);
+        p_hints := _pgqueue.record_first(p_hints, v_place);
     end loop;
     p_hints.any_waiting := true;
     return p_hints;
 end $$;
 
--- Lets the next assigner look at the keys that claims in lane_long() have let go of, a bounded number. Returns the
--- hints.
+-- Lets the next assignment read the keys that claims in lane_long() have freed, a bounded number. Returns the hints.
 -- Needs the consumer's lock.
 create or replace function _pgqueue.take_freed(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_keys bigint[];
 begin
-    with gone as (
+    with deleted as (
         delete from pgqueue.consumer_messages
         where ctid = any (array(select ctid from pgqueue.consumer_messages
                                 where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_freed()
@@ -147,13 +150,13 @@ begin
                                 order by place limit _pgqueue.limit_assign()))
         returning key
     )
-    select array_agg(distinct key) into v_keys from gone;
-    -- without an order a key may have more than one open bundle: the first one to be gone makes room
+    select array_agg(distinct key) into v_keys from deleted;
+    -- without an order a key may have more than one open bundle: the first one that is deleted frees a place
     return _pgqueue.mark_firsts(p_consumer, p_hints, v_keys, p_open => p_consumer.ordering <> 'none');
 end $$;
 
--- Lets the assigned bundles of some keys that nobody has claimed wait: what is before them goes back, or is held for
--- long. Nobody can have claimed them, for they stand behind that. Returns the hints. Needs the consumer's lock.
+-- Moves unclaimed assigned bundles of some keys to lane_waiting(), because their predecessors are returned or became
+-- long claims. No session can have claimed them. Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.unassign_followers(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                        p_keys bigint[]) returns pgqueue.claim_hints
 language plpgsql as $$
@@ -174,15 +177,14 @@ begin
     return _pgqueue.mark_firsts(p_consumer, p_hints, p_keys);
 end $$;
 
--- Reads again which keys are in assigned bundles of which some messages have left. Returns the hints. Needs the
--- consumer's lock.
+-- Reads the keys of assigned bundles that have lost messages. Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.reread_keys(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
     v_bundle   pgqueue.consumer_messages;
     v_keys     bigint[];
-    v_gone     bigint[] := '{}';
+    v_lost     bigint[] := '{}';
 begin
     for v_bundle in
         select * from pgqueue.consumer_messages
@@ -193,15 +195,15 @@ begin
         v_keys := _pgqueue.keys_in(p_consumer, v_bundle);
         update pgqueue.consumer_messages set keys = v_keys, shrunk = false
         where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
-        v_gone := v_gone || array(select distinct k from unnest(v_bundle.keys) k
+        v_lost := v_lost || array(select distinct k from unnest(v_bundle.keys) k
                                   where p_consumer.ordering = 'none' or k <> all (v_keys));
     end loop;
-    return _pgqueue.unassign_followers(p_consumer, p_hints, v_gone);
+    return _pgqueue.unassign_followers(p_consumer, p_hints, v_lost);
 end $$;
 
--- Takes messages that are in no claim out of a consumer's bundles, for a caller that settles them. Bundles that another
--- session is claiming are left. Needs the consumer's lock. Returns the hints, and the messages as bundles, as they
--- were.
+-- Takes messages that no claim holds out of a consumer's bundles, for a caller that settles or removes them. Bundles
+-- that another session is claiming are skipped. Returns the hints, and the messages as bundles, as they were. Needs the
+-- consumer's lock.
 create or replace function _pgqueue.take_unclaimed(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                    p_seqs int8multirange, out o_hints pgqueue.claim_hints,
                                                    out o_bundles pgqueue.consumer_messages[])
@@ -212,17 +214,17 @@ declare
         where consumer_id = p_consumer.consumer_id and token is null and first_seq < upper(p_seqs) and seqs && p_seqs
         for update skip locked);  -- lock: bundle
     v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
-    v_gone     pgqueue.consumer_messages;
+    v_deleted  pgqueue.consumer_messages;
 begin
     o_hints := p_hints;
     o_bundles := _pgqueue.remove_messages(v_found, p_seqs);
-    for v_gone in
+    for v_deleted in
         select b.* from unnest(o_bundles) b where b.predecessor is not null and _pgqueue.is_deleted(b.bundle_no)
         order by b.bundle_no desc
-    loop  -- what stood behind it stands behind the one before
-        update pgqueue.consumer_messages set predecessor = v_gone.predecessor
+    loop  -- the bundles that follow it get its predecessor
+        update pgqueue.consumer_messages set predecessor = v_deleted.predecessor
         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
-          and (place, first_seq) >= (v_assigned.low_place, v_assigned.low_seq) and predecessor = v_gone.bundle_no;
+          and (place, first_seq) >= (v_assigned.low_place, v_assigned.low_seq) and predecessor = v_deleted.bundle_no;
     end loop;
     if _pgqueue.is_keyed(p_consumer.profile) and o_bundles <> '{}' then
         o_hints := _pgqueue.reread_keys(p_consumer, o_hints);
@@ -231,9 +233,9 @@ begin
     end if;
 end $$;
 
--- Takes the assigned bundles of a consumer that nobody has claimed back, to be assigned again: in another size, or
--- beside messages that go back. Returns the hints. Needs the consumer's lock.
---   p_bundle  only this one, behind which none stands; null: all
+-- Makes the unclaimed assigned bundles of a consumer wait again (without an order: unassigned), to be assigned in
+-- another size, or beside messages that are returned. Returns the hints. Needs the consumer's lock.
+--   p_bundle  only this bundle, which no bundle follows; null: all
 create or replace function _pgqueue.unassign(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                              p_bundle bigint default null) returns pgqueue.claim_hints
 language plpgsql as $$
@@ -251,11 +253,11 @@ declare
 begin
     if v_bundles = '{}' then
         return p_hints;
-    elsif p_consumer.ordering = 'none' then  -- each message goes by its own
+    elsif p_consumer.ordering = 'none' then  -- without an order, no message waits for another
         foreach v_bundle in array v_bundles loop
             v_bundle := _pgqueue.placed(p_consumer, v_bundle);
             perform _pgqueue.replace(v_bundle);
-            p_hints := _pgqueue.stands(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq);
+            p_hints := _pgqueue.record_place(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq);
         end loop;
         return p_hints;
     end if;

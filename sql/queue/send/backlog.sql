@@ -55,7 +55,8 @@ end $$;
 create or replace function _pgqueue.with_new(p_consumer_id int, p_taken bigint, p_enough bigint) returns bigint
 language plpgsql stable as $$
 begin
-    return p_taken + coalesce((select _pgqueue.messages_in(c, _pgqueue.new_ids(k), _pgqueue.kept(k), p_enough - p_taken)
+    return p_taken + coalesce((select _pgqueue.messages_in(c, _pgqueue.new_ids(k), _pgqueue.excluded(k),
+                                                     p_enough - p_taken)
                               from pgqueue.consumers c cross join lateral _pgqueue.cursor(c.consumer_id) k
                               where c.consumer_id = p_consumer_id and (p_taken >= p_enough) is not true), 0);
 end $$;
@@ -77,7 +78,7 @@ begin
         return;
     end if;
     v_cursor := _pgqueue.cursor(p_consumer_id);
-    v_first := _pgqueue.first_messages(v_consumer, _pgqueue.new_ids(v_cursor), _pgqueue.kept(v_cursor),
+    v_first := _pgqueue.first_messages(v_consumer, _pgqueue.new_ids(v_cursor), _pgqueue.excluded(v_cursor),
                                        _pgqueue.limit_shown());
     o_count := v_first.o_count;
     o_estimated := v_first.o_left <> '{}';

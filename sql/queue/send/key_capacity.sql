@@ -3,22 +3,22 @@
 --
 -- A send enters each message with a key in key_backlog, in its own transaction, for each such consumer that is to get
 -- the message. Before that, it counts the entries of the key. The count is too high when messages have left meanwhile.
--- So when it reaches the capacity, and only then, the send looks which of these few messages the consumer still owes
+-- So when it reaches the capacity, and only then, the send finds which of these few messages the consumer still owes
 -- (owed_of_keys()), and deletes the entries of the others. An acknowledgement deletes the entries of its messages, so
--- that there are few to look for; but nothing relies on that. Which messages a consumer owes is known from its
--- bundles and from the publications that it has not taken, and from nothing else. So a key has room again however a
--- message leaves (dead, expired, cancelled, skipped), and a new way to leave need not know of this. (Counters that
--- sends raise and settlements lower would be a rule in each of these ways, and wrong for ever after one that forgot
--- it. They would also make claims and acknowledgements of other consumers ask.)
+-- that few are left to look for; but nothing relies on that. Which messages a consumer owes is known from its bundles
+-- and from the publications that it has not taken, and from nothing else. So a key has room again however a message
+-- leaves (dead, expired, cancelled, skipped), and a new way to leave need not know of this. (Counters that sends raise
+-- and settlements lower would be a rule in each of these ways, and wrong for ever after one that forgot it. Claims and
+-- acknowledgements of other consumers would have to ask, too.)
 --
--- Bundles have no index by message, so to look for one may be to look at all bundles of the consumer. Most messages are
--- found sooner: one that was not taken by its publication, one that waits for its key by the key, and one that was
--- sent with a delay by its time. A look begins with these, and ends there if they fill the key.
+-- Bundles have no index by message, so a search for one may read all bundles of the consumer. Most messages are found
+-- sooner: one that was not taken by its publication, one that waits for its key by the key, and one that was sent with
+-- a delay by its time. A search begins with these, and ends there if they fill the key.
 --
--- Nobody waits for anybody: a send passes over entries that another transaction is about to delete, and open
+-- No call waits for another: a send passes over entries that another transaction is about to delete, and open
 -- transactions do not see each other's entries. So producers that race may exceed a capacity by the messages of their
 -- open transactions; a single producer never does. A message that does not pass the consumer's filter is not entered,
--- because filters never change. While a long transaction elsewhere keeps dead entries, to count a key reads the dead
+-- because filters never change. While a long transaction elsewhere keeps dead entries, a count of a key reads the dead
 -- entries of its messages.
 
 -- Of consumers with per_key_capacity: the messages with a key that they may not have finished.
@@ -29,11 +29,11 @@ create table if not exists pgqueue.key_backlog (
     publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
 );
 
--- Consumers whose per_key_capacity was set lately: transactions that did not know of it may still publish messages, or
--- bring some back, that nobody enters in key_backlog. maintain() enters them, and deletes the row when none of the
+-- Consumers whose per_key_capacity is new: transactions that did not know of it may still publish messages, or bring
+-- some back, without entering them in key_backlog. maintain() enters them, and deletes the row when none of the
 -- transactions is left.
-create table if not exists pgqueue.late_entries (
-    late_no      bigint primary key generated always as identity,
+create table if not exists pgqueue.new_capacities (
+    capacity_no  bigint primary key generated always as identity,
     consumer_id  int    not null,
     set_by       xid8   not null,  -- a transaction that begins after its commit knows of the capacity
     transactions text[]            -- the others that are open, by their virtual ids; null: maintain() has not asked yet
@@ -62,9 +62,8 @@ begin
         if p_key is null or v_consumer.filtered then
             v_entries := _pgqueue.entries_of(v_consumer, p_seqs);
         else
-            v_entries := case when p_key[1] is not null
-                            then array[(v_consumer.consumer_id, hashtextextended(p_key[1], 0), lower(p_seqs),
-                                        0)::pgqueue.key_backlog] end;
+            v_entries := case when p_key[1] is not null then array[
+                (v_consumer.consumer_id, hashtextextended(p_key[1], 0), lower(p_seqs), 0)::pgqueue.key_backlog] end;
         end if;
         continue when v_entries is null;
         if cardinality(v_entries) = 1 then
@@ -113,22 +112,16 @@ create or replace function _pgqueue.make_room(p_stream pgqueue.streams, p_consum
                                               p_entries pgqueue.key_backlog[]) returns void
 language plpgsql as $$
 declare
-    v_key  record;  -- of which there are most
-    v_gone int8multirange;
+    v_key  record;  -- the key with the most messages; but gone is of all keys
     v_name text;
 begin
     for v_pass in 1..2 loop
-        select (array_agg(c.key order by c.new + c.held desc))[1] as key,
-               (array_agg(c.new order by c.new + c.held desc))[1] as new,
-               (array_agg(c.held order by c.new + c.held desc))[1] as held,
-               (array_agg(c.first_seq order by c.new + c.held desc))[1] as first_seq,
-               (array_agg(c.one order by c.new + c.held desc))[1] as one, range_agg(c.gone) as gone
-        into v_key
-        from (select n.key, n.new, n.one, coalesce(_pgqueue.cardinality(j.owed), 0) as held, lower(j.owed) as first_seq,
-              j.gone
-              from (select key, count(*) as new, min(seq) as one from unnest(p_entries) where key = any (p_keys)
-                    group by key) n
-              left join _pgqueue.owed_of_keys(p_consumer, p_keys, v_pass = 1) j using (key)) c;
+        select n.new, n.one, h.held, lower(j.owed) as first_seq, range_agg(j.gone) over () as gone into v_key
+        from (select key, count(*) as new, min(seq) as one from unnest(p_entries) where key = any (p_keys)
+              group by key) n
+        left join _pgqueue.owed_of_keys(p_consumer, p_keys, v_pass = 1) j using (key)
+        cross join lateral (select coalesce(_pgqueue.cardinality(j.owed), 0) as held) h
+        order by n.new + h.held desc limit 1;
         if v_key.new + v_key.held > p_consumer.per_key_capacity then
             execute format('select quote_literal(left(key, 100)) from pgqueue.messages_%s where seq = $1',
                            p_stream.stream_id) into v_name using v_key.one;
@@ -141,18 +134,17 @@ begin
                                  else v_key.held || ' of it, the first of which is ' || v_key.first_seq end,
                             p_consumer.per_key_capacity
                 using errcode = 'PQ013',
-                      hint = case when v_key.new > p_consumer.per_key_capacity
-                              then 'Send fewer of a key at once. Nothing was sent.'
-                                  else 'Nothing was sent. Send it when one of them is done, '
-                                       'or raise per_key_capacity with alter_consumer.' end;
+                      hint = 'Nothing was sent. ' || case when v_key.new > p_consumer.per_key_capacity
+                          then 'Send fewer of a key at once.'
+                          else 'Send it when one of them is done, or raise per_key_capacity with alter_consumer.' end;
         end if;
     end loop;
     perform _pgqueue.delete_entries(p_consumer, p_keys, v_key.gone);
 end $$;
 
 -- Which of the entered messages of some keys a consumer owes, and which it does not owe any more. A message may have
--- two entries: one without a publication, made while the consumer had the message in hand, and one with it, made since
--- a seek made the message new again. The message is new then.
+-- two entries: one without a publication, made after the consumer had taken the message, and one with it, made since a
+-- seek made the message new again. The message is new then.
 --   p_quick  only what is known without looking at all bundles; the rest counts as gone
 -- Returns a row per key that has entries. One snapshot, that of the caller's statement.
 create or replace function _pgqueue.owed_of_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
@@ -166,14 +158,13 @@ declare
     v_gaps   int8multirange;
     v_kept   int8multirange;
     v_new    int8multirange;  -- what it has not taken
-    v_taken  int8multirange;  -- what it has in hand, or is done with
+    v_taken  int8multirange;  -- what it has taken; in the end, what it is done with
     v_first  bigint[];        -- and the publications of that
-    v_held   int8multirange;
 begin
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = v_id order by version desc limit 1;
     v_next := coalesce(v_cursor.next_publication, 9223372036854775807);  -- it was dropped meanwhile
     v_gaps := _pgqueue.gap_ids(v_cursor);
-    v_kept := _pgqueue.kept(v_cursor);
+    v_kept := _pgqueue.excluded(v_cursor);
     select range_agg(int8range(b.seq, b.seq, '[]')) filter (where b.is_new),
            range_agg(int8range(b.seq, b.seq, '[]')) filter (where not b.is_new),
            array_agg(distinct b.publication_id) filter (where not b.is_new)
@@ -184,22 +175,19 @@ begin
           from pgqueue.key_backlog where consumer_id = v_id and key = any (p_keys)) b;
     if v_taken is not null then
         v_taken := v_taken - coalesce(v_new, '{}');
-        v_held := (select range_agg(m * v_taken)
-                   from _pgqueue.unfinished_of(p_consumer, v_taken, p_keys, v_first, p_quick) m);
-        v_taken := v_taken - coalesce(v_held, '{}');
+        v_taken := v_taken - coalesce((
+            select range_agg(m * v_taken)
+            from _pgqueue.unfinished_of(p_consumer, v_taken, p_keys, v_first, p_quick) m), '{}');
     end if;
     return query
-        select b.key, coalesce(range_agg(int8range(b.seq, b.seq, '[]')) filter (where (v_taken @> b.seq) is not true),
-                               '{}'),
-               coalesce(range_agg(int8range(b.seq, b.seq, '[]')) filter (where v_taken @> b.seq), '{}')
-        from pgqueue.key_backlog b
-        where b.consumer_id = v_id and b.key = any (p_keys)
-        group by b.key;
+        select e.key, e.seqs - coalesce(v_taken, '{}'), e.seqs * coalesce(v_taken, '{}')
+        from (select b.key, range_agg(int8range(b.seq, b.seq, '[]')) as seqs from pgqueue.key_backlog b
+              where b.consumer_id = v_id and b.key = any (p_keys) group by b.key) e;
 end $$;
 
--- Deletes entries of messages that a consumer did not owe when somebody looked, except those that another transaction
--- is about to delete. It looks once more at what it has locked: a message may have come back since. Who brings it back
--- later finds the entry locked, and makes another one (enter_keys()).
+-- Deletes entries of messages that a consumer did not owe before, except those that another transaction is about to
+-- delete. It looks again at what it has locked: a message may have come back since. A call that brings it back later
+-- finds the entry locked, and makes another one (enter_keys()).
 --   p_keys  of these keys
 create or replace function _pgqueue.delete_entries(p_consumer pgqueue.consumers, p_keys bigint[], p_seqs int8multirange)
 returns void language plpgsql as $$
@@ -253,7 +241,7 @@ begin
                             and (k.publication_id = 0 or b.publication_id = k.publication_id)
                           -- one that another transaction is about to delete does not count, and no other is deleted
                           for key share skip locked) $q$, p_consumer.stream_id)  -- lock: entry
-    using p_consumer.consumer_id, p_consumer, v_new, p_seqs, v_passing, _pgqueue.kept(v_cursor);
+    using p_consumer.consumer_id, p_consumer, v_new, p_seqs, v_passing, _pgqueue.excluded(v_cursor);
 end $$;
 
 -- The messages that a consumer has in hand, with 0 as publication, and those that are new for it.
@@ -280,60 +268,60 @@ begin
         perform _pgqueue.delete_old_entries(p_consumer.consumer_id);
     elsif p_new then
         perform _pgqueue.enter_keys(p_consumer);
-        insert into pgqueue.late_entries (consumer_id, set_by) values (p_consumer.consumer_id, pg_current_xact_id());
+        insert into pgqueue.new_capacities (consumer_id, set_by) values (p_consumer.consumer_id, pg_current_xact_id());
     end if;
 end $$;
 
--- Enters messages of transactions that did not know of a capacity. It waits for nobody: the first call notes the
--- transactions that are open, and a later call enters again when some of them have ended. A transaction that begins
--- after the first call knows of the capacity.
-create or replace function _pgqueue.enter_late() returns void
+-- Enters messages of transactions that did not know of a capacity. It waits for no transaction: the first call records
+-- those that are open, and a later call enters again when some of them have ended. A transaction that begins after the
+-- first call knows of the capacity.
+create or replace function _pgqueue.enter_missed() returns void
 language plpgsql as $$
 declare
-    v_late     pgqueue.late_entries;
+    v_change   pgqueue.new_capacities;
     v_consumer pgqueue.consumers;
     v_open     text[];
 begin
-    for v_late in
-        select * from pgqueue.late_entries where set_by is distinct from pg_current_xact_id_if_assigned()
+    for v_change in
+        select * from pgqueue.new_capacities where set_by is distinct from pg_current_xact_id_if_assigned()
         for update skip locked  -- lock: entry
     loop
         -- before the look; and a prepared transaction has another virtual id after a restart
         v_open := array(select t from unnest(_pgqueue.open_transactions(true)) t
-                        where (t = any (v_late.transactions)) is not false or t like '-1/%');
-        continue when v_open = v_late.transactions;
-        select * into v_consumer from pgqueue.consumers where consumer_id = v_late.consumer_id;
+                        where (t = any (v_change.transactions)) is not false or t like '-1/%');
+        continue when v_open = v_change.transactions;
+        select * into v_consumer from pgqueue.consumers where consumer_id = v_change.consumer_id;
         perform _pgqueue.enter_keys(v_consumer);
         if v_consumer.consumer_id is null or v_open = '{}' then
-            delete from pgqueue.late_entries where late_no = v_late.late_no;
+            delete from pgqueue.new_capacities where capacity_no = v_change.capacity_no;
         else
-            update pgqueue.late_entries set transactions = v_open where late_no = v_late.late_no;
+            update pgqueue.new_capacities set transactions = v_open where capacity_no = v_change.capacity_no;
         end if;
     end loop;
 end $$;
 
 -- Deletes all entries of a consumer without a capacity, except those that another transaction is about to delete.
--- Entries that are made meanwhile are left to maintain(). It looks once more at the consumer after it has locked the
--- entries: the consumer may have a capacity again. Who sets that later finds the entries locked, and makes others.
+-- maintain() deletes entries that are made meanwhile. The consumer is read after its entries are locked: it may have a
+-- capacity again. A call that sets one later finds the entries locked, and makes others.
 -- on drop_consumer: perform _pgqueue.delete_old_entries(p_consumer_id);
 create or replace function _pgqueue.delete_old_entries(p_consumer_id int) returns void
 language plpgsql as $$
 declare
-    v_late bigint[] := array(select late_no from pgqueue.late_entries where consumer_id = p_consumer_id
+    v_changes bigint[] := array(select capacity_no from pgqueue.new_capacities where consumer_id = p_consumer_id
+                                for update skip locked);  -- lock: entry
+    v_rows    tid[] := array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id
                              for update skip locked);  -- lock: entry
-    v_rows tid[] := array(select ctid from pgqueue.key_backlog where consumer_id = p_consumer_id
-                          for update skip locked);  -- lock: entry
 begin
     if not exists (select from pgqueue.consumers
                    where consumer_id = p_consumer_id and per_key_capacity is not null) then
-        delete from pgqueue.late_entries where late_no = any (v_late);
+        delete from pgqueue.new_capacities where capacity_no = any (v_changes);
         delete from pgqueue.key_backlog where ctid = any (v_rows);
     end if;
 end $$;
 
--- Deletes entries of messages that left without being acknowledged, and whose keys nobody sends. It looks at
--- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. Locks: the
--- entries that it deletes. It waits for nobody.
+-- Deletes entries of messages that left without being acknowledged, and whose keys are not sent any more. It reads
+-- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. It does not
+-- wait. Locks: the entries that it deletes.
 -- on maintain: perform _pgqueue.run_task('select 0 from _pgqueue.maintain_key_backlog()');
 create or replace function _pgqueue.maintain_key_backlog() returns void
 language plpgsql as $$
@@ -343,7 +331,7 @@ declare
     v_from     bigint;
     v_keys     bigint[];
 begin
-    perform _pgqueue.enter_late();
+    perform _pgqueue.enter_missed();
     loop
         v_id := (select min(b.consumer_id) from pgqueue.key_backlog b where b.consumer_id > v_id);
         exit when v_id is null;
@@ -359,8 +347,7 @@ begin
                               union all
                               (select b.key from pgqueue.key_backlog b where b.consumer_id = v_id and b.key < v_from
                                order by b.key limit _pgqueue.limit_entries())) n);
-        perform _pgqueue.delete_entries(v_consumer, v_keys,
-                                        (select range_agg(j.gone)
-                                         from _pgqueue.owed_of_keys(v_consumer, v_keys, false) j));
+        perform _pgqueue.delete_entries(v_consumer, v_keys, (
+            select range_agg(j.gone) from _pgqueue.owed_of_keys(v_consumer, v_keys, false) j));
     end loop;
 end $$;

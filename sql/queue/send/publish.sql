@@ -187,6 +187,6 @@ end $$;
 create or replace function _pgqueue.set_of_taken(p_seqs bigint[]) returns int8multirange
 language sql immutable as $$
     select case when p_seqs[cardinality(p_seqs)] - p_seqs[1] = cardinality(p_seqs) - 1
-                then int8multirange(int8range(p_seqs[1], p_seqs[cardinality(p_seqs)],
-                                              '[]')) else _pgqueue.set_of(p_seqs) end
+                then int8multirange(int8range(p_seqs[1], p_seqs[1] + cardinality(p_seqs)))
+                else _pgqueue.set_of(p_seqs) end
 $$;

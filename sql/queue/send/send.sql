@@ -10,8 +10,8 @@
 --   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
 --   p_deliver_at  not before; null: at once
 --   p_consumers   to these consumers only; null: to all
---   p_expires_at  from this time on the message is not delivered any more: the claimer that comes upon it dead-letters
---                 it as expired. To the second, rounded up. Null: it never expires
+--   p_expires_at  from this time on the message is not delivered any more: the claimer that finds it dead-letters it as
+--                 expired. To the second, rounded up. Null: it never expires
 --   p_dedup_key   1 to 1,024 bytes: the message is not published if one with this key was sent within the stream's
 --                 dedup_window; null: it is always published
 -- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004, PQ011, PQ013.
@@ -41,7 +41,7 @@ begin
         perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
         v_headers := jsonb_typeof(p_headers) <> 'object'
             or octet_length(p_headers::text) > least(v_stream.max_header_bytes, _pgqueue.short_headers());
-        v_expires := _pgqueue.whole_second(p_expires_at);
+        v_expires := _pgqueue.round_up_to_second(p_expires_at);
         v_consumers := _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
     end if;
     if v_stream.kind <> 'text' or p_data is null or p_data_bytes is not null or v_headers
@@ -124,12 +124,12 @@ begin
                  unnest(p_data_bytes) as data_bytes, unnest(p_headers) as headers) m;
     v_seqs := _pgqueue.set_of_taken(v_taken);
     if p_dedup_keys is not null then
-        select k.seqs, k.first_seqs into v_seqs, v_first from _pgqueue.keep_first(v_stream, v_seqs, p_dedup_keys) k;
+        select * into v_seqs, v_first from _pgqueue.delete_duplicates(v_stream, v_seqs, p_dedup_keys);
         v_count := _pgqueue.cardinality(v_seqs);
     end if;
     if v_count > 0 then
         perform _pgqueue.publish(v_stream, v_seqs, v_count, p_priority, p_deliver_at, v_ids,
-                                 case when p_expires_at is not null then _pgqueue.whole_second(p_expires_at) end);
+                                 _pgqueue.round_up_to_second(p_expires_at));
     end if;
     return query select unnest(coalesce(v_first, v_taken));
 end $$;

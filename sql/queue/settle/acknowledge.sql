@@ -1,13 +1,12 @@
--- Settling: acknowledge, return, put off, extend, dead-letter; and retry. Only the owner of a live claim can settle it:
--- for a claim that has ended, a call changes nothing, returns 0 and warns. (retry and is_suspected need no live claim.)
--- Claims of checkpoint readers are settled by the calls in spark/ alone.
+-- Settling: acknowledge, return, defer, extend and dead-letter; and retry. Only the owner of a live claim can settle
+-- it: for a claim that has ended, a call changes nothing, returns 0 and warns. (retry and is_suspected need no live
+-- claim.) Claims of checkpoint readers are settled only by the calls in spark/.
 --
--- A claim whose lease is over is live until another claimer has released it. So an owner that comes back first keeps
--- its claim.
+-- A claim whose lease is over is live until another claimer has released it: an owner that comes first keeps its claim.
 
--- Acknowledges a claim, or the messages of it that are given: they are done.
--- Numbers that the claim does not hold are passed over.
---   p_result  kept with the messages, where the consumer's settings say so (keep_history)
+-- Acknowledges a claim, or the given messages of it: they are done.
+-- Numbers that the claim does not hold are ignored.
+--   p_result  stored in the history of the messages, with keep_history
 -- Returns how many messages it acknowledged. Errors: PQ003, PQ007. Locks: the claim.
 create or replace function pgqueue.ack(p_claim_id bigint, p_seqs bigint[] default null, p_result jsonb default null)
 returns bigint language plpgsql as $$
@@ -17,14 +16,14 @@ begin
                 else _pgqueue.settle(p_claim_id, _pgqueue.set_of(p_seqs), false, null, p_result) end;
 end $$;
 
--- Returns a claim, or the messages of it that are given, to be delivered again: they failed.
--- In an ordered consumer, the later messages of the same keys in the claim go back too, and do not count as failed. A
--- message that was delivered max_deliver_count times is dead-lettered instead, if it is given, or is the only one in
--- its claim. If a whole claim of several messages fails for the second time, the messages come in smaller claims from
--- then on, until the one to blame is alone.
---   p_delay    not before then; at least 0. Null: as the consumer's settings say, see backoff
---   p_reason   kept as the message's last error
---   p_backoff  true: where p_delay is null and backoff is constant without a base, it is exponential from 1 s
+-- Returns a claim, or the given messages of it, for another delivery: they failed.
+-- In an ordered consumer, the later messages of the same keys in the claim are returned too, and do not count as
+-- failed. A message that was delivered max_deliver_count times is dead-lettered instead, if it is given, or is the only
+-- one in its claim. If a whole claim of several messages fails for the second time, the claim is bisected: its messages
+-- come in smaller claims until the failing one is alone.
+--   p_delay    not before then; at least 0. Null: according to the consumer's backoff
+--   p_reason   stored as the last error of the messages
+--   p_backoff  true: if p_delay is null and backoff is constant without a base, use an exponential backoff from 1 s
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the consumer, then the claim.
 create or replace function pgqueue.nack(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default null,
                                         p_reason text default null, p_backoff boolean default false) returns bigint
@@ -40,12 +39,12 @@ begin
                               jsonb_build_object('error', p_reason), p_backoff);
 end $$;
 
--- Puts off a claim, or some of its messages: they come later, and this is no failure.
--- It counts as no delivery. In an ordered consumer, the later messages of the same keys in the claim go back too, and
--- wait for the given ones.
+-- Defers a claim, or the given messages of it, without a failure: they are delivered later.
+-- The delivery does not count. In an ordered consumer, the later messages of the same keys in the claim are returned
+-- too, and wait for the given ones.
 --   p_delay  not before then; at least 0
---   p_state  comes back with the messages, in the column saved of receive, at each delivery from then on; null: an
---            earlier state stays; a JSON null: no state
+--   p_state  delivered with the messages, in the column saved of receive, at each later delivery; null: keep an earlier
+--            state; a JSON null: no state
 -- Returns how many messages left the claim. Errors: PQ003, PQ007. Locks: the consumer, then the claim.
 create or replace function pgqueue.defer(p_claim_id bigint, p_seqs bigint[] default null, p_delay interval default '0',
                                          p_state jsonb default null) returns bigint
@@ -61,9 +60,9 @@ begin
 end $$;
 
 -- Tells whether a claim holds messages that may kill their worker.
--- The claims that had these messages before failed, or their leases ended. A worker with several claims in hand should
--- give back the others while it works on such a claim, or else they look as if they had killed the worker, too. False
--- for a claim that is not live. Locks nothing.
+-- Earlier claims of these messages failed, or their leases ended. A worker with several claims should return the others
+-- while it works on such a claim; otherwise these also look as if they had killed the worker. False for a claim that is
+-- not live. Locks nothing.
 create or replace function pgqueue.is_suspected(p_claim_id bigint) returns boolean
 language plpgsql stable as $$
 begin
@@ -71,7 +70,7 @@ begin
                    where note ? 'at_most');
 end $$;
 
--- Returns messages of a claim: the common part of nack and defer.
+-- Returns messages of a claim, for nack and defer.
 --   p_set, p_how, p_delay, p_note  as in return()
 --   p_backoff                      as in nack
 -- Returns how many messages left the claim. Locks: the consumer, then the claim.
@@ -101,11 +100,10 @@ begin
                        from _pgqueue.bundles_of(v_bundles[1].bundle_no, v_bundles[1].token));
 end $$;
 
--- Ends the delays of failed messages, and lets them come in large claims again: after an outage, say.
--- Messages that are claimed are not changed.
---   p_seqs  these messages; of a consumer that goes by key also those that wait together with them; null: all that
---           were delivered before
--- Returns how many messages it changed; a message that a claimer is just taking is passed over. Errors: PQ001, PQ002,
+-- Ends the delays of failed messages, and lets them come in large claims again, for example after an outage.
+-- Claimed messages are not changed.
+--   p_seqs  these messages, by key also those that wait in a bundle with them; null: all that were delivered before
+-- Returns how many messages it changed; messages that another session is claiming are skipped. Errors: PQ001, PQ002,
 -- PQ003, PQ007. Locks: the consumer.
 create or replace function pgqueue.retry(p_stream text, p_consumer text, p_seqs bigint[] default null) returns bigint
 language plpgsql as $$
@@ -144,7 +142,7 @@ begin
         if v_bundle.lane = _pgqueue.lane_delayed() then
             v_bundle.place := _pgqueue.place_at(v_now);
             v_bundle.not_visible_until := v_now;
-            v_hints := _pgqueue.due_at(v_hints, v_bundle.place);
+            v_hints := _pgqueue.record_due(v_hints, v_bundle.place);
         else
             v_bundle.not_visible_until := null;
         end if;
@@ -156,7 +154,7 @@ begin
     return v_count;
 end $$;
 
--- Holds a claim longer: its lease ends p_by from now, or later if it would anyway.
+-- Extends the lease of a claim: it ends p_by from now, or later if it would anyway.
 --   p_by  null: the claim's visibility timeout
 -- Returns how many messages the claim holds. Errors: PQ003, PQ007. Locks: the claim.
 create or replace function pgqueue.extend(p_claim_id bigint, p_by interval default null) returns bigint
@@ -180,9 +178,9 @@ begin
     return coalesce(v_count, 0);
 end $$;
 
--- Dead-letters a claim, or the messages of it that are given: nobody gets them any more.
---   p_reason   a word, by which they are found again; null: rejected
---   p_details  anything else that is known
+-- Dead-letters a claim, or the given messages of it: nobody receives them any more.
+--   p_reason   a word by which they can be found; null: rejected
+--   p_details  further details
 -- Returns how many messages it dead-lettered. Errors: PQ003, PQ007. Locks: as ack.
 create or replace function pgqueue.dead_letter(p_claim_id bigint, p_seqs bigint[] default null,
                                                p_reason text default null, p_details jsonb default null) returns bigint

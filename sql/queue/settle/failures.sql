@@ -1,29 +1,29 @@
--- What a failure means for messages that are returned: whether they are given up, and how long they are delayed.
+-- The consequences of a failure: whether messages are dead-lettered, and how long they are delayed.
 
--- What it means for messages that they are returned, see return() in queue/settle/return.sql.
+-- The consequences for messages that are returned, see return() in queue/settle/return.sql.
 do $$
 begin
     if to_regtype('pgqueue.failure') is null then
         create type pgqueue.failure as (
-            certain     boolean,      -- they are known to have failed: given up when they did so too often
-            counted     boolean,      -- it was a delivery
+            certain     boolean,      -- they are known to have failed: dead-lettered after too many deliveries
+            counted     boolean,      -- it counts as a delivery
             happened_at timestamptz,
-            returned_at timestamptz,  -- what is due by then is not delayed
-            delay       interval,     -- null: as the consumer's settings say
+            returned_at timestamptz,  -- a delay that ends before is none
+            delay       interval,     -- null: according to the consumer's settings
             chance      float8,       -- 0 to 1
-            note        jsonb);       -- keys for their notes
+            note        jsonb);       -- keys to add to their notes
     end if;
 end $$;
 
 -- How many deliveries of a message count for max_deliver_count and the backoff: all but those to Spark, whose query
--- works on many messages and blames none by its end; a message that stops it is for spark/quarantine.sql.
+-- processes many messages and, when it ends, does not say which one failed. spark/quarantine.sql handles a message that
+-- stops its query.
 create or replace function _pgqueue.counted_deliveries(p_deliver_count int, p_note jsonb) returns int
 language sql immutable parallel safe as $$ select p_deliver_count - coalesce((p_note ->> 'spark')::int, 0) $$;
 
--- Until when a message that was returned is delayed; null: not at all. The delay of the first failure is backoff_base.
--- With backoff=linear the delay is twice that for the second failure, and three times that for the third. With
--- backoff=exponential it is twice that, then four times, and so on. backoff_cap is the longest delay. Chance makes the
--- delay shorter, by at most backoff_jitter of it.
+-- Until when a returned message is delayed; null: not at all. The delay after the first failure is backoff_base. With
+-- backoff=linear the delays are 2, 3, 4 ... times that for later failures, with exponential 2, 4, 8 ... times.
+-- backoff_cap is the longest delay. The delay is shortened at random, by at most backoff_jitter of it.
 --   p_counted  counted_deliveries() of the message
 create or replace function _pgqueue.retry_at(p_consumer pgqueue.consumers, p_counted int, p_failure pgqueue.failure)
 returns timestamptz language plpgsql stable as $$
@@ -46,7 +46,7 @@ begin
                 then p_failure.happened_at + v_delay end;
 end $$;
 
--- Whether a message that was returned is given up.
+-- Whether a returned message is dead-lettered.
 --   p_counted  its counted_deliveries()
 create or replace function _pgqueue.deliveries_exhausted(p_consumer pgqueue.consumers, p_counted int,
                                                          p_failure pgqueue.failure) returns boolean
@@ -54,7 +54,7 @@ language sql immutable as $$ select coalesce(p_failure.certain and p_counted >= 
 
 -- The consequences for messages of a claim that are returned: whether the delivery counts, whether they are known to
 -- have failed, how long they are delayed, and their note. See return().
---   p_most  deliveries of the message that was delivered most often
+--   p_most  the highest number of deliveries among the messages
 create or replace function _pgqueue.failure(p_bundles pgqueue.consumer_messages[], p_how text, p_from timestamptz,
                                             p_delay interval, p_note jsonb, p_most int) returns pgqueue.failure
 language plpgsql as $$
@@ -67,13 +67,13 @@ begin
     v_failure.certain := p_how = 'named' or (p_how = 'unnamed' and v_count = 1 and v_head.reader is null);
     v_failure.happened_at := p_from;
     v_failure.returned_at := clock_timestamp();  -- the same for all messages
-    -- messages that a Spark reader lost are for the next claimer, or for the reader itself when it is back
+    -- messages that a Spark reader lost are for the next claimer, or for the reader itself when it runs again
     v_failure.delay := coalesce(p_delay, case
         when p_how = 'uncounted' or (p_how = 'unnamed' and v_head.reader is not null) then '0'::interval end);
     v_failure.chance := random();  -- the same for all messages, so that a bundle stays one bundle
     v_failure.note := p_note;
     if v_failure.counted then
-        -- by the second: messages that fail alike within one stay alike
+        -- by the second: messages that fail alike within a second stay alike
         v_failure.note := coalesce(p_note, '{}') || jsonb_build_object('attempt', jsonb_strip_nulls(jsonb_build_object(
             'at', extract(epoch from p_from)::bigint, 'owner', v_head.owner,
             'error', left(p_note ->> 'error', _pgqueue.limit_error()))));

@@ -1,8 +1,8 @@
--- What ends by time: leases and delays. The claims themselves end them, a bounded number at a time.
+-- What ends by time: leases and delays. Claims end them, a bounded number at a time.
 
--- Whether nothing of what a consumer has taken can be claimed: nothing is free, no delay has ended, and no key may be
+-- Whether a consumer has nothing to claim among what it has taken: nothing is free, no delay has ended, and no key is
 -- free.
---   p_leases  no lease has ended either
+--   p_leases  and no lease has ended
 create or replace function _pgqueue.is_idle(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                             p_leases boolean) returns boolean
 language plpgsql as $$
@@ -15,10 +15,10 @@ begin
         and (_pgqueue.next_end(p_consumer.consumer_id, v_hints, p_leases) <= clock_timestamp()) is not true;
 end $$;
 
--- Looks for leases that have ended, and releases their claims; and moves claims that are older than a second out of the
--- way of the others, into lane_long(). Once a minute it reads all hints from what is stored: so it finds leases that
--- end before those it knows of, because the clock was set back, or because a claim was committed long after its lease
--- ended. Returns the cursor, whose hints say when to look again. Needs the consumer's lock.
+-- Releases claims whose leases have ended, and moves claims older than a second to lane_long(). Once a minute it
+-- rebuilds all hints, and so finds leases that end before those it knows of, because the clock was set back, or a claim
+-- was committed long after its lease ended. Returns the cursor, whose hints say when to check again. Needs the
+-- consumer's lock.
 create or replace function _pgqueue.probe_leases(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
@@ -42,8 +42,8 @@ begin
     return p_cursor;
 end $$;
 
--- Releases the expired claims of a consumer, a bounded number: those in lane_long(). Where a lease was extended, its
--- place is corrected. Needs the consumer's lock; locks those claims.
+-- Releases expired claims of a consumer in lane_long(), a bounded number. If a lease was extended, corrects the place
+-- of the claim. Needs the consumer's lock; locks those claims.
 create or replace function _pgqueue.expire(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_now timestamptz) returns pgqueue.consumer_cursors
 language plpgsql as $$
@@ -69,8 +69,8 @@ begin
     return p_cursor;
 end $$;
 
--- Releases an expired claim. A message that was alone in the claim is noted as a suspect, see is_suspected(): it may
--- kill its worker. Returns the cursor. Needs the claim's lock and the consumer's.
+-- Releases an expired claim. If it had a single message, the message gets the note at_most, because it may kill its
+-- worker (is_suspected()). Returns the cursor. Needs the claim's lock and the consumer's.
 create or replace function _pgqueue.release(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                             p_bundles pgqueue.consumer_messages[]) returns pgqueue.consumer_cursors
 language plpgsql as $$
@@ -81,7 +81,7 @@ begin
                     else '{}' end::jsonb);
 end $$;
 
--- Makes the delayed bundles that are due ready, a bounded number. By key such a bundle waits, as the first of its key.
+-- Makes delayed bundles that are due ready, a bounded number. By key, such a bundle then waits as the first of its key.
 -- Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.end_delays(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors language plpgsql as $$
@@ -115,7 +115,7 @@ begin
     loop
         v_last := greatest(v_last, v_row.was);
         if v_row.key is null then
-            v_hints := _pgqueue.stands(v_hints, v_row.lane, v_row.place, v_row.first_seq);
+            v_hints := _pgqueue.record_place(v_hints, v_row.lane, v_row.place, v_row.first_seq);
         else
             v_keys := v_keys || v_row.key;
             v_firsts := v_firsts || v_row.bundle;

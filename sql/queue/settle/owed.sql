@@ -1,7 +1,7 @@
--- How messages are taken from a consumer before it is done with them: by retention (skip()), by a full consumer
--- (drop_oldest()), by cancel, and by the actions of a Spark write.
+-- Removing unfinished messages from a consumer: by retention (skip()), by a full consumer (drop_oldest()), by cancel,
+-- and by the actions of a Spark write.
 
--- The messages that were taken from a consumer before it was done with them.
+-- The messages that retention removed from a consumer before they were done.
 -- on drop_consumer
 create table if not exists pgqueue.skips (
     consumer_id   int            primary key,
@@ -10,7 +10,7 @@ create table if not exists pgqueue.skips (
     skipped_at    timestamptz    not null
 );
 
--- Whether a consumer has messages that are to be skipped, outside of claims whose lease has not ended.
+-- Whether a consumer has unfinished messages to skip, outside of claims whose lease has not ended.
 create or replace function _pgqueue.has_to_skip(p_consumer_id int, p_seqs int8multirange) returns boolean
 language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
@@ -18,13 +18,12 @@ begin
                    where m.seqs && p_seqs and (m.state <> 'claimed' or m.lease_until <= clock_timestamp()));
 end $$;
 
--- Makes a consumer be done with messages, except those in a live claim whose lease has not ended. They are counted.
--- (So are unfiltered messages, even if the filter might not let them pass: to tell, all of them would have to be
--- read.)
+-- Removes messages from a consumer, except those in a claim whose lease has not ended, and counts them. (Unfiltered
+-- messages count too, although the filter might refuse them: to find out, all of them would have to be read.)
 --   p_seqs  the messages
 --   p_upto  the last publication that has some of them
--- Returns whether it did something, so that there may be more; false also when another session has the consumer's
--- lock, or dropped the consumer. Locks, if it did something: the consumer, its expired claims.
+-- Returns whether it did something, so that there may be more; false also if another session has the consumer's lock,
+-- or dropped the consumer. Locks, if it did something: the consumer, its expired claims.
 create or replace function _pgqueue.skip(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
 returns boolean language plpgsql as $$
 declare
@@ -44,19 +43,19 @@ begin
     end if;
     return true;
 exception when sqlstate 'PQ099' then
-    return false;  -- and the lock is let go: what comes next in the transaction may take long
+    return false;  -- the exception releases the lock: the rest of the transaction may take long
 end $$;
 
 -- Does the work of skip() with the consumer's lock. Returns whether it did something.
 create or replace function _pgqueue.skip_locked(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
 returns boolean language plpgsql as $$
 declare
-    v_stored pgqueue.consumer_cursors;
-    v_cursor pgqueue.consumer_cursors;
-    v_before pgqueue.consumer_cursors;
-    v_more   boolean := false;
-    v_due    record;
-    v_away   record;
+    v_stored  pgqueue.consumer_cursors;
+    v_cursor  pgqueue.consumer_cursors;
+    v_before  pgqueue.consumer_cursors;
+    v_more    boolean := false;
+    v_due     record;
+    v_removed record;
 begin
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return false;
@@ -72,22 +71,22 @@ begin
         exit when v_cursor.next_publication = v_before.next_publication and not v_more;
     end loop;
     v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs);
-    v_away := _pgqueue.remove_unclaimed(p_consumer, v_due.o_cursor, p_seqs);
-    if v_away.o_gone <> '{}' then
+    v_removed := _pgqueue.remove_unclaimed(p_consumer, v_due.o_cursor, p_seqs);
+    if v_removed.o_gone <> '{}' then
         insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
-        values (p_consumer.consumer_id, v_away.o_gone, _pgqueue.cardinality(v_away.o_gone), clock_timestamp())
+        values (p_consumer.consumer_id, v_removed.o_gone, _pgqueue.cardinality(v_removed.o_gone), clock_timestamp())
         on conflict (consumer_id) do update
         set seqs = s.seqs + excluded.seqs, message_count = s.message_count + excluded.message_count,
             skipped_at = excluded.skipped_at;
     end if;
-    perform _pgqueue.save_cursor(v_stored, v_away.o_cursor, true);
-    return v_due.o_count > 0 or v_away.o_count > 0 or v_cursor.next_publication > v_stored.next_publication
+    perform _pgqueue.save_cursor(v_stored, v_removed.o_cursor, true);
+    return v_due.o_count > 0 or v_removed.o_count > 0 or v_cursor.next_publication > v_stored.next_publication
         or v_cursor.taken > v_stored.taken
         or v_more or _pgqueue.gap_ids(v_cursor) <> _pgqueue.gap_ids(v_stored);
 end $$;
 
--- Releases the claims of a consumer that have some of these messages and whose lease ended, as a claim in need does.
--- Needs the consumer's lock. Returns the cursor, and how many claims these were.
+-- Releases the expired claims of a consumer that hold some of these messages. Returns the cursor, and how many claims
+-- it released. Needs the consumer's lock.
 create or replace function _pgqueue.release_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                 p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,
                                                 out o_count int)
@@ -115,10 +114,10 @@ begin
     end loop;
 end $$;
 
--- Takes messages that are in no claim from a consumer. Bundles that another session is claiming are left for the next
--- time. Needs the consumer's lock.
---   p_reason  the messages become dead letters of this reason; null: nothing is kept of them
--- Returns the cursor, the messages, of how many bundles they were, and the highest number of deliveries among them.
+-- Removes messages that no claim holds from a consumer. Bundles that another session is claiming are skipped. Needs the
+-- consumer's lock.
+--   p_reason  the messages become dead letters with this reason; null: they do not
+-- Returns the cursor, the messages, the number of their bundles, and the highest number of deliveries among them.
 create or replace function _pgqueue.remove_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                      p_seqs int8multirange, p_reason text default null,
                                                      out o_cursor pgqueue.consumer_cursors, out o_count int,
@@ -137,13 +136,12 @@ begin
 end $$;
 
 -- Locks a consumer, unless one transaction keeps the lock for longer than claims take. While the lock passes from claim
--- to claim, the caller waits, as lock_consumer() does: it gets nothing only beside a transaction that stays open.
--- Returns whether the caller has the lock.
+-- to claim, the call waits, as lock_consumer() does. Returns whether the caller has the lock.
 create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
 language plpgsql as $$
 declare
     v_until  timestamptz := clock_timestamp() + _pgqueue.patience();
-    v_before text;  -- the transaction that had the lock after the wait before
+    v_before text;  -- the transaction that had the lock after the previous wait
     v_holder text;
 begin
     if _pgqueue.try_lock_consumer(p_consumer_id) then

@@ -1,21 +1,21 @@
--- Returning: messages of a claim go back to be delivered again, or are given up.
+-- Returning: messages of a claim are delivered again, or dead-lettered.
 
--- Puts messages of a claim back to be delivered again, or gives them up: the common part of all calls that return
--- messages.
+-- Returns messages of a claim, to be delivered again, or dead-letters them: for all calls that return messages.
 --
--- Which message is to blame: a message is given up when it was delivered max_deliver_count times and is known to have
--- failed. It is known when the worker named it, or when it was the last message of its claim. When some messages of a
--- claim failed and nobody knows which, all go back. If one of them had failed before, all get a note that no claim may
--- have more than half as many messages with one of them (at_most). So one message that kills its worker is alone after
--- about log2(n) more failures, and the messages beside it are delivered. The claim of a Spark reader holds what a whole
--- query works on, so it says nothing about single messages.
+-- Which message failed: a message is dead-lettered when it was delivered max_deliver_count times and is known to have
+-- failed, because the worker named it, or because it was the only message of its claim. If some messages of a claim
+-- failed and nobody knows which, all are returned. If one of them had failed before, the claim is bisected: all get the
+-- note that no claim with one of them may have more than half as many messages (at_most). So a message that kills its
+-- worker is alone after about log2(n) more failures, and the others are delivered. A claim of a Spark reader holds what
+-- a whole query processes, so its end says nothing about single messages.
 --   p_bundles  those of the claim, the head first
 --   p_set      the messages; null: all
---   p_how      named: these messages failed; unnamed: some of them did; uncounted: none did, and this was no delivery
---   p_from     when it happened: delays count from then
---   p_delay    how long they are delayed; null: as the consumer's settings say, if they failed
---   p_note     keys for their notes, such as {"error": ...}; null takes a key away
--- Returns the cursor; the caller stores it. Needs the claim's lock and the consumer's.
+--   p_how      named: these messages failed; unnamed: some of them failed; uncounted: none failed, and the delivery
+--              does not count
+--   p_from     when it happened: delays begin then
+--   p_delay    how long they are delayed; null: according to the consumer's settings, if they failed
+--   p_note     keys for their notes, such as {"error": ...}; null removes a key
+-- Returns the cursor, which the caller stores. Needs the claim's lock and the consumer's.
 create or replace function _pgqueue.return(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                            p_bundles pgqueue.consumer_messages[], p_set int8multirange, p_how text,
                                            p_from timestamptz, p_delay interval, p_note jsonb)
@@ -43,8 +43,8 @@ begin
         v_back := _pgqueue.return_by_key(p_consumer, v_hints, p_bundles, coalesce(p_set, _pgqueue.seqs_of(p_bundles)),
                                          v_failure);
         p_cursor.hints := v_back.o_hints;
-        if p_consumer.per_key_latest then  -- messages that follow the failed ones came back, too
-            p_cursor := (_pgqueue.keep_newest(p_consumer, p_cursor, v_back.o_gone, '{}')).p_cursor;
+        if p_consumer.per_key_latest then  -- the messages behind the failed ones were returned too
+            p_cursor := (_pgqueue.keep_newest(p_consumer, p_cursor, v_back.o_removed, '{}')).p_cursor;
         end if;
         return p_cursor;
     end if;
@@ -53,13 +53,13 @@ begin
         v_hints := _pgqueue.return_bundle(p_consumer, v_hints, v_bundle, v_failure, p_set is null);
     end loop;
     if p_consumer.ordering <> 'none' and p_bundles[1].lane = _pgqueue.lane_long() then
-        v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, p_bundles[1].keys);  -- it is assigned now
+        v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, p_bundles[1].keys);  -- the bundle is assigned now
     end if;
     p_cursor.hints := v_hints;
     return p_cursor;
 end $$;
 
--- Whether what goes back to an order is an assigned bundle that may be claimed again as it is.
+-- Whether a returned claim is an assigned bundle that may be claimed again unchanged.
 create or replace function _pgqueue.stays_assigned(p_consumer pgqueue.consumers, p_bundles pgqueue.consumer_messages[],
                                                    p_set int8multirange, p_failure pgqueue.failure) returns boolean
 language plpgsql stable as $$
@@ -76,9 +76,9 @@ begin
        and ((v_note ->> 'at_most')::bigint < v_bundle.message_count) is not true;
 end $$;
 
--- Returns a bundle of a claim: with an order as it was assigned, else to its lane.
---   p_whole  it is stored, and keeps its number; else it was taken out
--- Returns the hints. Needs the claim's lock and the consumer's.
+-- Returns a bundle of a claim: with an order to lane_assigned(), else to its lane. Returns the hints. Needs the claim's
+-- lock and the consumer's.
+--   p_whole  the bundle is stored, and keeps its number; else it was removed
 create or replace function _pgqueue.return_bundle(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_bundle pgqueue.consumer_messages, p_failure pgqueue.failure,
                                                   p_whole boolean) returns pgqueue.claim_hints
@@ -112,8 +112,8 @@ begin
        and (select count(*) from unnest(v_bundle.seqs)) <= _pgqueue.limit_ranges()
        and (p_consumer.ordering <> 'none' or not _pgqueue.is_keyed(p_consumer.profile)) then
         perform _pgqueue.replace(v_bundle);
-        return case when v_bundle.lane = _pgqueue.lane_delayed() then _pgqueue.due_at(p_hints, v_bundle.place)
-                    else _pgqueue.stands(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq) end;
+        return case when v_bundle.lane = _pgqueue.lane_delayed() then _pgqueue.record_due(p_hints, v_bundle.place)
+                    else _pgqueue.record_place(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq) end;
     end if;
     perform _pgqueue.remove_messages(array[p_bundle], null) where p_whole;
     while v_at_most < _pgqueue.cardinality(v_bundle.seqs) loop
@@ -124,23 +124,23 @@ begin
     return _pgqueue.store_placed(p_hints, v_bundle, v_bundle.seqs);
 end $$;
 
--- Puts messages of a claim back to their order: of each key the first message that failed, and all that follow it in
--- the claim. Of assigned bundles they wait for the messages of their key that the claim still has; what the claim had
--- from the line goes back into the line.
+-- Returns messages of a claim to their order: of each key the first message that failed, and all messages behind it in
+-- the claim. Messages of assigned bundles wait for the messages of their key that the claim still has; messages that
+-- the claim got unassigned are unassigned again.
 --   p_set      the messages that failed
 --   p_failure  the consequences for them, see failure()
--- Returns the hints, and the messages that left the claim. Needs the claim's lock and the consumer's.
--- (More than 60 lines: one statement judges the messages of all keys.)
+-- Returns the hints, and the messages that left the claim. Needs the claim's lock and the consumer's. (More than 60
+-- lines: one statement decides about the messages of all keys.)
 create or replace function _pgqueue.return_by_key(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_bundles pgqueue.consumer_messages[], p_set int8multirange,
                                                   p_failure pgqueue.failure, out o_hints pgqueue.claim_hints,
-                                                  out o_gone int8multirange)
+                                                  out o_removed int8multirange)
 language plpgsql as $$
 declare
     v_head  pgqueue.consumer_messages := p_bundles[1];
     v_keys  bigint[] := array(select k from unnest(p_bundles) b cross join lateral unnest(b.keys) k
                               where b.seqs && p_set);
-    v_some  pgqueue.consumer_messages[] := array(  -- (in lane_long() a key may have several)
+    v_some  pgqueue.consumer_messages[] := array(  -- (in lane_long() a key may have several bundles)
         select b from unnest(p_bundles) b where v_head.keys is null or b.seqs && p_set or b.keys && v_keys);
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_some);
     v_back  record;
@@ -156,7 +156,7 @@ begin
                    _pgqueue.one_more(e.deliver_count), e.note), p_failure) as dead
         from entry e cross join lateral unnest(e.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
         where e.key in (select key from entry where seqs && p_set) or (e.key is null and e.seqs && p_set)
-    ), judged as materialized (
+    ), decided as materialized (
         select *, case when key is null then failed
                        else bool_or(failed and not dead) over (partition by key order by arrival_no, seq) end
                   and not dead as back
@@ -168,7 +168,7 @@ begin
                _pgqueue.one_more(deliver_count), 'max deliveries',
                _pgqueue.claim_id(v_head.bundle_no, v_head.token), _pgqueue.merged_note(note, p_failure.note),
                v_head.owner
-        from judged where dead group by priority, deliver_count, note
+        from decided where dead group by priority, deliver_count, note
     ), island as materialized (
         select key, arrival_no, priority, deliver_count + (failed and p_failure.counted)::int as deliver_count, failed,
                claimed_at, min(seq) as first_seq, range_agg(int8range(seq, seq, '[]')) as seqs,
@@ -177,14 +177,14 @@ begin
                    _pgqueue.one_more(deliver_count), note), p_failure) end as due,
                -- nothing of its key is before it, here or in the claim
                min(seq) = min(min(seq)) over (partition by key)
-               and not exists (select from judged h where h.key = e.key and h.seq < min(e.seq)
+               and not exists (select from decided h where h.key = e.key and h.seq < min(e.seq)
                                                       and not h.back and not h.dead) as first
         from (select *, row_number() over (partition by key order by arrival_no, seq)
                         - row_number() over (partition by key, arrival_no, deliver_count, failed, note order by seq)
                         as island
-              from judged where back) e
+              from decided where back) e
         group by key, arrival_no, priority, deliver_count, failed, note, claimed_at, island
-    ), put as (
+    ), stored as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
             not_visible_until, last_delivered_at, note, message_count, seqs)
@@ -201,25 +201,26 @@ begin
         order by i.arrival_no, c.first_seq
         returning lane, place, first_seq, key
     )
-    select (select range_agg(int8range(seq, seq, '[]')) from judged where back or dead) as gone,
-           (select array_agg(distinct key) from put where key is not null) as keys,
-           (select min(place) from put where lane = _pgqueue.lane_delayed()) as due,
-           (select array_agg(array[place, first_seq] order by place, first_seq) from put
-            where lane = _pgqueue.lane_unassigned()) as line
+    select (select range_agg(int8range(seq, seq, '[]')) from decided where back or dead) as removed,
+           (select array_agg(distinct key) from stored where key is not null) as keys,
+           (select min(place) from stored where lane = _pgqueue.lane_delayed()) as due,
+           (select array_agg(array[place, first_seq] order by place, first_seq) from stored
+            where lane = _pgqueue.lane_unassigned()) as unassigned
     into v_back;
-    o_gone := coalesce(v_back.gone, '{}');
-    perform _pgqueue.remove_messages(p_bundles, o_gone);
-    for v_no in 1..cardinality(v_some) loop  -- the keys that are left in what the claim holds
+    o_removed := coalesce(v_back.removed, '{}');
+    perform _pgqueue.remove_messages(p_bundles, o_removed);
+    for v_no in 1..cardinality(v_some) loop  -- the keys that the bundles of the claim still have
         v_keys := array(select distinct k.key from unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs) k (no, key, seqs)
-                        where k.no = v_no and k.key is not null and not k.seqs <@ o_gone);
+                        where k.no = v_no and k.key is not null and not k.seqs <@ o_removed);
         update pgqueue.consumer_messages
         set shrunk = false, keys = v_keys, key = case when v_keys <> '{}' then key end
         where bundle_no & 1048575 = v_some[v_no].bundle_no & 1048575 and bundle_no = v_some[v_no].bundle_no
           and keys is not null;
     end loop;
-    o_hints := _pgqueue.due_at(p_hints, v_back.due);
-    if v_back.line is not null then
-        o_hints := _pgqueue.stands(o_hints, _pgqueue.lane_unassigned(), v_back.line[1][1], v_back.line[1][2]);
+    o_hints := _pgqueue.record_due(p_hints, v_back.due);
+    if v_back.unassigned is not null then
+        o_hints := _pgqueue.record_place(o_hints, _pgqueue.lane_unassigned(), v_back.unassigned[1][1],
+                                         v_back.unassigned[1][2]);
     end if;
     o_hints := _pgqueue.unassign_followers(p_consumer, o_hints, v_back.keys);
     if p_consumer.notify_done then

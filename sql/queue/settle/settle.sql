@@ -1,10 +1,9 @@
--- Settling: messages leave a live claim, for good or to be delivered again (queue/settle/return.sql). Calls that
--- settle come through here, but those that give messages back, and Spark's writes (spark/actions.sql).
+-- Settling: messages leave a live claim for good. All calls that settle use this file, except those that return
+-- messages (queue/settle/return.sql) and Spark's writes (spark/actions.sql).
 
--- Takes messages out of a live claim for good: acknowledged, or kept as dead letters. Returns how many messages these
--- were.
+-- Acknowledges or dead-letters messages of a live claim. Returns how many messages these were.
 --   p_set      null: all
---   p_details  of dead letters their details; otherwise the result
+--   p_details  the details of dead letters; otherwise the result
 create or replace function _pgqueue.settle(p_claim_id bigint, p_set int8multirange, p_dead boolean, p_reason text,
                                            p_details jsonb) returns bigint
 language plpgsql as $$
@@ -19,8 +18,8 @@ begin
     return _pgqueue.finish(v_bundles, p_claim_id, p_set, p_dead, p_reason, p_details);
 end $$;
 
--- Deletes messages from a claim's bundles, and keeps them as dead letters if p_dead. Returns how many messages these
--- were. Needs the claim's lock.
+-- Deletes messages from the bundles of a claim, and stores them as dead letters if p_dead. Returns how many messages
+-- these were. Needs the claim's lock.
 create or replace function _pgqueue.finish(p_bundles pgqueue.consumer_messages[], p_claim_id bigint,
                                            p_set int8multirange, p_dead boolean, p_reason text, p_details jsonb)
 returns bigint language plpgsql as $$
@@ -43,28 +42,29 @@ begin
     return _pgqueue.count_of(v_taken);
 end $$;
 
--- Acknowledges a whole claim, for ack and claim, which have checked the isolation. Returns how many messages it had.
+-- Acknowledges a whole claim, for ack and claim, which have checked the isolation level. Returns how many messages it
+-- had.
 create or replace function _pgqueue.ack(p_claim_id bigint, p_result jsonb default null) returns bigint
 language plpgsql as $$
 declare
-    v_count bigint;
-    v_gone  pgqueue.consumer_messages[];
+    v_count   bigint;
+    v_deleted pgqueue.consumer_messages[];
 begin
-    if p_claim_id & 1 = 1 then  -- nothing is noted of its end
+    if p_claim_id & 1 = 1 then  -- the acknowledgement records nothing
         delete from pgqueue.consumer_messages m  -- lock: bundle
         where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
         returning message_count, case when members is not null or lane = _pgqueue.lane_long() then array[m] end
-        into v_count, v_gone;
-        if v_gone is not null then
-            with gone as (
+        into v_count, v_deleted;
+        if v_deleted is not null then
+            with deleted as (
                 delete from pgqueue.consumer_messages m
-                where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_gone[1].members) n))
-                  and bundle_no = any (v_gone[1].members) and token = _pgqueue.token_in(p_claim_id)
+                where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_deleted[1].members) n))
+                  and bundle_no = any (v_deleted[1].members) and token = _pgqueue.token_in(p_claim_id)
                 returning message_count, m as bundle
             )
-            select v_count + coalesce(sum(message_count), 0), v_gone || array_agg(bundle) into v_count, v_gone
-            from gone;
-            perform _pgqueue.record_freed(v_gone);
+            select v_count + coalesce(sum(message_count), 0), v_deleted || array_agg(bundle) into v_count, v_deleted
+            from deleted;
+            perform _pgqueue.record_freed(v_deleted);
         end if;
         if v_count is not null then
             return v_count;

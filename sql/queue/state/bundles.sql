@@ -1,93 +1,93 @@
--- Storing, cutting and taking out bundles; and the transitions of messages.
+-- Storing, cutting and deleting bundles; and all transitions of messages.
 --
--- The table names every function that writes consumer_messages, or that calls a function of this file, or
--- store_placed(), which does. tests/sql/test_transitions.py compares the table with the code, in both directions.
+-- The table names every function that writes consumer_messages, or that calls store_placed() or a function of this
+-- file. tests/sql/test_transitions.py compares the table with the code, in both directions.
 --
 -- The words of the first two columns, for one consumer (queue/state/consumer_messages.sql has the lanes):
---   new         the message is published, and the consumer has not taken its publication: there is no bundle
---   unfiltered, ready, delayed, waiting, claimed: the state of its bundle
---   line        by key: ready, and not assigned
---   assigned       by key: in an assigned bundle that nobody has claimed; ready, or waiting behind another bundle
---   unclaimed   unfiltered, ready, line, assigned, delayed or waiting
+--   new         published, in a publication that the consumer has not taken: there is no bundle
+--   unfiltered, ready, delayed, waiting, claimed: the state of the bundle
+--   unassigned  by key: ready, and not assigned
+--   assigned    by key: in an assigned bundle that nobody has claimed; ready, or waiting for its predecessor
+--   free        ready, unassigned or assigned
+--   unclaimed   unfiltered, ready, unassigned, assigned, delayed or waiting
 --   done        acknowledged: there is no bundle; keep_history keeps a row of completed_messages
 --   dead        a row of dead_messages
---   gone        skipped by retention, cancelled, replaced, refused by the filter, or forgotten with the consumer's
---               position
+--   removed     skipped by retention, cancelled, replaced, refused by the filter, or deleted with the consumer or
+--               because it moved to another position
 --
---   from                   to                                    function            file
---   new                    unfiltered, ready, line, delayed      take_plain          queue/take/take.sql
---   new                    unfiltered, ready, line, delayed      take_all            queue/take/take.sql
---   new                    unfiltered, ready, line, delayed      take_each           queue/take/passing.sql
---   new                    claimed                               claim_new           queue/claim/making.sql
---   new                    claimed                               take_ahead          queue/claim/ahead.sql
---   unfiltered             as its caller says                    unfiltered          queue/take/filters.sql
---   unfiltered             ready, line, delayed, gone            apply_filter        queue/take/filters.sql
---   ready, assigned        claimed                               claim_free          queue/claim/free.sql
---   ready, line, assigned  claimed                               claim_bundles       queue/claim/making.sql
---   ready                  ready, dead                           collect             queue/claim/making.sql
---   ready                  ready                                 cut_next            queue/claim/free.sql
---   ready                  dead                                  collect_matching    queue/claim/matching.sql
---   ready, line            the same                              take_matching       queue/claim/matching.sql
---   assigned               dead                                  lock_assigned       queue/claim/by_key.sql
---   line                   line, dead                            lock_unassigned     queue/claim/by_key.sql
---   line                   as its caller says                    take_unassigned     queue/keys/free_keys.sql
---   waiting                as its caller says                    take_heads          queue/keys/free_keys.sql
---   line, waiting          assigned                              store_assigned      queue/keys/assigning.sql
---   line, waiting          waiting, delayed                      store_waiting       queue/keys/assigning.sql
---   assigned               line, waiting                         unassign            queue/keys/waiting.sql
---   assigned               waiting                               unassign_followers  queue/keys/waiting.sql
---   assigned, claimed      the same                              reread_keys         queue/keys/waiting.sql
---   waiting                waiting                               mark_firsts         queue/keys/waiting.sql
---   delayed, waiting       waiting                               change_limits       queue/keys/key_limits.sql
---   delayed                ready, line, waiting                  end_delays          queue/settle/leases.sql
---   unclaimed              the same, due now                     retry               queue/settle/acknowledge.sql
---   new, unclaimed         the same, later                       postpone            operate/postpone.sql
---   unclaimed              as its caller says                    take_unclaimed      queue/keys/waiting.sql
---   unclaimed              unfiltered, ready, line, delayed      change_lanes        queue/keys/key_limits.sql
---   line                   gone                                  delete_passed       operate/group_workers.sql
---   claimed                claimed                               move_to_long        queue/keys/long_claims.sql
---   claimed                claimed                               move_all_to_long    queue/claim/by_key.sql
---   claimed                claimed                               expire              queue/settle/leases.sql
---   claimed                claimed                               extend              queue/settle/acknowledge.sql
---   claimed                claimed                               reader_extend       spark/source.sql
---   claimed                claimed                               reader_resume       spark/source.sql
---   claimed                claimed                               quarantine          spark/quarantine.sql
---   claimed                done                                  ack                 queue/settle/settle.sql
---   claimed                done, dead                            finish              queue/settle/settle.sql
---   claimed                done, dead                            settle_held         spark/actions.sql
---   claimed                unclaimed, dead                       return              queue/settle/return.sql
---   claimed                ready, line, assigned, delayed, dead  return_bundle       queue/settle/return.sql
---   claimed                line, waiting, delayed, dead          return_by_key       queue/settle/return.sql
---   claimed                gone                                  replace_returned    queue/keys/newest.sql
---   claimed                gone                                  take_claimed        operate/cancel.sql
---   dead                   unfiltered, ready, line               redrive             operate/dead_letters.sql
---   any                    gone, new                             move                operate/seek.sql
---   any                    gone                                  drop_consumer       operate/create_consumer.sql
---   any                    gone                                  delete_bundles      queue/state/bundles.sql
---   ready, line, assigned  dead                                  give_up_expired     queue/state/bundles.sql
---   ready, line            the same                              cut                 queue/state/bundles.sql
---   claimed                the same                              delete_empty_head   queue/state/bundles.sql
---   claimed                the same                              record_freed        queue/state/bundles.sql
---   waiting                waiting                               take_freed          queue/keys/waiting.sql
---   any                    as its caller says                    remove_messages     queue/state/bundles.sql
---   any                    as its caller says                    store               queue/state/bundles.sql
---   any                    as its caller says                    stored              queue/state/bundles.sql
---   any                    as its caller says                    store_placed        queue/state/placing.sql
---   any                    as its caller says                    store_all_placed    queue/state/placing.sql
---   any                    as its caller says                    replace             queue/state/bundles.sql
---   any                    as its caller says                    delete_bundle       queue/state/bundles.sql
+--   from                 to                                      function            file
+--   new                  unfiltered, ready, unassigned, delayed  take_plain          queue/take/take.sql
+--   new                  unfiltered, ready, unassigned, delayed  take_all            queue/take/take.sql
+--   new                  unfiltered, ready, unassigned, delayed  take_each           queue/take/passing.sql
+--   new                  claimed                                 claim_new           queue/claim/making.sql
+--   new                  claimed                                 take_ahead          queue/claim/ahead.sql
+--   unfiltered           as its caller says                      take_unfiltered     queue/take/filters.sql
+--   unfiltered           ready, unassigned, delayed, removed     apply_filter        queue/take/filters.sql
+--   ready, assigned      claimed                                 claim_free          queue/claim/free.sql
+--   free                 claimed                                 claim_bundles       queue/claim/making.sql
+--   ready, unassigned    ready, dead                             lock_ready          queue/claim/making.sql
+--   ready                ready                                   cut_next            queue/claim/free.sql
+--   ready                dead                                    collect_matching    queue/claim/matching.sql
+--   ready, unassigned    the same                                take_matching       queue/claim/matching.sql
+--   assigned             dead                                    lock_assigned       queue/claim/by_key.sql
+--   unassigned           as its caller says                      take_unassigned     queue/keys/free_keys.sql
+--   waiting              as its caller says                      take_waiting        queue/keys/free_keys.sql
+--   unassigned, waiting  assigned                                store_assigned      queue/keys/assigning.sql
+--   unassigned, waiting  waiting, delayed                        store_waiting       queue/keys/assigning.sql
+--   assigned             unassigned, waiting                     unassign            queue/keys/waiting.sql
+--   assigned             waiting                                 unassign_followers  queue/keys/waiting.sql
+--   assigned, claimed    the same                                reread_keys         queue/keys/waiting.sql
+--   waiting              waiting                                 mark_firsts         queue/keys/waiting.sql
+--   delayed, waiting     waiting                                 change_limits       queue/keys/key_limits.sql
+--   delayed              ready, unassigned, waiting              end_delays          queue/settle/leases.sql
+--   unclaimed            the same, due now                       retry               queue/settle/acknowledge.sql
+--   new, unclaimed       the same, later                         postpone            operate/postpone.sql
+--   unclaimed            as its caller says                      take_unclaimed      queue/keys/waiting.sql
+--   unclaimed            unfiltered, ready, unassigned, delayed  change_lanes        queue/keys/key_limits.sql
+--   unassigned           removed                                 take_for_group      groups/group_workers.sql
+--   claimed              claimed                                 move_to_long        queue/keys/long_claims.sql
+--   claimed              claimed                                 move_all_to_long    queue/claim/by_key.sql
+--   claimed              claimed                                 expire              queue/settle/leases.sql
+--   claimed              claimed                                 extend              queue/settle/acknowledge.sql
+--   claimed              claimed                                 reader_extend       spark/source.sql
+--   claimed              claimed                                 reader_resume       spark/source.sql
+--   claimed              claimed                                 quarantine          spark/quarantine.sql
+--   claimed              done                                    ack                 queue/settle/settle.sql
+--   claimed              done, dead                              finish              queue/settle/settle.sql
+--   claimed              done, dead                              settle_claimed      spark/actions.sql
+--   claimed              unclaimed, dead                         return              queue/settle/return.sql
+--   claimed              free, delayed, dead                     return_bundle       queue/settle/return.sql
+--   claimed              unassigned, waiting, delayed, dead      return_by_key       queue/settle/return.sql
+--   claimed              removed                                 replace_returned    queue/keys/newest.sql
+--   claimed              removed                                 take_claimed        operate/cancel.sql
+--   dead                 unfiltered, ready, unassigned           redrive             operate/dead_letters.sql
+--   any                  removed, new                            move                operate/seek.sql
+--   any                  removed                                 drop_consumer       operate/consumer_lifecycle.sql
+--   any                  removed                                 delete_bundles      queue/state/bundles.sql
+--   free                 dead                                    give_up_expired     queue/state/bundles.sql
+--   ready, unassigned    the same                                cut                 queue/state/bundles.sql
+--   claimed              the same                                delete_empty_head   queue/state/bundles.sql
+--   claimed              the same                                record_freed        queue/state/bundles.sql
+--   waiting              waiting                                 take_freed          queue/keys/waiting.sql
+--   any                  as its caller says                      remove_messages     queue/state/bundles.sql
+--   any                  as its caller says                      store               queue/state/bundles.sql
+--   any                  as its caller says                      stored              queue/state/bundles.sql
+--   any                  as its caller says                      store_placed        queue/state/placing.sql
+--   any                  as its caller says                      store_all_placed    queue/state/placing.sql
+--   any                  as its caller says                      replace             queue/state/bundles.sql
+--   any                  as its caller says                      delete_bundle       queue/state/bundles.sql
 --
--- The rows "as its caller says": collect(), collect_matching(), collect_by_key(), claim_all_keys(),
--- claim_without_lock() and claim_back() lock free bundles, which claim_bundles() claims. take_unassigned() and
--- take_heads() are called by assign(), with store_assigned() and store_waiting(): their rows have the target. return()
--- calls return_bundle() or return_by_key(). The callers of remove_messages() are in the table. remove_unclaimed() calls
--- take_unclaimed(), and the messages are then gone (skip(), cancel()) or dead (drop_oldest()). keep_newest() calls it,
--- and they are gone. settle_free() calls it for a Spark sink, and the messages are then done or dead. postpone() calls
--- it, and stores the messages again: unfiltered ones as such, others as delayed, waiting or in the line. retry() leaves
--- unfiltered messages as they are.
+-- The rows "as its caller says": lock_ready(), collect_matching(), collect_by_key(), claim_all_keys(),
+-- claim_without_lock() and claim_back() lock free bundles, which claim_bundles() claims. assign() calls
+-- take_unassigned() and take_waiting(), then store_assigned() and store_waiting(), whose rows have the target. return()
+-- calls return_bundle() or return_by_key(). The callers of remove_messages() are in the table. take_unclaimed() has
+-- these callers: remove_unclaimed(), after which the messages are removed (skip(), cancel()) or dead (drop_oldest());
+-- keep_newest(), after which they are removed; settle_unclaimed() for a Spark sink, after which they are done or dead;
+-- and postpone(), which stores unfiltered messages as such, and others as delayed, waiting or unassigned. retry()
+-- leaves unfiltered messages as they are.
 
--- Stores bundles like p_bundle with other messages, of at most limit_ranges() ranges each. Without messages it stores
--- nothing. Returns the number of messages.
+-- Stores messages as bundles like p_bundle, of at most limit_ranges() ranges each; without messages, none. Returns the
+-- number of messages.
 create or replace function _pgqueue.store(p_bundle pgqueue.consumer_messages, p_seqs int8multirange) returns bigint
 language plpgsql as $$
 declare
@@ -115,7 +115,7 @@ begin
     return v_count;
 end $$;
 
--- Stores messages as store() does, and returns the bundles.
+-- Stores messages as store() does. Returns the bundles.
 create or replace function _pgqueue.stored(p_bundle pgqueue.consumer_messages, p_seqs int8multirange)
 returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
@@ -136,11 +136,11 @@ language sql as $$
     where bundle_no & 1048575 = p_bundle_no & 1048575 and bundle_no = p_bundle_no
 $$;
 
--- A bundle that nobody has, as it was before it was claimed.
+-- A bundle as free, without the columns of its claim.
 create or replace function _pgqueue.freed(p_bundle pgqueue.consumer_messages) returns pgqueue.consumer_messages
 language plpgsql immutable as $$
 begin
-    p_bundle.first_seq := coalesce(lower(p_bundle.seqs), p_bundle.first_seq);  -- (the first ones may be settled)
+    p_bundle.first_seq := coalesce(lower(p_bundle.seqs), p_bundle.first_seq);  -- (the first messages may be settled)
     p_bundle.last_delivered_at := coalesce(p_bundle.claimed_at, p_bundle.last_delivered_at);
     p_bundle.token := null;
     p_bundle.claimed_at := null;
@@ -153,7 +153,7 @@ begin
     return p_bundle;
 end $$;
 
--- Replaces a stored bundle by one of the same number.
+-- Replaces a stored bundle with p_bundle, which has the same number.
 create or replace function _pgqueue.replace(p_bundle pgqueue.consumer_messages) returns void
 language plpgsql as $$
 begin
@@ -168,8 +168,8 @@ begin
     where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
 end $$;
 
--- The parts of a set that bundles have, by the place of the bundle in the array. Many ranges are matched in their
--- order: to compare each bundle with the set would cost ranges times bundles.
+-- The parts of a set that are in bundles, each with the index of its bundle in the array. A set of many ranges is
+-- merged with the bundles in order: comparing each bundle with the set would cost ranges times bundles.
 create or replace function _pgqueue.parts_of(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
 returns table (no bigint, part int8multirange)
 language plpgsql stable as $$
@@ -190,8 +190,8 @@ begin
     end if;
 end $$;
 
--- Notes for the next assigner that bundles in lane_long() have let go of their keys: who deletes one needs no lock of
--- the consumer, and the assigner does not look at all that is held.
+-- Records, as rows in lane_freed(), that bundles in lane_long() have freed their keys. The session that deletes such a
+-- bundle needs no lock of the consumer, and the next assignment need not read all long claims.
 create or replace function _pgqueue.record_freed(p_bundles pgqueue.consumer_messages[]) returns void
 language sql as $$
     insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
@@ -201,8 +201,8 @@ language sql as $$
           where lane = _pgqueue.lane_long() and key is not null) f
 $$;
 
--- Takes messages out of bundles that the caller has locked. A head stays, even without messages, while it has members
--- (delete_empty_head()).
+-- Takes messages out of bundles that the caller has locked, and deletes bundles that become empty. A head stays, even
+-- without messages, while it has members (delete_empty_head()).
 --   p_set  null: all
 -- Returns the messages as bundles, as they were.
 create or replace function _pgqueue.remove_messages(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
@@ -261,8 +261,8 @@ begin
     end if;
 end $$;
 
--- Cuts the first messages off a free bundle that the caller has locked, as bundles of p_size messages each.
--- Returns the first of these; and the number of one of the last quarter, see claim_hints.prefetch_at.
+-- Cuts p_count bundles of p_size messages each from the start of a free bundle that the caller has locked. Returns the
+-- first of these, and the number of one of the last quarter (claim_hints.prefetch_at).
 create or replace function _pgqueue.cut(p_bundle pgqueue.consumer_messages, p_size bigint, p_count int,
                                         out o_first pgqueue.consumer_messages, out o_more bigint)
 language plpgsql as $$
@@ -271,7 +271,7 @@ declare
     v_rest  int8multirange := p_bundle.seqs * int8multirange(int8range(upper(v_parts[p_count]), null));
 begin
     o_first := p_bundle;
-    with laid as (
+    with stored as (
         insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
                                                deliver_count, not_visible_until, last_delivered_at, note,
                                                message_count, seqs)
@@ -282,7 +282,7 @@ begin
         returning bundle_no
     )
     select l.numbers[1], l.numbers[1 + 3 * p_count / 4] into o_first.bundle_no, o_more
-    from (select array_agg(bundle_no order by bundle_no) as numbers from laid) l;
+    from (select array_agg(bundle_no order by bundle_no) as numbers from stored) l;
     o_first.seqs := v_parts[1];
     o_first.message_count := p_size;
     if v_rest = '{}' then
@@ -312,7 +312,7 @@ begin
     return v_parts;
 end $$;
 
--- Keeps messages of a bundle as dead letters.
+-- Stores messages of a bundle as dead letters.
 --   p_claim_id, p_owner  of the claim that held them; null: no claim held them
 create or replace function _pgqueue.dead_letter(p_bundle pgqueue.consumer_messages, p_seqs int8multirange,
                                                 p_reason text, p_details jsonb, p_claim_id bigint default null,
@@ -328,7 +328,7 @@ language sql as $$
     where c.consumer_id = p_bundle.consumer_id and c.notify_done
 $$;
 
--- The note of messages that expire at a time.
+-- The note of messages that expire at p_expires_at.
 create or replace function _pgqueue.expiry(p_expires_at timestamptz) returns jsonb
 language sql immutable as $$ select jsonb_build_object('expires', extract(epoch from p_expires_at)::bigint) $$;
 
@@ -339,7 +339,7 @@ begin
     return ((p_note ->> 'expires')::bigint <= extract(epoch from clock_timestamp())) is true;
 end $$;
 
--- Keeps a free bundle that has expired as a dead letter, and deletes it.
+-- Stores a free bundle that has expired as a dead letter, and deletes it.
 create or replace function _pgqueue.give_up_expired(p_bundle pgqueue.consumer_messages) returns void
 language plpgsql as $$
 begin
@@ -347,30 +347,31 @@ begin
     perform _pgqueue.dead_letter(p_bundle, p_bundle.seqs, 'expired', null);
 end $$;
 
--- Forgets all that a consumer has taken and not finished, claims too. Spent tokens stay spent: messages of a key that
--- were delivered lately still count. A reader's claims are kept, as claims that it lost and cannot have back. Returns
--- how many messages these were. Needs the consumer's lock. Locks the bundles, and waits for sessions that hold some.
+-- Deletes all that a consumer has taken and not finished, including its claims. Spent tokens stay spent: messages of a
+-- key that were delivered lately still count. The claims of a reader stay, as claims that it lost and cannot get back.
+-- Returns the number of deleted messages. Needs the consumer's lock. Locks the bundles, and waits for sessions that
+-- hold some.
 create or replace function _pgqueue.delete_bundles(p_consumer_id int) returns bigint
 language plpgsql as $$
 declare
-    v_gone  bigint;
-    v_count bigint := 0;
+    v_deleted bigint;
+    v_count   bigint := 0;
 begin
     update pgqueue.reader_claims set arrival_nos = '{}' where consumer_id = p_consumer_id and arrival_nos <> '{}';
-    loop  -- who cuts a bundle without the consumer's lock leaves parts that the first look did not see
-        with gone as (
+    loop  -- a session that cuts a bundle without the consumer's lock leaves parts that the first pass did not see
+        with deleted as (
             delete from pgqueue.consumer_messages where consumer_id = p_consumer_id  -- lock: bundle
             returning message_count
         )
-        select coalesce(sum(message_count), 0) into v_gone from gone;
-        v_count := v_count + v_gone;
+        select coalesce(sum(message_count), 0) into v_deleted from deleted;
+        v_count := v_count + v_deleted;
         exit when not exists (select from pgqueue.consumer_messages where consumer_id = p_consumer_id);
     end loop;
     return v_count;
 end $$;
 
--- A note with other keys added; null takes a key out. The key attempt, a failed delivery, comes at the end of the list
--- attempts, which keeps the last limit_attempts() of them. The key spark is added up.
+-- A note with the keys of p_keys; a null value removes a key. The value of attempt, a failed delivery, is appended to
+-- the list attempts, which keeps the last limit_attempts() entries. The number spark is incremented.
 create or replace function _pgqueue.merged_note(p_note jsonb, p_keys jsonb) returns jsonb
 language sql immutable as $$
     select nullif((coalesce(p_note, '{}') || coalesce(p_keys, '{}')

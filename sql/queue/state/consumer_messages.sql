@@ -1,76 +1,75 @@
--- Bundles, and claims. A bundle is a row of consumer_messages: messages of a consumer that are alike. A claim is a
--- bundle with a token, or several with the same one: its head, which has the lease, and the members that the head
+-- Bundles and claims. A bundle is a row of consumer_messages: messages of a consumer that are alike. A claim is one
+-- bundle with a token, or several bundles with the same token: a head, which has the lease, and the members that it
 -- lists.
 --
--- The lane of a bundle says its state. So one index, consumer_messages_lane, answers what is next, due, expired or
+-- The lane of a bundle says its state, so one index, consumer_messages_lane, finds what is next, due, expired or
 -- waiting:
 --
---   lane               place                  what stands there
---   -priority          arrival_no             no order: ready, or claimed a moment ago
---   lane_assigned()    bundle_no, or before   by key: assigned. Ready, claimed a moment ago, or has a predecessor
---   lane_unassigned()  arrival_no             by key: ready, keys mixed, not assigned
---   lane_delayed()     a time                 due then: the end of a delay, or tokens of its key come back
---   lane_long()        the end of its lease   claimed for longer than a second
---   lane_waiting()     queue/keys/waiting.sql by key: waits for a bundle, or may be assigned
---   lane_unfiltered()  unfiltered_place()     taken; neither the filter nor per_key_latest has screened it
---   lane_freed()       bundle_no              by key: has no messages; a claim in lane_long() has freed its key
+--   lane               place                  the bundles
+--   -priority          arrival_no             without an order: ready, or recently claimed
+--   lane_assigned()    bundle_no, or before   by key: assigned; ready, recently claimed, or waiting for a predecessor
+--   lane_unassigned()  arrival_no             by key: ready and not assigned, keys mixed
+--   lane_delayed()     a time                 due then: a delay ends, or tokens of the key come back
+--   lane_long()        the end of the lease   claimed for longer than a second
+--   lane_waiting()     queue/keys/waiting.sql by key: wait for a bundle, or may be assigned
+--   lane_unfiltered()  unfiltered_place()     taken; not screened yet by the filter or per_key_latest
+--   lane_freed()       bundle_no              by key: no messages; says that a claim in lane_long() has freed the key
 --
--- A claim is one update of the first free bundle of a lane, without any lock but the row's, and its acknowledgement one
--- delete. A bundle is free when it has no token and, by key, when the bundle behind which it stands is gone. Only a
--- delete makes a bundle invisible: so at READ COMMITTED nobody sees a free bundle and an earlier message of its key
--- elsewhere. A call that returns, delays or splits a bundle either lets it keep its number, or sends what stands behind
+-- A claim is one update of the first free bundle of a lane, which locks only that row, and its acknowledgement is one
+-- delete. A bundle is free when it has no token and, by key, when its predecessor is deleted. Only a delete makes a
+-- bundle invisible, so at READ COMMITTED no session sees a free bundle while an earlier message of its key is
+-- elsewhere. A call that returns, delays or splits a bundle either keeps its number, or moves the bundles that follow
 -- it to lane_waiting() in the same transaction.
 --
--- The id of a worker's claim has 20 bits of the number of its head, and the token of 43 bits. The token is odd, unless
--- its acknowledgement has something to note (notes_ends()).
+-- The id of a worker's claim consists of 20 bits of the number of its head and the token, of 43 bits. The token is odd
+-- unless the acknowledgement must record something (notes_ends()).
 
--- The bundles: what a consumer has taken and not finished. All messages of a bundle are alike; a bundle with a token is
--- claimed. Claims change the columns from token on, which no index has: so each page keeps room for the second version
--- of its rows, and their records in the WAL have no other column.
+-- The bundles: what a consumer has taken and not finished. All messages of a bundle are alike. A bundle with a token is
+-- claimed. Claims change only the columns from token on, which are in no index: so each page keeps space for a second
+-- version of its rows, and the WAL records of claims contain no other column.
 create table if not exists pgqueue.consumer_messages (
     consumer_id        int            not null,
-    bundle_no          bigint         not null,  -- of claim_numbers
+    bundle_no          bigint         not null,  -- from the sequence claim_numbers
     lane               int            not null,
     place              bigint         not null,
     first_seq          bigint         not null,  -- no message has a lower number
-    arrival_no         bigint         not null,  -- when it was taken: the order of arrival
+    arrival_no         bigint         not null,  -- the order in which bundles were taken
     priority           int            not null,
-    deliver_count      int            not null,  -- before the claim that holds it
-    key                bigint,                   -- the key's hash: of waiting, delayed, held and freed bundles, ...
-    predecessor             bigint,                   -- ... of an assigned one the bundle that has to be gone before
+    deliver_count      int            not null,  -- without the claim that holds it
+    key                bigint,                   -- the hash of the key: of waiting, delayed, long and freed bundles
+    predecessor        bigint,                   -- of an assigned bundle: the one that must be deleted first
     not_visible_until  timestamptz,
     last_delivered_at  timestamptz,
-    -- error: the last one; attempts: the last failed deliveries; at_most: messages of a claim with one; expires; saved;
-    -- spark: deliveries to Spark, which max_deliver_count and backoff do not count
+    -- error: the last error; attempts: the last failed deliveries; at_most: the size of a claim with one of the
+    -- messages; expires; saved; spark: deliveries to Spark, which max_deliver_count and backoff do not count
     note               jsonb,
-    keys               bigint[],                 -- of an assigned one, and of its claim: its keys' hashes. Without an
-                                                 -- order one for each message. Null by key: all keys may be in it
-    shrunk             boolean        not null default false,  -- some of these keys may have left
+    keys               bigint[],                 -- of an assigned bundle and its claim: the hashes of its keys;
+                                                 -- without an order one per message. Null by key: any key
+    shrunk             boolean        not null default false,  -- some of these keys may no longer be in it
     message_count      bigint         not null,
     seqs               int8multirange not null,
-    token              bigint,                   -- the random bits of the claim's id; null: it is free
+    token              bigint,                   -- the random bits of the claim's id; null: nobody has claimed it
     claimed_at         timestamptz,
     lease_until        timestamptz,              -- of the head of a claim
     visibility_timeout interval,
     owner              text,                     -- the application_name of the session that claimed
     members            bigint[],                 -- of a head: the other bundles of its claim
     head               bigint,                   -- of a member: the first bundle of its claim
-    reader             uuid                      -- Spark's reader, whose claim it is
+    reader             uuid                      -- the Spark reader whose claim it is
 ) with (fillfactor = 50);
 
--- The numbers of bundles, of which the ids of claims are made; and those of the claims of checkpoint readers.
+-- The numbers of bundles, from which the ids of claims are made; also used for the claims of checkpoint readers.
 create sequence if not exists pgqueue.claim_numbers;
 
--- The secret from which the tokens of claims and the numbers of table writes are made
--- (queue/state/consumer_messages.sql: keep_secret()): the last value of a sequence, because a claim reads no table for
--- it. Only the owner of the schema can read it.
+-- The secret from which keep_secret() makes the tokens of claims and the numbers of table writes: the last value of a
+-- sequence, because then a claim reads no table for it. Only the owner of the schema can read it.
 create sequence if not exists pgqueue.claim_secret;
 
 -- The id of a claim.
 create or replace function _pgqueue.claim_id(p_bundle_no bigint, p_token bigint) returns bigint
 language sql immutable parallel safe as $$ select (p_bundle_no & 1048575) << 43 | p_token $$;
 
--- The bits of a bundle's number that are in a claim's id: by these, the bundle is in an index.
+-- The bits of a bundle's number that are in a claim's id. An index finds the bundle by these.
 create or replace function _pgqueue.number_in(p_claim_id bigint) returns bigint
 language sql immutable parallel safe as $$ select p_claim_id >> 43 $$;
 
@@ -78,7 +77,7 @@ language sql immutable parallel safe as $$ select p_claim_id >> 43 $$;
 create or replace function _pgqueue.token_in(p_claim_id bigint) returns bigint
 language sql immutable parallel safe as $$ select p_claim_id & 8796093022207 $$;
 
--- Makes the secret (claim_secret), unless there is one. A dump without data has none.
+-- Creates the secret (claim_secret), unless there is one. A dump without data has none.
 create or replace function _pgqueue.keep_secret() returns void
 language plpgsql as $$
 begin
@@ -88,9 +87,10 @@ begin
     end if;
 end $$;
 
--- 64 bits that nobody can guess, also who knows others: from the secret and the time, in microseconds. (Two of one time
--- are the same: ids of claims have a number, too.) random() will not do: who sets its seed knows what follows.
--- gen_random_uuid() would cost a small claim a tenth of its time, so it serves only where a restore lost the secret.
+-- 64 bits that nobody can guess, even with knowledge of others: from the secret and the time in microseconds. (Two
+-- calls in one microsecond return the same; the id of a claim also has a number.) random() is not suitable: a user who
+-- sets its seed can predict it. gen_random_uuid() would cost a tenth of a small claim, so it is used only where a
+-- restore lost the secret.
 create or replace function _pgqueue.unguessable() returns bigint
 language sql volatile as $$
     select hashtextextended(sha256(
@@ -99,51 +99,51 @@ language sql volatile as $$
                || timestamptz_send(clock_timestamp()))::text, 0)
 $$;
 
--- A token that nobody knows.
---   p_notes  the end of its messages is to be noted
+-- A new token.
+--   p_notes  an acknowledgement must record something
 create or replace function _pgqueue.new_token(p_notes boolean default false) returns bigint
 language sql volatile as $$
     select (_pgqueue.unguessable() & 4398046511103) << 1 | case when p_notes then 0 else 1 end
 $$;
 
--- A new id for a lease of a group's partition. The time is in it, so an id that a crash gave back is not given out
--- again (synchronous_commit = off forgets the last numbers of a sequence).
+-- A new id for the lease of a group's partition. The id contains the time, so an id that a crash lost is not used again
+-- (with synchronous_commit = off, a sequence may lose its last numbers).
 create or replace function _pgqueue.new_lease_id() returns bigint
 language sql volatile as $$ select _pgqueue.claim_id(nextval('pgqueue.claim_numbers'), _pgqueue.new_token()) $$;
 
 -- A new id for a claim of a checkpoint reader. These ids rise: an offset stands for all claims of its reader up to one.
--- 23 bits are for numbers that a crash gave back, as above. They give no right: all calls about such a claim name the
--- reader, too.
+-- 23 random bits make ids unique although a crash may lose numbers, as above. The id gives no right: all calls about
+-- such a claim also name the reader.
 create or replace function _pgqueue.new_reader_claim_id() returns bigint
 language sql volatile as $$
     select (nextval('pgqueue.claim_numbers') << 24) | ((_pgqueue.unguessable() & 8388607) << 1)
 $$;
 
--- A time as a place in a lane, in microseconds. (In UTC: what depends on no setting becomes a part of the caller.)
+-- A time as a place in a lane, in microseconds. (In UTC: an expression that depends on no setting can be inlined.)
 create or replace function _pgqueue.place_at(p_time timestamptz) returns bigint
 language sql immutable parallel safe as $$ select (extract(epoch from p_time at time zone 'UTC') * 1000000)::bigint $$;
 
--- A place as a time.
+-- The time of a place.
 create or replace function _pgqueue.time_of(p_place bigint) returns timestamptz
 language sql immutable parallel safe as $$
     select (timestamp 'epoch' + p_place * interval '1 microsecond') at time zone 'UTC'
 $$;
 
--- The place of an unfiltered bundle: they are judged in the order in which they will be served.
+-- The place of an unfiltered bundle. Bundles are screened in the order in which they will be delivered.
 create or replace function _pgqueue.unfiltered_place(p_keyed boolean, p_priority int, p_arrival_no bigint)
 returns bigint language sql immutable parallel safe as $$
     select case when p_keyed then 0 else (32767 - p_priority)::bigint << 46 end + p_arrival_no
 $$;
 
--- Whether there is no bundle of this number any more. (As a scalar with a limit: the planner would make a join with the
--- whole table of anything else.)
+-- Whether the bundle of a number is deleted. (A scalar subquery with a limit: the planner would turn anything else into
+-- a join with the whole table.)
 create or replace function _pgqueue.is_deleted(p_bundle_no bigint) returns boolean
 language sql stable as $$
     select (select true from pgqueue.consumer_messages
             where bundle_no & 1048575 = p_bundle_no & 1048575 and bundle_no = p_bundle_no limit 1) is null
 $$;
 
--- Bundles by their numbers, as they are.
+-- The bundles of these numbers.
 create or replace function _pgqueue.bundles(p_numbers bigint[]) returns setof pgqueue.consumer_messages
 language sql stable as $$
     select m.* from unnest(p_numbers) n
@@ -151,8 +151,8 @@ language sql stable as $$
                         where bundle_no & 1048575 = n & 1048575 and bundle_no = n limit 1) m
 $$;
 
--- The assigned bundles of a consumer, free or claimed a moment ago. (It becomes a part of the query that calls it.)
---   p_lane  what the hints say of lane_assigned(); null: there are none
+-- The assigned bundles of a consumer, whether free or recently claimed. (The function is inlined.)
+--   p_lane  the hint for lane_assigned(); null: there are none
 create or replace function _pgqueue.assigned(p_consumer_id int, p_lane pgqueue.lane_hint)
 returns setof pgqueue.consumer_messages language sql stable as $$
     select * from pgqueue.consumer_messages
@@ -160,7 +160,7 @@ returns setof pgqueue.consumer_messages language sql stable as $$
       and (place, first_seq) >= ((p_lane).low_place, (p_lane).low_seq)
 $$;
 
--- The bundles of a claim, the head first; none when it is not live.
+-- The bundles of a claim, the head first; none if the claim is not live.
 create or replace function _pgqueue.bundles_of(p_head bigint, p_token bigint) returns setof pgqueue.consumer_messages
 language sql stable as $$
     select (h.b).* from (select b from pgqueue.consumer_messages b
@@ -171,15 +171,15 @@ language sql stable as $$
     cross join lateral _pgqueue.bundles(h.members) m where m.token = p_token
 $$;
 
--- How many messages bundles have.
+-- How many messages are in bundles.
 create or replace function _pgqueue.count_of(p_bundles pgqueue.consumer_messages[]) returns bigint
 language sql immutable as $$ select coalesce(sum(message_count), 0)::bigint from unnest(p_bundles) $$;
 
--- The messages of bundles.
+-- The messages in bundles.
 create or replace function _pgqueue.seqs_of(p_bundles pgqueue.consumer_messages[]) returns int8multirange
 language sql immutable as $$ select coalesce(range_agg(seqs), '{}') from unnest(p_bundles) $$;
 
--- Locks the bundles of a claim. Returns them, the head first; null when the claim is not live. Errors: as
+-- Locks the bundles of a claim. Returns them, the head first; null if the claim is not live. Errors: as
 -- lock_consumer().
 create or replace function _pgqueue.lock_bundles(p_head bigint, p_token bigint) returns pgqueue.consumer_messages[]
 language plpgsql as $$
@@ -201,7 +201,8 @@ begin
         where bundle_no & 1048575 = p_head & 1048575 and token = p_token for update;  -- lock: bundle
     end if;
     if v_head.members is not null then
-        -- who changes a member has its head, or the lock of a consumer that would have set its claim aside
+        -- A session that changes a member has locked its head, or has the consumer's lock and moves the claim to
+        -- lane_long().
         v_members := array(select b from pgqueue.consumer_messages b
                            where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_head.members) n))
                              and bundle_no = any (v_head.members) and token = p_token
@@ -210,8 +211,8 @@ begin
     return case when v_head.token is not null then v_head || v_members end;
 end $$;
 
--- Locks a consumer, and the head of a claim of it. In tries: who has locked the claim may keep it, and claimers wait
--- for the consumer's lock.
+-- Locks a consumer and the head of one of its claims, in tries: the session that has locked the claim may keep it, and
+-- meanwhile other claims wait for the consumer's lock.
 create or replace function _pgqueue.lock_consumer_and(p_claim_id bigint, p_consumer_id int) returns void
 language plpgsql as $$
 begin
@@ -235,8 +236,9 @@ exception when sqlstate 'PQ099' then
         p_claim_id, jsonb_build_array(p_consumer_id), p_try => interval '50 ms');
 end $$;
 
--- Locks a live claim of a worker; with p_and_consumer its consumer before, for a caller that returns messages. Returns
--- its bundles, the head first; null, with a warning, when the claim is not live, or is a checkpoint reader's.
+-- Locks a live claim of a worker; with p_and_consumer its consumer first, for a caller that returns messages. Returns
+-- the bundles of the claim, the head first; null, with a warning, if the claim is not live or belongs to a checkpoint
+-- reader.
 create or replace function _pgqueue.lock_claim(p_claim_id bigint, p_and_consumer boolean)
 returns pgqueue.consumer_messages[] language plpgsql as $$
 declare

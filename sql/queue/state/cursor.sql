@@ -1,6 +1,6 @@
--- A consumer's cursor (log/cursors.sql has its fields): reading it, storing it, and its hints where claims look.
+-- A consumer's cursor (log/cursors.sql has its columns): reading and storing it, and its hints.
 
--- When the first bundle in lane_delayed() from a time on is due; null: none is.
+-- When the first bundle in lane_delayed() is due, from p_from on; null: none is.
 create or replace function _pgqueue.first_due(p_consumer_id int, p_from timestamptz) returns timestamptz
 language plpgsql stable as $$
 begin
@@ -10,8 +10,9 @@ begin
             order by place limit 1);
 end $$;
 
--- When the next delay of a consumer ends, or earlier if what was delayed until then is gone; null: nothing is delayed.
---   p_leases  also when the first lease ends, or ended. Claims of the last second are few, and are looked at one by one
+-- When the next delay of a consumer ends, or a time before that, if the bundles that were due then were removed; null:
+-- nothing is delayed.
+--   p_leases  also when the first lease ends, or ended. Claims of the last second are few, and are read one by one
 create or replace function _pgqueue.next_end(p_consumer_id int, p_hints pgqueue.claim_hints, p_leases boolean)
 returns timestamptz language plpgsql stable as $$
 declare
@@ -37,7 +38,7 @@ begin
          where m.token is not null));
 end $$;
 
--- Reads a consumer's cursor, with hints. Errors: PQ002 when the consumer was dropped meanwhile.
+-- Reads a consumer's cursor, with hints. Errors: PQ002 if the consumer was dropped meanwhile.
 create or replace function _pgqueue.cursor(p_consumer_id int) returns pgqueue.consumer_cursors
 language plpgsql stable as $$
 declare
@@ -49,15 +50,16 @@ begin
         raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
     elsif v_hints.lanes is null then
         v_hints := _pgqueue.rebuild_hints(v_cursor);
-        v_hints.rebuilt_at := '-infinity';  -- the next claim looks again, and stores what it finds
+        v_hints.rebuilt_at := '-infinity';  -- the next claim rebuilds the hints again, and stores them
         v_cursor.hints := v_hints;
     end if;
     return v_cursor;
 end $$;
 
--- Stores a cursor if it differs from the stored cursor: inserts a new version and deletes the one before.
---   p_busy  something was claimed or settled. Otherwise a look alone is worth no write, except for rebuild_hints().
--- Needs the consumer's lock.
+-- Stores a cursor if it differs from the stored one: inserts a new version and deletes the version before. Needs the
+-- consumer's lock.
+--   p_busy  something was claimed or settled. Otherwise new hints alone are not stored, unless rebuild_hints() made
+--           them
 create or replace function _pgqueue.save_cursor(p_stored pgqueue.consumer_cursors, p_cursor pgqueue.consumer_cursors,
                                                 p_busy boolean) returns void
 language plpgsql as $$
@@ -80,11 +82,11 @@ begin
     end if;
 end $$;
 
--- Notes that a bundle stands at a place of a lane now, free (p_free) or claimed. Returns the hints. Needs the
+-- Records in the hints that a bundle, free (p_free) or claimed, is at a place of a lane. Returns the hints. Needs the
 -- consumer's lock.
-create or replace function _pgqueue.stands(p_hints pgqueue.claim_hints, p_lane int, p_place bigint, p_first_seq bigint,
-                                           p_free boolean default true) returns pgqueue.claim_hints
-language plpgsql as $$
+create or replace function _pgqueue.record_place(p_hints pgqueue.claim_hints, p_lane int, p_place bigint,
+                                                 p_first_seq bigint, p_free boolean default true)
+returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_lane pgqueue.lane_hint;
 begin
@@ -118,7 +120,7 @@ begin
     return p_hints;
 end $$;
 
--- Where claims look first, by the hints.
+-- The first lane in which the hints have a free bundle.
 create or replace function _pgqueue.first_lane(p_hints pgqueue.claim_hints) returns pgqueue.lane_hint
 language plpgsql immutable as $$
 begin
@@ -130,7 +132,7 @@ begin
     return null;
 end $$;
 
--- Where claims look in a lane; null: nothing stands there.
+-- The hint for a lane; null: no bundle is in it.
 create or replace function _pgqueue.lane_of(p_hints pgqueue.claim_hints, p_lane int) returns pgqueue.lane_hint
 language plpgsql immutable as $$
 begin
@@ -142,8 +144,8 @@ begin
     return null;
 end $$;
 
--- The first bundle of a lane from a place on, as a hint of its lane; null: there is none. A bundle that another session
--- is just claiming is still free here: its claim may be rolled back.
+-- The first bundle of a lane from a place on, as a hint for the lane; null: there is none. A bundle that another
+-- session is claiming counts as free, because its claim may be rolled back.
 create or replace function _pgqueue.first_in_lane(p_consumer_id int, p_lane int, p_place bigint, p_first_seq bigint)
 returns pgqueue.lane_hint language plpgsql stable as $$
 declare
@@ -163,8 +165,7 @@ begin
     return v_lane;
 end $$;
 
--- Moves the place before which nothing stands in a lane up to the first bundle. Returns the hints. Needs the consumer's
--- lock.
+-- Raises the hint before which a lane has no bundle to the first bundle. Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.raise_low(p_consumer_id int, p_hints pgqueue.claim_hints, p_lane int)
 returns pgqueue.claim_hints language plpgsql stable as $$
 declare
@@ -185,7 +186,7 @@ begin
     return p_hints;
 end $$;
 
--- Adds hints of lanes beyond those that are remembered, while there is room for them.
+-- Adds hints for further lanes, up to limit_lanes(). Returns the hints.
 create or replace function _pgqueue.add_lanes(p_consumer_id int, p_hints pgqueue.claim_hints)
 returns pgqueue.claim_hints language plpgsql stable as $$
 begin
@@ -203,8 +204,8 @@ begin
     return p_hints;
 end $$;
 
--- Moves the places where claims look at the lanes up to the first bundles that are free, and says until when claims
--- need not look further. Returns the hints. Needs the consumer's lock: bundles become free only under it.
+-- Raises the hints of the lanes to the first free bundles, and sets until when claims need not look for others. Returns
+-- the hints. Needs the consumer's lock, because bundles become free only under it.
 create or replace function _pgqueue.raise_hints(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
@@ -212,8 +213,8 @@ declare
     v_lane  pgqueue.lane_hint;
     v_empty boolean := false;
     v_noted boolean;
-    v_lead  pgqueue.lane_hint;  -- of the first free bundle
-    v_note  boolean;            -- that has a note: only a claim with the lock takes it
+    v_first pgqueue.lane_hint;  -- the hint for the lane of the first free bundle
+    v_note  boolean;            -- that bundle has a note: only a claim with the lock takes it
 begin
     for i in 1..cardinality(v_hints.lanes) loop
         v_lane := v_hints.lanes[i];
@@ -223,10 +224,10 @@ begin
         where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
           and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
         order by place, first_seq limit 1;
-        v_hints.lanes[i] := v_lane;  -- (nulls when none was found)
+        v_hints.lanes[i] := v_lane;  -- (nulls if there is none)
         v_empty := v_empty or v_lane.place is null;
-        if v_lead.place is null then
-            v_lead := v_lane;
+        if v_first.place is null then
+            v_first := v_lane;
             v_note := v_noted;
         end if;
     end loop;
@@ -236,8 +237,8 @@ begin
         v_hints := _pgqueue.add_lanes(p_consumer.consumer_id, v_hints);
     end if;
     v_hints.idle_until := case
-        when v_lead.place is null or v_note
-             or (v_lead.lane = _pgqueue.lane_unassigned() and _pgqueue.is_keyed(p_consumer.profile)) then null
+        when v_first.place is null or v_note
+             or (v_first.lane = _pgqueue.lane_unassigned() and _pgqueue.is_keyed(p_consumer.profile)) then null
         else least(v_hints.probe_at,
                    case when p_cursor.gaps <> '{}' and not v_hints.was_cut then v_hints.gaps_probe end,
                    _pgqueue.next_end(p_consumer.consumer_id, v_hints, false)) end;
@@ -245,7 +246,7 @@ begin
     return p_cursor;
 end $$;
 
--- Moves the hints where keys wait up to the first ones that do. Returns the hints. Needs the consumer's lock.
+-- Raises the hints for lane_waiting() to the first waiting keys. Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.raise_waiting_hints(p_consumer_id int, p_hints pgqueue.claim_hints)
 returns pgqueue.claim_hints language plpgsql stable as $$
 begin
@@ -261,7 +262,7 @@ begin
     return p_hints;
 end $$;
 
--- Whether something is free in the lanes that are remembered, or may be in others.
+-- Whether the hints have a free bundle, or lanes without hints may have one.
 create or replace function _pgqueue.has_free(p_hints pgqueue.claim_hints) returns boolean
 language plpgsql immutable as $$
 begin
@@ -273,7 +274,7 @@ begin
     return p_hints.lanes_from is not null;
 end $$;
 
--- Whether the free bundles have enough messages for a claim.
+-- Whether the free bundles have p_want messages.
 create or replace function _pgqueue.suffices(p_consumer_id int, p_hints pgqueue.claim_hints, p_want bigint)
 returns boolean language plpgsql stable as $$
 begin
@@ -285,14 +286,14 @@ begin
                         order by place, first_seq limit p_want) m;
 end $$;
 
--- Whether the hints of a cursor were read from what is stored within the last minute.
+-- Whether all hints were read from the stored rows within the last minute.
 create or replace function _pgqueue.rebuilt_lately(p_hints pgqueue.claim_hints) returns boolean
 language sql volatile as $$
     select clock_timestamp() >= p_hints.rebuilt_at and clock_timestamp() < p_hints.rebuilt_at + interval '1 minute'
 $$;
 
--- Reads all hints from what is stored. What a hint hides, for whatever reason, is found then. Reads dead rows that a
--- long transaction elsewhere keeps. Returns the hints.
+-- Reads all hints from the stored rows. This finds whatever wrong hints hide, but also reads dead rows that a long
+-- transaction elsewhere keeps. Returns the hints.
 create or replace function _pgqueue.rebuild_hints(p_cursor pgqueue.consumer_cursors) returns pgqueue.claim_hints
 language plpgsql stable as $$
 declare
@@ -301,7 +302,8 @@ declare
     v_hints     pgqueue.claim_hints := p_cursor.hints;
 begin
     if p_cursor.next_publication > _pgqueue.last_publication_id(v_stream_id) + 1 then
-        perform _pgqueue.refuse_lost_publications(v_stream_id);
+        perform _pgqueue.refuse_behind('stream ' || quote_literal(name))
+        from pgqueue.streams where stream_id = v_stream_id;
     end if;
     v_hints.rebuilt_at := clock_timestamp();
     v_hints.lanes := '{}';

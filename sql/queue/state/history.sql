@@ -1,9 +1,10 @@
--- History: a consumer with keep_history keeps what was acknowledged, by which worker, when, and with what result. The
--- token of the claim says whether its end is to be noted: for that, for notify_done or per_key_capacity, or because a
--- reader has it (queue/state/consumer_messages.sql). An acknowledgement of any other claim does nothing of that.
+-- History: a consumer with keep_history keeps a record of what was acknowledged, by which worker, when, and with what
+-- result. The token of a claim says whether its acknowledgement must record something: for keep_history, notify_done or
+-- per_key_capacity, or because a reader has the claim (queue/state/consumer_messages.sql). Acknowledgements of other
+-- claims do none of this.
 
--- An acknowledgement, of a whole claim or of some of its messages; or messages that were cancelled or replaced, without
--- a claim. Written once.
+-- An acknowledgement of a claim, or of some of its messages; or messages that were cancelled or replaced, without a
+-- claim. A row is never updated.
 -- on drop_consumer
 create table if not exists pgqueue.completed_messages (
     consumer_id   int            not null,
@@ -13,11 +14,11 @@ create table if not exists pgqueue.completed_messages (
     deliver_count int            not null,  -- of the message that was delivered most often
     claim_id      bigint,
     claimed_at    timestamptz,
-    owner         text,                     -- the application_name of who claimed, or cancelled
+    owner         text,                     -- the application_name of the session that claimed, or cancelled
     result        jsonb                     -- of replaced messages {"replaced_by": seq}
 );
 
--- Deletes the entries (key_backlog) of messages that were just acknowledged.
+-- Deletes the entries in key_backlog of messages that were just acknowledged.
 create or replace function _pgqueue.delete_done_entries(p_consumer_id int, p_seqs int8multirange) returns void
 language plpgsql as $$
 begin
@@ -29,10 +30,10 @@ begin
                                                 for update skip locked) b));  -- lock: entry
 end $$;
 
--- Notes that messages of a claim were acknowledged, or that messages were cancelled: keeps that, and notifies, as the
--- consumer's settings say.
---   p_bundle         who has the claim, and since when; and the consumer
---   p_claim_id       null: of a cancellation
+-- Records that messages of a claim were acknowledged, or that messages were cancelled: adds history and notifies, as
+-- the settings of the consumer say.
+--   p_bundle         has the consumer, the owner, and the time of the claim
+--   p_claim_id       null: a cancellation
 --   p_deliver_count  of the message that was delivered most often
 create or replace function _pgqueue.record_done(p_bundle pgqueue.consumer_messages, p_claim_id bigint,
                                                 p_seqs int8multirange, p_count bigint, p_deliver_count int,
@@ -59,9 +60,8 @@ begin
     end if;
 end $$;
 
--- The acknowledgement of a message; no row when there is none, or when it is not kept any more. If the message was
--- delivered again after it was acknowledged, this is its first acknowledgement. The search reads all acknowledgements
--- since the message was written.
+-- The first acknowledgement of a message; no row when there is none, or when it is no longer kept. The search reads all
+-- acknowledgements since the message was written.
 create or replace function _pgqueue.done_with(p_consumer pgqueue.consumers, p_seq bigint)
 returns setof pgqueue.completed_messages language plpgsql stable as $$
 declare
@@ -75,17 +75,15 @@ begin
         order by done_at limit 1;
 end $$;
 
--- How messages ended of which history is kept: done, cancelled or replaced.
+-- How messages with history ended: done, cancelled or replaced.
 create or replace function _pgqueue.end_of(p_done pgqueue.completed_messages) returns text
 language sql immutable as $$
     select case when p_done.claim_id is not null then 'done' when p_done.result is not null then 'replaced'
                 else 'cancelled' end
 $$;
 
--- Deletes the history that consumers need not keep any more, at most limit_deleted() acknowledgements of each
--- consumer.
--- Returns how many it deleted, and how many consumers have more. Locks: the acknowledgements that it deletes. It waits
--- for no session.
+-- Deletes history that is older than keep_history, at most limit_deleted() rows for each consumer. Returns how many
+-- rows it deleted, and how many consumers have more. Locks: the deleted rows. It skips rows that others hold.
 create or replace function _pgqueue.delete_history(out o_deleted bigint, out o_unfinished bigint)
 language plpgsql as $$
 declare

@@ -1,7 +1,7 @@
--- Where messages stand that are taken, or come back.
+-- The lane and place of messages that are taken or returned.
 
--- The lane and place of a bundle that nobody has claimed and that was judged: delayed until its not_visible_until,
--- where no order comes first; or ready, by key in the line.
+-- Sets the lane and place of a free bundle that needs no more screening: without an order, delayed until its
+-- not_visible_until; else ready, by key unassigned.
 create or replace function _pgqueue.placed(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
 returns pgqueue.consumer_messages language plpgsql as $$
 begin
@@ -20,47 +20,47 @@ begin
     return p_bundle;
 end $$;
 
--- Notes that a bundle is due at a place of lane_delayed(). Returns the hints.
-create or replace function _pgqueue.due_at(p_hints pgqueue.claim_hints, p_place bigint) returns pgqueue.claim_hints
+-- Records in the hints that a bundle in lane_delayed() is due at a place. Returns the hints.
+create or replace function _pgqueue.record_due(p_hints pgqueue.claim_hints, p_place bigint) returns pgqueue.claim_hints
 language plpgsql as $$
 begin
     p_hints.due_from := least(p_hints.due_from, _pgqueue.time_of(p_place));
     return p_hints;
 end $$;
 
--- Notes that such a bundle stands at a place. Returns the hints.
-create or replace function _pgqueue.placed_at(p_hints pgqueue.claim_hints, p_lane int, p_place bigint,
-                                              p_first_seq bigint) returns pgqueue.claim_hints
+-- Records in the hints that a bundle with a lane from placed() or taken_bundle() is at a place. Returns the hints.
+create or replace function _pgqueue.record_placed(p_hints pgqueue.claim_hints, p_lane int, p_place bigint,
+                                                  p_first_seq bigint) returns pgqueue.claim_hints
 language plpgsql as $$
 begin
     if p_lane = _pgqueue.lane_delayed() then
-        return _pgqueue.due_at(p_hints, p_place);
+        return _pgqueue.record_due(p_hints, p_place);
     elsif p_lane = _pgqueue.lane_unfiltered() then
         p_hints.filter_from := least(p_hints.filter_from, p_place);
         p_hints.was_cut := true;
         return p_hints;
     end if;
-    return case when p_lane < _pgqueue.lane_delayed() then _pgqueue.stands(p_hints, p_lane, p_place, p_first_seq)
+    return case when p_lane < _pgqueue.lane_delayed() then _pgqueue.record_place(p_hints, p_lane, p_place, p_first_seq)
                 else p_hints end;
 end $$;
 
--- Stores messages of such a bundle. Returns the hints.
+-- Stores messages as such a bundle. Returns the hints.
 create or replace function _pgqueue.store_placed(p_hints pgqueue.claim_hints, p_bundle pgqueue.consumer_messages,
                                                  p_seqs int8multirange) returns pgqueue.claim_hints
 language plpgsql as $$
 begin
     return case when _pgqueue.store(p_bundle, p_seqs) = 0 then p_hints
-                else _pgqueue.placed_at(p_hints, p_bundle.lane, p_bundle.place, lower(p_seqs)) end;
+                else _pgqueue.record_placed(p_hints, p_bundle.lane, p_bundle.place, lower(p_seqs)) end;
 end $$;
 
--- Stores such bundles. Returns the hints.
+-- Stores such bundles, with their messages. Returns the hints.
 create or replace function _pgqueue.store_all_placed(p_hints pgqueue.claim_hints, p_bundles pgqueue.consumer_messages[])
 returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_first record;
 begin
     for v_first in
-        with put as (
+        with stored as (
             insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
                                                    deliver_count, not_visible_until, last_delivered_at, note,
                                                    message_count, seqs)
@@ -71,15 +71,15 @@ begin
             order by b.ordinality, c.first_seq
             returning lane, place, first_seq
         )
-        select distinct on (lane) * from put order by lane, place, first_seq
+        select distinct on (lane) * from stored order by lane, place, first_seq
     loop
-        p_hints := _pgqueue.placed_at(p_hints, v_first.lane, v_first.place, v_first.first_seq);
+        p_hints := _pgqueue.record_placed(p_hints, v_first.lane, v_first.place, v_first.first_seq);
     end loop;
     return p_hints;
 end $$;
 
--- A bundle of messages that are taken now, to be stored: unfiltered, delayed, ready, or by key in the line.
---   p_due, p_expires_at  not before and after then; null: at once, and at any time
+-- A bundle of messages that are being taken, to be stored: unfiltered, delayed, ready, or by key unassigned.
+--   p_due, p_expires_at  deliver them not before and not after these times; null: at once, and at any time
 create or replace function _pgqueue.taken_bundle(p_consumer pgqueue.consumers, p_arrival_no bigint, p_priority int,
                                                  p_due timestamptz, p_expires_at timestamptz, p_seqs int8multirange)
 returns pgqueue.consumer_messages language plpgsql as $$

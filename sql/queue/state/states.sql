@@ -1,14 +1,15 @@
--- The states of a consumer's messages, for all that read them and change nothing: views, statistics, peeking,
--- explaining, scanning, backlogs, retention, pgmq. For these, this file alone knows how bundles and gaps make states.
--- The table at the top of queue/state/bundles.sql names the functions that change states.
+-- The states of a consumer's messages, for code that reads them and changes nothing: views, statistics, peeking,
+-- explaining, scanning, backlogs, retention, pgmq. Only this file derives states from bundles and gaps. The table at
+-- the top of queue/state/bundles.sql names the functions that change states.
 --
--- A message that is published to a consumer is new, unfinished, dead or done: new_sets(), unfinished(), and a row of
--- dead_messages. These functions become a part of the query that calls them.
+-- A message that is published to a consumer is new (new_sets()), unfinished (unfinished()), dead (a row of
+-- dead_messages), or done. These functions are inlined.
 
 -- What a consumer has taken and not finished: sets of messages in one state, and the claim that holds them.
---   p_below  only sets that begin before this number. (As a condition of the caller, on a column of another table, it
---            would not reach the index.)
--- The columns from claim_id on are null unless the state is claimed; claim_count is how many messages the claim has.
+--   p_below  only sets that begin before this number. (A condition of the caller on a column of another table would not
+--            use the index.)
+-- The columns from claim_id on are null unless the state is claimed. claim_count is the number of messages in the
+-- claim.
 create or replace function _pgqueue.unfinished(p_consumer_id int, p_below bigint default 9223372036854775807)
 returns table (state text, lane int, priority int, deliver_count int, arrival_no bigint, place bigint, first_seq bigint,
                message_count bigint, seqs int8multirange, not_visible_until timestamptz, last_delivered_at timestamptz,
@@ -39,14 +40,14 @@ language sql stable as $$
     where m.consumer_id = p_consumer_id and m.first_seq < p_below and m.message_count > 0
 $$;
 
--- The state of a set, as it is shown: what is not visible yet is delayed, also where a key or an order comes first.
+-- The state of a set for users: what is not visible yet is delayed, also where it waits for a key or an order.
 create or replace function _pgqueue.shown_state(p_state text, p_not_visible_until timestamptz) returns text
 language sql volatile as $$
     select case when p_state in ('ready', 'waiting') and p_not_visible_until > clock_timestamp() then 'delayed'
                 else p_state end
 $$;
 
--- The claims of a consumer that hold messages: their heads.
+-- The claims of a consumer that hold messages, as their heads.
 create or replace function _pgqueue.live_claims(p_consumer_id int) returns setof pgqueue.consumer_messages
 language sql stable as $$
     select * from pgqueue.consumer_messages
@@ -66,8 +67,8 @@ language sql stable rows 10 as $$
     group by m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until, m.claim_count
 $$;
 
--- The bundles that keep a key from being assigned, by their numbers: assigned with it, or claimed; and whether a claim
--- has all keys.
+-- The bundles that keep a key from being assigned, by number: assigned with it, or claimed; and whether such a claim
+-- holds all keys.
 create or replace function _pgqueue.users_of(p_consumer_id int, p_key bigint)
 returns table (bundle_no bigint, all_keys boolean)
 language sql stable as $$
@@ -76,7 +77,7 @@ language sql stable as $$
       and (p_key = any (m.keys) or (m.lane = _pgqueue.lane_long() and m.keys is null and m.token is not null))
 $$;
 
--- The publications that are new for a consumer: it has not taken them.
+-- The publications that are new for a consumer: those that it has not taken.
 create or replace function _pgqueue.new_ids(p_cursor pgqueue.consumer_cursors) returns int8multirange
 language sql stable as $$
     select _pgqueue.gap_ids(p_cursor) + int8multirange(int8range(p_cursor.next_publication, null))
@@ -84,7 +85,7 @@ language sql stable as $$
                     where consumer_id = p_cursor.consumer_id and publication_id >= p_cursor.next_publication), '{}')
 $$;
 
--- Behind which publication nothing is taken.
+-- The first publication id behind all that is taken.
 create or replace function _pgqueue.end_of_taken(p_cursor pgqueue.consumer_cursors) returns bigint
 language plpgsql stable as $$
 begin
@@ -95,28 +96,28 @@ begin
 end $$;
 
 -- The messages that are new for a consumer, a set for each publication, in the order of the publications.
---   p_limit  look at so many publications after each gap, and as many in each gap; null: at all
+--   p_limit  read at most this many publications after each gap, and in each gap; null: all
 create or replace function _pgqueue.new_sets(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_limit bigint default null)
 returns table (publication_id bigint, seqs int8multirange, priority int, published_at timestamptz,
                deliver_at timestamptz)
 language sql stable as $$
-    select p.publication_id, case when p.seqs && k.kept then p.seqs - k.kept else p.seqs end, p.priority,
+    select p.publication_id, case when p.seqs && k.excluded then p.seqs - k.excluded else p.seqs end, p.priority,
            p.published_at, p.deliver_at
-    from (select _pgqueue.kept(p_cursor) as kept, _pgqueue.new_ids(p_cursor) as ids offset 0) k
+    from (select _pgqueue.excluded(p_cursor) as excluded, _pgqueue.new_ids(p_cursor) as ids offset 0) k
     cross join lateral unnest(k.ids) g
     cross join lateral (select * from pgqueue.publications
                         where stream_id = p_consumer.stream_id and publication_id >= lower(g)
                           and publication_id < coalesce(upper(g), 9223372036854775807)
                         order by publication_id limit p_limit) p
-    where _pgqueue.is_for(p.consumers, p_consumer.consumer_id) and (p.seqs <@ k.kept) is not true
+    where _pgqueue.is_for(p.consumers, p_consumer.consumer_id) and (p.seqs <@ k.excluded) is not true
 $$;
 
--- What a consumer has taken of some messages, and not finished, by their keys: for those who send (owed_of_keys()).
+-- What a consumer has taken and not finished of some messages, by their keys; for senders (owed_of_keys()).
 --   p_seqs          the messages
 --   p_keys          the hashes of their keys
 --   p_publications  the publications that made them visible
---   p_quick         only what is known without looking at all bundles
+--   p_quick         only what can be found without reading all bundles
 create or replace function _pgqueue.unfinished_of(p_consumer pgqueue.consumers, p_seqs int8multirange, p_keys bigint[],
                                                   p_publications bigint[], p_quick boolean) returns setof int8multirange
 language sql stable as $$

@@ -1,14 +1,13 @@
--- Filters: a filtered consumer gets some messages only: those whose key is of a topic, or that pass a jsonpath. A
--- publisher does the same as ever.
+-- Filters: a consumer with a filter gets only messages whose key matches a topic, or that pass a jsonpath. Publishers
+-- do the same as without filters.
 --
--- A take of a filtered consumer makes bundles as any take does, but in lane_unfiltered(). When too few messages are
--- ready, a claim filters these bundles under the consumer's lock, limit_filter() messages at a time. A message that
--- passes becomes ready, or delayed, at its place in the line. The rest is forgotten, as are messages for other
--- consumers. The cursor's filter_from says that something is unfiltered. Until all of that is filtered, the consumer
--- takes nothing more.
+-- A take for a consumer with a filter stores bundles in lane_unfiltered(). If too few messages are ready, a claim with
+-- the consumer's lock filters these bundles, limit_filter() messages at a time. A message that passes gets its lane and
+-- place as any other message; the rest is deleted. The cursor's filter_from says that unfiltered bundles exist. Until
+-- all of them are filtered, the consumer takes nothing more.
 
--- A topic as a regular expression over a key with a dot after each of its words: * is a word, # is any number of words.
--- Errors: PQ003.
+-- A regular expression for a topic, on a key with a dot after each of its words: * matches one word, # any number of
+-- words. Errors: PQ003.
 create or replace function _pgqueue.topic_regex(p_argument text, p_topic text) returns text
 language plpgsql immutable as $$
 declare
@@ -27,7 +26,7 @@ begin
                             p_argument, quote_literal(v_word),
                             quote_literal(left(p_topic, 100)) using errcode = 'PQ003', column = p_argument;
         end if;
-        -- a second # in a row says nothing more, and many of them make an expression that takes minutes
+        -- a second # in a row has no effect, and with many of them the expression takes minutes
         continue when v_word = '#' and v_before = '#';
         v_before := v_word;
         v_regex := v_regex || case v_word when '*' then '[^.]*[.]' when '#' then '(?:[^.]*[.])*'
@@ -37,7 +36,7 @@ begin
     return '^' || v_regex || '$';
 end $$;
 
--- A key in the form in which topics are compared with it.
+-- A key as topics are compared with it.
 create or replace function _pgqueue.words(p_key text) returns text
 language sql immutable parallel safe as $$ select case when p_key <> '' then p_key || '.' else '' end $$;
 
@@ -53,9 +52,9 @@ exception when others then
         using errcode = 'PQ003', column = p_argument;
 end $$;
 
--- Raises PQ003 for a jsonpath that would fail whenever it is asked, as one with variables, which have no values; or
+-- Raises PQ003 for a jsonpath that would fail for each message, such as one with variables, which have no values; or
 -- that may take minutes and gigabytes for one message: each .** multiplies what the steps before it found by the size
--- of the message. (Other paths may be slow, too; a statement_timeout of the caller ends them.)
+-- of the message. (Other paths may be slow too; a statement_timeout of the caller ends them.)
 create or replace function _pgqueue.check_condition(p_where jsonpath) returns void
 language plpgsql immutable as $$
 begin
@@ -71,19 +70,19 @@ begin
     end if;
 end $$;
 
--- Whether a message passes a condition: the first thing that the path finds in {key, headers, data} is neither false
--- nor null. A message of which the path fails does not pass, such as a text that is compared as a number. data is JSON
--- in a json stream, a text in a text stream, and null in a binary stream.
+-- Whether a message passes a condition: the first item that the path finds in {key, headers, data} is neither false nor
+-- null. If the path fails for a message, as when it compares a text as a number, the message does not pass. data is
+-- JSON in a json stream, a text in a text stream, and null in a binary stream.
 create or replace function _pgqueue.passes(p_where jsonpath, p_key text, p_headers jsonb, p_data jsonb) returns boolean
 language sql immutable as $$
     select coalesce(jsonb_path_query_first(jsonb_build_object('key', p_key, 'headers', p_headers, 'data', p_data),
                                            p_where, '{}', true) not in ('false', 'null'), false)
 $$;
 
--- Whether a message passes a condition that passes() may fail for. A message with a value that the condition cannot
--- compare does not pass, and holds no other message up. One that is nested too deeply, or has too much in it, to be
--- asked passes: a message that does not pass is forgotten. Any other error is the server's, and is raised: a file that
--- it cannot read, a damaged row.
+-- Whether a message passes a condition for which passes() may fail. A message with a value that the condition cannot
+-- compare does not pass, and does not stop others. A message that is too large or too deeply nested for jsonb passes,
+-- because messages that do not pass are deleted. Any other error, as for a file that cannot be read or a damaged row,
+-- is raised.
 create or replace function _pgqueue.passes_safely(p_where jsonpath, p_kind text, p_key text, p_headers jsonb,
                                                   p_data text) returns boolean
 language plpgsql as $$
@@ -106,11 +105,11 @@ exception
         return true;
 end $$;
 
--- Which of some messages are of a topic and pass a condition. It looks at the messages in the order of the ranges, and
--- within a range by number.
---   p_topic_regex, p_where  null: any
---   p_max     ends with so many; null: all
---   p_safely  asks one message after the other, whatever they hold
+-- Which of some messages match a topic and pass a condition. Messages are read in the order of the ranges, and within a
+-- range by number.
+--   p_topic_regex, p_where  null: any message
+--   p_max     end with this many; null: all
+--   p_safely  call passes_safely() for one message after the other
 create or replace function _pgqueue.matching(p_stream_id int, p_ranges int8range[], p_topic_regex text,
                                              p_where jsonpath, p_max bigint, p_safely boolean default false)
 returns int8multirange language plpgsql as $$
@@ -137,22 +136,22 @@ exception when others then
     return _pgqueue.matching(p_stream_id, p_ranges, p_topic_regex, p_where, p_max, true);
 end $$;
 
--- Which of some messages pass the filter of a consumer that has one.
+-- Which of some messages pass the filter of a consumer.
 create or replace function _pgqueue.passing(p_consumer pgqueue.consumers, p_seqs int8multirange) returns int8multirange
 language sql as $$
     select _pgqueue.matching(p_consumer.stream_id, array(select unnest(p_seqs)), f.topic_regex, f.condition, null)
     from pgqueue.consumer_filters f where f.consumer_id = p_consumer.consumer_id
 $$;
 
--- Filters the first unfiltered messages, limit_filter() of them, in the order in which they will be served. With
--- per_key_latest only the newest of a key stay.
--- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock.
+-- Screens the first unfiltered messages, limit_filter() of them, in the order in which they will be delivered: with the
+-- filter; and with per_key_latest only the newest message of each key stays. Returns the cursor, which the caller
+-- stores, and how many messages became ready. Needs the consumer's lock.
 create or replace function _pgqueue.apply_filter(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                  out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
 language plpgsql as $$
 declare
     v_place   bigint := (p_cursor.hints).filter_from;
-    v_room    bigint := _pgqueue.limit_filter();
+    v_left    bigint := _pgqueue.limit_filter();
     v_bundles pgqueue.consumer_messages[];
     v_bundle  pgqueue.consumer_messages;
     v_placed  pgqueue.consumer_messages[];
@@ -168,9 +167,9 @@ begin
                     where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered()
                       and place >= v_place
                     order by place limit 1);
-        exit when v_place is null or v_room <= 0;
-        v_bundles := _pgqueue.unfiltered(p_consumer.consumer_id, v_place, v_room);
-        v_room := v_room - _pgqueue.count_of(v_bundles);
+        exit when v_place is null or v_left <= 0;
+        v_bundles := _pgqueue.take_unfiltered(p_consumer.consumer_id, v_place, v_left);
+        v_left := v_left - _pgqueue.count_of(v_bundles);
         v_passing := _pgqueue.seqs_of(v_bundles);
         if p_consumer.filtered then
             v_passing := _pgqueue.passing(p_consumer, v_passing);
@@ -205,22 +204,21 @@ begin
     o_cursor.hints := v_hints;
 end $$;
 
--- Takes the first p_room unfiltered messages of a place, and deletes them there. The bundles of that place interleave,
--- and go by seq.
--- Returns them as bundles.
-create or replace function _pgqueue.unfiltered(p_consumer_id int, p_place bigint, p_room bigint)
+-- Deletes the first p_want unfiltered messages of a place from its bundles, whose messages interleave, in the order of
+-- their numbers. Returns them as bundles.
+create or replace function _pgqueue.take_unfiltered(p_consumer_id int, p_place bigint, p_want bigint)
 returns pgqueue.consumer_messages[] language plpgsql as $$
 declare
     v_below   bigint;
     v_bundles pgqueue.consumer_messages[];
 begin
-    for v_pass in 1..2 loop  -- first with the first bundles that suffice; then with all that begin below that bound
-        select _pgqueue.bound_of(range_agg(seqs), least(sum(message_count), p_room)::bigint) into v_below
+    for v_pass in 1..2 loop  -- first only the bundles that suffice; then all that begin below their bound
+        select _pgqueue.bound_of(range_agg(seqs), least(sum(message_count), p_want)::bigint) into v_below
         from (select seqs, message_count, first_seq,
                      sum(message_count) over (order by first_seq) - message_count as before
               from pgqueue.consumer_messages
               where consumer_id = p_consumer_id and lane = _pgqueue.lane_unfiltered() and place = p_place) b
-        where case v_pass when 1 then before < p_room else first_seq < v_below end;
+        where case v_pass when 1 then before < p_want else first_seq < v_below end;
     end loop;
     v_bundles := array(select b from pgqueue.consumer_messages b
                        where consumer_id = p_consumer_id and lane = _pgqueue.lane_unfiltered() and place = p_place

@@ -1,15 +1,15 @@
--- What claims have taken ahead of a consumer's cursor (queue/claim/ahead.sql), and the cursor itself.
+-- Publications that claims have taken ahead of a consumer's cursor (queue/claim/ahead.sql), and the cursor itself.
 
--- Locks a publication for a consumer if nobody holds the lock. Returns whether the caller has it now.
+-- Locks a publication for a consumer if nobody holds the lock. Returns whether the caller has it.
 create or replace function _pgqueue.try_lock_publication(p_consumer_id int, p_publication_id bigint) returns boolean
 language sql as $$
     select pg_try_advisory_xact_lock(_pgqueue.lock_class_publication(),  -- lock: publication
                                      hashint8extended(p_publication_id, p_consumer_id)::bit(32)::int)
 $$;
 
--- Moves the cursor past what was taken ahead of it.
---   p_all  the caller has the lock of what is new alone: what lies between becomes a gap. False: up to the first
---          publication that is not taken
+-- Moves the cursor past publications that were taken ahead of it.
+--   p_all  the caller has the exclusive lock of what is new: untaken publications in between become a gap. False: stop
+--          at the first publication that is not taken
 -- Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.pass_taken(p_cursor pgqueue.consumer_cursors, p_all boolean)
 returns pgqueue.consumer_cursors language plpgsql as $$
@@ -30,12 +30,13 @@ begin
         return p_cursor;
     end if;
     for v_bundle in
-        with gone as (delete from pgqueue.taken_ahead
-                      where consumer_id = p_cursor.consumer_id and publication_id <= v_passed.last returning *)
-        select distinct on (lane) lane, place, first_seq from gone where lane is not null
+        with deleted as (delete from pgqueue.taken_ahead
+                         where consumer_id = p_cursor.consumer_id and publication_id <= v_passed.last returning *)
+        select distinct on (lane) lane, place, first_seq from deleted where lane is not null
         order by lane, place, first_seq
     loop
-        p_cursor.hints := _pgqueue.stands(p_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq, false);
+        p_cursor.hints := _pgqueue.record_place(p_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq,
+                                                false);
     end loop;
     p_cursor.next_publication := v_passed.last + 1;
     p_cursor.taken := p_cursor.taken + v_passed.message_count;
@@ -49,9 +50,9 @@ begin
     return p_cursor;
 end $$;
 
--- The publication ids to look at ahead of the cursor: the next ones, and those around the last ones that were taken.
--- Much may lie between that was taken, while a claim before it stays open; and much may follow that is not visible.
--- Neither is walked over. The ids end far_ahead() behind all that was taken.
+-- The publication ids to read ahead of the cursor: the next ones, and those around the last ones that were taken. While
+-- an earlier claim stays open, many taken ids may be between these; and many ids behind them may not be visible.
+-- Neither are read. The ids end far_ahead() behind all that was taken.
 create or replace function _pgqueue.ids_ahead(p_cursor pgqueue.consumer_cursors) returns int8multirange
 language plpgsql stable as $$
 declare
@@ -63,7 +64,7 @@ declare
     v_end   bigint := coalesce(v_taken[1] + 1, v_next);
     v_ids   int8multirange;
 begin
-    if cardinality(v_taken) = v_end - v_next then  -- all before was taken, or nothing was
+    if cardinality(v_taken) = v_end - v_next then  -- all ids before v_end were taken, or none was
         return int8multirange(int8range(v_end, v_end + v_far));
     end if;
     v_ids := int8multirange(int8range(v_next, v_next + v_far),
@@ -76,12 +77,12 @@ begin
                               and publication_id >= lower(g) and publication_id < upper(g) offset 0) a), '{}');
 end $$;
 
--- How many ids claims look at that take ahead of the cursor.
+-- How many ids a claim ahead of the cursor reads.
 create or replace function _pgqueue.far_ahead() returns int
 language sql immutable parallel safe as $$ select 4 * _pgqueue.limit_ahead() $$;
 
--- Takes the next publications one by one, where claims of others stay open that take ahead of the cursor: those that
--- nobody else is taking. Returns the cursor. Needs the consumer's lock.
+-- Takes the next publications one by one while claims ahead of the cursor are open: those that no other session is
+-- taking. Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.take_each(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
@@ -94,7 +95,7 @@ begin
         group by p.publication_id order by p.publication_id limit _pgqueue.limit_ahead()
     loop
         continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_next[1].publication_id);
-        -- (a statement of its own: its snapshot is of a time when the lock was held)
+        -- (a statement of its own, for a snapshot from after the lock)
         continue when exists (select from pgqueue.taken_ahead where consumer_id = p_consumer.consumer_id
                                                                 and publication_id = v_next[1].publication_id);
         p_cursor.last_arrival := p_cursor.last_arrival + 1;
@@ -111,17 +112,16 @@ begin
     return p_cursor;
 end $$;
 
--- Makes a cursor ready for a take: nobody takes publications ahead of it until the transaction ends, and it is past
--- those that were. Where claims stay open that do, it takes a few publications one by one, and the caller may only look
--- into gaps.
--- Returns the cursor, and up to which publication the caller may take; null: all. Needs the consumer's lock. Locks:
--- what is new.
+-- Prepares a cursor for a take: no session can take publications ahead of it until the transaction ends, and it is past
+-- those that were taken ahead. If claims ahead of the cursor are still open, a few publications are taken one by one,
+-- and the caller may only read the gaps. Returns the cursor, and up to which publication the caller may take; null:
+-- all. Needs the consumer's lock. Locks: what is new.
 create or replace function _pgqueue.catch_up(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                              inout p_upto bigint)
 language plpgsql as $$
 begin
     if p_consumer.ordering <> 'none' then
-        return;  -- nothing is taken ahead
+        return;  -- nothing is taken ahead of the cursor
     elsif _pgqueue.try_lock_new(p_consumer.consumer_id) then
         p_cursor := _pgqueue.pass_taken(p_cursor, true);
     else

@@ -1,10 +1,10 @@
--- Taking: publications that are new for a consumer become its bundles. New are the publications beyond the last one
--- that it took, those that have appeared in its gaps (log/gaps.sql), and what claims ahead of the cursor left out.
+-- Taking: new publications become bundles of a consumer. New are publications beyond the last one that it took, those
+-- that have become visible in its gaps (log/gaps.sql), and those that claims ahead of the cursor left.
 
--- The next publications, if no gap is before them and they are plain, as they nearly always are: at most p_limit,
--- without a gap among their ids, with the same priority, time, expiry and consumers, and with messages that are one
--- range. A single publication in one part is plain whatever its messages are. Returns the first one; the last one, how
--- many there are, and their messages; nulls when there is none or they are not plain.
+-- The next publications, if no gap is before them and they are plain, as nearly always: at most p_limit, without a gap
+-- between their ids, with the same priority, time, expiry and consumers, and with messages in one range. A single
+-- publication in one part is always plain. Returns the first publication, the id of the last, how many there are, and
+-- their messages; nulls if there is none or they are not plain.
 create or replace function _pgqueue.next_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_upto bigint, p_limit int, out o_first pgqueue.publications,
                                              out o_last bigint, out o_count bigint, out o_message_count bigint,
@@ -24,7 +24,7 @@ begin
     if not found then
         return;
     end if;
-    -- another publication, or another part of this one
+    -- another publication, or another part of the first
     v_other := (select publication_id from pgqueue.publications
                 where stream_id = p_consumer.stream_id and (publication_id, part) > (v_next, 0)
                   and publication_id <= v_upto
@@ -44,7 +44,7 @@ begin
         from pgqueue.publications
         where stream_id = p_consumer.stream_id and publication_id >= v_next
           and publication_id < v_next + p_limit and publication_id <= v_upto;
-        -- publications that are visible further on have a gap before them, unless the limit cut them off
+        -- visible publications further on have a gap before them, unless the limit excluded them
         if v_all.alike and v_all.last - v_next + 1 = v_all.count and v_all.hi - v_all.lo = v_all.message_count
            and (v_all.count = p_limit or v_all.last = v_upto or not exists (
                     select from pgqueue.publications
@@ -59,8 +59,8 @@ begin
 end $$;
 
 -- Takes the next publications, if they are plain and no gap is before them, and stores their messages as one bundle, or
--- as several that are alike. Returns the cursor, and how many messages became ready. The cursor is null when nothing
--- was taken. Needs the consumer's lock.
+-- as several alike. Returns the cursor, null if nothing was taken, and how many messages became ready. Needs the
+-- consumer's lock.
 create or replace function _pgqueue.take_plain(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors,
                                                out o_messages bigint)
@@ -91,28 +91,30 @@ begin
     o_cursor.hints := v_hints;
 end $$;
 
--- Looks for new publications, in the gaps and beyond, from the cursor's next_publication on. Nearly always ids and seqs
--- are contiguous. Then range_agg is left out: merging them one by one costs more than all the rest. The statement reads
--- which gaps to look into after its snapshot. Read before the snapshot, the list could lack a gap whose producer
--- commits just then. If that producer published once more and committed before the snapshot, its later publication,
--- beyond, would be taken, and its earlier one, in the gap, not yet. Returns the gaps that it looked into (null: none),
--- the publication ids that it took (null: none), how many parts of publications it found in gaps and how many beyond;
--- and what they have for this consumer: messages that are alike. By key these follow each other: what comes later in
--- the stream comes later here, too. (More than 60 lines: one statement, and so one snapshot.)
-create or replace function _pgqueue.look_for_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                 p_upto bigint, p_limit int, out o_gaps pgqueue.consumer_gaps[],
-                                                 out o_taken int8multirange, out o_in_gaps int, out o_beyond int,
-                                                 out o_priorities int[], out o_dues timestamptz[],
-                                                 out o_expiries timestamptz[], out o_seqs int8multirange[])
+-- Reads new publications, in the gaps and from the cursor's next_publication on. Nearly always, ids and numbers are
+-- contiguous. Then range_agg is avoided, which costs more than all the rest. The statement reads which gaps to read
+-- after its snapshot. If it read the list before, the list could lack a gap whose producer commits just then. If that
+-- producer had published once more and committed before the snapshot, its later publication, beyond, would be taken
+-- before its earlier one, in the gap.
+--
+-- Returns the gaps that were read (null: none), the publication ids that were found (null: none), how many parts of
+-- publications were in gaps and how many beyond, and their messages for this consumer as sets that are alike. By key,
+-- the sets are in the order of the stream. (More than 60 lines: one statement, and so one snapshot.)
+create or replace function _pgqueue.read_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                             p_upto bigint, p_limit int, out o_gaps pgqueue.consumer_gaps[],
+                                             out o_taken int8multirange, out o_in_gaps int, out o_beyond int,
+                                             out o_priorities int[], out o_dues timestamptz[],
+                                             out o_expiries timestamptz[], out o_seqs int8multirange[])
 language plpgsql as $$
 declare
     v_now   timestamptz := clock_timestamp();
     v_keyed boolean := _pgqueue.is_keyed(p_consumer.profile);
 begin
     with gap as materialized (
-        select g from unnest(_pgqueue.gaps_to_look_into(p_cursor, _pgqueue.publishers(p_consumer.stream_id))) g
-        where p_cursor.gaps <> '{}'
-    ), held as materialized (
+        select g from pgqueue.consumer_gaps g
+        where p_cursor.gaps <> '{}' and consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps)
+          and (look or not publishers <@ (select _pgqueue.publishers(p_consumer.stream_id)))
+    ), from_gaps as materialized (
         select true as in_gap, p.publication_id, p.part, p.message_count, p.seqs, p.priority, p.deliver_at, p.consumers,
                p.expires_at
         from gap
@@ -126,13 +128,13 @@ begin
         order by p.publication_id
         fetch first p_limit rows with ties
     ), new as materialized (
-        select * from held
+        select * from from_gaps
         union all
         (select false, publication_id, part, message_count, seqs, priority, deliver_at, consumers, expires_at
          from pgqueue.publications
          where stream_id = p_consumer.stream_id
            and publication_id >= p_cursor.next_publication and publication_id <= coalesce(p_upto, 9223372036854775807)
-           and (select count(*) from held) < p_limit  -- otherwise what is left in the gaps comes first
+           and (select count(*) from from_gaps) < p_limit  -- otherwise the rest of the gaps comes first
          order by publication_id
          fetch first p_limit rows with ties)
     ), grouped as materialized (
@@ -157,15 +159,15 @@ begin
         from (select *, case when v_keyed then i - row_number() over (partition by priority, due, expires_at order by i)
                         end as island
               from (select priority, case when deliver_at > v_now then deliver_at end as due, expires_at, g,
-                           -- (the parts of a publication may lie between each other: rows of a sink with priorities)
+                           -- (the parts of a publication may interleave, as with rows of a sink that have priorities)
                            row_number() over (order by publication_id, lower(g)) as i
                     from new cross join lateral unnest(seqs) g
                     where _pgqueue.is_for(consumers, p_consumer.consumer_id)) m) n
         where exists (select from grouped where mine and hi - lo <> message_count)
            or (select count(*) > 1 and v_keyed from grouped where mine)
         group by priority, due, expires_at, island
-    ), kept as (
-        select coalesce(range_agg(k), '{}') as seqs from gap cross join lateral unnest((gap.g).kept) k
+    ), excluded as (
+        select coalesce(range_agg(k), '{}') as seqs from gap cross join lateral unnest((gap.g).excluded) k
     )
     select (select array_agg(gap.g) from gap),
            case when id.ids = id.hi - id.lo + 1 then int8multirange(int8range(id.lo, id.hi, '[]'))
@@ -173,15 +175,16 @@ begin
            id.in_gaps, id.beyond, a.*
     into o_gaps, o_taken, o_in_gaps, o_beyond, o_priorities, o_dues, o_expiries, o_seqs
     from id cross join (select array_agg(priority order by first), array_agg(due order by first),
-                               array_agg(expires_at order by first), array_agg(alike.seqs - kept.seqs order by first)
-                        from alike cross join kept) a;
+                               array_agg(expires_at order by first),
+                               array_agg(alike.seqs - excluded.seqs order by first)
+                        from alike cross join excluded) a;
 end $$;
 
--- Stores new publications as bundles: at most p_limit from gaps, and at most p_limit beyond. If a consumer has
--- unfiltered bundles, the call filters some of these instead, and takes nothing.
+-- Takes new publications, at most p_limit from gaps and at most p_limit beyond, as bundles. If the consumer has
+-- unfiltered bundles, filters some of these instead, and takes nothing.
 --   p_upto  no publication after this one; null: all
--- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock; the
--- caller has called catch_up().
+-- Returns the cursor, which the caller stores, and how many messages became ready. Needs the consumer's lock, and
+-- catch_up().
 create or replace function _pgqueue.take_alone(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors,
                                                out o_messages bigint)
@@ -201,7 +204,7 @@ begin
     o_messages := v_taken.o_messages;
 end $$;
 
--- Takes new publications, see take_alone(), unless claims of new messages are open.
+-- Takes new publications as take_alone() does, after catch_up().
 create or replace function _pgqueue.take(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors, p_upto bigint,
                                          p_limit int, out o_cursor pgqueue.consumer_cursors, out o_messages bigint)
 language plpgsql as $$
@@ -213,35 +216,35 @@ begin
     o_messages := v_taken.o_messages;
 end $$;
 
--- Stores new publications as bundles, see take(). (More than 60 lines: all steps use the result of one look.)
+-- Takes new publications that take_plain() cannot. (More than 60 lines: all steps use the result of one read.)
 create or replace function _pgqueue.take_all(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_upto bigint, p_limit int, out o_cursor pgqueue.consumer_cursors,
                                              out o_messages bigint)
 language plpgsql as $$
 declare
     v_publishers text[];
-    v_issued     bigint;  -- publication ids up to this one were given out before the look
-    v_look       record;
+    v_issued     bigint;  -- publication ids up to this one were assigned before the read
+    v_new        record;
     v_taken      int8multirange;
-    v_end        bigint;  -- ids up to this one were looked at
+    v_end        bigint;  -- ids up to this one were read
     v_hints      pgqueue.claim_hints := p_cursor.hints;
     v_bundles    pgqueue.consumer_messages[];
 begin
     if p_cursor.gaps <> '{}' then
-        v_publishers := _pgqueue.publishers(p_consumer.stream_id);  -- before the look
+        v_publishers := _pgqueue.publishers(p_consumer.stream_id);  -- before the read
     end if;
     o_cursor := p_cursor;
     o_messages := 0;
     v_issued := least(_pgqueue.last_publication_id(p_consumer.stream_id), p_upto);
-    v_look := _pgqueue.look_for_new(p_consumer, p_cursor, p_upto, p_limit);
-    v_taken := coalesce(v_look.o_taken, '{}');
-    v_hints.was_cut := greatest(v_look.o_in_gaps, v_look.o_beyond) >= p_limit;
+    v_new := _pgqueue.read_new(p_consumer, p_cursor, p_upto, p_limit);
+    v_taken := coalesce(v_new.o_taken, '{}');
+    v_hints.was_cut := greatest(v_new.o_in_gaps, v_new.o_beyond) >= p_limit;
     v_bundles := array(
         select _pgqueue.taken_bundle(
             p_consumer, p_cursor.last_arrival + case when _pgqueue.is_keyed(p_consumer.profile) then i else 1 end,
             priority, due, expires_at, seqs)
         from (select *, row_number() over () as i
-              from unnest(v_look.o_priorities, v_look.o_dues, v_look.o_expiries, v_look.o_seqs)
+              from unnest(v_new.o_priorities, v_new.o_dues, v_new.o_expiries, v_new.o_seqs)
                    n (priority, due, expires_at, seqs) where seqs <> '{}') n);
     if v_bundles <> '{}' then
         v_hints := _pgqueue.store_all_placed(v_hints, v_bundles);
@@ -252,15 +255,15 @@ begin
         from unnest(v_bundles) b;
     end if;
 
-    if v_look.o_gaps is not null then
-        o_cursor := _pgqueue.shrink_gaps(o_cursor, v_look.o_gaps, v_taken, v_publishers,
-                                         v_look.o_in_gaps >= p_limit
+    if v_new.o_gaps is not null then
+        o_cursor := _pgqueue.shrink_gaps(o_cursor, v_new.o_gaps, v_taken, v_publishers,
+                                         v_new.o_in_gaps >= p_limit
                                          or coalesce(p_upto < p_cursor.next_publication - 1, false));
     end if;
-    if v_look.o_beyond > 0 then
+    if v_new.o_beyond > 0 then
         v_end := upper(v_taken) - 1;
     end if;
-    -- many ids in a row that are not visible become a gap, so that not each claim walks over them again
+    -- many invisible ids in a row become a gap, so that later claims do not read them again
     if not v_hints.was_cut
        and v_issued - coalesce(v_end, p_cursor.next_publication - 1) >= _pgqueue.limit_unseen() then
         v_end := v_issued;
@@ -283,10 +286,10 @@ begin
     o_cursor.hints := v_hints;
 end $$;
 
--- Whether a take may find something: the consumer has gaps, or messages that are not filtered yet, or a publication
--- beyond the last one that it took.
---   p_far  true: look also beyond limit_unseen() ids that are not visible
--- Errors, where it looks far: PQ011.
+-- Whether a take may find something: the consumer has gaps, unfiltered messages, or a publication beyond the last one
+-- that it took.
+--   p_far  true: read also beyond limit_unseen() ids that are not visible
+-- Errors, with p_far: PQ011.
 create or replace function _pgqueue.has_new(p_stream_id int, p_cursor pgqueue.consumer_cursors, p_far boolean)
 returns boolean language plpgsql stable as $$
 declare
@@ -296,7 +299,8 @@ begin
     if p_cursor.gaps <> '{}' or (p_cursor.hints).filter_from is not null then
         return true;
     elsif v_last < v_next then
-        perform _pgqueue.refuse_lost_publications(p_stream_id) where v_last < v_next - 1;
+        perform _pgqueue.refuse_behind('stream ' || quote_literal(name))
+        from pgqueue.streams where stream_id = p_stream_id and v_last < v_next - 1;
         return false;
     end if;
     return exists (select from pgqueue.publications

@@ -4,20 +4,17 @@
 -- Errors: PQ001, PQ002, PQ003.
 create or replace function pgqueue.open_sink(p_stream text, p_consumers text[] default null)
 returns table (stream_id int, kind text)
-language plpgsql stable as $$
-declare
-    v_stream pgqueue.streams := _pgqueue.stream(p_stream);
-begin
-    perform _pgqueue.consumer_ids(v_stream.stream_id, p_consumers);
-    return query select v_stream.stream_id, v_stream.kind;
-end $$;
+language sql stable as $$
+    select s.stream_id, s.kind
+    from _pgqueue.stream(p_stream) s cross join lateral _pgqueue.consumer_ids(s.stream_id, p_consumers)
+$$;
 
 -- Stores settings of a stream that were checked; null sets one back to its default.
 create or replace function _pgqueue.set_stream(p_stream_id int, p_settings jsonb) returns void
 language sql as $$
     update pgqueue.streams s
     set (given, notify, max_bytes, max_header_bytes, dedup_window, schema, schema_path)
-      = (select _pgqueue.given_after(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
+      = (select _pgqueue.given_names(s.given, p_settings), n.notify, n.max_bytes, n.max_header_bytes, n.dedup_window,
                 n.schema, n.schema_path
          from _pgqueue.on_set_stream(jsonb_populate_record(s, _pgqueue.stored_settings('stream', p_settings)),
                                      p_settings) n)
@@ -39,23 +36,19 @@ declare
     v_columns text := (select string_agg(name, ', ') from _pgqueue.settings() where of_what = 'stream');
 begin
     perform _pgqueue.check_name('stream', p_name);
-    if p_kind is null or p_kind not in ('text', 'json', 'binary') then
-        raise exception 'p_kind is text, json or binary, not %', coalesce(quote_literal(p_kind), 'null')
-            using errcode = 'PQ003', column = 'p_kind';
-    end if;
+    perform _pgqueue.check_choice('p_kind', p_kind, '{text, json, binary}');
     perform _pgqueue.check_settings('stream', p_settings);
     v_stream.kind := p_kind;
     perform _pgqueue.before_set_stream(v_stream, p_settings);
     perform _pgqueue.check_numbers('streams', '{streams_stream_id_seq}');
     v_stream.stream_id := _pgqueue.await(
         'the name of the stream',
-        'with made as (insert into pgqueue.streams (name, kind, ' || v_columns || ') '
+        'insert into pgqueue.streams (name, kind, ' || v_columns || ') '
         'select $2 ->> 0, $2 ->> 1, ' || v_columns || ' from jsonb_populate_record(null::pgqueue.streams, $2 -> 2) '
         'where not exists (select from pgqueue.streams where name = $2 ->> 0) '  -- else it would take an id
-        'on conflict (name) do nothing returning stream_id) '  -- lock: stream
-        'select coalesce(max(stream_id), 0) from made', null,
+        'on conflict (name) do nothing returning stream_id', null,  -- lock: stream
         jsonb_build_array(p_name, p_kind, _pgqueue.defaults('stream')))::int;
-    if v_stream.stream_id = 0 then
+    if v_stream.stream_id is null then
         select * into v_stream from pgqueue.streams where name = p_name;
         if p_if_not_exists and v_stream.kind = p_kind then
             return v_stream.stream_id;
@@ -94,14 +87,20 @@ begin
     -- "create table ... partition of" would wait for every writer of every stream; attaching does not
     execute format('create table pgqueue.messages_%1$s (like pgqueue.messages including defaults, primary key (seq))',
                    p_stream_id);
-    execute format('alter table pgqueue.messages_%1$s alter %2$s set not null', p_stream_id,  -- lock: table
-                   case p_kind when 'binary' then 'data_bytes' else 'data' end);
     -- lock: table
-    execute format('alter table pgqueue.messages_%1$s alter stream_id set default %1$s', p_stream_id);
+    execute format('alter table pgqueue.messages_%1$s alter %2$s set not null, alter stream_id set default %1$s',
+                   p_stream_id, case p_kind when 'binary' then 'data_bytes' else 'data' end);
     -- lock: table
     execute format('alter table pgqueue.messages attach partition pgqueue.messages_%1$s for values in (%1$s)',
                    p_stream_id);
 end $$;
+
+-- Whether a stream takes all that another one takes, so that messages of that one may be copied to it.
+create or replace function _pgqueue.takes_all(p_from pgqueue.streams, p_to pgqueue.streams) returns boolean
+language sql stable as $$
+    select p_to.kind = p_from.kind and p_to.max_bytes >= p_from.max_bytes
+       and p_to.max_header_bytes >= p_from.max_header_bytes and _pgqueue.on_bind(p_from, p_to)
+$$;
 
 -- Changes settings of a stream while it is in use.
 -- Messages that are sent from then on go by the new settings; messages that were sent stay as they are.
@@ -139,12 +138,8 @@ begin
     from pgqueue.bindings b
     join pgqueue.streams s on s.stream_id in (b.stream_id, b.to_stream_id) and s.stream_id <> v_stream.stream_id
     where p_settings ?| '{max_bytes, max_header_bytes, schema}' and v_stream.stream_id in (b.stream_id, b.to_stream_id)
-      and case s.stream_id
-               when b.to_stream_id
-               then s.max_bytes < v_stream.max_bytes or s.max_header_bytes < v_stream.max_header_bytes
-                    or not _pgqueue.on_bind(v_stream, s)
-               else s.max_bytes > v_stream.max_bytes or s.max_header_bytes > v_stream.max_header_bytes
-                    or not _pgqueue.on_bind(s, v_stream) end
+      and not case s.stream_id when b.to_stream_id then _pgqueue.takes_all(v_stream, s)
+                               else _pgqueue.takes_all(s, v_stream) end
     order by s.name limit 1;
     if found then
         raise exception 'p_settings: stream % is bound to stream %, and one of them would take less '
@@ -167,26 +162,25 @@ begin
                            jsonb_build_array(p_name), p_try => interval '5 ms', p_limit => interval '30 s');
 end $$;
 
--- Deletes a stream and its consumers, in the order of locks. What sessions may need that have seen the stream, and are
--- at work with it, stays for a while (operate/dropped.sql).
+-- Deletes a stream and its consumers, in the order of locks. The tables stay: a session that has seen the stream may
+-- send to it, seek in it, or copy messages to it. maintain() drops them when no transaction is open any more that began
+-- before the stream was gone. So no such call fails, and drop_stream() waits for no sender.
 create or replace function _pgqueue.delete_stream(p_name text) returns void
 language plpgsql as $$
 declare
     v_id int;
 begin
     perform _pgqueue.lock_bindings();
-    v_id := (_pgqueue.stream(p_name)).stream_id;  -- again: somebody else may have dropped it meanwhile
+    v_id := (_pgqueue.stream(p_name)).stream_id;  -- again: it may have been dropped meanwhile
     -- a maintain() that is at work with the stream ends
     perform pg_advisory_xact_lock(_pgqueue.lock_class_maintain(), v_id);  -- lock: maintain
     perform from pgqueue.streams
     where stream_id = v_id
        or stream_id in (select stream_id from pgqueue.bindings where to_stream_id = v_id)
     order by stream_id for update;  -- lock: stream
-    update pgqueue.streams s set bound = false
-    where s.stream_id in (select b.stream_id from pgqueue.bindings b where b.to_stream_id = v_id)
-      and not exists (select from pgqueue.bindings b
-                      where b.stream_id = s.stream_id and b.to_stream_id <> v_id);
     delete from pgqueue.bindings where v_id in (stream_id, to_stream_id);
+    update pgqueue.streams s set bound = false
+    where s.bound and not exists (select from pgqueue.bindings b where b.stream_id = s.stream_id);
     perform _pgqueue.drop_consumer(consumer_id)
     from (select consumer_id from pgqueue.consumers where stream_id = v_id order by consumer_id) c;
     perform _pgqueue.on_drop_stream(v_id);
@@ -194,7 +188,39 @@ begin
     insert into pgqueue.dropped_streams (stream_id, dropped_by) values (v_id, pg_current_xact_id());
 end $$;
 
--- Existing streams get their function anew: a function that this installation does not make is dropped, see
+-- Drops the tables of a stream that was dropped; or, while transactions are open that may be at work with the stream,
+-- notes these. The sequences come first: their locks wait for prepared transactions that have a number of the stream.
+-- Behind the last lock, of messages, the senders of all streams wait. Locks: the maintenance of the stream, if it is
+-- free; the tables.
+create or replace function _pgqueue.drop_tables(p_stream_id int) returns void
+language plpgsql as $$
+declare
+    v_dropped pgqueue.dropped_streams;
+    v_open    text[];
+begin
+    if not pg_try_advisory_xact_lock(_pgqueue.lock_class_maintain(), p_stream_id) then  -- lock: maintain
+        return;
+    end if;
+    -- a transaction that begins after the snapshot of this statement does not see the stream
+    select * into v_dropped from pgqueue.dropped_streams where stream_id = p_stream_id;
+    if not found or v_dropped.dropped_by = pg_current_xact_id_if_assigned() then
+        return;
+    end if;
+    v_open := _pgqueue.open_transactions(false);
+    update pgqueue.dropped_streams set transactions = v_open where stream_id = p_stream_id and transactions is null;
+    if v_open && coalesce(v_dropped.transactions, v_open) then
+        return;
+    end if;
+    perform _pgqueue.on_clear_stream(p_stream_id);
+    execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', p_stream_id);  -- lock: table
+    execute format('lock table pgqueue.messages_%s in access exclusive mode', p_stream_id);  -- lock: table
+    execute format('alter table pgqueue.messages detach partition pgqueue.messages_%s', p_stream_id);  -- lock: table
+    execute format('drop function if exists _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s', p_stream_id);
+    execute format('drop table pgqueue.messages_%s', p_stream_id);  -- lock: table
+    delete from pgqueue.dropped_streams where stream_id = p_stream_id;
+end $$;
+
+-- The functions of existing streams are made again: a function that this installation does not make is dropped, see
 -- version.sql.
 do $$
 begin

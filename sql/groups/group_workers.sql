@@ -17,7 +17,6 @@ declare
     v_due   int;
     v_held  int;
     v_free  pgqueue.group_partitions;
-    v_mine  pgqueue.group_partitions;
 begin
     perform _pgqueue.check_isolation();
     perform pgqueue.check_timeout('p_lease', p_lease);
@@ -36,7 +35,7 @@ begin
     values (v_group.consumer_id, p_worker, clock_timestamp() + p_lease)
     on conflict (consumer_id, worker) do update set lease_until = excluded.lease_until;
     delete from pgqueue.group_workers where consumer_id = v_group.consumer_id and lease_until < clock_timestamp();
-    v_due := _pgqueue.due_partitions(v_group, p_worker);
+    v_due := _pgqueue.partition_share(v_group, p_worker);
     v_held := (select count(*) from _pgqueue.partitions(v_group) p where p.worker = p_worker);
     for v_free in
         select p.* from _pgqueue.partitions(v_group) p
@@ -45,15 +44,7 @@ begin
         order by p.partition
     loop
         exit when v_held >= v_due;
-        -- a worker that is committing this partition keeps it
-        perform from pgqueue.group_partitions p
-        where p.consumer_id = v_free.consumer_id and p.partition = v_free.partition and p.version = v_free.version
-        for update skip locked;  -- lock: partition
-        continue when not found;
-        v_mine := v_free;
-        v_mine.worker := p_worker;
-        v_mine.lease_id := _pgqueue.new_lease_id();
-        v_held := v_held + _pgqueue.save_partition(v_free, v_mine)::int;
+        v_held := v_held + _pgqueue.assign_partition(v_free, p_worker)::int;
     end loop;
     return query
         select p.partition, p.lease_id, row_number() over (order by p.partition) > v_due, array[p.arrival_no, p.seq]
@@ -62,7 +53,7 @@ end $$;
 
 -- How many partitions are a worker's share: the same number for all. What is left over goes to the workers that have
 -- most, so that little moves.
-create or replace function _pgqueue.due_partitions(p_group pgqueue.consumers, p_worker text) returns int
+create or replace function _pgqueue.partition_share(p_group pgqueue.consumers, p_worker text) returns int
 language sql stable as $$
     select p_group.partitions / count + (place <= p_group.partitions % count)::int
     from (select w.worker, count(*) over ()::int as count,
@@ -78,24 +69,13 @@ create or replace function pgqueue.leave_group(p_stream text, p_group text, p_wo
 language plpgsql as $$
 declare
     v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
-    v_mine  pgqueue.group_partitions;
-    v_free  pgqueue.group_partitions;
 begin
     perform _pgqueue.lock_consumer(v_group.consumer_id);
     delete from pgqueue.group_workers where consumer_id = v_group.consumer_id and worker = p_worker;
-    for v_mine in select * from _pgqueue.partitions(v_group) p where p.worker = p_worker loop
-        perform from pgqueue.group_partitions p
-        where p.consumer_id = v_mine.consumer_id and p.partition = v_mine.partition and p.version = v_mine.version
-        for update skip locked;  -- lock: partition
-        continue when not found;
-        v_free := v_mine;
-        v_free.worker := null;
-        v_free.lease_id := null;
-        perform _pgqueue.save_partition(v_mine, v_free);
-    end loop;
+    perform _pgqueue.assign_partition(p, null) from _pgqueue.partitions(v_group) p where p.worker = p_worker;
 end $$;
 
--- Notes how far a partition of a group is worked off, in the worker's own transaction.
+-- Records how far a partition of a group is done, in the worker's own transaction.
 -- Call it at the end of that transaction, because the partition is locked from then on.
 --   p_lease_id  that of lease_partitions
 --   p_offset    the next_offset of read_partitions, up to which all messages of the partition are done; null: leave it
@@ -107,8 +87,7 @@ end $$;
 create or replace function pgqueue.commit_offset(p_lease_id bigint, p_offset bigint[], p_release boolean default false)
 returns void language plpgsql as $$
 declare
-    v_stored pgqueue.group_partitions;
-    v_mine   pgqueue.group_partitions;
+    v_partition pgqueue.group_partitions;
 begin
     if p_offset is not null
         and (array_ndims(p_offset) is distinct from 1 or cardinality(p_offset) <> 2
@@ -117,33 +96,33 @@ begin
             using errcode = 'PQ003', column = 'p_offset', hint = 'Give a next_offset of read_partitions.';
     end if;
     loop
-        select * into v_stored from pgqueue.group_partitions where lease_id = p_lease_id order by version desc limit 1;
+        select * into v_partition from pgqueue.group_partitions
+        where lease_id = p_lease_id order by version desc limit 1;
         if not found then
             raise exception 'the partition of lease % has another worker now', coalesce(p_lease_id::text, 'null')
                 using errcode = 'PQ012',
                       hint = 'Roll back: the lease had ended, or the group was dropped. Renew leases with '
                              'lease_partitions, also while you work, or take a longer p_lease.';
         end if;
-        v_mine := v_stored;
         if p_offset is not null then
-            if p_offset <= array[v_stored.arrival_no, v_stored.seq] then
+            if p_offset <= array[v_partition.arrival_no, v_partition.seq] then
                 raise exception 'p_offset is %, and partition % is done up to % already',
-                    p_offset, v_stored.partition, array[v_stored.arrival_no, v_stored.seq]
+                    p_offset, v_partition.partition, array[v_partition.arrival_no, v_partition.seq]
                     using errcode = 'PQ003', column = 'p_offset',
                           hint = 'Roll back: another process works with this lease.';
-            elsif p_offset[1] > (_pgqueue.cursor(v_stored.consumer_id)).last_arrival then
+            elsif p_offset[1] > (_pgqueue.cursor(v_partition.consumer_id)).last_arrival then
                 raise exception 'p_offset is %, which read_partitions has not given', p_offset
                     using errcode = 'PQ003', column = 'p_offset';
             end if;
-            v_mine.arrival_no := p_offset[1];
-            v_mine.seq := p_offset[2];
-            v_mine.committed_at := clock_timestamp();
+            v_partition.arrival_no := p_offset[1];
+            v_partition.seq := p_offset[2];
+            v_partition.committed_at := clock_timestamp();
         end if;
         if p_release then
-            v_mine.lease_id := null;
-            v_mine.worker := null;
+            v_partition.lease_id := null;
+            v_partition.worker := null;
         end if;
-        exit when _pgqueue.save_partition(v_stored, v_mine);
+        exit when _pgqueue.save_partition(v_partition);
     end loop;
 end $$;
 
@@ -165,33 +144,28 @@ declare
     v_here  bigint[];  -- the place of the partitions that are furthest behind ...
     v_until bigint[];  -- ... and of the next ones
     v_mine  int[];
-    v_plan  record;
 begin
     if p_lease_ids is null then
         raise exception 'p_lease_ids is an array of lease ids, not null'
             using errcode = 'PQ003', column = 'p_lease_ids',
                   hint = 'Give those that lease_partitions returned; none is an empty array.';
     end if;
-    select min(array[p.arrival_no, p.seq]) into v_here from _pgqueue.partitions(v_group) p
-    where p.lease_id = any (p_lease_ids);
-    select array_agg(p.lease_id order by p.partition) filter (where array[p.arrival_no, p.seq] = v_here),
-           array_agg(p.partition order by p.partition) filter (where array[p.arrival_no, p.seq] = v_here),
-           min(array[p.arrival_no, p.seq]) filter (where array[p.arrival_no, p.seq] > v_here)
-    into lease_ids, v_mine, v_until
-    from _pgqueue.partitions(v_group) p where p.lease_id = any (p_lease_ids);
+    select min(p.place), array_agg(p.lease_id order by p.partition) filter (where p.place = p.first),
+           array_agg(p.partition order by p.partition) filter (where p.place = p.first),
+           min(p.place) filter (where p.place > p.first)
+    into v_here, lease_ids, v_mine, v_until
+    from (select n.*, array[n.arrival_no, n.seq] as place, min(array[n.arrival_no, n.seq]) over () as first
+          from _pgqueue.partitions(v_group) n where n.lease_id = any (p_lease_ids)) p;
     if v_mine is null or v_group.paused then
         return;
     end if;
-    v_plan := _pgqueue.next_of_group(v_group.consumer_id, v_here, v_until, p_max);
-    if v_plan.o_end is null and v_until is null then
+    for v_took in 0..1 loop
+        select n.o_lo, n.o_hi, n.o_arrival_nos, coalesce(n.o_end, v_until) into lo, hi, arrival_nos, next_offset
+        from _pgqueue.next_of_group(v_group.consumer_id, v_here, v_until, p_max) n;
+        exit when next_offset is not null or v_took = 1;
         perform _pgqueue.take_for_group(v_group);
-        v_plan := _pgqueue.next_of_group(v_group.consumer_id, v_here, null, p_max);
-    end if;
+    end loop;
     stream_id := v_group.stream_id;
-    lo := v_plan.o_lo;
-    hi := v_plan.o_hi;
-    arrival_nos := v_plan.o_arrival_nos;
-    next_offset := coalesce(v_plan.o_end, v_until);
     condition := case when cardinality(v_mine) = v_group.partitions then 'true'
                       else format('%s operator(pg_catalog.=) any (%L::pg_catalog.int8[])',
                                   _pgqueue.partition_sql(v_group.partitions), v_mine) end;
@@ -210,21 +184,20 @@ end $$;
 -- reads the same again until something is committed.
 -- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks, to the end of the transaction, so make it a transaction of its own:
 -- the group's, if the call takes new messages. While another worker takes them, the call waits for a moment, and then
--- makes do with what was taken.
+-- returns what was taken.
 create or replace function pgqueue.read_partitions(p_stream text, p_group text, p_lease_ids bigint[],
                                                    p_max int default 1000)
 returns table (partition int, lease_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb,
                inserted_at timestamptz, next_offset bigint[])
 language plpgsql as $$
 declare
-    v_group pgqueue.consumers;
+    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
     v_plan  record;
 begin
     select * into v_plan from pgqueue.plan_partitions(p_stream, p_group, p_lease_ids, p_max);
     if not found then
         return;
     end if;
-    v_group := _pgqueue.group(p_stream, p_group);
     return query execute format(
         'select m.partition, ($4)[m.partition + 1], m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, '
         'array[r.arrival_no, m.seq] '
@@ -258,7 +231,6 @@ create or replace function _pgqueue.next_of_group(p_consumer_id int, p_after big
 language plpgsql stable as $$
 declare
     v_run  record;
-    v_line record;
     v_left bigint := p_max;
     v_set  int8multirange := '{}';
     v_no   bigint;
@@ -271,12 +243,14 @@ begin
         union all select null, null
     loop
         if v_no is distinct from v_run.arrival_no and v_set <> '{}' then
-            v_line := _pgqueue.first_of_set(v_set, v_left);
-            o_lo := o_lo || v_line.o_lo;
-            o_hi := o_hi || v_line.o_hi;
-            o_arrival_nos := o_arrival_nos || array_fill(v_no, array[cardinality(v_line.o_lo)]);
-            o_end := array[v_no, v_line.o_last];
-            v_left := v_left - v_line.o_count;
+            if _pgqueue.cardinality(v_set) > v_left then
+                v_set := _pgqueue.below(v_set, _pgqueue.bound_of(v_set, v_left));
+            end if;
+            o_lo := o_lo || array(select lower(g) from unnest(v_set) g);
+            o_hi := o_hi || array(select upper(g) from unnest(v_set) g);
+            o_arrival_nos := o_arrival_nos || array(select v_no from unnest(v_set));
+            o_end := array[v_no, upper(v_set) - 1];
+            v_left := v_left - _pgqueue.cardinality(v_set);
             v_set := '{}';
         end if;
         exit when v_left = 0 or v_run.arrival_no is null;
@@ -286,29 +260,15 @@ begin
     end loop;
 end $$;
 
--- The first p_max messages of a set as ranges; how many they are; and the last of them.
-create or replace function _pgqueue.first_of_set(p_set int8multirange, p_max bigint, out o_lo bigint[],
-                                                 out o_hi bigint[], out o_count bigint, out o_last bigint)
-language plpgsql immutable as $$
-begin
-    o_count := _pgqueue.cardinality(p_set);
-    if o_count > p_max then
-        p_set := _pgqueue.below(p_set, _pgqueue.bound_of(p_set, p_max));
-        o_count := p_max;
-    end if;
-    o_last := upper(p_set) - 1;
-    select array_agg(lower(g)), array_agg(upper(g)) into o_lo, o_hi from unnest(p_set) g;
-end $$;
-
 -- Takes new messages for a group, and deletes bundles that all partitions have passed. While another worker does so,
--- this one waits for it for a moment, because nobody wakes up workers that find nothing: a publication woke all of them
--- at once, and one of them took it.
+-- the call waits for a moment: a publication wakes up all workers at once, one of them takes it, and nothing wakes up
+-- the others again.
 create or replace function _pgqueue.take_for_group(p_group pgqueue.consumers) returns void
 language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
-    v_take   record;
+    v_passed bigint[];
 begin
     for v_try in 0..8 loop
         exit when _pgqueue.try_lock_consumer(p_group.consumer_id);
@@ -321,34 +281,20 @@ begin
     v_cursor := v_stored;
     if _pgqueue.has_new(p_group.stream_id, v_cursor, true) then
         for i in 1.._pgqueue.limit_takes() loop
-            v_take := _pgqueue.take(p_group, v_cursor, null, _pgqueue.limit_take());
-            v_cursor := v_take.o_cursor;
+            v_cursor := (_pgqueue.take(p_group, v_cursor, null, _pgqueue.limit_take())).o_cursor;
             exit when v_cursor.last_arrival > v_stored.last_arrival or not (v_cursor.hints).was_cut;
         end loop;
     end if;
     if not _pgqueue.rebuilt_lately(v_cursor.hints) then
         v_cursor.hints := _pgqueue.rebuild_hints(v_cursor);
     end if;
-    v_cursor := _pgqueue.delete_passed(p_group, v_cursor);
-    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
-end $$;
-
--- Deletes the bundles that all partitions of a group have passed. Returns the cursor. Needs the consumer's lock.
-create or replace function _pgqueue.delete_passed(p_group pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
-returns pgqueue.consumer_cursors language plpgsql as $$
-declare
-    v_line   pgqueue.lane_hint := _pgqueue.lane_of(p_cursor.hints, _pgqueue.lane_unassigned());
-    v_passed bigint[];
-begin
-    if v_line.place is null then
-        return p_cursor;
-    end if;
-    select min(array[p.arrival_no, p.seq]) into v_passed from _pgqueue.partitions(p_group) p;
+    v_passed := (select min(array[p.arrival_no, p.seq]) from _pgqueue.partitions(p_group) p);
     delete from pgqueue.consumer_messages
-    where consumer_id = p_group.consumer_id and lane = _pgqueue.lane_unassigned() and place >= v_line.place
+    where consumer_id = p_group.consumer_id and lane = _pgqueue.lane_unassigned()
+      and place >= (_pgqueue.lane_of(v_cursor.hints, _pgqueue.lane_unassigned())).place
       and place <= v_passed[1] and array[place, upper(seqs) - 1] <= v_passed;
     if found then
-        p_cursor := _pgqueue.raise_hints(p_group, p_cursor);
+        v_cursor := _pgqueue.raise_hints(p_group, v_cursor);
     end if;
-    return p_cursor;
+    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
 end $$;

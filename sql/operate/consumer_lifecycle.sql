@@ -27,12 +27,11 @@ begin
     -- lock: settings
     select * into v_before from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
     v_consumer := jsonb_populate_record(v_before, _pgqueue.stored_settings('consumer', p_settings));
-    v_consumer.given := _pgqueue.given_after(v_before.given, p_settings);
+    v_consumer.given := _pgqueue.given_names(v_before.given, p_settings);
     perform _pgqueue.check_policies(v_consumer);
-    execute (select format('update pgqueue.consumers set given = ($1).given, %s where consumer_id = ($1).consumer_id',
-                           string_agg(format('%1$I = ($1).%1$I', k), ', '))
-             from jsonb_object_keys(p_settings) k) using v_consumer;
-    select * into v_consumer from pgqueue.consumers where consumer_id = p_consumer_id;
+    execute (select format('update pgqueue.consumers set given = ($1).given, %s where consumer_id = ($1).consumer_id '
+                           'returning *', string_agg(format('%1$I = ($1).%1$I', k), ', '))
+             from jsonb_object_keys(p_settings) k) into v_consumer using v_consumer;
     if _pgqueue.is_keyed(v_consumer.profile) <> _pgqueue.is_keyed(v_before.profile) then
         perform _pgqueue.change_lanes(v_consumer);
     elsif p_settings ?| '{fair, per_key_limit, per_key_interval, per_key_burst}'
@@ -74,18 +73,15 @@ create or replace function pgqueue.create_consumer(p_stream text, p_name text, p
 returns int language plpgsql as $$
 declare
     v_stream   pgqueue.streams := _pgqueue.stream(p_stream);
-    v_consumer pgqueue.consumers;
+    v_id       int;
     v_columns  text := (select string_agg(name, ', ') from _pgqueue.settings() where of_what = 'consumer');
     v_regex    text;
-    v_filter   record;
+    v_found    record;
     v_seen     record;
     v_cursor   pgqueue.consumer_cursors;
 begin
     perform _pgqueue.check_name('consumer', p_name);
-    if p_ordering is null or p_ordering not in ('none', 'key', 'stream') then
-        raise exception 'p_ordering is none, key or stream, not %', coalesce(quote_literal(p_ordering), 'null')
-            using errcode = 'PQ003', column = 'p_ordering';
-    end if;
+    perform _pgqueue.check_choice('p_ordering', p_ordering, '{none, key, stream}');
     perform _pgqueue.check_settings('consumer', p_settings);
     if p_topic is not null then
         v_regex := _pgqueue.topic_regex('p_topic', p_topic);
@@ -93,55 +89,52 @@ begin
     perform _pgqueue.check_condition(p_where);
     perform _pgqueue.check_numbers('consumers, or of stream ' || quote_literal(p_stream),
                                    _pgqueue.sequences_of(v_stream.stream_id) || '{consumers_consumer_id_seq}'::text[]);
-    v_seen := _pgqueue.seen_from(v_stream.stream_id, p_start, 'p_start');
+    v_seen := _pgqueue.resolve_position(v_stream.stream_id, p_start, 'p_start');
 
     perform _pgqueue.lock_stream_for(p_settings, v_stream.stream_id);
-    v_consumer.consumer_id := _pgqueue.await(
+    v_id := _pgqueue.await(
         'the name of the consumer, or stream ' || quote_literal(p_stream),
         'with held as (select stream_id, name from pgqueue.streams '
-        'where stream_id = $1 for key share), '  -- lock: stream
-        'made as (insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered, ' || v_columns
+        'where stream_id = $1 for key share) '  -- lock: stream
+        'insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered, ' || v_columns
         || ') select h.stream_id, h.name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean, ' || v_columns
         || ' from held h cross join jsonb_populate_record(null::pgqueue.consumers, $2 -> 3) '
         'where not exists (select from pgqueue.consumers c '  -- else it would take an id
         'where c.stream_id = h.stream_id and c.name = $2 ->> 0) '
-        'on conflict do nothing returning consumer_id) '  -- lock: settings
-        'select coalesce(max(consumer_id), 0) from made',
+        'on conflict do nothing returning consumer_id',  -- lock: settings
         v_stream.stream_id, jsonb_build_array(p_name, p_ordering, p_topic is not null or p_where is not null,
-                                                 _pgqueue.defaults('consumer')))::int;
-    if v_consumer.consumer_id = 0 then
-        perform _pgqueue.stream(p_stream);  -- somebody may have dropped it meanwhile
-        select * into v_consumer from pgqueue.consumers where stream_id = v_stream.stream_id and name = p_name;
-        select topic, condition::text as condition into v_filter from pgqueue.consumer_filters
-        where consumer_id = v_consumer.consumer_id;
-        if p_if_not_exists and (v_consumer.ordering, v_filter.topic, v_filter.condition)
+                                              _pgqueue.defaults('consumer')))::int;
+    if v_id is null then
+        perform _pgqueue.stream(p_stream);  -- it may have been dropped meanwhile
+        select c.consumer_id, c.ordering, f.topic, f.condition::text as condition into v_found
+        from pgqueue.consumers c left join pgqueue.consumer_filters f using (consumer_id)
+        where c.stream_id = v_stream.stream_id and c.name = p_name;
+        if p_if_not_exists and (v_found.ordering, v_found.topic, v_found.condition)
                                is not distinct from (p_ordering, p_topic, p_where::text) then
-            return v_consumer.consumer_id;
+            return v_found.consumer_id;
         end if;
         raise exception 'consumer % of stream % exists already, with ordering %',
             quote_literal(p_name), quote_literal(p_stream),
-            concat_ws(', ', v_consumer.ordering, 'topic ' || quote_literal(v_filter.topic),
-                      'where ' || quote_literal(v_filter.condition))
+            concat_ws(', ', v_found.ordering, 'topic ' || quote_literal(v_found.topic),
+                      'where ' || quote_literal(v_found.condition))
             using errcode = 'PQ006';
     end if;
-    select * into v_consumer from pgqueue.consumers where consumer_id = v_consumer.consumer_id;
     -- (a statement of its own, after the one that locks the stream's row: create_schedule locks that row, too)
     update pgqueue.consumers set scheduled = true  -- lock: settings
-    where consumer_id = v_consumer.consumer_id and _pgqueue.on_due(v_stream.stream_id) is not null;
-    if v_consumer.filtered then
-        insert into pgqueue.consumer_filters values (v_consumer.consumer_id, p_topic, v_regex, p_where);
-    end if;
-    perform _pgqueue.set_consumer(v_consumer.consumer_id, p_settings);
+    where consumer_id = v_id and _pgqueue.on_due(v_stream.stream_id) is not null;
+    insert into pgqueue.consumer_filters
+    select v_id, p_topic, v_regex, p_where where p_topic is not null or p_where is not null;
+    perform _pgqueue.set_consumer(v_id, p_settings);
 
-    v_cursor.consumer_id := v_consumer.consumer_id;
+    v_cursor.consumer_id := v_id;
     v_cursor.gaps := '{}';
     v_cursor := _pgqueue.cursor_from(v_cursor, v_seen.o_seen, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut);
     insert into pgqueue.consumer_cursors (consumer_id, version, next_publication, gaps)
-    values (v_consumer.consumer_id, 1, v_cursor.next_publication, v_cursor.gaps);
+    values (v_id, 1, v_cursor.next_publication, v_cursor.gaps);
     if p_settings ? 'per_key_capacity' then
-        perform _pgqueue.enter_keys(c) from pgqueue.consumers c where c.consumer_id = v_consumer.consumer_id;
+        perform _pgqueue.enter_keys(c) from pgqueue.consumers c where c.consumer_id = v_id;
     end if;
-    return v_consumer.consumer_id;
+    return v_id;
 end $$;
 
 -- Changes settings of a consumer while it is in use.
@@ -174,8 +167,8 @@ begin
                            p_limit => interval '10 s');
 end $$;
 
--- One try to delete a consumer; see drop_consumer. Its sequence stays for senders that are about to look at it, and
--- open senders have a lock of it: maintain() drops it, see delete_backlogs().
+-- One try to delete a consumer; see drop_consumer. Its sequence stays for open transactions that send; maintain() drops
+-- it, see delete_backlogs().
 create or replace function _pgqueue.drop_consumer(p_consumer_id int) returns void
 language plpgsql as $$
 declare

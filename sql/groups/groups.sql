@@ -1,5 +1,5 @@
--- Groups: workers that share a stream by key. Each has partitions of its own, and notes in its own transactions how far
--- they are.
+-- Groups: workers that share a stream by key. Each has partitions of its own, and records in its own transactions how
+-- far they are done.
 --
 -- A group is a consumer with partitions. As any consumer, it takes new messages under its lock (queue/take/take.sql),
 -- into bundles of one line. Nobody claims these bundles; all partitions share them. A message's place is two numbers
@@ -21,17 +21,17 @@
 --     release, and does so when it is done with its batch; a worker that has fewer takes free ones. So no worker stops
 --     while partitions move.
 
--- The partitions of a group, and how far each has been worked off. Rows are never updated, as those of
+-- The partitions of a group, and how far each is done. Rows are never updated, as those of
 -- consumer_cursors: the newest version counts.
 -- on drop_consumer
 create table if not exists pgqueue.group_partitions (
     consumer_id  int         not null,
     partition    int         not null,
     version      bigint      not null,
-    arrival_no      bigint      not null,  -- all messages up to this place are done: by bundle ...
+    arrival_no   bigint      not null,  -- all messages up to this place are done: by bundle ...
     seq          bigint      not null,  -- ... and of that one up to this number
     lease_id     bigint,                -- who has it commits
-    worker       text,                  -- null: nobody has it
+    worker       text,                  -- null: no worker has it
     committed_at timestamptz,           -- with arrival_no 0: by an offset reader (note_offset)
     primary key (consumer_id, partition, version)
 );
@@ -62,20 +62,18 @@ begin
     perform _pgqueue.check_number('p_partitions', p_partitions, 1, _pgqueue.max_partitions());
     select * into v_group from pgqueue.consumers where stream_id = v_stream.stream_id and name = p_group;
     if found then
-        if v_group.partitions is null then
-            raise exception 'consumer % of stream % exists already, and is no group',
-                quote_literal(p_group), quote_literal(p_stream) using errcode = 'PQ006';
+        if p_if_not_exists and v_group.partitions = p_partitions then
+            return v_group.consumer_id;
         elsif v_group.partitions <> p_partitions then
             raise exception 'group % of stream % exists already, with % partitions, not %: the number never changes, '
                             'because keys would change their partitions',
                             quote_literal(p_group), quote_literal(p_stream), v_group.partitions, p_partitions
                 using errcode = 'PQ006', column = 'p_partitions',
                       hint = 'Give that number; or make a new group, and drop this one when it has caught up.';
-        elsif not p_if_not_exists then
-            raise exception 'group % of stream % exists already', quote_literal(p_group), quote_literal(p_stream)
-                using errcode = 'PQ006';
         end if;
-        return v_group.consumer_id;
+        raise exception '% % of stream % exists already',
+            case when v_group.partitions is null then 'a consumer that is no group,' else 'group' end,
+            quote_literal(p_group), quote_literal(p_stream) using errcode = 'PQ006';
     end if;
     v_group.consumer_id := pgqueue.create_consumer(p_stream, p_group, p_start, 'key');
     update pgqueue.consumers set partitions = p_partitions where consumer_id = v_group.consumer_id;  -- lock: settings
@@ -93,29 +91,27 @@ end $$;
 create or replace function pgqueue.note_offset(p_stream text, p_group text, p_offset jsonb) returns void
 language plpgsql as $$
 declare
-    v_group  pgqueue.consumers := _pgqueue.group(p_stream, p_group);
-    v_stored pgqueue.group_partitions;
-    v_noted  pgqueue.group_partitions;
-    v_has    text;
+    v_group     pgqueue.consumers := _pgqueue.group(p_stream, p_group);
+    v_partition pgqueue.group_partitions;
+    v_has       text;
 begin
     if jsonb_typeof(p_offset) is distinct from 'object' then
         perform _pgqueue.refuse_offset('p_offset', 'no object', p_offset);
     end if;
     perform _pgqueue.lock_history(v_group.stream_id);  -- before the consumer, for which others wait
     perform _pgqueue.lock_consumer(v_group.consumer_id);
-    select * into v_stored from _pgqueue.partitions(v_group) limit 1;
+    select * into v_partition from _pgqueue.partitions(v_group) limit 1;
     v_has := case when v_group.partitions > 1 then v_group.partitions || ' partitions'
-                  when v_stored.worker is not null then 'a worker, ' || quote_literal(v_stored.worker)
-                  when v_stored.arrival_no > 0 then 'had workers' end;
+                  when v_partition.worker is not null then 'a worker, ' || quote_literal(v_partition.worker)
+                  when v_partition.arrival_no > 0 then 'had workers' end;
     if v_has is not null then
         raise exception 'group % of stream % is not for a reader that keeps its offset itself: it has %',
             quote_literal(p_group), quote_literal(p_stream), v_has
             using errcode = 'PQ006', column = 'p_group', hint = 'Make a group of one partition for this reader alone.';
     end if;
     perform _pgqueue.seek(v_group, p_offset::text, 'p_offset');
-    v_noted := v_stored;
-    v_noted.committed_at := clock_timestamp();
-    perform _pgqueue.save_partition(v_stored, v_noted);
+    v_partition.committed_at := clock_timestamp();
+    perform _pgqueue.save_partition(v_partition);
 end $$;
 
 -- The group of a name. Errors: PQ001, PQ002, PQ006.
@@ -134,28 +130,43 @@ language sql stable as $$
                         where consumer_id = p_group.consumer_id and partition = p order by version desc limit 1) n
 $$;
 
--- Stores a partition if nobody has changed it meanwhile. Waits for a transaction that is changing it.
--- Returns whether it was stored.
-create or replace function _pgqueue.save_partition(p_stored pgqueue.group_partitions,
-                                                   p_partition pgqueue.group_partitions) returns boolean
+-- Stores a new version of a partition, unless another transaction has changed the one that it was made of. Waits for a
+-- transaction that is changing it. Returns whether it was stored.
+create or replace function _pgqueue.save_partition(p_partition pgqueue.group_partitions) returns boolean
 language plpgsql as $$
 begin
     delete from pgqueue.group_partitions  -- lock: partition
-    where consumer_id = p_stored.consumer_id and partition = p_stored.partition and version = p_stored.version;
+    where (consumer_id, partition, version) = (p_partition.consumer_id, p_partition.partition, p_partition.version);
     if not found then
         return false;
     end if;
-    p_partition.version := p_stored.version + 1;
+    p_partition.version := p_partition.version + 1;
     insert into pgqueue.group_partitions select p_partition.*;
     return true;
 end $$;
 
+-- Gives a partition to a worker, with a new lease; null: to none. A partition that its worker is committing stays with
+-- that worker. Needs the group's lock. Returns whether the partition changed.
+create or replace function _pgqueue.assign_partition(p_partition pgqueue.group_partitions, p_worker text)
+returns boolean language plpgsql as $$
+begin
+    perform from pgqueue.group_partitions
+    where (consumer_id, partition, version) = (p_partition.consumer_id, p_partition.partition, p_partition.version)
+    for update skip locked;  -- lock: partition
+    if not found then
+        return false;
+    end if;
+    p_partition.worker := p_worker;
+    p_partition.lease_id := case when p_worker is not null then _pgqueue.new_lease_id() end;
+    return _pgqueue.save_partition(p_partition);
+end $$;
+
 -- How many messages of a group, of all keys, come after a place, among those that the group has taken.
-create or replace function _pgqueue.behind(p_consumer_id int, p_line_no bigint, p_seq bigint) returns bigint
+create or replace function _pgqueue.group_lag(p_consumer_id int, p_arrival_no bigint, p_seq bigint) returns bigint
 language sql stable as $$
-    select coalesce(sum(case when place > p_line_no then message_count
+    select coalesce(sum(case when place > p_arrival_no then message_count
                              else _pgqueue.cardinality(seqs * int8multirange(int8range(p_seq + 1, null))) end),
                     0)::bigint
     from pgqueue.consumer_messages
-    where consumer_id = p_consumer_id and lane = _pgqueue.lane_unassigned() and place >= p_line_no
+    where consumer_id = p_consumer_id and lane = _pgqueue.lane_unassigned() and place >= p_arrival_no
 $$;

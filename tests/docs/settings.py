@@ -1,0 +1,52 @@
+"""The table at the end of `sql/changing.md`: where each setting acts, and which tests know it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "sql" / "changing.md"
+
+_PART = re.compile(r"(<!-- written by make docs: settings -->\n).*?(<!-- to here -->)", re.DOTALL)
+_NAME = re.compile(r"\('(?:consumer|stream)',\s+'(\w+)',")
+_FUNCTION = re.compile(
+    r"^create or replace function _?pgqueue\.(\w+)\(.*?(\$\w*\$).*?\2;", re.MULTILINE | re.DOTALL
+)
+_TESTS_SHOWN = 4
+
+
+def page(text: str) -> str:
+    """The page, with its table."""
+    return _PART.sub(lambda found: f"{found[1]}{_table()}\n{found[2]}", text)
+
+
+def _table() -> str:
+    names = _NAME.findall((ROOT / "sql" / "base" / "settings.sql").read_text())
+    sources = {
+        file.relative_to(ROOT / "sql"): file.read_text()
+        for file in sorted((ROOT / "sql").rglob("*.sql"))
+        if "migrations" not in file.parts and file.name != "settings.sql"
+    }
+    tests = {
+        file.relative_to(ROOT): file.read_text()
+        for folder in ("sql", "unit", "spark")
+        for file in sorted((ROOT / "tests" / folder).glob("test_*.py"))
+    }
+    rows = ["| setting | functions that read it | tests that set it most |", "|---|---|---|"]
+    for name in names:
+        read = re.compile(rf"\w\)?\.{name}\b")
+        functions = "; ".join(
+            f"`{file}`: " + ", ".join(f"`{function}`" for function in dict.fromkeys(found))
+            for file, text in sources.items()
+            if (found := [f[1] for f in _FUNCTION.finditer(text) if read.search(f[0])])
+        )
+        known = Counter(
+            {file: len(re.findall(rf"\b{name}\b", text)) for file, text in tests.items()}
+        )
+        shown = [f"`{file}`" for file, count in known.most_common(_TESTS_SHOWN) if count]
+        rows.append(
+            f"| `{name}` | {functions or 'none: it is read by name'} | {', '.join(shown)} |"
+        )
+    return "\n".join(rows)
