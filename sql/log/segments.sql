@@ -84,7 +84,7 @@ begin
     if not found then
         return false;
     end if;
-    foreach v_step in array array['note_closed', 'close_segment', 'seal_segment', 'add_segment', 'empty_segment',
+    foreach v_step in array array['record_closed', 'close_segment', 'seal_segment', 'add_segment', 'empty_segment',
                                   'drop_segments'] loop
         begin
             execute format('select _pgqueue.%I($1)', v_step) into v_done using p_stream_id;
