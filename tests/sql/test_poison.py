@@ -74,8 +74,9 @@ def test_of_a_claim_only_the_message_to_blame_dies(
         assert done == sorted(done)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("how", ["crash", "nack"])
+@pytest.mark.parametrize(
+    ("ordering", "how"), [("none", "crash"), ("key", "nack"), ("stream", "crash")]
+)
 def test_one_poisonous_message_among_10000_ends_alone(conn: Conn, ordering: str, how: str) -> None:
     """It takes some log2(n) failures, and nobody else is given up, though delivered as often."""
     consumer(conn, ordering=ordering, max_deliver_count=3)

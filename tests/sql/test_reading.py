@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql import internals
+from tests.sql import internals, limits
 from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import (
     Conn,
@@ -361,10 +361,8 @@ def test_reading_writes_nothing(conn: Conn, stream: int) -> None:
 
 def test_many_gaps_are_warned_of_and_have_an_end(conn: Conn, stream: int, session: Session) -> None:
     """Beside a transaction that stays open: the offset stops at its limit, and goes on after it."""
-    conn.execute("create or replace function _pgqueue.max_offset_ranges() returns int language sql"
-                 " immutable as 'select 5'")  # fmt: skip
-    conn.execute("create or replace function _pgqueue.limit_gap_ranges() returns int language sql"
-                 " immutable as 'select 3'")  # fmt: skip
+    limits.set_constant(conn, "max_offset_ranges", 5)
+    limits.set_constant(conn, "limit_gap_ranges", 3)
     for _ in range(30):  # history: nobody is open, so nothing of it is a gap
         dead_publication(conn)
         send(conn)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.sql import clock, internals
+from tests.sql import clock, internals, limits
 from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import (
     Conn,
@@ -93,10 +93,7 @@ def test_a_key_whose_window_passed_is_taken_over_and_forgotten_by_maintain(conn:
 
 
 def test_old_keys_are_forgotten_some_at_a_time_until_nothing_is_unfinished(conn: Conn) -> None:
-    conn.execute(
-        "create or replace function _pgqueue.limit_deleted() returns int"
-        " language sql immutable as 'select 2'"
-    )
+    limits.set_constant(conn, "limit_deleted", 2)
     send_all(conn, ["x"] * 5, p_dedup_keys=list("abcde"))
     clock.pass_time(conn, timedelta(days=2))
     send(conn, p_dedup_key="f")

@@ -13,7 +13,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.internals import cursor_of, ids
-from tests.sql.limits import limit
+from tests.sql.limits import limit, set_constant
 from tests.sql.queue import (
     ORDERINGS,
     Conn,
@@ -360,9 +360,7 @@ def test_what_fills_holes_comes_before_what_is_beyond_also_past_the_limit(
 
 def test_a_run_has_no_more_ranges_than_the_limit(conn: Conn, stream: int) -> None:
     """What is taken at once for one of two consumers has a hole at every other message."""
-    conn.execute(
-        "create or replace function _pgqueue.limit_ranges() returns int language sql as 'select 2'"
-    )
+    set_constant(conn, "limit_ranges", 2)
     consumer(conn)
     consumer(conn, "other")
     sent = [send(conn, p_consumers=[["c", "other"][i % 2]]) for i in range(14)]

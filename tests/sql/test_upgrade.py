@@ -108,12 +108,6 @@ def make_anew(conn: Conn) -> None:
         value(conn, "create_consumer", "s", name, "earliest")
 
 
-def install_released(conn: Conn, version: int) -> None:
-    with conn.transaction():
-        conn.execute("set local standard_conforming_strings = on")
-        conn.execute(freeze.sql_of(version).encode(), prepare=False)
-
-
 def test_a_released_version_stays_byte_for_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +131,7 @@ def test_a_released_version_becomes_this_one_and_owes_the_same(
 ) -> None:
     """Whoever changes what is stored writes a migration: `sql/changing.md`."""
     with connection.connect(empty_url) as old:
-        install_released(old, version)
+        freeze.install(old, version)
         known = use(old, empty_url, internals.insert_messages)
         before = owed(old)
         schema.install(old)
@@ -166,7 +160,7 @@ def owner(empty_url: str) -> Iterator[str]:
 def test_consumers_and_streams_of_the_first_version_keep_their_settings(empty_url: str) -> None:
     """Those that nobody set, too, where the default has changed; new ones have the new default."""
     with connection.connect(empty_url) as old:
-        install_released(old, 1)
+        freeze.install(old, 1)
         columns = "select attname from pg_attribute where attrelid = 'pgqueue.%s'::regclass"
         known = dict[str, dict[str, Any]]()  # what version 1 has
         for what, each in SETTINGS.items():
@@ -262,7 +256,7 @@ def test_a_new_default_reaches_who_was_given_no_other_value(
 def test_an_owner_that_is_no_superuser_upgrades(version: int, owner: str) -> None:
     """In one transaction: one that fails at its end has changed nothing."""
     with connection.connect(owner) as old:
-        install_released(old, version)
+        freeze.install(old, version)
         check = use_features(old)
         known = use(old, owner, internals.insert_messages)
         before = owed(old), owed_of_all(old), catalogue(old)
@@ -284,7 +278,7 @@ def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str
     if version not in freeze.released():
         pytest.skip(f"version {version} is not released")
     with connection.connect(empty_url) as conn:
-        install_released(conn, version)
+        freeze.install(conn, version)
         kept = offered(conn)
         schema.uninstall(conn)
         schema.install(conn)

@@ -25,9 +25,8 @@ SECRET = "abcxyz"
 
 
 @pytest.fixture
-def opened(conn: Conn, url: str) -> Iterator[Opened]:
+def opened(conn: Conn, face: Conn, url: str) -> Iterator[Opened]:
     """Opens a session of a new role that belongs to a group."""
-    schema.install(conn, pgmq=True)
     made: list[tuple[Conn, str]] = []
 
     def open_(group: str) -> Conn:
