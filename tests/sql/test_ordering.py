@@ -199,11 +199,11 @@ def test_a_reader_beside_other_claims_gets_all_that_is_free(
 
 def test_runs_of_many_ranges_are_counted_exactly(conn: Conn, keyed: int) -> None:
     """Keys that alternate make sets of hundreds of ranges; runs keep to 64."""
-    sent = send_keys(conn, *(f"k{i % 2}" for i in range(1000)))
-    first = claim_of(call(conn, "receive", "s", "c", 600))
-    assert call(conn, "receive", "s", "c", 1000) == []
+    sent = send_keys(conn, *(f"k{i % 2}" for i in range(400)))
+    first = claim_of(call(conn, "receive", "s", "c", 240))
+    assert call(conn, "receive", "s", "c", 400) == []
     checker.check(conn, {keyed: set()})
-    value(conn, "nack", first, sent[1:600:7])
+    value(conn, "nack", first, sent[1:240:7])
     checker.check(conn, {keyed: set()})
     value(conn, "ack", first)
     got = acked(conn, "s", "c", 10)

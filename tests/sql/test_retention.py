@@ -102,11 +102,11 @@ def test_messages_go_when_a_reader_has_noted_that_it_has_them(conn: Conn) -> Non
 
 @pytest.mark.parametrize("rule", ["p_messages", "p_bytes"])
 def test_messages_go_when_more_than_is_kept_came_after_them(conn: Conn, rule: str) -> None:
-    limit = 100 if rule == "p_messages" else 64 * 8192
+    limit = 100 if rule == "p_messages" else 32 * 8192
     retention(conn, **{rule: limit})
     maintain(conn)
     sent: list[int] = []
-    for _ in range(30):
+    for _ in range(20):
         sent += send_all(conn, [random.randbytes(2000).hex() for _ in range(20)])
         maintain(conn)
         assert not conn.execute("select from pgqueue.stream_retention where bytes > 3e6").fetchall()

@@ -70,8 +70,14 @@ IS_UNFLUSHED = "select pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
 
 
 @pytest.mark.all_versions
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("how", ["committed", "rolled back"])
+@pytest.mark.parametrize(
+    ("look", "how"),
+    [
+        *((look, "committed") for look in LOOKS),
+        ("read", "rolled back"),
+        *(pytest.param(look, "rolled back", marks=pytest.mark.longer) for look in [*LOOKS][1:]),
+    ],
+)
 def test_a_crash_forgets_nothing_that_an_offset_has_read(
     server: Server, url: str, look: str, how: str
 ) -> None:

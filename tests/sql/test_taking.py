@@ -152,25 +152,6 @@ def test_a_taker_that_rolls_back_to_a_savepoint_has_taken_nothing(
     checker.check(conn, {1: {first, second}})
 
 
-def test_a_taker_that_takes_often_in_one_transaction_keeps_the_gap_of_a_running_publisher(
-    conn: Conn, session: Session, stream: int
-) -> None:
-    """Taken twice in one transaction, the gap of a running publisher stays."""
-    consumer(conn)
-    taker, late = session(), session()
-    late.execute("begin")
-    first = send_key(late)
-    taker.execute("begin")
-    for _ in range(3):
-        seq = send_key(conn)
-        rows = call(taker, "receive", "s", "c", 10)
-        assert seqs_of(rows) == [seq]
-        value(taker, "ack", claim_of(rows))
-    taker.execute("commit")
-    late.execute("commit")
-    assert acked(conn, "s", "c") == [first]
-
-
 @pytest.mark.parametrize(("ordering", "limit"), [("none", 1), ("key", 2), ("none", 7), ("key", 3)])
 def test_a_take_cut_by_its_limit_closes_nothing_that_it_did_not_see(
     conn: Conn, session: Session, stream: int, ordering: str, limit: int
@@ -283,18 +264,6 @@ def test_a_claim_behind_another_one_takes_no_more_than_it_must(conn: Conn, strea
     assert max(checker.numbers(cursor_of(conn).taken)) <= 30_000
 
 
-def test_other_consumers_messages_are_walked_over(conn: Conn, stream: int) -> None:
-    consumer(conn)
-    consumer(conn, "d")
-    value(conn, "send", "s", "x", p_consumers=["d"])
-    second = value(conn, "send", "s", "x", p_consumers=["c", "d", "c"])
-    third = send_key(conn)
-    value(conn, "send", "s", "x", p_consumers=["d"])
-    assert acked(conn, "s", "c") == [second, third]
-    assert acked(conn, "s", "d") == [1, 2, 3, 4]
-    assert cursor_of(conn).taken == ids(1, 4)
-
-
 def test_messages_of_a_statement_are_taken_together(conn: Conn, stream: int) -> None:
     """A publication is seen whole or not at all, whatever its groups of priority and time."""
     consumer(conn)
@@ -311,31 +280,6 @@ def test_messages_of_a_statement_are_taken_together(conn: Conn, stream: int) -> 
     assert c.of("ready") == set(range(1, 31))
     rows = call(conn, "receive", "s", "c", 100)
     assert seqs_of(rows) == [*range(21, 31), *range(11, 21), *range(1, 11), 31]
-
-
-@pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("how", ["returned", "one publication", "several"])
-def test_a_delay_ends_also_when_the_clock_was_set_back(
-    conn: Conn, stream: int, ordering: str, how: str
-) -> None:
-    """What was looked at until then is later than the time that it is due."""
-    consumer(conn, ordering=ordering)
-    clock.set_clock_back(conn, timedelta(hours=1))
-    query = "select pgqueue.send('s', 'x', %s, p_deliver_at => clock_timestamp() + %s::interval)"
-    if how == "returned":
-        send_key(conn)
-        rows = call(conn, "receive", "s", "c")
-        value(conn, "nack", claim_of(rows), p_delay="0.3 s")
-    else:
-        for key, delay in [("k", "0.3 s"), (None, "0.4 s")][: 1 if how == "one publication" else 2]:
-            conn.execute(query, [key, delay])
-    assert call(conn, "receive", "s", "c") == []
-    wanted, got, end = (2 if how == "several" else 1), 0, time.monotonic() + 10
-    while got < wanted and time.monotonic() < end:
-        got += len(acked(conn, "s", "c"))
-        time.sleep(0.05)
-    assert got == wanted
-    checker.check(conn)
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
