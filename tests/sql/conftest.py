@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
 from tests import conftest
@@ -86,12 +84,7 @@ def bills(conn: Conn) -> dict[str, Any]:
 
 
 @pytest.fixture
-def writer(conn: Conn, url: str) -> Iterator[Conn]:
+def writer(new_role: Callable[..., str]) -> Iterator[Conn]:
     """A role that may publish, and nothing else."""
-    name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {name} login password '{name}'".encode())
-    schema.grant(conn, "producer", name)
-    with connection.connect(make_conninfo(url, user=name, password=name)) as writer:
+    with connection.connect(new_role("producer")) as writer:
         yield writer
-    conn.execute(f"drop owned by {name}".encode())
-    conn.execute(f"drop role {name}".encode())

@@ -484,19 +484,11 @@ def test_bad_input_is_refused_with_what_is_allowed(face: Conn) -> None:
 
 
 READ_COMMITTED_ONLY = [
-    "read('q', 30, 1)",
-    "read('q', 30, 1, '{\"n\": 1}')",
-    "read_with_poll('q', 30, 1)",
-    "read_grouped('q', 30, 1)",
-    "read_grouped_rr('q', 30, 1)",
-    "read_grouped_head('q', 30, 1)",
-    "pop('q')",
-    "delete('q', 1)",
-    "archive('q', 1)",
-    "set_vt('q', 1, 5)",
-    "set_vt('q', 1, now())",
+    "read('q', 30, 1)", "read('q', 30, 1, '{\"n\": 1}')", "read_with_poll('q', 30, 1)",
+    "read_grouped('q', 30, 1)", "read_grouped_rr('q', 30, 1)", "read_grouped_head('q', 30, 1)",
+    "pop('q')", "delete('q', 1)", "archive('q', 1)", "set_vt('q', 1, 5)", "set_vt('q', 1, now())",
     "purge_queue('q')",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

@@ -82,23 +82,23 @@ def test_each_setting_is_one_that_was_given_or_has_its_default(conn: Conn, of_wh
         assert stored() == before, name
 
 
-def test_the_way_of_a_consumer_is_that_of_its_settings(conn: Conn) -> None:
+def test_the_profile_of_a_consumer_is_that_of_its_settings(conn: Conn) -> None:
     """With each setting, in each order: a function that serves it asks nothing but this word."""
-    ways = {}
-    way = "select way from pgqueue.consumers where name = %s"
+    profiles = {}
+    profile = "select profile from pgqueue.consumers where name = %s"
     for ordering in ("none", "key"):
         for name, each in SETTINGS["consumer"].items():
             made = f"{ordering} {name}"
             consumer(conn, made, ordering, p_settings=NEEDS.get(name, {}) | {name: each})
-            ways[ordering, name] = one(conn, way, made)
+            profiles[ordering, name] = one(conn, profile, made)
     simple = {"visibility_timeout", "max_deliver_count", "on_full"}
     simple |= {"backoff", "backoff_base", "backoff_cap", "backoff_jitter"}
     of_keys = {"fair", "per_key_limit"}
     rates = {"per_key_interval", "per_key_burst"}
-    for (ordering, name), way in ways.items():
+    for (ordering, name), profile in profiles.items():
         calm = name in simple or (name in of_keys and ordering == "none")
         keyed = ordering == "key" or name in of_keys | rates
-        assert way == ("simple" if calm else "careful") + " keyed" * keyed, (ordering, name)
+        assert profile == ("simple" if calm else "careful") + " keyed" * keyed, (ordering, name)
 
 
 def test_the_next_failure_goes_by_the_new_max_deliver_count(conn: Conn) -> None:

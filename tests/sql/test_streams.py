@@ -116,9 +116,8 @@ def test_consumers_made_while_producers_run_get_each_message_once(
                 send_key(other)
                 other.execute(rng.choice(["commit", "commit", "rollback"]))
 
-    threads = [threading.Thread(target=produce, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(4)
+    producers = [pool.submit(produce, seed) for seed in range(4)]
     skipped: dict[str, set[int]] = {}
     delivered: dict[str, list[int]] = {}
     visible = "select seq from pgqueue.messages"
@@ -126,7 +125,7 @@ def test_consumers_made_while_producers_run_get_each_message_once(
         with connection.connect(url) as maker:
             maker.autocommit = False
             maker.isolation_level = IsolationLevel.REPEATABLE_READ
-            for i in range(12):
+            for i in range(6):
                 seen = {row[0] for row in maker.execute(visible).fetchall()}
                 consumer(maker, f"c{i}", ["none", "key"][i % 2], p_start="latest")
                 maker.commit()
@@ -137,8 +136,8 @@ def test_consumers_made_while_producers_run_get_each_message_once(
                         got += seqs_of(rows)
     finally:
         stop.set()
-        for thread in threads:
-            thread.join()
+        pool.shutdown()
+    assert not any(each.exception() for each in producers)
     published = {row[0] for row in conn.execute(visible).fetchall()}
     for name, got in delivered.items():
         got += acked(conn, "s", name)

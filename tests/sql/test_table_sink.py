@@ -13,7 +13,6 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.embedded import Server
-from tests.conftest import GivenServer
 from tests.failover import a_pair
 from tests.pooler import pooled
 from tests.sql.internals import age_writes
@@ -309,8 +308,6 @@ def crash_test(conn: Conn, again: Callable[[], Conn], crash: Callable[[], None])
 def test_a_crash_of_postgres_before_the_commit_fails_the_batch_which_is_repeated(
     server: Server, url: str
 ) -> None:
-    if isinstance(server, GivenServer):
-        pytest.skip("PGQUEUE_TEST_URL names a server that tests cannot restart")
     with ExitStack() as stack:
 
         def connect() -> Conn:

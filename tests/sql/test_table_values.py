@@ -315,7 +315,7 @@ def test_the_last_row_of_a_key_wins_in_batches_and_against_stored_rows(
     given = target("public.t", columns, ["id"], sequence_by="at", delete_when="gone")
     order = sorted(values)
     rng, model = random.Random(7), {}
-    for batch in range(15):
+    for batch in range(8):
         rows = [(k, a, rng.random() < 0.25) for k, a in ((rng.randrange(4), rng.randrange(4)) for _ in range(rng.randrange(1, 7)))]  # fmt: skip
         last: dict[int, tuple[int, bool]] = {}
         for key, at, gone in rows:

@@ -289,7 +289,11 @@ def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str
 
 @pytest.mark.all_versions
 def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn: Conn) -> None:
-    use(old, empty_url, internals.insert_messages)
+    """And delivers exactly what it owed."""
+    known = use(old, empty_url, internals.insert_messages)
+    before = owed(old)
+    states = {state for each in before.values() for state in each.values()}
+    assert states == {"new", "ready", "delayed", "waiting", "claimed", "dead"}
     make_anew(conn)
     assert schema.installed_version(old) == THIS
     schema.install(old)
@@ -301,15 +305,6 @@ def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn:
         assert upgraded[what] == fresh[what]
     schema.install(old)
     assert catalogue(old) == upgraded
-
-
-@pytest.mark.all_versions
-def test_an_upgraded_database_delivers_exactly_what_it_owed(old: Conn, empty_url: str) -> None:
-    known = use(old, empty_url, internals.insert_messages)
-    before = owed(old)
-    states = {state for each in before.values() for state in each.values()}
-    assert states == {"new", "ready", "delayed", "waiting", "claimed", "dead"}
-    schema.install(old)
     assert owed(old) == before
     checker.check(old)
     assert_delivers(old, known, before)

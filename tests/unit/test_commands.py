@@ -20,7 +20,6 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-import spark_pgqueue
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line import cli, completion
 from spark_pgqueue.command_line.app import EXIT_CODES, MODULES, PANELS, as_commands
@@ -46,29 +45,6 @@ def commands() -> list[tuple[str, Any]]:
             yield from walk([*words, name], each)
 
     return list(walk([], typer.main.get_command(cli.app)))
-
-
-@pytest.fixture
-def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `pgqueue` with arguments; returns what it printed, of an error to standard error."""
-    monkeypatch.setenv("PGQUEUE_URL", url)
-
-    def run(arguments: str, *more: Any, code: int = 0, stdin: str | bytes = "") -> str:
-        words = [*arguments.split(), *map(str, more)]
-        result = CliRunner().invoke(cli.app, words, input=stdin)
-        assert result.exit_code == code, result.output
-        return result.stderr if code else result.stdout
-
-    return run
-
-
-@pytest.fixture
-def queue(url: str, run: Run) -> Iterator[Client]:
-    """The client's view; there is a stream s with a consumer c."""
-    run("stream create s")
-    run("consumer create s c")
-    with spark_pgqueue.connect(url) as client:
-        yield client
 
 
 def test_every_command_prints_json() -> None:

@@ -24,22 +24,11 @@ SETTINGS = {  # of other queues, in the spellings of several languages
     "max_in_flight": "max_ack_pending prefetch_count",
 }
 KAFKA = [
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "groupId",
-    "group.id",
-    "kafka.group.id",
-    "bootstrap.servers",
-    "kafka.bootstrap.servers",
-    "kafka.security.protocol",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "topic",
-    "startingOffsets",
-    "endingOffsets",
+    "subscribe", "subscribePattern", "assign", "groupId", "group.id", "kafka.group.id",
+    "bootstrap.servers", "kafka.bootstrap.servers", "kafka.security.protocol",
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "topic", "startingOffsets", "endingOffsets",
     "startingOffsetsByTimestamp",
-]
+]  # fmt: skip
 
 
 def hint_of(conn: psycopg.Connection, call: str, *values: Any) -> str:

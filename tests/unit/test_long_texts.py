@@ -36,7 +36,7 @@ ATOMS = [
 ]  # fmt: skip
 """Each class of characters, and what patterns begin with."""
 
-MANY = 512 << 10
+MANY = 128 << 10
 """Characters: a pattern that is tried again at each of them takes minutes."""
 
 BOUNDED = {

@@ -9,10 +9,8 @@ import sys
 from datetime import timedelta
 
 import pytest
-from typer.testing import CliRunner
 
 import spark_pgqueue
-from spark_pgqueue.command_line import cli
 from tests.sql import internals
 from tests.unit.test_cli import EVIL, obeyed, watched
 
@@ -29,19 +27,6 @@ def queue(url, conn):
         assert ahead is not None
         ahead.ack()
         yield queue
-
-
-@pytest.fixture
-def run(url, monkeypatch):
-    """Run `pgqueue` with arguments; what it prints."""
-    monkeypatch.setenv("PGQUEUE_URL", url)
-
-    def run(arguments, *more, code=0):
-        result = CliRunner().invoke(cli.app, [*arguments.split(), *more])
-        assert result.exit_code == code, result.output
-        return result.stderr if code else result.stdout
-
-    return run
 
 
 def test_explain(queue, run):

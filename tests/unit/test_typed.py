@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark import typed
@@ -104,28 +101,6 @@ def test_line_feeds_duplicates_and_unknown_members() -> None:
         None,
     ]
     assert read(struct("int"), *texts) == [{"v": 1}, {"v": 2}, {"v": None}, None]
-
-
-TEXTS = [text for _, text, _ in FIT if '"v"' not in text and '"other"' not in text]
-NUMBERS = st.from_regex(r"[-+ ]?[0-9]{0,3}[.]?[0-9]{0,3}(e[0-9])?", fullmatch=True)
-ANY = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text()
-    | NUMBERS
-    | st.sampled_from([json.loads(text) for text in TEXTS]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner),
-    max_leaves=4,
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.sampled_from(sorted(TYPES)), ANY)
-def test_both_ways_make_the_same_of_a_message(type_: str, value: Any) -> None:
-    text = json.dumps({"v": value})
-    assert [read_many(struct(type_), text)] == read(struct(type_), text)
 
 
 def test_one_message_that_does_not_fit_leaves_the_others_to_the_parser() -> None:
