@@ -1,7 +1,5 @@
 """maintain(): what failed writers left is deleted, and nothing else."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from datetime import timedelta

@@ -4,8 +4,6 @@
 and a ledger that is kept outside of the database knows what is left to be done.
 """
 
-from __future__ import annotations
-
 import random
 import uuid
 from collections import defaultdict

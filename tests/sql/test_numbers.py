@@ -1,7 +1,5 @@
 """Sequences that are behind their rows: after a replication or a restore without their values."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Callable
@@ -24,8 +22,10 @@ from tests.sql.queue import (
     consumer,
     maintain,
     one,
+    publish,
     receive,
     send,
+    stage,
     value,
 )
 from tests.sql.table_writes import Write, target
@@ -155,10 +155,7 @@ def make_schedule(conn: Conn) -> None:
 
 
 def staged(conn: Conn) -> None:
-    with conn.transaction():
-        seqs = internals.insert_messages(conn, 1, 2)
-        chunk = value(conn, "stage", SINK, 0, 1, f"{{[{seqs[0]},{seqs[-1] + 1})}}")
-    value(conn, "publish_staged", SINK, 0, 1, [chunk], 2)
+    publish(conn, 1, [stage(conn, 1, 2, sink=SINK)], 2, sink=SINK)
 
 
 def written(conn: Conn) -> None:

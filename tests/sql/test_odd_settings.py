@@ -1,7 +1,5 @@
 """What a role or database sets changes nothing: names, literals, times and text mean the same."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The face of pgmq: what its clients call gives the same here as in pgmq itself."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess
@@ -607,9 +605,7 @@ def test_a_queue_retries_as_that_of_pgmq_at_once_and_without_end(face: Conn) -> 
     assert face.execute(settings).fetchone() == (AT_ONCE,)
 
 
-EXCUSED = {
-    "notify_queue_listeners()": "a trigger of a queue's table, which is a view here",
-}
+EXCUSED = {"notify_queue_listeners()": "a trigger of a queue's table, which is a view here"}
 
 
 def test_each_public_function_of_pgmq_is_here(face: Conn, pgmq: Conn) -> None:

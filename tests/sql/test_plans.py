@@ -1,7 +1,5 @@
 """Index probes only: what a claim costs depends on what it touches, and on nothing else."""
 
-from __future__ import annotations
-
 import statistics
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """A message that kills its worker ends alone in the dead letters; the others are delivered."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -194,9 +192,7 @@ def test_who_has_several_claims_is_told_which_one_may_kill_it(conn: Conn) -> Non
     assert not value(conn, "is_suspected", 0)
 
 
-def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(
-    conn: Conn,
-) -> None:
+def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(conn: Conn) -> None:
     c = consumer(conn, max_deliver_count=1)
     sent = send_all(conn, ["x"] * 4)
     reader = "00000000-0000-0000-0000-000000000001"

@@ -1,7 +1,5 @@
 """Where consumers begin, are moved to, and begin again: exact whatever runs meanwhile."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading

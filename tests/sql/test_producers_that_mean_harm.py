@@ -1,7 +1,5 @@
 """A producer that means harm: what it may write, and whose sinks it may use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -12,18 +10,7 @@ from psycopg.types.json import Jsonb
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.copy_target import COPY_TARGET
 from tests.conftest import user_of
-from tests.sql.queue import (
-    Conn,
-    action,
-    call,
-    consumer,
-    one,
-    publish,
-    send,
-    settle,
-    stage,
-    value,
-)
+from tests.sql.queue import Conn, action, call, consumer, one, publish, send, settle, stage, value
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.all_versions]
 

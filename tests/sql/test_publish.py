@@ -1,7 +1,5 @@
 """Publishing: send and send_batch, to whom, in whose transaction, and who is notified."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

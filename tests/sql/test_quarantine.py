@@ -1,7 +1,5 @@
 """A message that kills its query ends alone in the dead letters, and the query goes on."""
 
-from __future__ import annotations
-
 import random
 import uuid
 from collections import Counter

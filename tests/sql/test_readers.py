@@ -1,7 +1,5 @@
 """The source's side: readers that go from batch to batch, and resume from checkpoints."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from datetime import timedelta

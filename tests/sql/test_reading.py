@@ -1,7 +1,5 @@
 """Reading without claiming: offsets outside of the database, which mean the same for ever."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading

@@ -1,7 +1,5 @@
 """A dump of a database in use, restored in another cluster, owes what it owed, and to whom."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import uuid

@@ -1,7 +1,5 @@
 """Retention: what a stream need not keep goes, whole segments at a time, and nothing else does."""
 
-from __future__ import annotations
-
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Messages that failed come back: when, and with what is known of the failure."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -22,10 +20,7 @@ from tests.sql.queue import (
     value,
 )
 
-pytestmark = [
-    pytest.mark.small_limits,
-    pytest.mark.usefixtures("stream", "allowed_afterwards"),
-]
+pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)

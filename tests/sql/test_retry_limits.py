@@ -1,7 +1,5 @@
 """Retries end: by default a message that fails is delayed more and more, and then is dead."""
 
-from __future__ import annotations
-
 import uuid
 from datetime import timedelta
 from typing import Any

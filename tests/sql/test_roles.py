@@ -1,7 +1,5 @@
 """Who may do what: the group roles, one by one, against everything that there is."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 That scans say what the views say is for `tests/spark/test_tables.py`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise, product
 

@@ -1,7 +1,5 @@
 """Schedules: each of their times has one message, whoever looks, and whoever dies."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

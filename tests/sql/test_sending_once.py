@@ -1,7 +1,5 @@
 """Sending once: of the messages with one dedup key, the first of a window is published."""
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What a fault of the server leaves: a disk that cannot be read, a crash that forgets commits."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

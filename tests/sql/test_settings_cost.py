@@ -4,8 +4,6 @@ No function is called for them, no table asked, no row written. That holds on a 
 it takes is measured by `make bench ARGS=settings`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

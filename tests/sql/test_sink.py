@@ -1,7 +1,5 @@
 """The sink's side: messages that are staged by tasks, and published once as a batch."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Streams and consumers: making them again, where a consumer starts, and dropping them."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -272,11 +270,7 @@ def test_a_consumer_that_is_dropped_while_a_run_is_cut_leaves_no_pieces(
 
 def test_making_what_is_there_takes_no_number(conn: Conn) -> None:
     """A service that makes its streams at each start would use up the ids, which are ints."""
-    made = {
-        "create_stream": ["n"],
-        "create_consumer": ["n", "c"],
-        "create_group": ["n", "g"],
-    }
+    made = {"create_stream": ["n"], "create_consumer": ["n", "c"], "create_group": ["n", "g"]}
     ids = {name: value(conn, name, *given) for name, given in made.items()}
     for _ in range(3):
         for name, given in made.items():
@@ -295,11 +289,7 @@ def test_a_stream_that_does_not_notify_leaves_each_call_to_a_prepared_transactio
     seqs = [value(conn, "send", "q", "x", "k") for _ in range(4)]
     value(conn, "dead_letter", claim_of(call(conn, "receive", "q", "c", 1)))
     value(conn, "ack", claim_of(call(conn, "receive", "q", "c", 1)))
-    calls = {
-        "redrive": ["q", "c"],
-        "resume": ["q", "c"],
-        "cancel": ["q", "c", seqs[3:]],
-    }
+    calls = {"redrive": ["q", "c"], "resume": ["q", "c"], "cancel": ["q", "c", seqs[3:]]}
     for name, given in calls.items():
         conn.execute("begin")
         call(conn, name, *given)

@@ -1,8 +1,6 @@
 """Tables that a query writes: staged by tasks, and written once as a batch."""
 # ruff: noqa: E501  a case is a line
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

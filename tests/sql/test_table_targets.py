@@ -1,8 +1,6 @@
 """Tables that a query writes: what each may be, and which values arrive in it."""
 # ruff: noqa: E501  a case is a line
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 

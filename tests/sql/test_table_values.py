@@ -4,8 +4,6 @@ All pairs of types are played, not a list of those that somebody thought of.
 """
 # ruff: noqa: E501  a case is a line
 
-from __future__ import annotations
-
 import itertools
 import random
 import struct
@@ -148,10 +146,7 @@ _sinks = itertools.count(1)
 
 @pytest.mark.parametrize(
     "shape",
-    [
-        "domain[]",
-        *(pytest.param(each, marks=pytest.mark.longer) for each in ("{}", "domain")),
-    ],
+    ["domain[]", *(pytest.param(each, marks=pytest.mark.longer) for each in ("{}", "domain"))],
 )
 @pytest.mark.timeout(300)
 def test_of_all_pairs_of_types_a_value_is_what_was_sent_or_is_refused(

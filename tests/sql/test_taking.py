@@ -1,7 +1,5 @@
 """Taking what is new: late commits, rollbacks, holes and limits."""
 
-from __future__ import annotations
-
 import random
 import uuid
 
@@ -21,10 +19,12 @@ from tests.sql.queue import (
     claim_of,
     dead_publication,
     one,
+    publish,
     receive,
     send,
     send_key,
     seqs_of,
+    stage,
     value,
 )
 from tests.sql.queue import cursor_consumer as consumer
@@ -55,13 +55,11 @@ def test_a_late_commit_is_delivered_whatever_its_numbers(
 ) -> None:
     """Numbers of messages without a gap do not say that no publication is missing."""
     consumer(conn, ordering=ordering)
-    with conn.transaction():
-        assert internals.insert_messages(conn, stream, 1) == [1]
-        block = value(conn, "stage", "sink", 0, stream, "{[1,2)}")
+    block = stage(conn, stream, 1)
     before = send_key(conn)
     late = session()
     late.execute("begin")
-    assert value(late, "publish_staged", "sink", 0, stream, [block], 1)
+    assert publish(late, stream, [block], 1)
     after = send_key(conn)
     assert acked(conn, "s", "c") == [before, after] == [2, 3]
     late.execute("commit")
@@ -264,13 +262,8 @@ def test_a_claim_behind_another_one_takes_no_more_than_it_must(conn: Conn, strea
 def test_messages_of_a_statement_are_taken_together(conn: Conn, stream: int) -> None:
     """A publication is seen whole or not at all, whatever its groups of priority and time."""
     consumer(conn)
-    staged = []
-    for priority in (0, 3, 5):
-        with conn.transaction():
-            seqs = internals.insert_messages(conn, stream, 10)
-            block = f"{{[{seqs[0]},{seqs[-1] + 1})}}"
-            staged.append(value(conn, "stage", "sink", 0, stream, block, priority))
-    assert value(conn, "publish_staged", "sink", 0, stream, staged, 30)
+    staged = [stage(conn, stream, 10, p_priority=priority) for priority in (0, 3, 5)]
+    assert publish(conn, stream, staged, 30)
     send_key(conn)
     internals.take(conn, 1)
     (c,) = checker.read(conn)

@@ -1,7 +1,5 @@
 """One judge of typed payloads: what a send takes is what Spark reads, in a batch of any size."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

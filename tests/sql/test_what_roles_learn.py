@@ -1,7 +1,5 @@
 """What a role must not learn: producers no stream that nobody named, observers no payload."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections.abc import Callable, Iterator
@@ -177,8 +175,7 @@ def test_a_binding_tells_a_sender_nothing_of_where_it_leads(
 def test_a_producer_of_the_face_of_pgmq_learns_no_queue(conn: Conn, opened: Opened) -> None:
     """Whatever it may call or read there, with what it may know: a routing key."""
     conn.execute(
-        f"select pgmq.create('{SECRET}'), pgmq.bind_topic('#', '{SECRET}')".encode(),
-        prepare=False,
+        f"select pgmq.create('{SECRET}'), pgmq.bind_topic('#', '{SECRET}')".encode(), prepare=False
     )
     mean = opened("producer")
     texts = {"routing_key": "'a'", "pattern": "'#'", "queue_name": "'q'"}

@@ -1,7 +1,5 @@
 """Conditions on tables in Spark: what compares is taken, and what could do anything else is not."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 

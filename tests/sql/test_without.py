@@ -1,7 +1,5 @@
 """A schema without some of the features that stand beside the queue."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Fixtures of unit tests: a client, the command line, directories for embedded servers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

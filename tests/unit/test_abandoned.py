@@ -1,7 +1,5 @@
 """What was claimed, and nobody has seen, is given back as a worker does it: not delivered."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys

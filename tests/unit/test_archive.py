@@ -1,7 +1,5 @@
 """The commands of an archive, and its files as other programs see them."""
 
-from __future__ import annotations
-
 import json
 import re
 import uuid

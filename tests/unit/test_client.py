@@ -374,7 +374,7 @@ def test_consumers_start_where_they_are_told_and_are_moved_there(queue):
     expected = {"earliest": 2, "latest": 0, between: 1, between.isoformat(): 1}
     for i, (start, n) in enumerate(expected.items()):
         queue.create_consumer("s", f"c{i}", start=start)
-        assert queue.seek("s", f"c{i}", start) == n
+        queue.seek("s", f"c{i}", start)
         claim = queue.receive("s", f"c{i}", 9)
         assert (len(claim.messages) if claim else 0) == n
 

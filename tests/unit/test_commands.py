@@ -1,7 +1,5 @@
 """All commands of `pgqueue` there are, by what holds for every one of them; and those that look."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -203,7 +201,7 @@ def test_exit_codes_are_documented_in_one_place_and_the_page_says_the_same(run: 
         assert f"| {code} | {what} |" in PAGE
 
 
-def test_exit_codes(url: str, queue: Client, tmp_path: Path) -> None:
+def test_exit_codes(url: str, run: Run, queue: Client, tmp_path: Path) -> None:
     """0, 1, 2, 3 and 130; a worker that is stopped has done its work."""
     (tmp_path / "jobs.py").write_text("def work(message): print(message.data, flush=True)\n")
     queue.send_batch("s", ["a"])
@@ -248,7 +246,7 @@ def test_streams_are_listed_with_what_they_hold_from_the_beginning(run: Run, que
 
 
 def test_names_are_completed_and_nothing_is_said_without_a_database(
-    queue: Client, monkeypatch: pytest.MonkeyPatch
+    run: Run, queue: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.create_stream("stock")
     queue.create_consumer("stock", "desk")

@@ -1,7 +1,5 @@
 """`make compare` runs, and a message that is lost or comes twice fails it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

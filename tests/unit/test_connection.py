@@ -318,8 +318,7 @@ def silent():
 
 
 @pytest.mark.parametrize(
-    "connect",
-    [connection.connect, pytest.param(connection.connect_adbc, marks=pytest.mark.longer)],
+    "connect", [connection.connect, pytest.param(connection.connect_adbc, marks=pytest.mark.longer)]
 )
 def test_the_log_says_where_it_is_still_trying_and_why(connect, silent, caplog):
     with socket.socket() as held:

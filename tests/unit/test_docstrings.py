@@ -1,7 +1,5 @@
 """The examples in docstrings give what they say, against a real queue."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The embedded Postgres beside other users: nobody leads its user astray, or keeps it waiting."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -5,13 +5,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection, schema
-from spark_pgqueue.postgres.errors import (
-    CODES,
-    LEASE_LOST,
-    PgQueueError,
-    translate,
-    translated,
-)
+from spark_pgqueue.postgres.errors import CODES, LEASE_LOST, PgQueueError, translate, translated
 
 RAISE = "do $$ begin raise exception 'no stream %', 'a' using errcode = 'PQ001', hint = 'b'; end $$"
 

@@ -1,7 +1,5 @@
 """Workers of a group, in the client and on the command line."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

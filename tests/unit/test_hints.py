@@ -1,7 +1,5 @@
 """Hints for unknown names: the nearest name or all names, whatever was written, and never a gap."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

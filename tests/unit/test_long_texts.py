@@ -1,7 +1,5 @@
 """Texts that others chose: of any length, they take time in proportion, and show no password."""
 
-from __future__ import annotations
-
 import ast
 import re
 import time

@@ -1,7 +1,5 @@
 """Figures for dashboards: OpenMetrics text, as its own parser reads it, and who may ask for it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

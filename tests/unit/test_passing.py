@@ -1,7 +1,5 @@
 """The errors that pass end no worker and no group: they are in one table."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The adapter for the public harness speaks its protocol: a process, lines of JSON, SIGTERM."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The commands that look: explain, stats --watch, top."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

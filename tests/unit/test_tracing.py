@@ -1,7 +1,5 @@
 """A trace goes on behind the queue, with OpenTelemetry and without."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,8 +1,5 @@
 """Column value: payloads as columns, by Arrow's parser and message by message."""
 
-from __future__ import annotations
-
-from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -121,7 +118,8 @@ def test_one_message_that_does_not_fit_leaves_the_others_to_the_parser() -> None
 )  # fmt: skip
 def test_what_is_doubtful_is_found_wherever_it_is(doubtful: str) -> None:
     """Of digits, each thirtieth is looked at."""
-    for end, before in product(",}] \n", range(31 if doubtful[0] == "9" else 1)):
+    for before in range(31 if doubtful[0] == "9" else 5):
+        end = ",}] \n"[before % 5]
         text = pa.array([f'{{"{"a" * before}":{doubtful}{end}{"b" * 100}'])
         found = typed._any_match(text, typed._DOUBTFUL)
         assert typed._is_doubtful(text, len(text[0].as_py())) == found or doubtful.endswith("x")

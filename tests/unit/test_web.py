@@ -3,8 +3,6 @@
 Chromium and its driver are the machine's. Nothing is installed here; .ci/run does that.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
