@@ -30,7 +30,7 @@ import psycopg
 import pytest
 import typer.main
 import typer.testing
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -295,6 +295,28 @@ def conn(url: str) -> Iterator[psycopg.Connection]:
     """An autocommit connection to that database."""
     with connection.connect(url) as conn:
         yield conn
+
+
+@pytest.fixture
+def new_role(conn: psycopg.Connection, url: str) -> Iterator[Callable[..., str]]:
+    """Makes a role that may log in, in groups of the schema; returns the url of its sessions."""
+    made: list[str] = []
+
+    def make(*groups: str) -> str:
+        made.append(name := f"pgqueue_test_{uuid.uuid4().hex[:12]}")
+        conn.execute(f"create role {name} login password '{name}'".encode())
+        for group in groups:
+            schema.grant(conn, group, name)
+        return make_conninfo(url, user=name, password=name)
+
+    yield make
+    for name in made:
+        conn.execute(f"drop owned by {name} cascade; drop role {name}".encode())
+
+
+def user_of(url: str) -> str:
+    """The role of the sessions of a url."""
+    return str(conninfo_to_dict(url)["user"])
 
 
 def _database(server: Server, template: str) -> Iterator[str]:

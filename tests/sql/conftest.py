@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
 from tests import conftest
@@ -18,20 +16,33 @@ from tests.sql.explaining import check_explanations
 from tests.sql.queue import Conn, Reader, Session, consumer, one, value
 from tests.sql.table_writes import target
 
+MADE: dict[str, Callable[[Conn], object]] = {
+    "stream": lambda conn: value(conn, "create_stream", "s"),
+    "face": lambda conn: schema.install(conn, pgmq=True),
+}
+"""What a database has for a test that asks for the fixture: made once, and then copied."""
+
 
 @pytest.fixture
 def url(
     request: pytest.FixtureRequest, server: Server, template: str, _templates: dict[Any, str]
 ) -> Iterator[str]:
-    """The url of a fresh database with the schema, and the stream s for tests that ask for it."""
-    if "stream" in request.fixturenames:
-        if (made := _templates.get((server.url, template))) is None:
-            url = next(conftest._database(server, template))
-            with connection.connect(url) as conn:
-                value(conn, "create_stream", "s")
-                made = _templates[server.url, template] = conn.info.dbname
-        template = made
+    """The url of a fresh database with the schema, and what `MADE` has for the test."""
+    for name in [name for name in MADE if name in request.fixturenames]:
+        key = server.url, f"{template} {name}"
+        if key not in _templates:
+            with connection.connect(next(conftest._database(server, template))) as conn:
+                MADE[name](conn)
+                conn.execute("update pgqueue.servers set database = null")  # as in `template`
+                _templates[key] = conn.info.dbname
+        template = _templates[key]
     yield from conftest._database(server, template)
+
+
+@pytest.fixture
+def face(conn: Conn) -> Conn:
+    """A database with the schema pgmq."""
+    return conn
 
 
 @pytest.fixture
@@ -93,24 +104,7 @@ def bills(conn: Conn) -> dict[str, Any]:
 
 
 @pytest.fixture
-def new_role(conn: Conn) -> Iterator[Callable[[], str]]:
-    """Makes a role without any right; returns its name, which is its password."""
-    names: list[str] = []
-
-    def make() -> str:
-        names.append(f"pgqueue_test_{uuid.uuid4().hex[:12]}")
-        conn.execute(f"create role {names[-1]} login password '{names[-1]}'".encode())
-        return names[-1]
-
-    yield make
-    for name in names:
-        conn.execute(f"drop owned by {name} cascade; drop role {name}".encode())
-
-
-@pytest.fixture
-def writer(conn: Conn, url: str, new_role: Callable[[], str]) -> Iterator[Conn]:
+def writer(new_role: Callable[..., str]) -> Iterator[Conn]:
     """A session of a role that may publish, and nothing else."""
-    name = new_role()
-    schema.grant(conn, "producer", name)
-    with connection.connect(make_conninfo(url, user=name, password=name)) as writer:
+    with connection.connect(new_role("producer")) as writer:
         yield writer

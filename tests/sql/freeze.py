@@ -13,6 +13,8 @@ import lzma
 import sys
 from pathlib import Path
 
+import psycopg
+
 from spark_pgqueue.postgres import schema
 
 VERSIONS = Path(__file__).parent / "versions"
@@ -30,6 +32,13 @@ def sql_of(version: int) -> str:
 
 def _file(version: int) -> Path:
     return VERSIONS / f"{version}.sql.xz"
+
+
+def install(conn: psycopg.Connection, version: int) -> None:
+    """Install a released version."""
+    with conn.transaction():
+        conn.execute("set local standard_conforming_strings = on")
+        conn.execute(sql_of(version).encode(), prepare=False)
 
 
 def main() -> None:

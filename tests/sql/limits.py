@@ -28,15 +28,22 @@ def limit(conn: psycopg.Connection, name: str, otherwise: int) -> int:
     return otherwise if row is None else row[0]
 
 
+def set_constant(conn: psycopg.Connection, name: str, to: object) -> None:
+    """Let a function without arguments of the schema _pgqueue, such as a limit, return this."""
+    find = "select prorettype::regtype from pg_proc where oid = %s::regprocedure"
+    row = conn.execute(find, [f"_pgqueue.{name}()"]).fetchone()
+    assert row is not None
+    conn.execute(
+        (
+            f"create or replace function _pgqueue.{name}() returns {row[0]}"
+            f" language sql immutable as $$ select '{to}'::{row[0]} $$"
+        ).encode()
+    )
+
+
 def shrink(conn: psycopg.Connection, to: int | None = None) -> list[str]:
     """Set every limit of a database to a number, or to 2 or 3; returns their names."""
-    found = conn.execute(FIND).fetchall()
-    for name, kind in found:
-        few = to or 2 + len(name) % 2  # some of each, and always the same
-        conn.execute(
-            (
-                f"create or replace function _pgqueue.{name}() returns {kind}"
-                f" language sql immutable as 'select {few}::{kind}'"
-            ).encode()
-        )
-    return [name for name, _ in found]
+    found = [name for name, _ in conn.execute(FIND).fetchall()]
+    for name in found:
+        set_constant(conn, name, to or 2 + len(name) % 2)  # some of each, and always the same
+    return found

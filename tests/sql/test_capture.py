@@ -11,6 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import connection, schema
+from tests.conftest import user_of
 from tests.sql import internals
 from tests.sql.queue import Conn, call, claim_of, consumer, one, value
 
@@ -348,9 +349,9 @@ def test_what_others_have_under_a_name_of_a_capture_stays_theirs(conn: Conn) -> 
 
 
 @pytest.fixture
-def owner(conn: Conn, url: str, new_role: Callable[[], str]) -> str:
+def owner(conn: Conn, url: str, new_role: Callable[..., str]) -> str:
     """A url of a role that may send and owns the table t, to which everybody may write."""
-    role = new_role()
+    role = user_of(new_role())
     schema.grant(conn, "producer", role)
     consumer(conn, ordering="stream")
     made = f"create schema app authorization {role}; grant usage on schema app to public"
@@ -359,9 +360,9 @@ def owner(conn: Conn, url: str, new_role: Callable[[], str]) -> str:
 
 
 @pytest.fixture
-def writer(url: str, new_role: Callable[[], str]) -> str:
+def writer(url: str, new_role: Callable[..., str]) -> str:
     """A url of a role that may do nothing in particular."""
-    role = new_role()
+    role = user_of(new_role())
     return make_conninfo(url, user=role, password=role)
 
 

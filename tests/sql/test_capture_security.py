@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Identifier
 
 from spark_pgqueue.postgres import connection, schema
+from tests.conftest import user_of
 from tests.sql.queue import Conn, Session, acked, call, consumer, one, raises, value
 from tests.sql.test_capture import apply, content, messages
 
@@ -45,10 +46,10 @@ def connect(url: str, role: str) -> Conn:
 
 
 @pytest.fixture
-def roles(conn: Conn, new_role: Callable[[], str]) -> tuple[str, str]:
+def roles(conn: Conn, new_role: Callable[..., str]) -> tuple[str, str]:
     """A producer, and a role without any right of the queue. Both make schemas."""
     consumer(conn, ordering="stream")
-    names = new_role(), new_role()
+    names = user_of(new_role()), user_of(new_role())
     schema.grant(conn, "producer", names[0])
     for name in names:
         conn.execute(f"grant create on database {conn.info.dbname} to {name}".encode())
@@ -324,11 +325,11 @@ def test_partitions_of_others_are_not_captured(conn: Conn, producer: Conn, stran
 
 
 def test_release_is_the_owners(
-    conn: Conn, producer: Conn, new_role: Callable[[], str], url: str
+    conn: Conn, producer: Conn, new_role: Callable[..., str], url: str
 ) -> None:
     producer.execute("create schema app; create table app.t (id int primary key)")
     call(producer, "capture", "app.t", "s")
-    another = new_role()
+    another = user_of(new_role())
     schema.grant(conn, "producer", another)
     producer.execute(f"grant usage on schema app to {another}".encode())
     with connect(url, another) as other, raises("PQ003", "a table of the caller's"):
@@ -359,11 +360,11 @@ def test_release_drops_no_function_but_those_that_capture_made(
 
 
 def test_a_member_of_the_owner_captures_as_the_owner(
-    conn: Conn, producer: Conn, new_role: Callable[[], str], url: str
+    conn: Conn, producer: Conn, new_role: Callable[..., str], url: str
 ) -> None:
     """What is made is the owner's, and afterwards the session is who it was."""
     producer.execute("create schema app; create table app.t (id int primary key)")
-    member = new_role()
+    member = user_of(new_role())
     conn.execute(f"grant {name_of(producer)} to {member}".encode())
     with connect(url, member) as other:
         call(other, "capture", "app.t", "s")

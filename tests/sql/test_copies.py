@@ -16,7 +16,7 @@ import pytest
 from spark_pgqueue import embedded
 from spark_pgqueue.command_line import doctor
 from spark_pgqueue.postgres import binaries, connection, schema
-from tests.conftest import SETTINGS, GivenServer, Server, _folder_in_memory
+from tests.conftest import SETTINGS, GivenServer, Server, _folder_in_memory, user_of
 from tests.sql import internals
 from tests.sql.queue import Conn, call, one, raises, send, value
 from tests.sql.test_reading import read
@@ -148,9 +148,9 @@ def test_each_sign_that_is_noted_is_compared(conn: Conn) -> None:
 
 
 def test_an_owner_that_may_not_look_at_files_notes_none(
-    conn: Conn, new_role: Callable[[], str]
+    conn: Conn, new_role: Callable[..., str]
 ) -> None:
-    role = new_role()
+    role = user_of(new_role())
     conn.execute(f"grant create on database {conn.info.dbname} to {role}".encode())
     conn.execute("drop schema pgqueue, _pgqueue cascade")
     conn.execute(f"set session authorization {role}".encode())

@@ -9,6 +9,7 @@ from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.command_line import doctor
 from spark_pgqueue.postgres import connection, schema
+from tests.conftest import user_of
 from tests.sql import clock
 from tests.sql.queue import Conn, call, one, send_all, value
 
@@ -31,9 +32,9 @@ def alter_defaults(conn: Conn, what: str) -> None:
 
 
 @pytest.fixture
-def stranger(conn: Conn, new_role: Callable[[], str]) -> str:
+def stranger(conn: Conn, new_role: Callable[..., str]) -> str:
     """A role to which everything is granted by default that conn makes."""
-    role = new_role()
+    role = user_of(new_role())
     alter_defaults(conn, f"grant all on {{}} to {role}")
     return role
 

@@ -1,7 +1,5 @@
 """maintain(): what failed writers left is deleted, and nothing else."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from datetime import timedelta
@@ -39,17 +37,8 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
     won, lost_attempt = stage(conn, stream, 2, 1), stage(conn, stream, 3, 1)
     assert publish(conn, stream, [won], 2, 1)
     fresh = stage(conn, stream, 4, 2)
-    assert dict(call(conn, "maintain")) == {
-        "staged chunks": 2,
-        "unpublished messages": 8,
-        "old sink batches": 0,
-        "abandoned readers": 0,
-        "trimmed messages": 0,
-        "old dead letters": 0,
-        "unfinished": 0,
-        "old dedup keys": 0,
-        "old history": 0,
-    }
+    done = {what: count for what, count in call(conn, "maintain") if count}
+    assert done == {"staged chunks": 2, "unpublished messages": 8}
     assert internals.staged_chunks(conn) == [fresh]
     assert internals.count(conn, "messages") == 6
     assert lost_attempt != fresh

@@ -4,11 +4,10 @@
 and a ledger that is kept outside of the database knows what is left to be done.
 """
 
-from __future__ import annotations
-
 import random
 import uuid
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection, schema
+from tests.conftest import Server, _database
 from tests.sql import checker, clock, core, freeze, limits
 from tests.sql.core import rows
 from tests.sql.owing_features import owed_of_all
@@ -26,6 +26,7 @@ HOUR = timedelta(hours=1)
 LONG = "100 days"
 ACTIONS = ["ack", "ack", "ack", "nack", "nack", "defer", "dead_letter", "extend"]
 FAILS = ["nack", "ack"]
+LONGER = [(0, 2), (2, 2), (3, 2), *((seed, 1) for seed in range(4))]  # seeds and versions
 
 
 @dataclass
@@ -238,10 +239,21 @@ and m.state = 'claimed' order by m.seq
 """
 
 
-def install(conn: Conn, version: int) -> None:
-    with conn.transaction():
-        conn.execute("set local standard_conforming_strings = on")
-        conn.execute(freeze.sql_of(version).encode(), prepare=False)
+@pytest.fixture
+def conn(
+    request: pytest.FixtureRequest, server: Server, _templates: dict[Any, str]
+) -> Iterator[Conn]:
+    """A connection to a database of version 2, or of that which the test is parametrized with."""
+    version = getattr(request, "param", 2)
+    key = server.url, f"version {version}"
+    if key not in _templates:
+        with connection.connect(next(_database(server, "template0"))) as made:
+            freeze.install(made, version)
+            made.execute("update pgqueue.servers set database = null")  # as in `template`
+            _templates[key] = made.info.dbname
+    for url in _database(server, _templates[key]):
+        with connection.connect(url) as conn:
+            yield conn
 
 
 def make(conn: Conn, stream: str, kind: Kind) -> Ledger:
@@ -267,66 +279,65 @@ def held(conn: Conn) -> dict[tuple[int, int], tuple[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("version", [pytest.param(1, marks=pytest.mark.longer), 2])
-@pytest.mark.parametrize("seed", range(4))
-def test_what_was_claimed_waits_or_is_ready_is_so_after_an_upgrade(
-    seed: int, version: int, empty_url: str
-) -> None:
+@pytest.mark.parametrize(
+    ("seed", "conn"),
+    [(1, 2), *(pytest.param(*each, marks=pytest.mark.longer) for each in LONGER)],
+    indirect=["conn"],
+)
+def test_what_was_claimed_waits_or_is_ready_is_so_after_an_upgrade(conn: Conn, seed: int) -> None:
     rng = random.Random(seed)
-    with connection.connect(empty_url) as conn:
-        install(conn, version)
-        if seed % 2:  # all that limits do is met by few messages
-            limits.shrink(conn)
-        ledgers = [make(conn, name, kind) for name, kind in KINDS.items()]
+    if seed % 2:  # all that limits do is met by few messages
+        limits.shrink(conn)
+    ledgers = [make(conn, name, kind) for name, kind in KINDS.items()]
+    for ledger in ledgers:
+        ledger.send(conn, rng)
+    for step in range(rng.choice([12, 16])):
         for ledger in ledgers:
-            ledger.send(conn, rng)
-        for step in range(rng.choice([12, 16])):
-            for ledger in ledgers:
-                ledger.work(conn, rng)
-            if step % 8 == 7:
-                clock.pass_time(conn, timedelta(seconds=rng.choice([2, 1000])))
-        for ledger in ledgers:
-            if ledger.kind.actions == FAILS:
-                for _ in range(4):  # what fails again and again comes in smaller claims
-                    if ledger.claim(conn, 8):
-                        ledger.settle(conn, rng, [*ledger.held][-1], "nack")
-        before, notes = owed_of_all(conn), held(conn)
-        kept = [rows(conn, query) for query in KEPT]
-        claims = sorted(rows(conn, OLD_CLAIMS))
-        assert {c.claim_id for c in claims} == {c for each in ledgers for c in each.held}
-        arrivals = {(row.consumer_id, row.s): row.arrival_no for row in rows(conn, HELD)}
+            ledger.work(conn, rng)
+        if step % 8 == 7:
+            clock.pass_time(conn, timedelta(seconds=rng.choice([2, 1000])))
+    for ledger in ledgers:
+        if ledger.kind.actions == FAILS:
+            for _ in range(4):  # what fails again and again comes in smaller claims
+                if ledger.claim(conn, 8):
+                    ledger.settle(conn, rng, [*ledger.held][-1], "nack")
+    before, notes = owed_of_all(conn), held(conn)
+    kept = [rows(conn, query) for query in KEPT]
+    claims = sorted(rows(conn, OLD_CLAIMS))
+    assert {c.claim_id for c in claims} == {c for each in ledgers for c in each.held}
+    arrivals = {(row.consumer_id, row.s): row.arrival_no for row in rows(conn, HELD)}
 
-        schema.install(conn)
+    schema.install(conn)
 
+    checker.check(conn)
+    assert call(conn, "numbers_behind") == []
+    assert same_states(before, owed_of_all(conn), notes)
+    assert held(conn) == notes
+    assert [rows(conn, query) for query in KEPT] == kept
+    assert sorted(rows(conn, NEW_CLAIMS)) == claims
+    now = {(row.consumer_id, row.s): row.arrival_no for row in rows(conn, HELD)}
+    assert now | arrivals == now
+    for ledger in ledgers:
+        ledger.saved = {seq: saved for seq, saved in ledger.saved.items() if seq in ledger.left}
+        before_ = dict(ledger.held)
+        for size in (1, 5, 40):
+            got = ledger.claim(conn, size)
+            if ledger.kind.ordering != "none":
+                busy = ledger.keys_of([seq for each in before_.values() for seq in each])
+                assert not busy & ledger.keys_of(got), f"{ledger.stream}: a key that is held"
         checker.check(conn)
-        assert call(conn, "numbers_behind") == []
-        assert same_states(before, owed_of_all(conn), notes)
-        assert held(conn) == notes
-        assert [rows(conn, query) for query in KEPT] == kept
-        assert sorted(rows(conn, NEW_CLAIMS)) == claims
-        now = {(row.consumer_id, row.s): row.arrival_no for row in rows(conn, HELD)}
-        assert now | arrivals == now
-        for ledger in ledgers:
-            ledger.saved = {seq: saved for seq, saved in ledger.saved.items() if seq in ledger.left}
-            before_ = dict(ledger.held)
-            for size in (1, 5, 40):
-                got = ledger.claim(conn, size)
-                if ledger.kind.ordering != "none":
-                    busy = ledger.keys_of([seq for each in before_.values() for seq in each])
-                    assert not busy & ledger.keys_of(got), f"{ledger.stream}: a key that is held"
-            checker.check(conn)
-            for claim in sorted(before_):
-                ledger.settle(conn, rng, claim, rng.choice(ACTIONS))
-            checker.check(conn)
-            for claim in list(ledger.held):
-                ledger.done += ledger.held.pop(claim)
-                assert value(conn, "ack", claim) > 0
-        for ledger in ledgers:
-            ledger.drain(conn, rng)
-        done = {ledger.consumer: ledger.sent.keys() - {
-            seq for dead in rows(conn, DEAD, ledger.consumer) for seq in core.numbers(dead.seqs)
-        } for ledger in ledgers}  # fmt: skip
-        checker.check(conn, done)
+        for claim in sorted(before_):
+            ledger.settle(conn, rng, claim, rng.choice(ACTIONS))
+        checker.check(conn)
+        for claim in list(ledger.held):
+            ledger.done += ledger.held.pop(claim)
+            assert value(conn, "ack", claim) > 0
+    for ledger in ledgers:
+        ledger.drain(conn, rng)
+    done = {ledger.consumer: ledger.sent.keys() - {
+        seq for dead in rows(conn, DEAD, ledger.consumer) for seq in core.numbers(dead.seqs)
+    } for ledger in ledgers}  # fmt: skip
+    checker.check(conn, done)
 
 
 RETURNED = """
@@ -351,163 +362,153 @@ def same_states(before: list[Any], after: list[Any], notes: dict[Any, Any]) -> b
     return True
 
 
-def test_priorities_come_first_after_an_upgrade(empty_url: str) -> None:
-    with connection.connect(empty_url) as conn:
-        install(conn, 2)
-        ledger = make(conn, "s", Kind("none"))
-        for n in range(60):
-            priority = n * 7 % 5 - 2
-            (seq,) = [value(conn, "send", "s", "x", p_priority=priority)]
-            ledger.note([seq], [None], priority)
-            if n % 10 == 9:
-                found = call(conn, "receive", "s", "c", 2)
-                value(conn, "nack", claim_of(found), seqs_of(found))
-        schema.install(conn)
-        got = ledger.claim(conn, 100)
-        assert sorted(got) == sorted(ledger.sent)
-        assert [ledger.priority[seq] for seq in got] == sorted(ledger.priority.values())[::-1]
+def test_priorities_come_first_after_an_upgrade(conn: Conn) -> None:
+    ledger = make(conn, "s", Kind("none"))
+    for n in range(60):
+        priority = n * 7 % 5 - 2
+        (seq,) = [value(conn, "send", "s", "x", p_priority=priority)]
+        ledger.note([seq], [None], priority)
+        if n % 10 == 9:
+            found = call(conn, "receive", "s", "c", 2)
+            value(conn, "nack", claim_of(found), seqs_of(found))
+    schema.install(conn)
+    got = ledger.claim(conn, 100)
+    assert sorted(got) == sorted(ledger.sent)
+    assert [ledger.priority[seq] for seq in got] == sorted(ledger.priority.values())[::-1]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("settings", [{}, {"fair": True}])
+@pytest.mark.parametrize(
+    ("ordering", "settings"),
+    [*((each, {}) for each in ORDERINGS), ("none", {"fair": True}), ("key", {"fair": True})],
+)
 def test_what_failed_together_comes_in_smaller_claims_after_an_upgrade(
-    ordering: str, settings: dict[str, Any], empty_url: str
+    ordering: str, settings: dict[str, Any], conn: Conn
 ) -> None:
-    with connection.connect(empty_url) as conn:
-        install(conn, 2)
-        ledger = make(conn, "s", Kind(ordering, settings if ordering != "stream" else {}))
-        keys = ["a", "b", "a", "c", None, "b", "a", "d"]
-        ledger.send_batch(conn, keys)
-        for _ in range(2):
-            assert len(ledger.claim(conn, 8)) == 8
-            assert value(conn, "nack", ledger.held.popitem()[0]) == 8
-        schema.install(conn)
-        checker.check(conn)
-        found = ledger.claim(conn, 8)
-        assert 0 < len(found) <= 4
-        assert value(conn, "ack", ledger.held.popitem()[0]) == len(found)
-        ledger.done += found
-        ledger.drain(conn, random.Random(0))
-        checker.check(conn)
+    ledger = make(conn, "s", Kind(ordering, settings))
+    keys = ["a", "b", "a", "c", None, "b", "a", "d"]
+    ledger.send_batch(conn, keys)
+    for _ in range(2):
+        assert len(ledger.claim(conn, 8)) == 8
+        assert value(conn, "nack", ledger.held.popitem()[0]) == 8
+    schema.install(conn)
+    checker.check(conn)
+    found = ledger.claim(conn, 8)
+    assert 0 < len(found) <= 4
+    assert value(conn, "ack", ledger.held.popitem()[0]) == len(found)
+    ledger.done += found
+    ledger.drain(conn, random.Random(0))
+    checker.check(conn)
 
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_queries_go_on_from_their_checkpoints_after_an_upgrade(
-    ordering: str, lost: bool, empty_url: str
+    ordering: str, lost: bool, conn: Conn
 ) -> None:
     """In the middle of a batch, on which the query acted; which a worker may have taken over."""
-    with connection.connect(empty_url) as conn:
-        install(conn, 2)
-        ledger = make(conn, "s", Kind(ordering))
+    ledger = make(conn, "s", Kind(ordering))
 
-        def send() -> None:  # publications that are taken together, of which many runs cross
-            for n in range(24):
-                key, priority = "abc"[n % 3], n // 2 % 2
-                ledger.note(
-                    [value(conn, "send", "s", "x", key, p_priority=priority)], [key], priority
-                )
+    def send() -> None:  # publications that are taken together, of which many runs cross
+        for n in range(24):
+            key, priority = "abc"[n % 3], n // 2 % 2
+            ledger.note([value(conn, "send", "s", "x", key, p_priority=priority)], [key], priority)
 
-        def ask(start: Any, size: int | None = None) -> Any:
-            at = (start.claim_id, start.messages) if start else (0, 0)
-            return call(conn, "reader_claim", reader, ledger.consumer, *at, size)[0]
+    def ask(start: Any, size: int | None = None) -> Any:
+        at = (start.claim_id, start.messages) if start else (0, 0)
+        return call(conn, "reader_claim", reader, ledger.consumer, *at, size)[0]
 
-        send()
-        reader, worker, taken = uuid.uuid4(), list[Any](), list[int]()
-        end = ask(None, 1000 if ordering != "none" else 18)
-        send()
-        call(conn, "reader_resume", reader, ledger.consumer, 0, end.claim_id, uuid.uuid4())
-        plan = planned(conn, reader, 0, end)
-        act(conn, "ack", plan[0], 0, True)
-        act(conn, "dead_letter", plan[1], 1, False)
-        act(conn, "nack", plan[9], 2, True)
-        if lost:
-            conn.execute("update pgqueue.claims set lease_until = now() where reader is not null")
-            first = call(conn, "receive", "s", "c", 3)
-            value(conn, "ack", claim_of(first))
-            worker = call(conn, "receive", "s", "c", 2)
-            taken = seqs_of(first) + seqs_of(worker)
-        # What was returned is in the batch for ever, as it was, and is for others, too.
-        returned = {row.seq for row in rows(conn, RETURNED, plan, reader)} | {plan[9]}
-        asked = (reader, 0, end.claim_id)
-        before = planned(conn, reader, 0, end), value(conn, "reader_lost", *asked)
-        readers = rows(conn, "select * from pgqueue.readers")
+    send()
+    reader, worker, taken = uuid.uuid4(), list[Any](), list[int]()
+    end = ask(None, 1000 if ordering != "none" else 18)
+    send()
+    call(conn, "reader_resume", reader, ledger.consumer, 0, end.claim_id, uuid.uuid4())
+    plan = planned(conn, reader, 0, end)
+    act(conn, "ack", plan[0], 0, True)
+    act(conn, "dead_letter", plan[1], 1, False)
+    act(conn, "nack", plan[9], 2, True)
+    if lost:
+        conn.execute("update pgqueue.claims set lease_until = now() where reader is not null")
+        first = call(conn, "receive", "s", "c", 3)
+        value(conn, "ack", claim_of(first))
+        worker = call(conn, "receive", "s", "c", 2)
+        taken = seqs_of(first) + seqs_of(worker)
+    # What was returned is in the batch for ever, as it was, and is for others, too.
+    returned = {row.seq for row in rows(conn, RETURNED, plan, reader)} | {plan[9]}
+    asked = (reader, 0, end.claim_id)
+    before = planned(conn, reader, 0, end), value(conn, "reader_lost", *asked)
+    readers = rows(conn, "select * from pgqueue.readers")
 
-        schema.install(conn)
+    schema.install(conn)
 
-        checker.check(conn)
-        assert rows(conn, "select * from pgqueue.readers") == readers
-        now = planned(conn, reader, 0, end), value(conn, "reader_lost", *asked)
-        assert now == before
-        (row,) = call(conn, "reader_resume", reader, ledger.consumer, 0, end.claim_id, uuid.uuid4())
-        checker.check(conn)
-        again = planned(conn, reader, 0, end)
-        assert row.planned == len(again)
-        assert row.taken_over == value(conn, "reader_lost", *asked)
-        expected = set(plan) - {plan[1]}
-        if lost:
-            assert plan[0] in again, "it acted on it, and it is in its batch for ever"
-            assert set(again) <= expected
-            assert not set(again) & set(taken) - returned
-            assert row.taken_over >= len(set(taken) & set(plan) - returned)
-        else:
-            assert again == [seq for seq in plan if seq in set(again)]
-            assert set(again) == expected
-        next_, later = ask(end), list[int]()
-        assert next_.lost == row.taken_over
-        while next_.claim_id != end.claim_id:
-            later += planned(conn, reader, end.claim_id, next_)
-            end, next_ = next_, ask(next_)
-        got = seqs_of(worker)
-        if worker:
-            assert value(conn, "ack", claim_of(worker)) == len(worker)
-        while found := ledger.claim(conn, 7):
-            assert value(conn, "ack", ledger.held.popitem()[0]) == len(found)
-            got += found
-        once = [*later, *got, *(set(again) - returned), *(taken[:3] if lost else [])]
-        assert len(once) == len(set(once)), "delivered twice"
-        assert {*once, plan[1]} == ledger.sent.keys(), "lost"
-        checker.check(conn)
+    checker.check(conn)
+    assert rows(conn, "select * from pgqueue.readers") == readers
+    now = planned(conn, reader, 0, end), value(conn, "reader_lost", *asked)
+    assert now == before
+    (row,) = call(conn, "reader_resume", reader, ledger.consumer, 0, end.claim_id, uuid.uuid4())
+    checker.check(conn)
+    again = planned(conn, reader, 0, end)
+    assert row.planned == len(again)
+    assert row.taken_over == value(conn, "reader_lost", *asked)
+    expected = set(plan) - {plan[1]}
+    if lost:
+        assert plan[0] in again, "it acted on it, and it is in its batch for ever"
+        assert set(again) <= expected
+        assert not set(again) & set(taken) - returned
+        assert row.taken_over >= len(set(taken) & set(plan) - returned)
+    else:
+        assert again == [seq for seq in plan if seq in set(again)]
+        assert set(again) == expected
+    next_, later = ask(end), list[int]()
+    assert next_.lost == row.taken_over
+    while next_.claim_id != end.claim_id:
+        later += planned(conn, reader, end.claim_id, next_)
+        end, next_ = next_, ask(next_)
+    got = seqs_of(worker)
+    if worker:
+        assert value(conn, "ack", claim_of(worker)) == len(worker)
+    while found := ledger.claim(conn, 7):
+        assert value(conn, "ack", ledger.held.popitem()[0]) == len(found)
+        got += found
+    once = [*later, *got, *(set(again) - returned), *(taken[:3] if lost else [])]
+    assert len(once) == len(set(once)), "delivered twice"
+    assert {*once, plan[1]} == ledger.sent.keys(), "lost"
+    checker.check(conn)
 
 
-def test_a_key_is_held_while_its_claim_has_a_message_of_it(empty_url: str) -> None:
+def test_a_key_is_held_while_its_claim_has_a_message_of_it(conn: Conn) -> None:
     """Also if the claim was in many ranges, which an acknowledgement has cut."""
-    with connection.connect(empty_url) as conn:
-        install(conn, 2)
-        limits.shrink(conn, 1)
-        ledger = make(conn, "s", Kind("key", {"keep_history": LONG}))
-        ledger.send_batch(conn, [*"aabababa", "a"])
-        limits.shrink(conn, 10)
-        seqs = ledger.claim(conn, 5)
-        (claim,) = ledger.held
-        limits.shrink(conn, 1)
-        assert value(conn, "ack", claim, [seqs[1], seqs[3]]) == 2  # of which each range is a run
-        left = [seqs[0], seqs[2], seqs[4]]
-        ledger.held[claim] = list(left)
-        schema.install(conn)
-        checker.check(conn)
-        assert value(conn, "ack", claim, [left.pop()]) == 1
-        checker.check(conn)
-        keys = ledger.keys_of(left)
-        assert not keys & ledger.keys_of(ledger.claim(conn, 9))
-        assert value(conn, "ack", claim) == 2
-        assert "a" in ledger.keys_of(ledger.claim(conn, 9)) or "a" not in keys
+    limits.shrink(conn, 1)
+    ledger = make(conn, "s", Kind("key", {"keep_history": LONG}))
+    ledger.send_batch(conn, [*"aabababa", "a"])
+    limits.shrink(conn, 10)
+    seqs = ledger.claim(conn, 5)
+    (claim,) = ledger.held
+    limits.shrink(conn, 1)
+    assert value(conn, "ack", claim, [seqs[1], seqs[3]]) == 2  # of which each range is a run
+    left = [seqs[0], seqs[2], seqs[4]]
+    ledger.held[claim] = list(left)
+    schema.install(conn)
+    checker.check(conn)
+    assert value(conn, "ack", claim, [left.pop()]) == 1
+    checker.check(conn)
+    keys = ledger.keys_of(left)
+    assert not keys & ledger.keys_of(ledger.claim(conn, 9))
+    assert value(conn, "ack", claim) == 2
+    assert "a" in ledger.keys_of(ledger.claim(conn, 9)) or "a" not in keys
 
 
-def test_what_comes_next_of_a_key_has_few_ranges_after_an_upgrade(empty_url: str) -> None:
+def test_what_comes_next_of_a_key_has_few_ranges_after_an_upgrade(conn: Conn) -> None:
     """However many a slot had."""
-    with connection.connect(empty_url) as conn:
-        install(conn, 2)
-        ledger = make(conn, "s", Kind("key"))
-        ledger.send_batch(conn, [*"ab" * 200])
-        assert len(ledger.claim(conn, 5)) == 5
-        schema.install(conn)
-        checker.check(conn)
-        for claim in list(ledger.held):
-            ledger.done += ledger.held.pop(claim)
-            assert value(conn, "ack", claim) == 5
-        ledger.drain(conn, random.Random(0))
-        checker.check(conn)
+    ledger = make(conn, "s", Kind("key"))
+    ledger.send_batch(conn, [*"ab" * 200])
+    assert len(ledger.claim(conn, 5)) == 5
+    schema.install(conn)
+    checker.check(conn)
+    for claim in list(ledger.held):
+        ledger.done += ledger.held.pop(claim)
+        assert value(conn, "ack", claim) == 5
+    ledger.drain(conn, random.Random(0))
+    checker.check(conn)
 
 
 def planned(conn: Conn, reader: uuid.UUID, start: int, end: Any) -> list[int]:

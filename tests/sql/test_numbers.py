@@ -1,7 +1,5 @@
 """Sequences that are behind their rows: after a replication or a restore without their values."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Callable
@@ -13,7 +11,6 @@ import psycopg
 import pytest
 
 from spark_pgqueue.command_line import doctor
-from spark_pgqueue.postgres import schema
 from tests.sql import checker, clock, internals
 from tests.sql.internals import cursor_of
 from tests.sql.owing import SINK, assert_delivers, owed, use
@@ -25,8 +22,10 @@ from tests.sql.queue import (
     consumer,
     maintain,
     one,
+    publish,
     receive,
     send,
+    stage,
     value,
 )
 from tests.sql.table_writes import Write, target
@@ -63,9 +62,9 @@ def refused(attempt: Callable[[], Any]) -> None:
     assert "recover()" in (caught.value.diag.message_hint or "")
 
 
+@pytest.mark.usefixtures("face")
 def test_each_sequence_is_compared_and_moved(conn: Conn, url: str, bills: dict[str, Any]) -> None:
     """All that the catalogue has, in a database in use; and none moves back."""
-    schema.install(conn, pgmq=True)
     known = use(conn, url, internals.insert_messages)
     known.consumers["limited"] = consumer(conn, "limited", max_backlog=1000)
     table_write = Write(conn, bills)
@@ -156,10 +155,7 @@ def make_schedule(conn: Conn) -> None:
 
 
 def staged(conn: Conn) -> None:
-    with conn.transaction():
-        seqs = internals.insert_messages(conn, 1, 2)
-        chunk = value(conn, "stage", SINK, 0, 1, f"{{[{seqs[0]},{seqs[-1] + 1})}}")
-    value(conn, "publish_staged", SINK, 0, 1, [chunk], 2)
+    publish(conn, 1, [stage(conn, 1, 2, sink=SINK)], 2, sink=SINK)
 
 
 def written(conn: Conn) -> None:
@@ -168,9 +164,9 @@ def written(conn: Conn) -> None:
         value(conn, "publish_written", "s", f"{{[{seqs[0]},{seqs[-1] + 1})}}")
 
 
-def prepare(conn: Conn) -> None:
-    """Make what each of `SENDS` needs."""
-    schema.install(conn, pgmq=True)
+@pytest.fixture
+def prepared(conn: Conn, face: Conn, stream: int) -> None:
+    """What each of `SENDS` needs."""
     consumer(conn)
     value(conn, "create_stream", "from")
     value(conn, "bind", "from", "#", "s")
@@ -200,10 +196,9 @@ SENDS: dict[str, Callable[[Conn], Any]] = {
     ],
 )
 def test_whatever_publishes_is_refused_and_nothing_of_it_is_seen(
-    conn: Conn, stream: int, how: str, forgotten: str
+    conn: Conn, prepared: None, how: str, forgotten: str
 ) -> None:
     """Until recover() was called; then each message is delivered."""
-    prepare(conn)
     sent = [send(conn) for _ in range(3)]
     assert acked(conn, "s", "c") == sent
     if how == "a schedule":
@@ -251,10 +246,9 @@ def test_a_send_is_refused_where_all_that_its_number_named_was_trimmed(
     [*((how, True) for how in SENDS), pytest.param("send", False, marks=pytest.mark.longer)],
 )
 def test_a_number_of_before_that_nothing_has_is_refused(
-    conn: Conn, stream: int, session: Session, how: str, seqs: bool
+    conn: Conn, prepared: None, session: Session, how: str, seqs: bool
 ) -> None:
     """Of a rollback: no key is there twice, and each consumer has passed the number."""
-    prepare(conn)
     if how == "a schedule":
         make_schedule(conn)
     for _ in range(3):

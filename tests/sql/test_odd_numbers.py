@@ -2,8 +2,6 @@
 or an error that says what is wrong, and never one from inside.
 """
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 

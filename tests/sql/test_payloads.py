@@ -1,7 +1,5 @@
 """How a claim reads the payloads of its messages: with plans that are kept, by one function."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Messages that are looked at: nothing is claimed, and all is there."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sql.queue import (

@@ -1,7 +1,5 @@
 """pg_upgrade to the next major version, as operations.md says."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """The face of pgmq: what its clients call gives the same here as in pgmq itself."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess
@@ -18,19 +16,12 @@ import pytest
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.conftest import _database
-from tests.sql import checker, internals
+from tests.sql import checker, internals, limits
 from tests.sql.cost import cost
 from tests.sql.internals import rows
 from tests.sql.queue import AT_ONCE
 
 Conn = psycopg.Connection
-
-
-@pytest.fixture
-def face(conn: Conn) -> Conn:
-    """A database with the face."""
-    schema.install(conn, pgmq=True)
-    return conn
 
 
 @pytest.fixture
@@ -363,19 +354,22 @@ def test_without_the_queue_there_is_no_face(empty_url: str) -> None:
         conn.execute(schema.script(transaction=False, pgmq=True).encode())
 
 
-LETTERS = {1: "x", 2: "é", 3: "€", 4: "\U0001f600"}
-"""By their bytes in UTF-8."""
+# By the bytes of a letter in UTF-8: lengths at which names of views and channels are cut.
+NAMES = [
+    *(("x", n) for n in (1, 47)),
+    *(("é", n) for n in (24, 31, 47)),
+    *(("€", n) for n in (16, 24, 47)),
+    *(("\U0001f600", n) for n in (12, 16, 47)),
+]
 
 
-@pytest.mark.parametrize("bytes_", LETTERS)
-def test_a_queue_has_a_name_of_any_letters(face: Conn, url: str, bytes_: int) -> None:
+def test_a_queue_has_a_name_of_any_letters(face: Conn, url: str) -> None:
     """Names of views and channels have 63 bytes; the longest of a queue has 47 letters."""
-    for length in (1, 12, 16, 24, 31, 47):
-        check_name(face, url, bytes_, length)
+    for letter, length in NAMES:
+        check_name(face, url, letter * length)
 
 
-def check_name(face: Conn, url: str, bytes_: int, length: int) -> None:
-    name = LETTERS[bytes_] * length
+def check_name(face: Conn, url: str, name: str) -> None:
     for call in (
         "create(%s)", "enable_notify_insert(%s, 0)", "bind_topic('a.#', %s)",
     ):  # fmt: skip
@@ -392,7 +386,7 @@ def check_name(face: Conn, url: str, bytes_: int, length: int) -> None:
     ]
     assert rows(face, f'select msg_id from pgmq."a_{name}"') == [(1,)]
     assert rows(face, "select queue_length from pgmq.metrics(%s)", name) == [(0,)]
-    if bytes_ * (length - 1) + bytes_ > 61 and length == 47:
+    if len(name.encode()) > 61 and len(name) == 47:
         with pytest.raises(psycopg.Error, match="first 61 bytes") as caught:
             face.execute("select pgmq.create(%s)", [name[:-1] + "z"])
         assert caught.value.sqlstate == "PQ006"
@@ -488,19 +482,11 @@ def test_bad_input_is_refused_with_what_is_allowed(face: Conn) -> None:
 
 
 READ_COMMITTED_ONLY = [
-    "read('q', 30, 1)",
-    "read('q', 30, 1, '{\"n\": 1}')",
-    "read_with_poll('q', 30, 1)",
-    "read_grouped('q', 30, 1)",
-    "read_grouped_rr('q', 30, 1)",
-    "read_grouped_head('q', 30, 1)",
-    "pop('q')",
-    "delete('q', 1)",
-    "archive('q', 1)",
-    "set_vt('q', 1, 5)",
-    "set_vt('q', 1, now())",
+    "read('q', 30, 1)", "read('q', 30, 1, '{\"n\": 1}')", "read_with_poll('q', 30, 1)",
+    "read_grouped('q', 30, 1)", "read_grouped_rr('q', 30, 1)", "read_grouped_head('q', 30, 1)",
+    "pop('q')", "delete('q', 1)", "archive('q', 1)", "set_vt('q', 1, 5)", "set_vt('q', 1, now())",
     "purge_queue('q')",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
@@ -570,7 +556,7 @@ def test_who_listens_hears_of_sends_but_not_too_often(face: Conn) -> None:
     face.execute('listen "pgmq.q_q.INSERT"')
     for _ in range(3):
         face.execute("select pgmq.send('q', '{}')")
-    heard = list(face.notifies(timeout=1, stop_after=2))
+    heard = list(face.notifies(timeout=0.2, stop_after=2))
     assert [each.channel for each in heard] == ["pgmq.q_q.INSERT"]
 
 
@@ -604,9 +590,7 @@ def test_the_client_of_npm_gets_the_same_answers(face: Conn, pgmq: Conn, tmp_pat
     assert answers[0] == answers[1]
 
 
-def test_a_read_with_no_time_returns_each_message_once(
-    face: Conn,
-) -> None:
+def test_a_read_with_no_time_returns_each_message_once(face: Conn) -> None:
     rows(face, "select pgmq.create('peek')")
     rows(face, "select pgmq.send('peek', to_jsonb(n)) from generate_series(1, 3) n")
     for count in range(1, 8):
@@ -621,9 +605,7 @@ def test_a_queue_retries_as_that_of_pgmq_at_once_and_without_end(face: Conn) -> 
     assert face.execute(settings).fetchone() == (AT_ONCE,)
 
 
-EXCUSED = {
-    "notify_queue_listeners()": "a trigger of a queue's table, which is a view here",
-}
+EXCUSED = {"notify_queue_listeners()": "a trigger of a queue's table, which is a view here"}
 
 
 def test_each_public_function_of_pgmq_is_here(face: Conn, pgmq: Conn) -> None:
@@ -649,10 +631,7 @@ READS = [
 @pytest.fixture
 def impatient(face: Conn) -> Conn:
     """The face, with claims that wait for a tenth of a second in place of a second."""
-    face.execute(
-        "create or replace function _pgqueue.claim_patience() returns interval language sql "
-        "immutable as $$ select interval '50 ms' $$"
-    )
+    limits.set_constant(face, "claim_patience", "50 ms")
     return face
 
 
@@ -737,10 +716,7 @@ def test_one_transaction_at_a_time_has_the_lock_of_a_queue(face: Conn, session: 
 
 def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(face: Conn, session: Any) -> None:
     """It gets nothing only beside one transaction that stays open."""
-    face.execute(
-        "create or replace function _pgqueue.claim_patience() returns interval language sql "
-        "immutable as $$ select interval '1 s' $$"
-    )
+    limits.set_constant(face, "claim_patience", "1 s")
     face.execute("select pgmq.create('q')")
     face.execute("select pgqueue.alter_consumer('q', 'pgmq', '{\"notify_done\": true}')")
     face.execute("select pgmq.send('q', '{}')")

@@ -1,7 +1,5 @@
 """Index probes only: what a claim costs depends on what it touches, and on nothing else."""
 
-from __future__ import annotations
-
 import statistics
 from datetime import timedelta
 
@@ -40,6 +38,7 @@ def test_the_backlog_costs_nothing(conn: Conn, stream: int, ordering: str, size:
     assert_flat("a backlog", few, claim_cost(conn, "many", size))
 
 
+@pytest.mark.longer  # with 50,000: the test above
 def test_a_backlog_of_a_million_single_messages_costs_nothing(conn: Conn, stream: int) -> None:
     consumer(conn, "c")
     singles(conn, 1000)
@@ -209,7 +208,7 @@ def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
         few = statistics.median(traffic(conn, 40, behind)[10:])
         old.execute("begin transaction isolation level repeatable read")
         internals.count(old, "consumers")
-        costs = traffic(conn, 600, behind)
+        costs = traffic(conn, 300, behind)
         many = statistics.median(costs[-40:])
         old.execute("commit")
     assert many <= few * GROWTH + 50, f"a claim read {few} blocks, and {many} in the end"
@@ -225,7 +224,7 @@ def test_single_claims_beside_an_old_snapshot_cost_nothing(
         few = claim_cost(conn, "c", 1, 20)
         old.execute("begin transaction isolation level repeatable read")
         internals.count(old, "consumers")
-        for _ in range(1500):
+        for _ in range(600):
             rows = call(conn, "claim", "s", "c", 1)
             value(conn, "ack", claim_of(rows))
         many = claim_cost(conn, "c", 1, 20)

@@ -1,7 +1,5 @@
 """A message that kills its worker ends alone in the dead letters; the others are delivered."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -56,9 +54,13 @@ def work(conn: Conn, poison: set[int], size: int, how: str) -> tuple[list[int], 
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("how", ["crash", "nack"])
-@pytest.mark.parametrize("max_deliver_count", [1, 5])
+@pytest.mark.parametrize(
+    ("ordering", "how", "max_deliver_count"),
+    [  # each two of them together
+        *(("none", "crash", 1), ("none", "nack", 5), ("key", "crash", 5)),
+        *(("key", "nack", 1), ("stream", "crash", 1), ("stream", "nack", 5)),
+    ],
+)
 def test_of_a_claim_only_the_message_to_blame_dies(
     conn: Conn, ordering: str, how: str, max_deliver_count: int
 ) -> None:
@@ -74,8 +76,9 @@ def test_of_a_claim_only_the_message_to_blame_dies(
         assert done == sorted(done)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("how", ["crash", "nack"])
+@pytest.mark.parametrize(
+    ("ordering", "how"), [("none", "crash"), ("key", "nack"), ("stream", "crash")]
+)
 def test_one_poisonous_message_among_10000_ends_alone(conn: Conn, ordering: str, how: str) -> None:
     """It takes some log2(n) failures, and nobody else is given up, though delivered as often."""
     consumer(conn, ordering=ordering, max_deliver_count=3)
@@ -189,9 +192,7 @@ def test_who_has_several_claims_is_told_which_one_may_kill_it(conn: Conn) -> Non
     assert not value(conn, "is_suspected", 0)
 
 
-def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(
-    conn: Conn,
-) -> None:
+def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(conn: Conn) -> None:
     c = consumer(conn, max_deliver_count=1)
     sent = send_all(conn, ["x"] * 4)
     reader = "00000000-0000-0000-0000-000000000001"

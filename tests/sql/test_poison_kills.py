@@ -3,8 +3,6 @@
 `test_poison` has the same with leases that are made to end.
 """
 
-from __future__ import annotations
-
 from math import ceil, log2
 
 import pytest

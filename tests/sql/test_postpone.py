@@ -1,7 +1,5 @@
 """Postponing: messages that nobody has claimed come later, and no other message is changed."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any

@@ -4,8 +4,6 @@
 `tests/unit/test_worker_crashes.py` has workers that are killed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,29 +1,16 @@
 """A producer that means harm: what it may write, and whose sinks it may use."""
 
-from __future__ import annotations
-
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.copy_target import COPY_TARGET
-from tests.sql.queue import (
-    Conn,
-    action,
-    call,
-    consumer,
-    one,
-    publish,
-    send,
-    settle,
-    stage,
-    value,
-)
+from tests.conftest import user_of
+from tests.sql.queue import Conn, action, call, consumer, one, publish, send, settle, stage, value
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.all_versions]
 
@@ -31,18 +18,10 @@ WRITE = b"insert into pgqueue.written (stream_id, seq, data) values (%s, %s, 'x'
 
 
 @pytest.fixture
-def producers(conn: Conn, url: str) -> Iterator[list[Conn]]:
+def producers(new_role: Callable[..., str]) -> Iterator[list[Conn]]:
     """Sessions of two roles that are producers."""
-    roles = [f"pgqueue_test_{uuid.uuid4().hex[:12]}" for _ in range(2)]
-    opened = []
-    for role in roles:
-        conn.execute(f"create role {role} login password '{role}'".encode())
-        schema.grant(conn, "producer", role)
-        opened.append(connection.connect(make_conninfo(url, user=role, password=role)))
-    yield opened
-    for session, role in zip(opened, roles, strict=True):
-        session.close()
-        conn.execute(f"drop owned by {role}; drop role {role}".encode())
+    with ExitStack() as stack:
+        yield [stack.enter_context(connection.connect(new_role("producer"))) for _ in range(2)]
 
 
 # Numbers
@@ -208,24 +187,23 @@ def test_each_kind_of_batch_of_a_sink_belongs_to_the_role_that_does_it(
                 kind(producers[(i + 1) % 2], batch + 1)
 
 
-def test_members_of_one_role_share_a_sink(conn: Conn, stream: int, producers: list[Conn]) -> None:
+def test_members_of_one_role_share_a_sink(
+    conn: Conn, stream: int, producers: list[Conn], new_role: Callable[..., str]
+) -> None:
     """As roles that are made anew each hour, and all belong to one application."""
     first, second = producers
-    app = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {app}".encode())
-    try:
-        assert publish(first, stream, [stage(first, stream, 1)], 1) is True
-        conn.execute(f"grant {app} to {one(first, 'select session_user::text')}".encode())
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            publish(second, stream, [stage(second, stream, 1, 1)], 1, 1)
-        conn.execute(f"grant {app} to {one(second, 'select session_user::text')}".encode())
-        assert publish(second, stream, [stage(second, stream, 1, 1)], 1, 1) is True
-        # in a role with others, but not with the superuser who has another sink
-        assert publish(conn, stream, [stage(conn, stream, 1, sink="b")], 1, sink="b") is True
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            value(second, "is_published", "b", stream, 0)
-    finally:
-        conn.execute(f"drop role {app}".encode())
+    app = user_of(new_role())
+    conn.execute(f"alter role {app} nologin".encode())
+    assert publish(first, stream, [stage(first, stream, 1)], 1) is True
+    conn.execute(f"grant {app} to {one(first, 'select session_user::text')}".encode())
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        publish(second, stream, [stage(second, stream, 1, 1)], 1, 1)
+    conn.execute(f"grant {app} to {one(second, 'select session_user::text')}".encode())
+    assert publish(second, stream, [stage(second, stream, 1, 1)], 1, 1) is True
+    # in a role with others, but not with the superuser who has another sink
+    assert publish(conn, stream, [stage(conn, stream, 1, sink="b")], 1, sink="b") is True
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        value(second, "is_published", "b", stream, 0)
 
 
 def test_a_sink_that_another_role_used_first_says_so_before_anything_is_dropped(

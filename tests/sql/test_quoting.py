@@ -1,7 +1,5 @@
 """Names go into SQL in one way: each text that the queue's functions put together is looked at."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -10,7 +8,7 @@ from spark_pgqueue.postgres import schema
 STATEMENT = re.compile(
     r"E?['$](?:q\$)?\s*(?:alter|and|as|below_|comment|create|delete|drop|grant|insert|json_build\w+\("
     r"|listen|lock|revoke|select|truncate|update|with|\(select|\(\(|\(\$1\)|if v_lo|%1\$I|%I"
-    r"|%s(?:\(| operator))",
+    r"|%s(?:\(| operator))"
 )
 """How a text begins that is SQL, or a part of it; all others are for people, or values."""
 

@@ -1,7 +1,5 @@
 """Rows of ranges: each range is looked up by itself, whatever the planner knows of the table."""
 
-from __future__ import annotations
-
 import re
 import time
 

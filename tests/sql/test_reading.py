@@ -1,18 +1,18 @@
 """Reading without claiming: offsets outside of the database, which mean the same for ever."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql import internals
+from spark_pgqueue.postgres import connection
+from tests.sql import internals, limits
 from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import (
     Conn,
@@ -276,13 +276,11 @@ def test_any_two_offsets_have_the_same_messages_between_them_for_ever(
 
 def test_readers_and_producers_race(url: str, conn: Conn, stream: int) -> None:
     """Producers that commit, roll back and take their time: each message is read once by each."""
-    from spark_pgqueue.postgres import connection
-
-    sent: list[list[int]] = [[] for _ in range(4)]
     ended = threading.Event()
 
-    def produce(mine: list[int], seed: int) -> None:
+    def produce(seed: int) -> list[int]:
         rng = random.Random(seed)
+        sent: list[int] = []
         with connection.connect(url) as own:
             for _ in range(150):
                 own.execute("begin")
@@ -293,42 +291,31 @@ def test_readers_and_producers_race(url: str, conn: Conn, stream: int) -> None:
                     own.execute("rollback")
                 else:
                     own.execute("commit")
-                    mine += seqs
+                    sent += seqs
+        return sent
 
-    got: list[list[int]] = [[] for _ in range(2)]
-    largest = [0, 0]
-    failures: list[BaseException] = []
+    def follow(seed: int) -> list[int]:
+        rng = random.Random(seed)
+        offset, got = None, []
+        with connection.connect(url) as own:
+            while True:
+                over = ended.is_set()
+                seqs, following = read(own, offset, rng.choice([1, 3, 50]))
+                got += seqs
+                assert len(json.dumps(following)) < 2000
+                if over and following == offset:
+                    return got
+                offset = following
 
-    def follow(i: int) -> None:
-        rng = random.Random(i)
-        offset = None
+    with ThreadPoolExecutor(6) as pool:
+        producers = [pool.submit(produce, seed) for seed in range(4)]
+        readers = [pool.submit(follow, seed) for seed in range(2)]
         try:
-            with connection.connect(url) as own:
-                while True:
-                    over = ended.is_set()
-                    seqs, following = read(own, offset, rng.choice([1, 3, 50]))
-                    got[i] += seqs
-                    largest[i] = max(largest[i], len(json.dumps(following)))
-                    if over and following == offset:
-                        return
-                    offset = following
-        except BaseException as error:
-            failures.append(error)
-
-    producers = [threading.Thread(target=produce, args=(sent[i], i)) for i in range(4)]
-    readers = [threading.Thread(target=follow, args=(i,)) for i in range(2)]
-    for thread in producers + readers:
-        thread.start()
-    for thread in producers:
-        thread.join()
-    ended.set()
-    for thread in readers:
-        thread.join()
-    assert not failures, failures
-    published = sorted(seq for mine in sent for seq in mine)
-    for mine in got:
-        assert sorted(mine) == published
-    assert max(largest) < 2000
+            published = sorted(seq for each in producers for seq in each.result())
+        finally:
+            ended.set()
+        for each in readers:
+            assert sorted(each.result()) == published
 
 
 def test_a_reader_sees_what_was_published_to_all(conn: Conn, stream: int) -> None:
@@ -361,10 +348,8 @@ def test_reading_writes_nothing(conn: Conn, stream: int) -> None:
 
 def test_many_gaps_are_warned_of_and_have_an_end(conn: Conn, stream: int, session: Session) -> None:
     """Beside a transaction that stays open: the offset stops at its limit, and goes on after it."""
-    conn.execute("create or replace function _pgqueue.max_offset_ranges() returns int language sql"
-                 " immutable as 'select 5'")  # fmt: skip
-    conn.execute("create or replace function _pgqueue.limit_gap_ranges() returns int language sql"
-                 " immutable as 'select 3'")  # fmt: skip
+    limits.set_constant(conn, "max_offset_ranges", 5)
+    limits.set_constant(conn, "limit_gap_ranges", 3)
     for _ in range(30):  # history: nobody is open, so nothing of it is a gap
         dead_publication(conn)
         send(conn)

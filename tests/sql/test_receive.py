@@ -1,7 +1,5 @@
 """What a worker receives: payloads, priorities, messages that are for later."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Receiving with a condition: who passes it is claimed, in order, and nothing happens to others."""
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -24,6 +22,7 @@ from tests.sql.queue import (
     call,
     claim_of,
     consumer,
+    delivered,
     now,
     one,
     receive,
@@ -90,7 +89,7 @@ def test_what_passes_is_claimed_in_order_and_the_others_stay_as_they_are(conn: C
         after = state(conn, seq)
         assert after.deliver_count == left[seq].deliver_count
         assert after.state in ("ready", "new")
-    assert seqs_of(acked_in_order(conn)) == [seq for seq in seqs if seq not in got]
+    assert seqs_of(delivered(conn, 4)) == [seq for seq in seqs if seq not in got]
 
 
 @pytest.mark.small_limits
@@ -102,14 +101,6 @@ def test_the_first_that_passes_is_claimed_however_large_the_runs_are(conn: Conn)
     while rows := where(conn, key_is("a"), 1):
         got += seqs_of(rows)
     assert got == seqs
-
-
-def acked_in_order(conn: Conn) -> list[Any]:
-    got: list[Any] = []
-    while rows := receive(conn, 4):
-        got += rows
-        value(conn, "ack", claim_of(rows))
-    return got
 
 
 def test_what_is_ready_new_due_and_expired_is_looked_at(conn: Conn) -> None:

@@ -1,7 +1,5 @@
 """After a restore: offsets outside of the database go on, or are refused where they are wrong."""
 
-from __future__ import annotations
-
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -197,10 +195,7 @@ def test_a_checkpoint_that_names_an_unknown_claim_is_refused(conn: Conn, stream:
     send(conn)
     (first,) = call(conn, "reader_claim", reader, consumer_id, 0, 0)
     lost = first.claim_id - 1
-    for function, arguments in [
-        ("reader_resume", (0, lost)),
-        ("reader_claim", (lost, 1)),
-    ]:
+    for function, arguments in [("reader_resume", (0, lost)), ("reader_claim", (lost, 1))]:
         with pytest.raises(psycopg.DatabaseError, match="ahead of the database") as error:
             call(conn, function, reader, consumer_id, *arguments)
         assert error.value.sqlstate == "PQ005"

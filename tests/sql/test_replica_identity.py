@@ -1,7 +1,5 @@
 """A publication for all tables (Debezium, an upgrade by logical replication) stops no call."""
 
-from __future__ import annotations
-
 from tests.sql import clock, owing
 from tests.sql.internals import insert_messages, rows
 from tests.sql.queue import Conn, call, claim_of, consumer, receive, send_keys, seqs_of

@@ -1,7 +1,5 @@
 """An upgrade by logical replication, as operations.md tells it, between two real servers."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,11 +1,9 @@
 """A dump of a database in use, restored in another cluster, owes what it owed, and to whom."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from spark_pgqueue import embedded
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests import fetched
-from tests.conftest import SETTINGS, VERSIONS, Server
+from tests.conftest import SETTINGS, VERSIONS, Server, user_of
 from tests.sql import checker, clock, internals
 from tests.sql.catalogue import catalogue
 from tests.sql.internals import cursor_of
@@ -95,14 +93,9 @@ def restore(source: str, elsewhere: embedded.Server, *options: str) -> str:
 
 
 @pytest.fixture
-def app(conn: Conn) -> Iterator[str]:
+def app(new_role: Callable[..., str]) -> str:
     """A role that is a producer, and nothing else."""
-    role = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
-    conn.execute(f"create role {role} login".encode())
-    schema.grant(conn, "producer", role)
-    yield role
-    conn.execute(f"drop owned by {role}".encode())
-    conn.execute(f"drop role {role}".encode())
+    return user_of(new_role("producer"))
 
 
 @pytest.mark.each_version

@@ -1,7 +1,5 @@
 """Retention while everybody is at work: senders, claimers, new consumers, killed maintainers."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

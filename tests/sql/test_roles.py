@@ -1,20 +1,18 @@
 """Who may do what: the group roles, one by one, against everything that there is."""
 
-from __future__ import annotations
-
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import spark_pgqueue
 from spark_pgqueue import Consumer, Defer, Reject, Retry
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.conftest import user_of
 from tests.sql import checker
 from tests.sql.catalogue import catalogue
 from tests.sql.queue import Conn, acked, call, claim_of, one, seqs_of, value
@@ -22,175 +20,53 @@ from tests.sql.queue import Conn, acked, call, claim_of, one, seqs_of, value
 ROLES = ("producer", "consumer", "observer", "admin")
 
 # Who may call what; nobody may call anything else.
-CALLERS = {
-    # whoever publishes or consumes
-    "schema_version": "producer consumer observer admin",
-    "open_stream": "producer consumer observer admin",
-    "schema_of": "producer consumer observer admin",
-    "open_consumer": "consumer observer admin",
-    "outcome": "producer consumer observer admin",
-    "listen_done": "producer consumer",
-    "server_of": "producer consumer observer admin",
-    # publishing
-    "send": "producer",
-    "send_batch": "producer",
-    "reserve": "producer",
-    "publish_written": "producer",
-    # a table's changes, by the trigger of a captured table
-    "send_captured": "producer",
-    "was_truncated": "producer",
-    "capture": "producer",
-    "release": "producer",
-    "change_capture": "producer",
-    "execute_as": "producer",
-    "capture_script": "producer",
-    "note_captures": "producer",
-    # claiming and settling
-    "claim": "consumer",
-    "receive": "consumer",
-    "receive_where": "consumer",
-    "as_jsonpath": "consumer admin",
-    "ack": "consumer",
-    "nack": "consumer",
-    "defer": "consumer",
-    "extend": "consumer",
-    "is_suspected": "consumer",
-    "dead_letter": "consumer",
-    # waiting
-    "start_waiting": "consumer",
-    "still_publishing": "consumer",
-    "stop_waiting": "consumer",
-    "next_due": "consumer",
-    "last_publication": "consumer",
-    # reading without claiming
-    "read": "consumer",
-    "start_offset": "consumer",
-    "end_offset": "consumer",
-    "read_to": "consumer",
-    "read_plan": "consumer",
-    "offset_lag": "consumer",
-    "size_between": "consumer",
-    "open_streams": "consumer",
-    "archive_files": "consumer admin",
-    # groups
-    "lease_partitions": "consumer",
-    "leave_group": "consumer",
-    "plan_partitions": "consumer",
-    "read_partitions": "consumer",
-    "commit_offset": "consumer",
-    "note_offset": "consumer",
-    "create_group": "admin",
-    # Spark's source
-    "reader_claim": "consumer",
-    "reader_extend": "consumer",
-    "reader_resume": "consumer",
-    "reader_plan": "consumer",
-    "reader_query": "consumer",
-    "reader_lost": "consumer",
-    "reader_others": "consumer",
-    "consumer_backlog": "consumer",
-    "consumer_lag": "consumer",
-    "consumer_available": "consumer",
-    "reader_ack": "consumer",
-    "reader_state": "consumer",
-    "reader_release": "consumer",
-    "reader_fork": "consumer",
-    "recent_size": "consumer",
-    "check_timeout": "consumer",
-    "end_after": "consumer",
-    # Spark's sink
-    "open_sink": "producer",
-    "is_published": "producer",
-    "begin_write": "producer",
-    "stage": "producer",
-    "publish_staged": "producer",
-    "unstage": "producer",
-    "settle_messages": "consumer",
-    "revive_messages": "admin",
-    "open_table": "producer",
-    "open_table_write": "producer",
-    "begin_table_batch": "producer",
-    "apply_table_batch": "producer",
-    "drop_table_write": "producer",
-    # looking
-    "peek": "consumer admin",
-    "peek_at": "consumer admin",
-    "explain_message": "observer admin",
-    "failures": "observer admin",
-    "key_stats": "observer admin",
-    "consumer_position": "observer admin",
-    "scan": "consumer observer admin",
-    "scan_claimed": "observer admin",
-    "scan_bounds": "consumer observer admin",
-    "scan_where": "consumer observer admin",
-    # dead letters
-    "read_dead": "consumer observer admin",
-    "redrive": "admin",
-    "purge_dead": "admin",
-    # streams
-    "create_stream": "admin",
-    "alter_stream": "admin",
-    "drop_stream": "admin",
-    "set_retention": "admin",
-    # the archive
-    "set_archive": "admin",
-    "drop_archive": "admin",
-    "export_streams": "admin",
-    "lock_export": "admin",
-    "begin_export": "admin",
-    "export_slices": "admin",
-    "export_ranges": "admin",
-    "end_export": "admin",
-    "export_leftovers": "admin",
-    "forget_leftover": "admin",
-    "bind": "admin",
-    "unbind": "admin",
-    "test_topic": "admin",
-    # consumers
-    "create_consumer": "admin",
-    "alter_consumer": "admin",
-    "drop_consumer": "admin",
-    "seek": "admin",
-    "replay": "admin",
-    "retry": "admin",
-    "cancel": "admin",
-    "postpone": "admin",
-    "pause": "admin",
-    "resume": "admin",
-    # schedules
-    "create_schedule": "admin",
-    "drop_schedule": "admin",
-    "pause_schedule": "admin",
-    "resume_schedule": "admin",
-    "schedule_times": "admin",
-    # housekeeping
-    "maintain": "admin",
-    "maintain_all": "admin",
-    "is_restored": "observer admin",
-    "numbers_behind": "observer admin",
-    "recover": "admin",
+CALLED_BY = {
+    "producer consumer observer admin": "schema_version open_stream schema_of outcome server_of",
+    "consumer observer admin": "open_consumer scan scan_bounds scan_where read_dead",
+    "producer consumer": "listen_done",
+    "producer": """
+        send send_batch reserve publish_written send_captured was_truncated capture release
+        change_capture execute_as capture_script note_captures open_sink is_published
+        begin_write stage publish_staged unstage open_table open_table_write begin_table_batch
+        apply_table_batch drop_table_write
+    """,
+    "consumer": """
+        claim receive receive_where ack nack defer extend is_suspected dead_letter start_waiting
+        still_publishing stop_waiting next_due last_publication read start_offset end_offset
+        read_to read_plan offset_lag size_between open_streams lease_partitions leave_group
+        plan_partitions read_partitions commit_offset note_offset reader_claim reader_extend
+        reader_resume reader_plan reader_query reader_lost reader_others consumer_backlog
+        consumer_lag consumer_available reader_ack reader_state reader_release reader_fork
+        recent_size check_timeout end_after settle_messages
+    """,
+    "consumer admin": "as_jsonpath archive_files peek peek_at",
+    "admin": """
+        create_group revive_messages redrive purge_dead create_stream alter_stream drop_stream
+        set_retention set_archive drop_archive export_streams lock_export begin_export
+        export_slices export_ranges end_export export_leftovers forget_leftover bind unbind
+        test_topic create_consumer alter_consumer drop_consumer seek replay retry cancel
+        postpone pause resume create_schedule drop_schedule pause_schedule resume_schedule
+        schedule_times maintain maintain_all recover
+    """,
+    "observer admin": """
+        explain_message failures key_stats consumer_position scan_claimed is_restored
+        numbers_behind
+    """,
 }
 FUNCTIONS = {
-    role: {function for function, callers in CALLERS.items() if role in callers.split()}
+    role: {
+        name
+        for callers, names in CALLED_BY.items()
+        if role in callers.split()
+        for name in names.split()
+    }
     for role in (*ROLES, "stranger")
 }
-
 VIEWS = (
-    "message_states",
-    "consumer_settings",
-    "dead_letters",
-    "consumer_stats",
-    "open_claims",
-    "consumer_health",
-    "stream_bindings",
-    "stream_schedules",
-    "message_history",
-    "stream_stats",
-    "stream_retention",
-    "stream_archives",
-    "group_stats",
-    "captures",
-)
+    "message_states", "consumer_settings", "dead_letters", "consumer_stats", "open_claims",
+    "consumer_health", "stream_bindings", "stream_schedules", "message_history", "stream_stats",
+    "stream_retention", "stream_archives", "group_stats", "captures",
+)  # fmt: skip
 
 # What each may do with which tables and views; {s} is any stream.
 RELATIONS = {
@@ -205,23 +81,12 @@ pytestmark = pytest.mark.all_versions
 
 
 @pytest.fixture
-def roles(conn: Conn, url: str) -> Iterator[dict[str, str]]:
+def roles(conn: Conn, new_role: Callable[..., str]) -> dict[str, str]:
     """The url of a role in each group, and of a stranger; between two streams being made."""
-    made = {name: f"pgqueue_test_{uuid.uuid4().hex[:12]}" for name in (*ROLES, "stranger")}
     value(conn, "create_stream", "before")
-    for name, role in made.items():
-        conn.execute(f"create role {role} login password '{role}'".encode())
-        if name != "stranger":
-            schema.grant(conn, name, role)
+    made = {name: new_role(name) for name in ROLES} | {"stranger": new_role()}
     value(conn, "create_stream", "s")
-    yield {name: make_conninfo(url, user=role, password=role) for name, role in made.items()}
-    for role in made.values():
-        conn.execute(f"drop owned by {role}".encode())
-        conn.execute(f"drop role {role}".encode())
-
-
-def name_of(url: str) -> str:
-    return str(conninfo_to_dict(url)["user"])
+    return made
 
 
 def allowed_functions(conn: Conn, role: str) -> set[str]:
@@ -261,7 +126,7 @@ def test_each_role_may_do_what_it_needs_and_nothing_else(conn: Conn, roles: dict
     views = "select oid::regproc::text from _pgqueue.view_functions() oid"
     asked_by_views = {row[0].removeprefix("pgqueue.") for row in conn.execute(views).fetchall()}
     for name, url in roles.items():
-        role = name_of(url)
+        role = user_of(url)
         functions = set(FUNCTIONS[name])
         if name in ("observer", "admin"):
             functions |= asked_by_views
@@ -411,7 +276,7 @@ def test_a_caller_cannot_slip_in_functions_of_its_own(
     conn: Conn, url: str, roles: dict[str, str]
 ) -> None:
     """Functions with the owner's rights find nothing in the path of their caller."""
-    role = name_of(roles["observer"])
+    role = user_of(roles["observer"])
     conn.execute(f"create schema evil authorization {role}".encode())
     value(conn, "create_consumer", "s", "c", "earliest", p_settings='{"keep_history": "1 day"}')
     value(conn, "create_group", "s", "g", 1)
@@ -453,7 +318,7 @@ def call_plainly(conn: Conn, statement: str) -> tuple[int]:
 def test_installing_again_keeps_what_was_granted_and_grants_nothing_twice(
     conn: Conn, roles: dict[str, str]
 ) -> None:
-    role = name_of(roles["stranger"])
+    role = user_of(roles["stranger"])
     conn.execute(f"grant usage on schema pgqueue to {role}".encode())
     conn.execute(f"grant execute on function pgqueue.schema_version() to {role}".encode())
     before = catalogue(conn)
@@ -467,7 +332,7 @@ def test_roles_say_who_belongs_to_them(conn: Conn, roles: dict[str, str]) -> Non
     found = {row.role: row.members for row in call(conn, "create_roles")}
     assert set(found) == {f"pgqueue_{name}" for name in ROLES}
     for name in ROLES:
-        assert name_of(roles[name]) in found[f"pgqueue_{name}"]
+        assert user_of(roles[name]) in found[f"pgqueue_{name}"]
 
 
 def test_without_the_group_roles_nothing_is_granted(conn: Conn) -> None:
@@ -529,7 +394,7 @@ def test_who_may_not_create_roles_is_told_so(conn: Conn, roles: dict[str, str]) 
         connection.connect(roles["admin"]) as admin,
         pytest.raises(PgQueueError, match="permission denied"),
     ):
-        schema.grant(admin, "producer", name_of(roles["stranger"]))
+        schema.grant(admin, "producer", user_of(roles["stranger"]))
     with pytest.raises(PgQueueError, match="does not exist") as caught:
         schema.grant(conn, "producer", "nobody at all")
     assert "create role" in (caught.value.hint or "")
@@ -564,7 +429,7 @@ def test_notifications_and_names_of_sessions_are_the_callers(
             "select a.usename || ' ' || a.application_name from pg_locks l"
             " join pg_stat_activity a using (pid) where l.locktype = 'advisory' and a.pid = %s"
         )
-        assert one(conn, look, producer.info.backend_pid) == f"{name_of(roles['producer'])} app"
+        assert one(conn, look, producer.info.backend_pid) == f"{user_of(roles['producer'])} app"
         producer.execute("commit")
         (notified,) = consumer.notifies(timeout=10, stop_after=1)
         assert notified.pid == producer.info.backend_pid

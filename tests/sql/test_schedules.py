@@ -1,12 +1,11 @@
 """Schedules: each of their times has one message, whoever looks, and whoever dies."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -151,7 +150,7 @@ def test_it_is_what_a_walk_through_all_minutes_finds(conn: Conn, zone: str, midd
         {"zone": zone, "middle": middle},
     ).fetchall()
     chance = random.Random(middle)
-    for _ in range(15):
+    for _ in range(6):
         hours = "*" if chance.random() < 0.3 else f"{chance.randrange(24)},{chance.randrange(5)}"
         cron = f"{chance.choice(['*/25', '7', '0,30', '59'])} {hours} " + chance.choice(
             ["* * *", "*/2 * *", "* * 0,6", "29,3 * 1", f"* {minutes[0][1].month} *"]
@@ -413,19 +412,18 @@ def test_consumers_look_only_while_their_stream_has_schedules(conn: Conn) -> Non
 def test_a_consumer_that_is_made_meanwhile_looks_too(conn: Conn, session: Session) -> None:
     """Whoever of the two is first."""
     other = session()
-    with conn.transaction():
-        consumer(conn, "a")
-        thread = threading.Thread(target=schedule, args=[other])
-        thread.start()
-        wait_for_a_lock(conn)
-    thread.join()
-    with conn.transaction():
-        value(conn, "drop_schedule", "s", "h")
-        schedule(conn)
-        thread = threading.Thread(target=consumer, args=[other, "b"])
-        thread.start()
-        wait_for_a_lock(conn)
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        with conn.transaction():
+            consumer(conn, "a")
+            made = pool.submit(schedule, other)
+            wait_for_a_lock(conn)
+        made.result()
+        with conn.transaction():
+            value(conn, "drop_schedule", "s", "h")
+            schedule(conn)
+            made = pool.submit(consumer, other, "b")
+            wait_for_a_lock(conn)
+        made.result()
     assert one(conn, "select array_agg(scheduled) from pgqueue.consumers") == [True, True]
 
 
@@ -490,9 +488,8 @@ def test_each_time_comes_once_however_many_claim_and_die(conn: Conn, url: str) -
                         got[name][message.seq] += 1
                         value(worker, "ack", message.claim_id)
 
-    threads = [threading.Thread(target=work, args=[name]) for name in names * 2]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(6)
+    claimers = [pool.submit(work, name) for name in names * 2]
     chance = random.Random(5)
     end = time.monotonic() + 3
     while time.monotonic() < end:
@@ -500,8 +497,8 @@ def test_each_time_comes_once_however_many_claim_and_die(conn: Conn, url: str) -
         if pids:
             conn.execute("select pg_terminate_backend(%s)", [chance.choice(pids[-6:])])
     over.set()
-    for thread in threads:
-        thread.join(30)
+    for each in claimers:
+        each.result(30)
     planned = conn.execute(
         "select headers ->> 'schedule', headers ->> 'planned_at', count(*)"
         " from pgqueue.messages group by 1, 2"
@@ -561,7 +558,7 @@ def test_the_next_time_of_any_interval_is_found_in_few_steps(conn: Conn) -> None
     )
     rng = random.Random(7)
     found = 0
-    for _ in range(80):
+    for _ in range(40):
         months, days, seconds = (rng.choice(PARTS) * rng.choice([1, 1, 1, -1]) for _ in range(3))
         every = f"{months} months {days} days {seconds * rng.choice([1, 3600])} seconds"
         start = rng.choice(
@@ -584,7 +581,7 @@ def test_the_next_time_of_any_interval_is_found_in_few_steps(conn: Conn) -> None
         assert min(months, days, seconds) >= 0, every
         assert one(conn, "select nextval('public.steps')") - before < 150, (every, start)
         assert len(times) == 2
-    assert found > 15
+    assert found > 7
 
 
 def test_the_first_time_after_is_found(conn: Conn) -> None:
@@ -594,11 +591,11 @@ def test_the_first_time_after_is_found(conn: Conn) -> None:
         months, days, hours = rng.choice([(1, 0, 0), (0, 1, 0), (1, 1, 3), (3, 0, 0), (12, 0, 0)])
         every = f"{months} months {days} days {hours} hours"
         start = one(conn, "select '2020-01-31'::timestamptz + %s * interval '1 day'",
-                    rng.randrange(2000))  # fmt: skip
-        after = start + timedelta(days=rng.randrange(-10, 2000), seconds=rng.randrange(86400))
+                    rng.randrange(400))  # fmt: skip
+        after = start + timedelta(days=rng.randrange(-10, 400), seconds=rng.randrange(86400))
         expected = one(
             conn, "select min(t) from (select _pgqueue.nth_time(%s, %s::interval, %s, n) t"
-            " from generate_series(0, 2100) n) x where t > %s", start, every, BERLIN, after,
+            " from generate_series(0, 410) n) x where t > %s", start, every, BERLIN, after,
         )  # fmt: skip
         got = one(
             conn, "select _pgqueue.next_by_interval(%s, %s::interval, %s, %s)",

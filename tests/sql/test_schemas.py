@@ -1,7 +1,5 @@
 """Schemas of streams: what is sent fits the schema, and a schema only grows."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Sending once: of the messages with one dedup key, the first of a window is published."""
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,7 +10,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.sql import clock, internals
+from tests.sql import clock, internals, limits
 from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import (
     Conn,
@@ -93,10 +91,7 @@ def test_a_key_whose_window_passed_is_taken_over_and_forgotten_by_maintain(conn:
 
 
 def test_old_keys_are_forgotten_some_at_a_time_until_nothing_is_unfinished(conn: Conn) -> None:
-    conn.execute(
-        "create or replace function _pgqueue.limit_deleted() returns int"
-        " language sql immutable as 'select 2'"
-    )
+    limits.set_constant(conn, "limit_deleted", 2)
     send_all(conn, ["x"] * 5, p_dedup_keys=list("abcde"))
     clock.pass_time(conn, timedelta(days=2))
     send(conn, p_dedup_key="f")

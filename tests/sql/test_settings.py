@@ -1,7 +1,5 @@
 """Settings of consumers and streams: changed while they are in use, all or nothing."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -4,8 +4,6 @@ No function is called for them, no table asked, no row written. That holds on a 
 it takes is measured by `make bench ARGS=settings`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -32,40 +30,14 @@ where schemaname = 'pgqueue' and n > 0
 # A claim of what is ready, its payloads, and the acknowledgement: a bundle is asked for, changed,
 # and deleted.
 READY = {
-    "none": {
-        "receive": 1,
-        "_claim": 1,
-        "_payloads": 1,
-        "_payloads_1": 1,
-        "ack": 1,
-        "_ack": 1,
-        "_claim_free": 1,
-        "consumers scans": 1,
-        "consumer_cursors scans": 1,
-        "publications scans": 1,
-        "messages_1 scans": 1,
-        "consumer_messages scans": 2,
-        "consumer_messages writes": 2,
-    },
-    "key": {
-        "receive": 1,
-        "_claim": 1,
-        "_payloads": 1,
-        "_payloads_1": 1,
-        "ack": 1,
-        "_ack": 1,
-        "_claim_free": 1,
-        "consumers scans": 1,
-        "consumer_cursors scans": 1,
-        "messages_1 scans": 1,
-        "consumer_messages scans": 2,
-        "consumer_messages writes": 2,
-    },
-}
+    "receive": 1, "_claim": 1, "_payloads": 1, "_payloads_1": 1, "ack": 1, "_ack": 1,
+    "_claim_free": 1, "consumers scans": 1, "consumer_cursors scans": 1, "messages_1 scans": 1,
+    "consumer_messages scans": 2, "consumer_messages writes": 2,
+}  # fmt: skip
 # A claim of the only message, which was just published: taken and claimed at once, ahead of the
 # cursor.
 NEW = {
-    "receive": 1, "_claim": 1, "_claim_free": 1, "_claim_at_rest": 1, "_is_at_rest": 1,
+    "receive": 1, "_claim": 1, "_claim_free": 1, "_claim_when_idle": 1, "_is_idle": 1,
     "_has_free": 2, "_next_end": 1, "_last_publication_id": 1, "_next_ahead": 1,
     "_claim_new_ahead": 1, "_take_ahead": 1,
     "_payload": 1, "_payload_1": 1, "ack": 1, "_ack": 1,
@@ -115,7 +87,8 @@ def others(request: pytest.FixtureRequest, conn: Conn, stream: int) -> None:
 def test_a_claim_of_what_is_ready(conn: Conn, others: None, ordering: str) -> None:
     consumer(conn, "c", ordering, visibility_timeout=timedelta(days=1))
     internals.publish_together(conn, 1, 1000, "'k' || i")
-    assert work(conn, "c", 10, lambda: None) == READY[ordering]
+    also = {"publications scans": 1} if ordering == "none" else {}
+    assert work(conn, "c", 10, lambda: None) == READY | also
 
 
 @pytest.mark.parametrize("others", [False, True], indirect=True, ids=["alone", "beside"])

@@ -1,7 +1,5 @@
 """Settling a claim or a part of it: ack, nack, dead_letter, and claims that are over."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,10 +22,7 @@ from tests.sql.queue import (
     wait_for_a_lock,
 )
 
-pytestmark = [
-    pytest.mark.small_limits,
-    pytest.mark.usefixtures("stream", "allowed_afterwards"),
-]
+pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 
 def test_a_part_of_a_claim_is_settled_and_what_it_does_not_hold_is_passed_over(conn: Conn) -> None:

@@ -1,7 +1,5 @@
 """The sink's side: messages that are staged by tasks, and published once as a batch."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -220,23 +218,18 @@ def test_a_batch_that_is_not_complete_is_not_published(
     assert publish(conn, stream, blocks[:1], 2) is True, "nothing was used up"
 
 
-@pytest.mark.parametrize("first_commits", [True, False])
-def test_two_commits_of_a_batch_at_once_publish_it_once(
-    conn: Conn, session: Session, stream: int, first_commits: bool
+def test_a_commit_that_waited_for_one_that_is_rolled_back_publishes_the_batch(
+    conn: Conn, session: Session, stream: int
 ) -> None:
     consumer(conn)
     blocks = [stage(conn, stream, 3)]
     first, second = session(), session()
-    answers: list[bool] = []
-    first.execute("begin")
-    assert publish(first, stream, blocks, 3) is True
-    thread = threading.Thread(target=lambda: answers.append(publish(second, stream, blocks, 3)))
-    thread.start()
-    time.sleep(0.2)
-    assert answers == [], "the second waits for the first"
-    first.execute("commit" if first_commits else "rollback")
-    thread.join(30)
-    assert answers == [not first_commits]
+    with ThreadPoolExecutor(1) as pool:
+        with first.transaction(force_rollback=True):
+            assert publish(first, stream, blocks, 3) is True
+            slower = pool.submit(publish, second, stream, blocks, 3)
+            wait_for_a_lock(conn)
+        assert slower.result() is True
     assert len(acked(conn, "s", "c")) == 3
 
 

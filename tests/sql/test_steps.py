@@ -1,7 +1,5 @@
 """One receive calls the functions that `sql/one-receive.md` lists, and no others."""
 
-from __future__ import annotations
-
 import re
 
 import psycopg

@@ -1,8 +1,6 @@
 """Tables that a query writes: what its role needs, and what another role cannot do."""
 # ruff: noqa: E501  a case is a line
 
-from __future__ import annotations
-
 import pytest
 
 from spark_pgqueue.postgres import schema

@@ -1,8 +1,6 @@
 """Tables that a query writes: what each may be, and which values arrive in it."""
 # ruff: noqa: E501  a case is a line
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 
@@ -98,11 +96,7 @@ def test_a_value_of_each_type_arrives(conn: Conn, kinds: None) -> None:
 
 
 UNFIT = [
-    (
-        "double",
-        "integer",
-        "column v is double, and must fit column v of table public.t, which is integer",
-    ),
+    ("double", "integer", "column v is double, and must fit column v of table public.t, which is integer"),
     ("decimal(5,1)", "integer", "which is integer"),
     ("timestamp", "timestamp", "which is timestamp without time zone"),
     ("timestamp_ntz", "timestamptz", "which is timestamp with time zone"),
@@ -122,17 +116,13 @@ UNFIT = [
     ("string", "money", "would round"),
     ("decimal(10,0)", "numeric(5,-2)", "would round"),
     ("array<decimal(10,3)>", "numeric(10,2)[]", "would round"),
-    (
-        "map<string,string>",
-        "jsonb",
-        "column v is map<string,string>, which no column of a table takes",
-    ),
+    ("map<string,string>", "jsonb", "column v is map<string,string>, which no column of a table takes"),
     ("struct<a:int>", "jsonb", "which no column of a table takes"),
     ("variant", "jsonb", "which no column of a table takes"),
     ("interval year to month", "interval", "which no column of a table takes"),
     ("array<array<int>>", "integer[]", "which no column of a table takes"),
     ("void", "text", "which no column of a table takes"),
-]
+]  # fmt: skip
 
 
 def test_a_type_whose_values_would_change_is_refused(conn: Conn, kinds: None) -> None:

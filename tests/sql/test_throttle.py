@@ -1,7 +1,5 @@
 """Limits of a whole consumer: what may be in flight, and what is delivered within a time."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

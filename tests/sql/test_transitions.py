@@ -1,7 +1,5 @@
 """The table of transitions in `queue/state/bundles.sql` names who writes bundles, and no others."""
 
-from __future__ import annotations
-
 import re
 
 from spark_pgqueue.postgres import schema

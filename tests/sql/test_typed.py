@@ -1,7 +1,5 @@
 """One judge of typed payloads: what a send takes is what Spark reads, in a batch of any size."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any
@@ -197,7 +195,7 @@ def test_what_is_sent_is_read_alike_in_batches_of_any_size(judged: Conn) -> None
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.sampled_from(sorted(TYPES)),

@@ -5,14 +5,13 @@ brought to this version. And a version after this one is made up here: a copy of
 column has another name, a stream has one more, and a function one more argument.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.processes import wait_until
 from tests.sql import checker, freeze, internals
 from tests.sql.catalogue import catalogue, offered
 from tests.sql.owing import assert_delivers, make_streams, owed, use
@@ -108,12 +108,6 @@ def make_anew(conn: Conn) -> None:
         value(conn, "create_consumer", "s", name, "earliest")
 
 
-def install_released(conn: Conn, version: int) -> None:
-    with conn.transaction():
-        conn.execute("set local standard_conforming_strings = on")
-        conn.execute(freeze.sql_of(version).encode(), prepare=False)
-
-
 def test_a_released_version_stays_byte_for_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +131,7 @@ def test_a_released_version_becomes_this_one_and_owes_the_same(
 ) -> None:
     """Whoever changes what is stored writes a migration: `sql/changing.md`."""
     with connection.connect(empty_url) as old:
-        install_released(old, version)
+        freeze.install(old, version)
         known = use(old, empty_url, internals.insert_messages)
         before = owed(old)
         schema.install(old)
@@ -166,7 +160,7 @@ def owner(empty_url: str) -> Iterator[str]:
 def test_consumers_and_streams_of_the_first_version_keep_their_settings(empty_url: str) -> None:
     """Those that nobody set, too, where the default has changed; new ones have the new default."""
     with connection.connect(empty_url) as old:
-        install_released(old, 1)
+        freeze.install(old, 1)
         columns = "select attname from pg_attribute where attrelid = 'pgqueue.%s'::regclass"
         known = dict[str, dict[str, Any]]()  # what version 1 has
         for what, each in SETTINGS.items():
@@ -262,7 +256,7 @@ def test_a_new_default_reaches_who_was_given_no_other_value(
 def test_an_owner_that_is_no_superuser_upgrades(version: int, owner: str) -> None:
     """In one transaction: one that fails at its end has changed nothing."""
     with connection.connect(owner) as old:
-        install_released(old, version)
+        freeze.install(old, version)
         check = use_features(old)
         known = use(old, owner, internals.insert_messages)
         before = owed(old), owed_of_all(old), catalogue(old)
@@ -284,7 +278,7 @@ def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str
     if version not in freeze.released():
         pytest.skip(f"version {version} is not released")
     with connection.connect(empty_url) as conn:
-        install_released(conn, version)
+        freeze.install(conn, version)
         kept = offered(conn)
         schema.uninstall(conn)
         schema.install(conn)
@@ -295,7 +289,11 @@ def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str
 
 @pytest.mark.all_versions
 def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn: Conn) -> None:
-    use(old, empty_url, internals.insert_messages)
+    """And delivers exactly what it owed."""
+    known = use(old, empty_url, internals.insert_messages)
+    before = owed(old)
+    states = {state for each in before.values() for state in each.values()}
+    assert states == {"new", "ready", "delayed", "waiting", "claimed", "dead"}
     make_anew(conn)
     assert schema.installed_version(old) == THIS
     schema.install(old)
@@ -307,15 +305,6 @@ def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn:
         assert upgraded[what] == fresh[what]
     schema.install(old)
     assert catalogue(old) == upgraded
-
-
-@pytest.mark.all_versions
-def test_an_upgraded_database_delivers_exactly_what_it_owed(old: Conn, empty_url: str) -> None:
-    known = use(old, empty_url, internals.insert_messages)
-    before = owed(old)
-    states = {state for each in before.values() for state in each.values()}
-    assert states == {"new", "ready", "delayed", "waiting", "claimed", "dead"}
-    schema.install(old)
     assert owed(old) == before
     checker.check(old)
     assert_delivers(old, known, before)
@@ -364,57 +353,48 @@ def test_where_others_depend_on_the_old_version_nothing_is_changed(old: Conn, wh
 
 def test_upgrading_while_sessions_are_at_work_ends_well(old: Conn, empty_url: str) -> None:
     """Senders and workers of before may fail once, with an error, and lose nothing."""
-    stream = make_streams(old)
+    make_streams(old)
     consumer = value(old, "create_consumer", "s", "none", "earliest")
-    over = threading.Event()
+    over, upgraded = threading.Event(), threading.Event()
+    goes_on = [threading.Event() for _ in range(4)]
     sent: list[int] = []
     got: list[int] = []
-    upgraded = threading.Event()
-    goes_on = [threading.Event() for _ in range(4)]
 
-    def send(done: threading.Event) -> None:
+    def send(conn: Conn) -> None:
+        sent.append(value(conn, "send", "s", "x", "k"))
+
+    def work(conn: Conn) -> None:
+        with conn.transaction():
+            found = call(conn, "receive", "s", "none", 5)
+            if found:
+                value(conn, "ack", claim_of(found))
+        got.extend(seqs_of(found))
+
+    def run(step: Callable[[Conn], None], done: threading.Event) -> None:
         with connection.connect(empty_url) as conn:
             while not over.is_set():
                 try:
-                    sent.append(value(conn, "send", "s", "x", "k"))
+                    step(conn)
                 except psycopg.Error:
-                    assert not done.is_set(), "after the upgrade nothing fails"
+                    if done.is_set():
+                        raise  # after the upgrade nothing fails
                 if upgraded.is_set():
                     done.set()
 
-    def work(done: threading.Event) -> None:
-        with connection.connect(empty_url) as conn:
-            while not over.is_set():
-                try:
-                    with conn.transaction():
-                        found = call(conn, "receive", "s", "none", 5)
-                        if found:
-                            value(conn, "ack", claim_of(found))
-                    got.extend(seqs_of(found))
-                except psycopg.Error:
-                    assert not done.is_set(), "after the upgrade nothing fails"
-                if upgraded.is_set():
-                    done.set()
-
-    threads = [
-        threading.Thread(target=what, args=[event])
-        for what, event in zip([send, send, work, work], goes_on, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        while len(got) < 20:
-            assert any(thread.is_alive() for thread in threads)
-        schema.install(old)
-        upgraded.set()
-        assert all(event.wait(20) for event in goes_on)
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(30)
+    with ThreadPoolExecutor(4) as pool:
+        steps = zip([send, send, work, work], goes_on, strict=True)
+        running = [pool.submit(run, *each) for each in steps]
+        try:
+            wait_until(lambda: len(got) >= 20)
+            schema.install(old)
+            upgraded.set()
+            assert all(event.wait(20) for event in goes_on)
+        finally:
+            over.set()
+        for each in running:
+            each.result()
     got += acked(old, "s", "none")
     assert sorted(got) == sorted(sent)
-    assert stream
     checker.check(old, {consumer: set(got)})
 
 

@@ -1,7 +1,5 @@
 """What the views say of a queue."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

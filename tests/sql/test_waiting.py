@@ -1,7 +1,5 @@
 """Waiting for publications: producers notify only who waits, and nobody misses one."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

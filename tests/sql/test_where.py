@@ -1,7 +1,5 @@
 """Conditions on tables in Spark: what compares is taken, and what could do anything else is not."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 
@@ -94,31 +92,19 @@ REFUSED = [
     *(
         (f"{function}({arguments}) is null", f"and not {function}")
         for function, arguments in (
-            ("pg_sleep", "1"),
-            ("set_config", "'a.b', 'c', false"),
-            ("current_setting", "'port'"),
-            ("query_to_xml", "'select 1', true, true, ''"),
+            ("pg_sleep", "1"), ("set_config", "'a.b', 'c', false"),
+            ("current_setting", "'port'"), ("query_to_xml", "'select 1', true, true, ''"),
             ("table_to_xml", "'pg_class', true, true, ''"),
-            ("database_to_xml", "true, true, ''"),
-            ("pg_read_file", "'/etc/passwd'"),
-            ("lo_get", "1"),
-            ("pg_get_viewdef", "1"),
-            ("has_table_privilege", "'pg_class', 'select'"),
-            ("random", ""),
-            ("clock_timestamp", ""),
-            ("nextval", "'x'"),
-            ("pg_advisory_lock", "1"),
-            ("pg_notify", "'a', 'b'"),
-            ("count", "seq"),
-            ("generate_series", "1, 2"),
-            ("row_number", ""),
-            ("regexp_matches", "key, 'k'"),
-            ("key", "seq"),
-            ("mine", "seq"),
-            ("pg_temp", ""),
+            ("database_to_xml", "true, true, ''"), ("pg_read_file", "'/etc/passwd'"),
+            ("lo_get", "1"), ("pg_get_viewdef", "1"),
+            ("has_table_privilege", "'pg_class', 'select'"), ("random", ""),
+            ("clock_timestamp", ""), ("nextval", "'x'"), ("pg_advisory_lock", "1"),
+            ("pg_notify", "'a', 'b'"), ("count", "seq"), ("generate_series", "1, 2"),
+            ("row_number", ""), ("regexp_matches", "key, 'k'"), ("key", "seq"),
+            ("mine", "seq"), ("pg_temp", ""),
         )
     ),
-]
+]  # fmt: skip
 
 
 def test_what_is_no_comparison_is_refused_by_name(conn: Conn) -> None:

@@ -1,7 +1,5 @@
 """A schema without some of the features that stand beside the queue."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -88,7 +86,12 @@ def use_the_queue(conn: Conn) -> None:
 
 
 @pytest.mark.parametrize(
-    "left_out", [features.FEATURES, *((each,) for each in features.FEATURES)], ids=" ".join
+    "left_out",
+    [
+        features.FEATURES,
+        *(pytest.param((each,), marks=pytest.mark.longer) for each in features.FEATURES),
+    ],
+    ids=" ".join,
 )
 def test_a_schema_without_features_has_nothing_of_them(
     empty_url: str, left_out: tuple[str, ...]
@@ -156,20 +159,11 @@ def test_a_name_of_no_feature_is_refused(conn: Conn) -> None:
 
 
 CORE = [
-    *(
-        "ahead",
-        "claim",
-        "settle",
-        "leases",
-        "ordering",
-        "assigning",
-        "key_limits",
-        "filters",
-        "gaps",
-    ),
-    *("retention", "reading", "positions", "groups", "cancel", "dead_letters", "sink", "actions"),
-    *("readers", "back_pressure", "views", "explain", "history", "publish", "receive", "streams"),
-]
+    "ahead", "claim", "settle", "leases", "ordering", "assigning", "key_limits", "filters",
+    "gaps", "retention", "reading", "positions", "groups", "cancel", "dead_letters", "sink",
+    "actions", "readers", "back_pressure", "views", "explain", "history", "publish", "receive",
+    "streams",
+]  # fmt: skip
 
 
 @pytest.mark.longer

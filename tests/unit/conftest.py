@@ -1,6 +1,4 @@
-"""Fixtures of unit tests: directories for embedded servers."""
-
-from __future__ import annotations
+"""Fixtures of unit tests: a client, the command line, directories for embedded servers."""
 
 import os
 import shutil
@@ -9,10 +7,42 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import spark_pgqueue
 from spark_pgqueue import embedded
+from spark_pgqueue.client import Client
+from spark_pgqueue.command_line import cli
+
+
+@pytest.fixture
+def queue(url: str) -> Iterator[Client]:
+    """A client, with a stream s of text and its consumer c."""
+    with spark_pgqueue.connect(url) as client:
+        client.create_stream("s")
+        client.create_consumer("s", "c")
+        yield client
+
+
+@pytest.fixture
+def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run `pgqueue` with arguments, of which the first may be several words.
+
+    Returns what it printed, of an error to standard error.
+    """
+    monkeypatch.setenv("PGQUEUE_URL", url)
+
+    def run(first: str, *more: Any, code: int = 0, stdin: str | bytes = "") -> str:
+        words = [*first.split(), *map(str, more)]
+        result = CliRunner().invoke(cli.app, words, input=stdin)
+        assert result.exit_code == code, result.output
+        assert code == 0 or "Traceback" not in result.output
+        return result.stderr if code else result.stdout
+
+    return run
 
 
 @pytest.fixture(scope="session")

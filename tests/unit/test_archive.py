@@ -1,7 +1,5 @@
 """The commands of an archive, and its files as other programs see them."""
 
-from __future__ import annotations
-
 import json
 import re
 import uuid
@@ -13,9 +11,6 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from typer.testing import CliRunner
-
-from spark_pgqueue.command_line import cli
 
 PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "archive.md"
 
@@ -31,19 +26,6 @@ TYPES = {
 """The words of the page for types."""
 
 Run = Callable[..., str]
-
-
-@pytest.fixture
-def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `pgqueue` with arguments; returns what it printed."""
-    monkeypatch.setenv("PGQUEUE_URL", url)
-
-    def run(*arguments: Any, code: int = 0, stdin: str = "") -> str:
-        result = CliRunner().invoke(cli.app, [str(each) for each in arguments], input=stdin)
-        assert result.exit_code == code, result.output
-        return result.stdout if code == 0 else result.stderr
-
-    return run
 
 
 def lines(count: int) -> str:

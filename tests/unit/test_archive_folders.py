@@ -1,7 +1,5 @@
 """What a process with credentials opens, because a database says that the archive is there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

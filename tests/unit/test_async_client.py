@@ -1,11 +1,9 @@
 """The client for asyncio does what the client does, and keeps no loop waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -144,18 +142,6 @@ def test_after_close_each_call_says_so(url):
     run(url, work)
 
 
-def test_the_loop_goes_on_while_it_waits(url):
-    async def work(queue):
-        async with await spark_pgqueue.connect_async(url) as other:
-            waiting = asyncio.create_task(queue.receive("s", "c", wait=timedelta(seconds=20)))
-            await asyncio.sleep(0.1)
-            await other.send("s", "x")
-            claim = await asyncio.wait_for(waiting, 10)
-            assert claim.messages[0].data == "x"
-
-    run(url, work)
-
-
 def test_a_wait_that_is_cancelled_ends_at_once_and_takes_nothing_with_it(url):
     async def work(queue):
         async with await spark_pgqueue.connect_async(url) as other:
@@ -194,32 +180,6 @@ def test_a_wait_that_is_cancelled_ends_at_once_and_takes_nothing_with_it(url):
     run(url, work)
 
 
-def test_a_claim_whose_caller_was_cancelled_is_given_back(url, conn):
-    async def work(queue):
-        await queue.send("s", "x")
-        with conn.transaction():
-            conn.execute("lock table pgqueue.consumer_messages in access exclusive mode")
-            receiving = asyncio.create_task(queue.receive("s", "c"))
-            await asyncio.to_thread(wait_for_a_lock, conn)
-            await cancelled(receiving)
-        assert await queue.receive("s", "c") is not None
-
-    run(url, work)
-
-
-def test_who_leaves_an_iteration_gives_back_what_is_left(url):
-    async def work(queue):
-        await queue.send_batch("s", ["x"] * 5)
-        async with aclosing(queue.consume("s", "c")) as messages:
-            async for message in messages:
-                if message.seq == 3:
-                    break
-        stats = (await queue.stats("s"))[0]
-        assert (stats.ready, stats.delayed, stats.claimed) == (2, 1, 0)
-
-    run(url, work)
-
-
 def test_a_call_that_connects_while_the_client_is_closed_says_so(url):
     async def work(queue):
         waiting = asyncio.create_task(queue.receive("s", "c", wait=LONG))
@@ -244,16 +204,6 @@ def test_errors_are_those_of_the_client(url):
     run(url, work)
     with pytest.raises(PgQueueError, match="no connection"):
         asyncio.run(spark_pgqueue.connect_async("postgresql://127.0.0.1:1/x", patience=0))
-
-
-def test_a_group_works_beside_the_loop(url):
-    async def work(queue):
-        await queue.create_group("s", "g", partitions=2, start="earliest")
-        await queue.send_batch("s", ["x"] * 5)
-        group = await queue.group("s", "g")
-        assert await group.run(lambda messages, connection: None, wait=SOON) == 5
-
-    run(url, work)
 
 
 WAITS = {
@@ -404,11 +354,7 @@ def test_a_cancelled_call_begins_no_statement_outside_of_the_transaction(url):
 
 def test_what_the_callers_connection_cannot_do_is_refused_and_says_why(url):
     async def work(client, conn, queue):
-        for call in (
-            client.receive("s", "c", wait=SOON),
-            client.group("s", "g"),
-            client.install(),
-        ):
+        for call in (client.receive("s", "c", wait=SOON), client.group("s", "g"), client.install()):
             with pytest.raises(PgQueueError, match="connection of the client's own"):
                 await call
         with pytest.raises(PgQueueError, match="unknown stream 'none'") as failed:

@@ -1,7 +1,5 @@
 """Checkpoints of Spark as files: which micro-batch they are at, and how they are copied."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """All commands of `pgqueue` there are, by what holds for every one of them; and those that look."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -20,7 +18,6 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-import spark_pgqueue
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line import cli, completion
 from spark_pgqueue.command_line.app import EXIT_CODES, MODULES, PANELS, as_commands
@@ -46,29 +43,6 @@ def commands() -> list[tuple[str, Any]]:
             yield from walk([*words, name], each)
 
     return list(walk([], typer.main.get_command(cli.app)))
-
-
-@pytest.fixture
-def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `pgqueue` with arguments; returns what it printed, of an error to standard error."""
-    monkeypatch.setenv("PGQUEUE_URL", url)
-
-    def run(arguments: str, *more: Any, code: int = 0, stdin: str | bytes = "") -> str:
-        words = [*arguments.split(), *map(str, more)]
-        result = CliRunner().invoke(cli.app, words, input=stdin)
-        assert result.exit_code == code, result.output
-        return result.stderr if code else result.stdout
-
-    return run
-
-
-@pytest.fixture
-def queue(url: str, run: Run) -> Iterator[Client]:
-    """The client's view; there is a stream s with a consumer c."""
-    run("stream create s")
-    run("consumer create s c")
-    with spark_pgqueue.connect(url) as client:
-        yield client
 
 
 def test_every_command_prints_json() -> None:
@@ -227,7 +201,7 @@ def test_exit_codes_are_documented_in_one_place_and_the_page_says_the_same(run: 
         assert f"| {code} | {what} |" in PAGE
 
 
-def test_exit_codes(url: str, queue: Client, tmp_path: Path) -> None:
+def test_exit_codes(url: str, run: Run, queue: Client, tmp_path: Path) -> None:
     """0, 1, 2, 3 and 130; a worker that is stopped has done its work."""
     (tmp_path / "jobs.py").write_text("def work(message): print(message.data, flush=True)\n")
     queue.send_batch("s", ["a"])
@@ -272,7 +246,7 @@ def test_streams_are_listed_with_what_they_hold_from_the_beginning(run: Run, que
 
 
 def test_names_are_completed_and_nothing_is_said_without_a_database(
-    queue: Client, monkeypatch: pytest.MonkeyPatch
+    run: Run, queue: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.create_stream("stock")
     queue.create_consumer("stock", "desk")

@@ -1,7 +1,5 @@
 """`make compare` runs, and a message that is lost or comes twice fails it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -58,6 +56,7 @@ def assert_cpu(figures: Report) -> None:
         assert busy <= case.cpu.keys() <= case.values.keys(), case
 
 
+@pytest.mark.longer
 def test_without_pgmq_the_rest_is_measured(empty_url, monkeypatch, capsys):
     monkeypatch.setattr(pgmq, "is_installed", lambda: False)
     figures = run_tiny(empty_url, "wake")
@@ -121,6 +120,7 @@ def test_a_wrong_count_fails_the_run(empty_url, side, said):
             backlog.turn(run, side, 10, 2)
 
 
+@pytest.mark.longer
 def test_right_counts_pass(empty_url):
     with connect(empty_url) as conn, Crew(empty_url, ServerCpu(conn)) as crew:
         run = Compare(empty_url, conn, crew, TINY, Report(), has_pgmq=False)

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -16,6 +17,8 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.kept import take
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.postgres.url import redact
+from tests.conftest import user_of
+from tests.processes import wait_until
 
 SECRET = "s3cr3t"
 
@@ -174,30 +177,26 @@ def test_a_wrong_password_is_refused_at_once_and_not_shown(directory):
 
 def test_connecting_waits_out_a_restart(server, empty_url):
     """Connects again and again, from before a restart to after it, without one error."""
-    stop, failures, connected = threading.Event(), [], []
+    stop, connected = threading.Event(), []
 
-    def work():
+    def work(_: int) -> None:
         while not stop.is_set():
             try:
                 connected.append(both(empty_url, patience=30))
             except Exception as error:
                 # What broke after connecting is not connect's to wait out; what it is must show.
                 if not retrying.is_passing(error):
-                    failures.append(error)
+                    raise
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for mode in ("fast", "immediate"):
-        time.sleep(0.3)
-        server.restart(mode)
-    before = len(connected)
-    time.sleep(0.5)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert len(connected) > before
+    with ThreadPoolExecutor(3) as pool:
+        work_of_all = pool.map(work, range(3))
+        for mode in ("fast", "immediate"):
+            time.sleep(0.3)
+            server.restart(mode)
+        before = len(connected)
+        wait_until(lambda: len(connected) > before)
+        stop.set()
+        list(work_of_all)
 
 
 def test_a_stopped_server_is_waited_for(server, empty_url):
@@ -210,16 +209,12 @@ def test_a_stopped_server_is_waited_for(server, empty_url):
     assert time.monotonic() - began > 0.4
 
 
-def test_too_many_connections_pass(server, empty_url):
-    with connection.connect(empty_url) as conn:
-        conn.execute("create role few login connection limit 0")
-        try:
-            url = make_conninfo(empty_url, user="few")
-            with pytest.raises(PgQueueError, match="too many connections") as caught:
-                connection.connect(url, patience=0)
-            assert retrying.is_passing(caught.value)
-        finally:
-            conn.execute("drop role few")
+def test_too_many_connections_pass(conn, new_role):
+    url = new_role()
+    conn.execute(f"alter role {user_of(url)} connection limit 0".encode())
+    with pytest.raises(PgQueueError, match="too many connections") as caught:
+        connection.connect(url, patience=0)
+    assert retrying.is_passing(caught.value)
 
 
 @pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
@@ -323,8 +318,7 @@ def silent():
 
 
 @pytest.mark.parametrize(
-    "connect",
-    [connection.connect, pytest.param(connection.connect_adbc, marks=pytest.mark.longer)],
+    "connect", [connection.connect, pytest.param(connection.connect_adbc, marks=pytest.mark.longer)]
 )
 def test_the_log_says_where_it_is_still_trying_and_why(connect, silent, caplog):
     with socket.socket() as held:

@@ -1,7 +1,5 @@
 """What is generated is what `make docs` would write now, and what it says of options is so."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from itertools import combinations

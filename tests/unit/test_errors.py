@@ -5,13 +5,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection, schema
-from spark_pgqueue.postgres.errors import (
-    CODES,
-    LEASE_LOST,
-    PgQueueError,
-    translate,
-    translated,
-)
+from spark_pgqueue.postgres.errors import CODES, LEASE_LOST, PgQueueError, translate, translated
 
 RAISE = "do $$ begin raise exception 'no stream %', 'a' using errcode = 'PQ001', hint = 'b'; end $$"
 
@@ -22,16 +16,10 @@ def test_message_hint_and_code_are_shown_and_survive_pickling():
     assert str(error) == "[PQ001] what\nHint: way out"
 
 
-def test_our_own_errors_keep_message_and_hint(empty_url):
-    with connection.connect(empty_url) as conn, pytest.raises(PgQueueError) as caught, translated():
-        conn.execute(RAISE)
-    assert (caught.value.message, caught.value.hint) == ("no stream a", "b")
-    assert caught.value.sqlstate == "PQ001"
-
-
-def test_our_own_errors_keep_message_and_hint_through_adbc(empty_url):
+@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+def test_our_own_errors_keep_message_and_hint(empty_url, connect):
     with (
-        connection.connect_adbc(empty_url) as conn,
+        connect(empty_url) as conn,
         conn.cursor() as cursor,
         pytest.raises(PgQueueError) as caught,
         translated(),

@@ -1,7 +1,5 @@
 """Workers of a group, in the client and on the command line."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -14,11 +12,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from typer.testing import CliRunner
 
 import spark_pgqueue
 from spark_pgqueue.client import Client
-from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.processes import wait_until
@@ -177,27 +173,19 @@ def test_what_is_no_group_is_refused(queue, url):
         queue.partitions("s", "h")
 
 
-@pytest.fixture
-def run(url, monkeypatch):
-    """Run `pgqueue` with arguments."""
-    monkeypatch.setenv("PGQUEUE_URL", url)
-    return lambda *arguments: CliRunner().invoke(cli.app, [str(a) for a in arguments])
-
-
 def test_groups_on_the_command_line(queue, run):
-    assert run("group", "create", "s", "h", "--partitions", 2, "--start", "seq 1").exit_code == 0
+    run("group create s h --partitions 2 --start", "seq 1")
     queue.send("s", "x")
-    (g, h) = map(json.loads, run("group", "list", "--json").stdout.splitlines())
+    (g, h) = map(json.loads, run("group list --json").splitlines())
     assert (g["name"], g["partitions"], g["workers"], g["behind"]) == ("g", 4, 0, 1)
     assert (h["name"], h["partitions"]) == ("h", 2)
     queue.group("s", "g").run(lambda *_: None, wait=MOMENT)
-    lag = [json.loads(line) for line in run("group", "lag", "s", "g", "--json").stdout.splitlines()]
+    lag = [json.loads(line) for line in run("group lag s g --json").splitlines()]
     assert [(row["partition"], row["behind"]) for row in lag] == [(i, 0) for i in range(4)]
-    moved = run("consumer", "seek", "s", "g", "earliest")
-    assert "forgotten" in moved.stdout
+    assert "forgotten" in run("consumer seek s g earliest")
     assert queue.groups("s")[0].behind == 1
-    assert run("consumer", "drop", "s", "h", "--yes").exit_code == 0
-    assert "no group 'h'" in run("group", "lag", "s", "h").stderr
+    run("consumer drop s h --yes")
+    assert "no group 'h'" in run("group lag s h", code=1)
     assert [each.name for each in queue.groups()] == ["g"]
 
 

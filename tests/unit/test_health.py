@@ -1,7 +1,5 @@
 """One word for the condition of a consumer: consumer_stats has it, and all faces show it."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Hints for unknown names: the nearest name or all names, whatever was written, and never a gap."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any
@@ -25,22 +23,11 @@ SETTINGS = {  # of other queues, in the spellings of several languages
     "max_in_flight": "max_ack_pending prefetch_count",
 }
 KAFKA = [
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "groupId",
-    "group.id",
-    "kafka.group.id",
-    "bootstrap.servers",
-    "kafka.bootstrap.servers",
-    "kafka.security.protocol",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "topic",
-    "startingOffsets",
-    "endingOffsets",
+    "subscribe", "subscribePattern", "assign", "groupId", "group.id", "kafka.group.id",
+    "bootstrap.servers", "kafka.bootstrap.servers", "kafka.security.protocol",
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "topic", "startingOffsets", "endingOffsets",
     "startingOffsetsByTimestamp",
-]
+]  # fmt: skip
 
 
 def hint_of(conn: psycopg.Connection, call: str, *values: Any) -> str:

@@ -3,8 +3,6 @@
 All imports count, also those inside functions and under TYPE_CHECKING.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter

@@ -1,7 +1,5 @@
 """The page of other languages: its programs send, receive, acknowledge and wait."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Links in pages lead to what is there, and nothing else lies about."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Texts that others chose: of any length, they take time in proportion, and show no password."""
 
-from __future__ import annotations
-
 import ast
 import re
 import time
@@ -36,7 +34,7 @@ ATOMS = [
 ]  # fmt: skip
 """Each class of characters, and what patterns begin with."""
 
-MANY = 512 << 10
+MANY = 128 << 10
 """Characters: a pattern that is tried again at each of them takes minutes."""
 
 BOUNDED = {

@@ -1,7 +1,5 @@
 """The page of managed Postgres: roles that are no superusers install, on a server of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A map names a place as `` `file`: `name`, `name` ``. A file is one of `sql/`, of
 of the checkout; a name is a function, a view or a column of SQL, or what Python code defines.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

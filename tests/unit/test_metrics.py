@@ -1,7 +1,5 @@
 """Figures for dashboards: OpenMetrics text, as its own parser reads it, and who may ask for it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -17,13 +15,11 @@ from typing import Any
 import psycopg
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
 import spark_pgqueue.client
 from spark_pgqueue import metrics, serving
 from spark_pgqueue.client import Client
-from spark_pgqueue.postgres import schema
 from spark_pgqueue.printable import printable
 
 EVIL = 'a"b\\c\nd{e="f"} \u202e\x1b[2J'
@@ -193,24 +189,17 @@ def test_a_database_that_is_away_is_a_figure_and_comes_back(
 
 
 def test_an_observer_may_look_and_do_nothing_else(
-    queue: Client, url: str, conn: psycopg.Connection
+    queue: Client, new_role: Callable[..., str]
 ) -> None:
     queue.create_consumer("s", "c", ordering="key")
     queue.create_group("s", "g", partitions=2)
     queue.send("s", "x", key="k")
-    conn.execute("create role pgqueue_test_watcher login password 'w'")
-    try:
-        schema.grant(conn, "observer", "pgqueue_test_watcher")
-        mine = make_conninfo(url, user="pgqueue_test_watcher", password="w")
-        with spark_pgqueue.connect(mine) as watcher:
-            assert samples(metrics.look_at(watcher), "pgqueue_stream_sent_total") == {("s",): 1}
-            assert watcher.explain("s", "c", 1).state == "new"
-            assert watcher.open_claims() == []
-            with pytest.raises(spark_pgqueue.PgQueueError, match="permission denied"):
-                watcher.receive("s", "c")
-    finally:
-        conn.execute("drop owned by pgqueue_test_watcher")
-        conn.execute("drop role pgqueue_test_watcher")
+    with spark_pgqueue.connect(new_role("observer")) as watcher:
+        assert samples(metrics.look_at(watcher), "pgqueue_stream_sent_total") == {("s",): 1}
+        assert watcher.explain("s", "c", 1).state == "new"
+        assert watcher.open_claims() == []
+        with pytest.raises(spark_pgqueue.PgQueueError, match="permission denied"):
+            watcher.receive("s", "c")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Moving from pgmq, by the statement of sql/guide/moving.md, beside who works with both."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Hearing of publications: nothing piles up, and a waiting worker asks as little as can be."""
 
-from __future__ import annotations
-
 import threading
 import time
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Nothing of a schema runs before its owner is trusted."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import subprocess

@@ -1,8 +1,6 @@
 """The errors that pass end no worker and no group: they are in one table."""
 
-from __future__ import annotations
-
-import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import spark_pgqueue
 from spark_pgqueue.postgres import connection, retrying
 from spark_pgqueue.worker import Consumer
 from tests.processes import wait_until
+from tests.unit.test_worker import running
 
 CONNECTIONS = [each.ljust(5, "0") for each in retrying.PASSING_SQLSTATES]
 
@@ -147,55 +146,29 @@ def handled(queue, url, stream, kind):
 @pytest.mark.parametrize("kind", ["worker", "group"])
 def test_a_worker_survives_idle_session_timeout(url, kind):
     short = make_conninfo(url, options="-c idle_session_timeout=100")
-    got, failed = [], []
+    got = []
     with spark_pgqueue.connect(url) as queue, spark_pgqueue.connect(short) as mine:
         queue.create_stream("s")
         queue.create_consumer("s", "c", start="earliest")
         queue.create_group("s", "g", start="earliest")
         worker = Consumer(short, "s", "c") if kind == "worker" else mine.group("s", "g")
-
-        def run():
-            try:
-                worker.run(lambda *given: got.append(given))
-            except Exception as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        with running(worker, lambda *given: got.append(given)) as run:
             for n in range(1, 3):
-                threading.Event().wait(0.3)
+                time.sleep(0.3)
                 queue.send("s", "x")
-                wait_until(lambda n=n: failed or len(got) >= n)
-        finally:
-            worker.stop()
-            thread.join(30)
-    assert failed == []
+                wait_until(lambda n=n: run.done() or len(got) >= n)
 
 
 def test_a_group_survives_a_restart_longer_than_its_patience(url, server):
     """With patience=0, also the renewal of its lease after the error fails."""
-    got, failed = [], []
+    got = []
     with spark_pgqueue.connect(url, patience=0) as queue:
         queue.create_stream("s")
         queue.create_group("s", "g", start="earliest")
         group = queue.group("s", "g")
-
-        def run():
-            try:
-                group.run(lambda messages, conn: got.extend(messages))
-            except Exception as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            threading.Event().wait(0.5)
+        with running(group, lambda messages, conn: got.extend(messages)) as run:
+            time.sleep(0.5)
             server.restart("immediate")
             with spark_pgqueue.connect(url) as other:
                 other.send("s", "x")
-            wait_until(lambda: failed or got, 60)
-        finally:
-            group.stop()
-            thread.join(30)
-    assert failed == []
+            wait_until(lambda: run.done() or got, 60)

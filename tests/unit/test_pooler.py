@@ -1,7 +1,5 @@
 """The client, the command line and workers behind a PgBouncer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The linter of the pages finds what it is for, where it stands, and leaves code alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.prose.__main__ import findings

@@ -1,7 +1,5 @@
 """The adapter for the public harness speaks its protocol: a process, lines of JSON, SIGTERM."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -81,7 +79,9 @@ def test_the_manifest_is_what_the_harness_reads_before():
     [
         ({"PRODUCER_MODE": "fixed", "PRODUCER_PACING": "harness"}, 0),
         ({"PRODUCER_MODE": "fixed", "PRODUCER_RATE": "500"}, 1),
-        ({"PRODUCER_MODE": "depth-target", "TARGET_DEPTH": "20"}, 0),
+        pytest.param(
+            {"PRODUCER_MODE": "depth-target", "TARGET_DEPTH": "20"}, 0, marks=pytest.mark.longer
+        ),
     ],
     ids=["paced by the harness", "paced by the adapter", "a depth"],
 )

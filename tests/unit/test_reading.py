@@ -1,7 +1,5 @@
 """Reading without claiming, in the client and on the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

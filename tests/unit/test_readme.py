@@ -1,7 +1,5 @@
 """The README, and the pages that it leads to, say what the code does."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,11 +1,12 @@
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.conftest import user_of
 
 pytestmark = pytest.mark.all_versions
 
@@ -53,21 +54,12 @@ def test_every_sql_file_is_run_once():
 
 
 def test_two_installations_at_once_both_succeed(empty_url):
-    failures = []
+    def install(_: int) -> None:
+        with connection.connect(empty_url) as conn:
+            schema.install(conn)
 
-    def work():
-        try:
-            with connection.connect(empty_url) as conn:
-                schema.install(conn)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(install, range(4)))
 
 
 @pytest.mark.parametrize(("shift", "way_out"), [(1, "pip install --upgrade"), (-1, "pgqueue inst")])
@@ -88,21 +80,14 @@ def test_an_older_package_does_not_touch_a_newer_schema(conn):
     assert conn.execute("select to_regclass('pgqueue.message_states')").fetchone() == (None,)
 
 
-def test_without_permission_nothing_is_installed_and_it_says_who_may(server, empty_url):
-    with connection.connect(empty_url) as conn:
-        conn.execute("create role pgqueue_stranger login")
-        try:
-            with connection.connect(make_conninfo(empty_url, user="pgqueue_stranger")) as stranger:
-                with pytest.raises(PgQueueError, match="permission denied for database") as caught:
-                    schema.install(stranger)
-                assert "owner" in (caught.value.hint or "")
-            assert schema.installed_version(conn) is None
-            schema.install(conn)
-            with (
-                connection.connect(make_conninfo(empty_url, user="pgqueue_stranger")) as stranger,
-                pytest.raises(PgQueueError, match="permission denied") as caught,
-            ):
-                schema.check(stranger)
-            assert "pgqueue" in (caught.value.hint or "")
-        finally:
-            conn.execute("drop role pgqueue_stranger")
+def test_without_permission_nothing_is_installed_and_it_says_who_may(empty_url, new_role):
+    theirs = make_conninfo(empty_url, user=user_of(new_role()))
+    with connection.connect(empty_url) as conn, connection.connect(theirs) as stranger:
+        with pytest.raises(PgQueueError, match="permission denied for database") as caught:
+            schema.install(stranger)
+        assert "owner" in (caught.value.hint or "")
+        assert schema.installed_version(conn) is None
+        schema.install(conn)
+        with pytest.raises(PgQueueError, match="permission denied") as caught:
+            schema.check(stranger)
+        assert "pgqueue" in (caught.value.hint or "")

@@ -1,7 +1,5 @@
 """What others put into public is not found by what this package sends."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import psycopg

@@ -1,7 +1,5 @@
 """The commands that look: explain, stats --watch, top."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -9,10 +7,8 @@ import sys
 from datetime import timedelta
 
 import pytest
-from typer.testing import CliRunner
 
 import spark_pgqueue
-from spark_pgqueue.command_line import cli
 from tests.sql import internals
 from tests.unit.test_cli import EVIL, obeyed, watched
 
@@ -29,19 +25,6 @@ def queue(url, conn):
         assert ahead is not None
         ahead.ack()
         yield queue
-
-
-@pytest.fixture
-def run(url, monkeypatch):
-    """Run `pgqueue` with arguments; what it prints."""
-    monkeypatch.setenv("PGQUEUE_URL", url)
-
-    def run(arguments, *more, code=0):
-        result = CliRunner().invoke(cli.app, [*arguments.split(), *more])
-        assert result.exit_code == code, result.output
-        return result.stderr if code else result.stdout
-
-    return run
 
 
 def test_explain(queue, run):

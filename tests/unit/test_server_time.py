@@ -1,7 +1,5 @@
 """The short form of `make bench-check`: the server does no more than it did for what is usual."""
 
-from __future__ import annotations
-
 import sys
 
 import psycopg

@@ -1,7 +1,5 @@
 """The HTTP server of `pgqueue web` and `metrics`, asked by raw sockets, as no client would."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """`pgqueue web` and `pgqueue metrics --listen` as programs: signals, ports, and raw requests."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

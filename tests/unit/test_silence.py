@@ -1,7 +1,5 @@
 """A network or a server that falls silent, without a word, ends no client and hangs none."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

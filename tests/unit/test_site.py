@@ -1,7 +1,5 @@
 """The site has all pages, by reader and task, and no link of it leads nowhere."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows that are read with the plan of another query are noticed."""
 
-from __future__ import annotations
-
 import logging
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A trace goes on behind the queue, with OpenTelemetry and without."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -14,14 +12,6 @@ import spark_pgqueue
 from spark_pgqueue import tracing
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def queue(url, conn):
-    with spark_pgqueue.connect(url) as queue:
-        queue.create_stream("s")
-        queue.create_consumer("s", "c")
-        yield queue
 
 
 @pytest.fixture(scope="module")

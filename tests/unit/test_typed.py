@@ -1,15 +1,9 @@
 """Column value: payloads as columns, by Arrow's parser and message by message."""
 
-from __future__ import annotations
-
-import json
-from itertools import product
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.executor import typed
@@ -106,28 +100,6 @@ def test_line_feeds_duplicates_and_unknown_members() -> None:
     assert read(struct("int"), *texts) == [{"v": 1}, {"v": 2}, {"v": None}, None]
 
 
-TEXTS = [text for _, text, _ in FIT if '"v"' not in text and '"other"' not in text]
-NUMBERS = st.from_regex(r"[-+ ]?[0-9]{0,3}[.]?[0-9]{0,3}(e[0-9])?", fullmatch=True)
-ANY = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text()
-    | NUMBERS
-    | st.sampled_from([json.loads(text) for text in TEXTS]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner),
-    max_leaves=4,
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.sampled_from(sorted(TYPES)), ANY)
-def test_both_ways_make_the_same_of_a_message(type_: str, value: Any) -> None:
-    text = json.dumps({"v": value})
-    assert [read_many(struct(type_), text)] == read(struct(type_), text)
-
-
 def test_one_message_that_does_not_fit_leaves_the_others_to_the_parser() -> None:
     texts = [f'{{"v": {n}}}' for n in range(1000)]
     texts[700] = '{"v": "seven"}'
@@ -146,7 +118,8 @@ def test_one_message_that_does_not_fit_leaves_the_others_to_the_parser() -> None
 )  # fmt: skip
 def test_what_is_doubtful_is_found_wherever_it_is(doubtful: str) -> None:
     """Of digits, each thirtieth is looked at."""
-    for end, before in product(",}] \n", range(31 if doubtful[0] == "9" else 1)):
+    for before in range(31 if doubtful[0] == "9" else 5):
+        end = ",}] \n"[before % 5]
         text = pa.array([f'{{"{"a" * before}":{doubtful}{end}{"b" * 100}'])
         found = typed._any_match(text, typed._DOUBTFUL)
         assert typed._is_doubtful(text, len(text[0].as_py())) == found or doubtful.endswith("x")

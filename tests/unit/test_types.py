@@ -1,7 +1,5 @@
 """A type checker knows the types of what `spark_pgqueue` exports, and no other names."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

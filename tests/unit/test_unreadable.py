@@ -1,7 +1,5 @@
 """What Python cannot hold: it fails for itself, and takes no other message with it."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 

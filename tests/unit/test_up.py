@@ -1,7 +1,5 @@
 """`pgqueue up` and `down`: a Postgres of one's own in a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

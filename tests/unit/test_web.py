@@ -3,8 +3,6 @@
 Chromium and its driver are the machine's. Nothing is installed here; .ci/run does that.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ from psycopg.conninfo import make_conninfo
 import spark_pgqueue
 from spark_pgqueue import metrics, serving, web
 from spark_pgqueue.client import Client
-from spark_pgqueue.postgres import schema
 from spark_pgqueue.web import server
 from tests import browser as browser_of_the_machine
 from tests.sql.queue import AT_ONCE
@@ -393,28 +390,20 @@ def test_a_request_that_makes_no_sense_is_an_answer(page: Any) -> None:
 
 
 def test_an_observer_sees_and_is_told_what_it_may_not_do(
-    queue: Client, url: str, conn: psycopg.Connection
+    queue: Client, new_role: Callable[..., str]
 ) -> None:
     kill(queue, "secret order")
     queue.send("orders", "x")
-    conn.execute("create role pgqueue_test_viewer login password 'w'")
-    try:
-        schema.grant(conn, "observer", "pgqueue_test_viewer")
-        mine = make_conninfo(url, user="pgqueue_test_viewer", password="w")
-        where = serving.Address("127.0.0.1", 0)
-        with spark_pgqueue.connect(mine) as viewer:
-            theirs = web.serve(viewer, where, title="", allow_actions=True)
-            with serving_at(theirs) as ask:
-                assert json.loads(ask("/api/look")[2])["consumers"][0]["new"] == 1
-                names = "stream=orders&consumer=billing"
-                (dead,) = json.loads(ask(f"/api/consumer?{names}")[2])["dead"]
-                assert dead["data"] == "secret order"
-                assert json.loads(ask(f"/api/message?{names}&seq=2")[2])["state"] == "new"
-                status, said = act(ask)
-                assert (status, "permission denied" in said) == (409, True)
-    finally:
-        conn.execute("drop owned by pgqueue_test_viewer")
-        conn.execute("drop role pgqueue_test_viewer")
+    with spark_pgqueue.connect(new_role("observer")) as viewer:
+        theirs = web.serve(viewer, serving.Address("127.0.0.1", 0), title="", allow_actions=True)
+        with serving_at(theirs) as ask:
+            assert json.loads(ask("/api/look")[2])["consumers"][0]["new"] == 1
+            names = "stream=orders&consumer=billing"
+            (dead,) = json.loads(ask(f"/api/consumer?{names}")[2])["dead"]
+            assert dead["data"] == "secret order"
+            assert json.loads(ask(f"/api/message?{names}&seq=2")[2])["state"] == "new"
+            status, said = act(ask)
+            assert (status, "permission denied" in said) == (409, True)
 
 
 def test_metrics_are_beside_the_page(page: Any, queue: Client) -> None:

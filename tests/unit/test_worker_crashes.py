@@ -1,7 +1,5 @@
 """What workers had when they were killed, or lost Postgres, is handled all the same."""
 
-from __future__ import annotations
-
 import random
 import resource
 import threading
@@ -108,7 +106,7 @@ def test_a_machine_without_a_free_descriptor_fails_the_message_and_not_the_worke
     calls.close()
 
 
-MANY = 2000  # more than a worker handles before it is seen to have begun
+MANY = 1200  # more than a worker handles before it is seen to have begun
 
 
 def test_a_worker_that_is_killed_repeats_only_what_it_had_just_done(queue, url):

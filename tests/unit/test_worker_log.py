@@ -1,7 +1,5 @@
 """What the worker logs of errors: all of it, without passwords, and of a bounded length."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import time

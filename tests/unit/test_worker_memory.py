@@ -1,7 +1,5 @@
 """What a task of Spark costs the Python worker that goes on to the next one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

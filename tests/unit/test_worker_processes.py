@@ -1,7 +1,5 @@
 """Workers beside others in a process: signals, threads, forks, and programs that handlers start."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """Whatever happens between a claim and its report: there is a report, and the run goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging
@@ -221,7 +219,7 @@ def test_the_claim_of_a_slot_that_died_is_given_back(queue, url, where, way, mon
         got.append(message.seq)
 
     handler = handle_async if way == "tasks" else lambda message: got.append(message.seq)
-    Consumer(url, "s", "d").run(handler, wait=timedelta(seconds=3))
+    Consumer(url, "s", "d").run(handler, wait=timedelta(seconds=2))
     with connection.connect(url) as conn:
         assert conn.execute("select count(*) from pgqueue.open_claims").fetchone() == (0,)
     assert set(got) == {1, 2}
