@@ -102,7 +102,7 @@ language sql stable as $$
     from _pgqueue.segment_of(p_attempt) s
     cross join lateral _pgqueue.publications_in(s, p_from) p
     cross join lateral unnest(p.seqs) g
-    where p.publication_id <= p_to and g && int8range(p_lo, p_hi)
+    where p.publication_id <= p_to and lower(g) < p_hi and upper(g) > p_lo
     order by 1
 $$;
 

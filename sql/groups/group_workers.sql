@@ -191,13 +191,14 @@ returns table (partition int, lease_id bigint, seq bigint, key text, data text, 
                inserted_at timestamptz, next_offset bigint[])
 language plpgsql as $$
 declare
-    v_group pgqueue.consumers := _pgqueue.group(p_stream, p_group);
+    v_group pgqueue.consumers;
     v_plan  record;
 begin
     select * into v_plan from pgqueue.plan_partitions(p_stream, p_group, p_lease_ids, p_max);
     if not found then
         return;
     end if;
+    v_group := _pgqueue.group(p_stream, p_group);
     return query execute format(
         'select m.partition, ($4)[m.partition + 1], m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, '
         'array[r.arrival_no, m.seq] '

@@ -147,7 +147,7 @@ lost:   atomic { round++; id = 0; me = 0; mine = 0; IF(p > 0, named = p) }
     producers_left--
 }
 
-/* _pgqueue.look_for_new */
+/* _pgqueue.read_new */
 inline select_gaps() {
     d_step {
         for (k : 0 .. GAPS - 1) { looked[k] = MINE.ids[k] && (MINE.look[k] || (MINE.who[k] & ~holders)) }

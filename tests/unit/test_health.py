@@ -119,5 +119,5 @@ def test_messages_that_fail_often_are_looked_for_only_where_no_limit_ends_them(
         queue.alter_consumer("s", "c", {"max_deliver_count": limit})
         conn.execute("select * from pgqueue.consumer_stats").fetchall()
         conn.execute("select pg_stat_force_next_flush()")
-        calls = "select calls from pg_stat_user_functions where funcname = 'failing'"
+        calls = "select calls from pg_stat_user_functions where funcname = 'often_failed'"
         assert conn.execute(calls).fetchall() == expected, limit
