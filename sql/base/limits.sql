@@ -84,8 +84,8 @@ begin
         ('limit_chain', 'int', '24'),  -- bundles of a key that are assigned one behind the other
         ('limit_chain_of_stream', 'int', '128'),  -- ... of a consumer with ordering=stream
         ('limit_assign', 'int', '4096'),  -- messages that are assigned at once, about
-        ('limit_examined', 'int', '10000'),  -- messages that one claim looks at
-        ('limit_all_keys', 'int', '1000'),  -- messages that a claim wants at least to have the line whole
+        ('limit_inspected', 'int', '10000'),  -- messages that one claim looks at
+        ('limit_claim_all', 'int', '1000'),  -- messages that a claim wants at least to have the line whole
 
         ('max_key_bytes', 'int', '1024'),  -- bytes of a key: keys are indexed
         -- levels of objects and lists in the headers of a message: clients read them by recursion

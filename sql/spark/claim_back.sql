@@ -88,7 +88,7 @@ declare
     v_assigned pgqueue.lane_hint;
 begin
     o_hints := p_hints;
-    while v_examined < _pgqueue.limit_examined() loop
+    while v_examined < _pgqueue.limit_inspected() loop
         v_assign := _pgqueue.assign(p_consumer, o_hints, _pgqueue.limit_small());
         o_hints := v_assign.o_hints;
         v_examined := v_examined + v_assign.o_examined;

@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         "claims: an open one is claimed again",
-        "_pgqueue.collect",
+        "_pgqueue.lock_ready",
         "and token is null",
         "",
         Case(("receive+receive", "receive_all")),

@@ -84,7 +84,7 @@ class ConsumerBatches(MicroBatches[Offset]):
             raise _read_twice(options)
         initial = Offset(str(uuid4()), 0, 0)
         super().__init__(options.url, [options.stream], registration, initial)
-        self.position = initial
+        self.position: Offset | None = initial
         timeout = options.visibility_timeout or self._consumer.visibility_timeout
         self._lease = Lease(options.url, timeout, self._parent)
         self._process = str(uuid4())

@@ -90,7 +90,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         """The partitions of the micro-batch between two offsets."""
         if self._options.group is not None:
             self._check_log(start, end, "noted")
-        self.position = end
+        self.position: StreamOffsets | None = end
         return self._streams.partitions(start, end)
 
     def close(self) -> None:

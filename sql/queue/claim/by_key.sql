@@ -138,13 +138,13 @@ begin
         loop
             v_assign := _pgqueue.assign(p_consumer, o_hints, p_want, false,
                                         case when v_assigned < v_least
-                                             then least(3 * v_examined, _pgqueue.limit_examined() - v_examined)
+                                             then least(3 * v_examined, _pgqueue.limit_inspected() - v_examined)
                                              else 0 end);
             o_hints := v_assign.o_hints;
             v_examined := v_examined + v_assign.o_examined;
             v_assigned := v_assigned + v_assign.o_assigned;
             -- (waiting messages are read again at the next assignment; only the unassigned ones become fewer)
-            exit when v_assign.o_examined = 0 or v_examined >= _pgqueue.limit_examined()
+            exit when v_assign.o_examined = 0 or v_examined >= _pgqueue.limit_inspected()
                 or (v_examined >= p_want and (v_assigned >= v_least or not v_assign.o_any_unassigned))
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;
@@ -176,7 +176,7 @@ begin
             o_hints.assigned_until := clock_timestamp() + interval '10 s';
         end if;
     end if;
-    if o_hints.all_keys or p_consumer.ordering = 'none' or p_want < _pgqueue.limit_all_keys()
+    if o_hints.all_keys or p_consumer.ordering = 'none' or p_want < _pgqueue.limit_claim_all()
        or _pgqueue.limits_keys(p_consumer)
        or o_hints.assigned_until > clock_timestamp() or not _pgqueue.none_assigned(p_consumer.consumer_id, o_hints) then
         return;

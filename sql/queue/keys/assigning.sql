@@ -308,7 +308,7 @@ begin
     end if;
     v_keyed := v_waiting;
     if p_consumer.fair then
-        v_take := _pgqueue.limit_examined();
+        v_take := _pgqueue.limit_inspected();
     end if;
     if v_take > 0 and not p_waiting_only and (p_consumer.ordering <> 'stream' or not o_hints.any_waiting
                                               or _pgqueue.took_all_waiting(p_consumer.consumer_id, v_waiting)) then
