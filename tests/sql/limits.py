@@ -45,6 +45,6 @@ def shrink(conn: psycopg.Connection, to: int | None = None) -> list[str]:
     """Set every limit of a database to a number, or to 2 or 3; returns their names."""
     found = [name for name, _ in conn.execute(FIND).fetchall()]
     for name in found:
-        # some of each, and always the same. (A new name may have another number, and faults are found by others.)
+        # some of each, and always the same: a limit that is renamed may have another number
         set_constant(conn, name, to or 2 + len(name) % 2)
     return found
