@@ -16,10 +16,6 @@ from tests.sql.explaining import check_explanations
 from tests.sql.queue import Conn, Reader, Session, consumer, one, value
 from tests.sql.table_writes import target
 
-HAS_SERVERS = """
-select from pg_attribute where attrelid = to_regclass('pgqueue.servers') and attname = 'database'
-"""
-"""Whether the schema notes where its database is: the first version did not."""
 MADE: dict[str, Callable[[Conn], object]] = {
     "stream": lambda conn: value(conn, "create_stream", "s"),
     "face": lambda conn: schema.install(conn, pgmq=True),
@@ -37,8 +33,7 @@ def url(
         if key not in _templates:
             with connection.connect(next(conftest._database(server, template))) as conn:
                 MADE[name](conn)
-                if conn.execute(HAS_SERVERS).fetchone():
-                    conn.execute("update pgqueue.servers set database = null")  # as in `template`
+                conn.execute("update pgqueue.servers set database = null")  # as in `template`
                 _templates[key] = conn.info.dbname
         template = _templates[key]
     yield from conftest._database(server, template)

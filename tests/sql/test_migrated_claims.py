@@ -249,7 +249,8 @@ def conn(
     if key not in _templates:
         with connection.connect(next(_database(server, "template0"))) as made:
             freeze.install(made, version)
-            made.execute("update pgqueue.servers set database = null")  # as in `template`
+            if version > 1:  # which notes where its database is
+                made.execute("update pgqueue.servers set database = null")  # as in `template`
             _templates[key] = made.info.dbname
     for url in _database(server, _templates[key]):
         with connection.connect(url) as conn:
