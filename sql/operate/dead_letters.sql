@@ -43,16 +43,13 @@ begin
         v_set := _pgqueue.below(v_set, _pgqueue.bound_of(v_set, p_max));
     end if;
     return query
-        with taken as (
-            select *, seqs * v_set as part, seqs - v_set as rest from pgqueue.dead_messages
-            where dead_id = any (v_chosen) and seqs && v_set
-        ), emptied as (
-            delete from pgqueue.dead_messages d using taken t where d.dead_id = t.dead_id and t.rest = '{}'
-        ), cut as (
-            update pgqueue.dead_messages d set seqs = t.rest, message_count = _pgqueue.cardinality(t.rest)
-            from taken t where d.dead_id = t.dead_id and t.rest <> '{}'
-        )
-        select priority, deliver_count, note, part from taken;
+        delete from pgqueue.dead_messages where dead_id = any (v_chosen) and seqs <@ v_set
+        returning priority, deliver_count, note, seqs;
+    return query
+        update pgqueue.dead_messages d set seqs = d.seqs - v_set, message_count = _pgqueue.cardinality(d.seqs - v_set)
+        from pgqueue.dead_messages before
+        where d.dead_id = any (v_chosen) and d.seqs && v_set and before.dead_id = d.dead_id
+        returning d.priority, d.deliver_count, d.note, before.seqs * v_set;
 end $$;
 
 -- Delivers dead letters again to the consumer that gave them up.
