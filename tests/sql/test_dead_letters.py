@@ -319,3 +319,15 @@ def test_dead_letters_that_maintain_is_deleting_are_passed_over(
         internals.lock_dead_letter(other, sent[0])
         assert value(conn, "redrive", "s", "c") == 1
     assert states(conn) == {sent[0]: "dead", sent[1]: "ready"}
+
+
+def test_a_part_of_a_dead_letter_leaves_the_rest_and_its_number(conn: Conn) -> None:
+    """Messages that died together are one row."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    value(conn, "dead_letter", claim_of(receive(conn)))
+    assert value(conn, "redrive", "s", "c", [sent[1], sent[3]]) == 2
+    left = internals.dead_letters(conn)
+    assert [sum(d.message_count for d in left), stats(conn).dead] == [3, 3]
+    assert value(conn, "purge_dead", "s", "c", p_max=1) == 1
+    assert stats(conn).dead == 2

@@ -269,3 +269,14 @@ def test_jitter_shortens_a_delay_by_chance_and_leaves_a_run_a_run(conn: Conn) ->
     assert 1800 <= left < 3601
     times = {state(conn, seq).not_visible_until for seq in sent}
     assert len(times) == 1
+
+
+def test_a_suspect_that_is_behind_others_comes_in_a_claim_of_its_own(conn: Conn) -> None:
+    consumer(conn)
+    suspect = send(conn)
+    clock.end_lease(conn, claim_of(receive(conn, 1)))
+    assert seqs_of(receive(conn, 10)) == [suspect]
+    clock.end_leases(conn)
+    urgent = [send(conn, p_priority=5), send(conn, p_priority=5)]
+    claims = [seqs_of(rows) for rows in iter(lambda: receive(conn, 10), [])]
+    assert claims == [urgent, [suspect]]
