@@ -8,9 +8,21 @@ import psutil
 import psycopg
 import pytest
 
-from tests.sql import clock, internals
+from tests.sql import clock, internals, limits
 from tests.sql.cost import cost
-from tests.sql.queue import Conn, acked, call, consumer, one, receive, send, send_all, value
+from tests.sql.queue import (
+    Conn,
+    acked,
+    call,
+    consumer,
+    now,
+    one,
+    receive,
+    send,
+    send_all,
+    states,
+    value,
+)
 
 pytestmark = pytest.mark.usefixtures("stream")
 
@@ -100,3 +112,14 @@ def test_a_claim_by_key_deals_messages_with_times_of_their_own_in_a_moment(conn:
     before = sum(backend.cpu_times()[:2])
     assert receive(conn, 100) == []
     assert sum(backend.cpu_times()[:2]) - before < 1.2
+
+
+def test_a_pass_of_a_claim_gives_up_a_bounded_number_of_bundles(conn: Conn) -> None:
+    """Each was sent alone and expires at a time of its own, so they are bundles of their own."""
+    consumer(conn)
+    limits.set_constant(conn, "limit_due", 3)
+    expiries = [now(conn) + timedelta(minutes=i + 1) for i in range(20)]
+    sent = [send(conn, p_expires_at=expiry) for expiry in expiries]
+    clock.pass_time(conn, timedelta(hours=1))
+    assert receive(conn, 1) == []
+    assert [states(conn)[seq] for seq in sent].count("dead") == 6, "a claim has two passes"
