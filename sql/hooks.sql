@@ -217,10 +217,10 @@ language plpgsql as $$ begin
     delete from pgqueue.newest_of_keys where consumer_id = p_consumer_id;
     -- queue/keys/key_tokens.sql
     delete from pgqueue.key_tokens where consumer_id = p_consumer_id;
-    -- queue/settle/owed.sql
-    delete from pgqueue.skips where consumer_id = p_consumer_id;
     -- queue/send/key_capacity.sql
     perform _pgqueue.delete_old_entries(p_consumer_id);
+    -- operate/skipping.sql
+    delete from pgqueue.skips where consumer_id = p_consumer_id;
     -- groups/groups.sql
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;

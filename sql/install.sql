@@ -60,7 +60,6 @@ set local check_function_bodies = off;
 \ir queue/settle/settle.sql
 \ir queue/settle/leases.sql
 \ir queue/settle/acknowledge.sql
-\ir queue/settle/owed.sql
 \ir queue/send/backlog.sql
 \ir queue/send/back_pressure.sql
 \ir queue/send/key_capacity.sql
@@ -80,6 +79,7 @@ set local check_function_bodies = off;
 \ir queue/claim/receive.sql
 \ir queue/claim/receive_where.sql
 \ir queue/claim/listen.sql
+\ir operate/skipping.sql
 \ir operate/retention.sql
 \ir operate/seek.sql
 \ir operate/consumer_lifecycle.sql

@@ -119,7 +119,7 @@
 -- bundle, then waits for a consumer, which is an earlier place.
 --
 -- The function has the lock already, or has released the later one, or does only one of the two:
---   _pgqueue.ack: bundle before consumer.  Where the end of messages is to be noted, it locks the consumer first.
+--   pgqueue.ack: bundle before consumer.  If the acknowledgement must record something, it locks the consumer first.
 --   _pgqueue.claim: bundle before consumer.  It has a free bundle that is no match, for which nobody waits but in
 --     tries.
 --   _pgqueue.claim_locked: bundle before consumer.  claim_without_lock() locks nothing where it claims nothing; what is
@@ -128,7 +128,6 @@
 --   _pgqueue.set_consumer: settings, consumer, bundle before stream.  Where it needs the stream's row, it locks that
 --     first.
 --   _pgqueue.set_consumer: bundle before consumer.  It changes lanes or limits, not both.
---   pgqueue.ack: bundle before consumer.  As of _pgqueue.ack.
 --   _pgqueue.run_actions: consumer, bundle before reader claim.  It settles messages or revives them, not both.
 --   _pgqueue.run_actions: bundle before consumer.  As that.
 --   pgqueue.create_consumer: settings before stream.  Where set_consumer() asks for the stream's row, the call has it.
@@ -415,3 +414,35 @@ create or replace function _pgqueue.commit_durably() returns void
 language sql as $$
     select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off'
 $$;
+
+-- Locks a consumer, unless one transaction keeps the lock for longer than claims take. While the lock passes from claim
+-- to claim, the call waits, as lock_consumer() does. Returns whether the caller has the lock.
+create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
+language plpgsql as $$
+declare
+    v_until  timestamptz := clock_timestamp() + _pgqueue.patience();
+    v_before text;  -- the transaction that had the lock after the previous wait
+    v_holder text;
+begin
+    if _pgqueue.try_lock_consumer(p_consumer_id) then
+        return true;
+    end if;
+    loop
+        begin
+            perform _pgqueue.await('the lock of a consumer',
+                                   'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: consumer
+                                   p_consumer_id, jsonb_build_array(_pgqueue.lock_class_consumer()),
+                                   p_limit => _pgqueue.claim_patience());
+            return true;
+        exception when lock_not_available then
+            v_holder := (select l.virtualtransaction from pg_locks l
+                         where l.locktype = 'advisory' and l.granted and l.objsubid = 2
+                           and l.classid = _pgqueue.lock_class_consumer()::oid and l.objid = p_consumer_id::oid
+                           and l.database = (select oid from pg_database where datname = current_database()));
+            if v_holder = v_before or clock_timestamp() > v_until then
+                return false;
+            end if;
+            v_before := v_holder;
+        end;
+    end loop;
+end $$;

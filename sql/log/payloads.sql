@@ -1,7 +1,10 @@
--- Reading the payloads of a claim: each stream has a function for that.
+-- Reading the messages of a claim: each stream has functions for that.
 
 do $$
 begin
+    if to_regtype('pgqueue.messages_by_key') is null then  -- see keys()
+        create type pgqueue.messages_by_key as (nos int[], keys bigint[], seqs int8multirange[], counts bigint[]);
+    end if;
     if to_regtype('pgqueue.received') is null then
         create type pgqueue.received as (
             claim_id bigint, seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int,
@@ -26,12 +29,13 @@ language sql stable as $$
     from pgqueue.segments where stream_id = p_stream_id
 $$;
 
--- Makes, or replaces, the functions of a stream that read the payload of a message, payload_<stream_id>(), and those
--- of a claim in the order of delivery, payloads_<stream_id>(). Each stream has functions of its own, whose plans are
--- kept: to plan the query costs more than all the rest of a small claim, and a plan over the parent of all partitions
--- would lock all of them. For a stream in segments the functions have a plan for each segment, used by claims within
--- one segment, as nearly all are; a new segment replaces the functions. The query sorts the ranges, not the messages:
--- the nested loop, to which receive is confined (function_settings.sql), keeps the order of the ranges.
+-- Makes, or replaces, the functions of a stream that read the payload of a message, payload_<stream_id>(), those of a
+-- claim in the order of delivery, payloads_<stream_id>(), and the keys of messages, keys_<stream_id>(). Each stream has
+-- functions of its own, whose plans are kept: to plan the query costs more than all the rest of a small claim, and a
+-- plan over the parent of all partitions would lock all of them. For a stream in segments the functions have a plan for
+-- each segment, used by claims within one segment, as nearly all are; a new segment replaces the functions. The query
+-- for payloads sorts the ranges, not the messages: the nested loop, to which receive is confined
+-- (function_settings.sql), keeps the order of the ranges. (More than 60 lines: the texts of three functions.)
 create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
 language plpgsql as $$
 declare
@@ -88,7 +92,26 @@ begin
         p_stream_id, _pgqueue.by_segment(p_stream_id, 'p_seq >= %s and p_seq < %s', $q$
             return (p_claim_id, m.seq, m.key, m.data, m.data_bytes, m.headers, p_priority, p_deliver_count,
                     m.inserted_at, p_saved)::pgqueue.received from pgqueue.%I m where m.seq = p_seq;$q$));
-    execute format('revoke all on function _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s from public', p_stream_id);
+    execute format($q$
+        create or replace function _pgqueue.keys_%s(p_sets int8multirange[], p_lo bigint, p_hi bigint)
+        returns pgqueue.messages_by_key
+        language plpgsql
+        as $f$
+        begin
+            %s
+        end $f$ $q$,
+        p_stream_id, _pgqueue.by_segment(p_stream_id, 'p_lo >= %s and p_hi <= %s', $q$
+            return (array_agg(i), array_agg(key), array_agg(seqs), array_agg(n))::pgqueue.messages_by_key
+            from (select i, key, range_agg(int8range(seq, seq + 1)) as seqs, count(*) as n
+                  from (select s.i, m.seq, m.key
+                        from unnest(p_sets) with ordinality s (seqs, i)
+                        cross join lateral unnest(s.seqs) g
+                        cross join lateral (select seq, hashtextextended(key, 0) as key from pgqueue.%I
+                                            where seq >= lower(g) and seq < upper(g) and seq >= p_lo and seq < p_hi
+                                            offset 0) m) e
+                  group by i, key order by i, min(seq)) k;$q$));
+    execute format('revoke all on function _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s, _pgqueue.keys_%1$s '
+                   'from public', p_stream_id);
 end $$;
 
 -- A statement for each of some streams, p_stream_id, which is found by binary search.
@@ -101,18 +124,22 @@ language sql immutable as $$
                             _pgqueue.by_stream(p_call, p_from + p_count / 2, p_count / 2)) end
 $$;
 
--- Makes the functions that read the payloads of a claim, payloads(), and of a claim of one message, payload(): a row
--- costs less than a set of rows. They call the stream's own function. The calls for the first 32 streams are written
--- out, and Postgres keeps their plans: to parse and plan that one call takes a tenth of a small claim. A call finds its
--- stream in five or six comparisons: PL/pgSQL prepares each again in each transaction. The text never changes: a call
--- in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped replaces it under a claim.
--- More of them would cost each new session more than its claims save.
+-- Makes the functions that read the payloads of a claim, payloads(), of a claim of one message, payload(), since a row
+-- costs less than a set of rows, and the keys of messages, keys(). They call the stream's own function. The calls for
+-- the first 32 streams are written out, and Postgres keeps their plans: to parse and plan that one call takes a tenth
+-- of a small claim. A call finds its stream in five or six comparisons: PL/pgSQL prepares each again in each
+-- transaction. The text never changes: a call in PL/pgSQL needs no function until it is reached, so no stream that is
+-- made or dropped replaces it under a claim. More of them would cost each new session more than its claims save.
 --   p_seqs, p_seq, p_priority, p_deliver_count, p_saved  the messages of a claim, and what they have in common
 --   p_bundles  of a claim whose messages are unlike: its bundles; null: they are alike
+--   p_sets, p_lo, p_hi  sets of messages, the lowest number in them, and the number after the highest one
+-- keys() returns the messages for each set and key, in the order of the sets and then of the numbers: the number of the
+-- set, the hash of the key, the messages and their number. Messages that are not stored are left out.
 do $do$
 declare
     v_payloads text := 'return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority, p_bundles);';
     v_payload  text := 'return _pgqueue.payload_%s(p_claim_id, p_seq, p_priority, p_deliver_count, p_saved);';
+    v_keys     text := 'return _pgqueue.keys_%s(p_sets, p_lo, p_hi);';
 begin
     execute format($q$
         create or replace function _pgqueue.payloads(p_stream_id int, p_claim_id bigint, p_seqs int8multirange,
@@ -150,4 +177,22 @@ begin
             return v_row;
         end $f$ $q$,
         _pgqueue.by_stream(v_payload, 1, 16), _pgqueue.by_stream(v_payload, 17, 16));
+    execute format($q$
+        create or replace function _pgqueue.keys(p_stream_id int, p_sets int8multirange[], p_lo bigint, p_hi bigint)
+        returns pgqueue.messages_by_key
+        language plpgsql
+        as $f$
+        declare
+            v_found pgqueue.messages_by_key;
+        begin
+            if p_stream_id <= 16 then
+            %s
+            elsif p_stream_id <= 32 then
+            %s
+            end if;
+            execute format('select * from _pgqueue.keys_%%s($1, $2, $3)', p_stream_id) into v_found
+                using p_sets, p_lo, p_hi;
+            return v_found;
+        end $f$ $q$,
+        _pgqueue.by_stream(v_keys, 1, 16), _pgqueue.by_stream(v_keys, 17, 16));
 end $do$;

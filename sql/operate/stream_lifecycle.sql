@@ -64,7 +64,8 @@ begin
                                            format('pgqueue.seq_%s', v_stream.stream_id)::regclass,
                                            format('pgqueue.publication_%s', v_stream.stream_id)::regclass,
                                            format('_pgqueue.payloads_%s', v_stream.stream_id)::regproc,
-                                           format('_pgqueue.payload_%s', v_stream.stream_id)::regproc]);
+                                           format('_pgqueue.payload_%s', v_stream.stream_id)::regproc,
+                                           format('_pgqueue.keys_%s', v_stream.stream_id)::regproc]);
     perform _pgqueue.grant_stream(v_stream.stream_id);
     return v_stream.stream_id;
 end $$;
@@ -215,7 +216,8 @@ begin
     execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', p_stream_id);  -- lock: table
     execute format('lock table pgqueue.messages_%s in access exclusive mode', p_stream_id);  -- lock: table
     execute format('alter table pgqueue.messages detach partition pgqueue.messages_%s', p_stream_id);  -- lock: table
-    execute format('drop function if exists _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s', p_stream_id);
+    execute format('drop function if exists _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s, _pgqueue.keys_%1$s',
+                   p_stream_id);
     execute format('drop table pgqueue.messages_%s', p_stream_id);  -- lock: table
     delete from pgqueue.dropped_streams where stream_id = p_stream_id;
 end $$;

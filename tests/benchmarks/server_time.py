@@ -133,6 +133,11 @@ def take(n: int, settle: str = "ack") -> Work:
     return work
 
 
+def in_turn(key: str = "null") -> Work:
+    """A message is sent, received and acknowledged before the next one is sent."""
+    return lambda s: void((s.ask(f"select pgqueue.send('s', 'x', {key})"), take(1)(s)))
+
+
 def acknowledge_with_the_next(s: Session) -> None:
     rows = s.ask("select claim_id from pgqueue.receive('s', 'c', 1, p_ack => %s)", s.held)
     s.held = rows[0][0] if rows else None
@@ -222,6 +227,10 @@ OPERATIONS = [
     of_one("... with max_in_flight", SINGLE, max_in_flight=1000),
     of_one("... with keep_history", SINGLE, keep_history="1 day"),
     of_one("... with per_key_limit", KEYS, per_key_limit=2),
+    of_one("... with per_key_interval", KEYS, per_key_interval="1 ms", per_key_burst=1000),
+    of_one("... with per_key_latest", KEYS, per_key_latest=True),
+    Operation("send, receive, ack in turn", in_turn()),
+    Operation("... in turn, by key", in_turn("'k'"), ordering="key"),
     Operation("receive 10, ack", take(10), 10, filled(100, singly=True)),
     Operation("receive 10, ack, by key", take(10), 10, filled(100, True, 1000), "key"),
     Operation("receive 100, ack", take(100), 4, filled(400)),

@@ -152,7 +152,7 @@ def test_a_consumer_without_history_pays_nothing_for_it(conn: Conn) -> None:
         claim = claim_of(receive(conn, 1, name))
         costs[name].append(cost(conn, "select pgqueue.ack(%s)", claim))
     assert min(costs["c"]) < min(costs["keeper"])
-    plain = one(conn, "select prosrc from pg_proc where oid = '_pgqueue.ack'::regproc")
+    plain = one(conn, "select prosrc from pg_proc where oid = 'pgqueue.ack'::regproc")
     assert "consumers" not in plain
 
 

@@ -24,7 +24,7 @@ LOCKED_PLACES = {"keep_newest", "mark_firsts", "cut_next", "end_delays"}
 AS_POSTGRES = {
     "_pgqueue.take_dedup_keys": "each send",
     "_pgqueue.take_dedup_key": "each send",
-    "_pgqueue.ack": "each acknowledgement",
+    "pgqueue.ack": "each acknowledgement",
     "_pgqueue.lock_bundles": "the claim is the caller's own; it has waited for the head before",
     "_pgqueue.take_unfiltered": "nobody holds an unfiltered bundle without the consumer's lock",
     "_pgqueue.take_unassigned": "nobody holds a bundle of the line without the consumer's lock",

@@ -260,7 +260,6 @@ def test_a_producer_can_neither_read_acknowledge_nor_delete(
             f"truncate pgqueue.messages_{stream}",
             "insert into pgqueue.publications select * from pgqueue.publications",
             f"select pgqueue.ack({claim})",
-            f"select _pgqueue.ack({claim})",
             "select * from pgqueue.receive('s', 'c')",
             "select pgqueue.drop_stream('s')",
             "select * from pgqueue.maintain('1 us')",

@@ -30,7 +30,7 @@ where schemaname = 'pgqueue' and n > 0
 # A claim of what is ready, its payloads, and the acknowledgement: a bundle is asked for, changed,
 # and deleted.
 READY = {
-    "receive": 1, "_claim": 1, "_payloads": 1, "_payloads_1": 1, "ack": 1, "_ack": 1,
+    "receive": 1, "_claim": 1, "_payloads": 1, "_payloads_1": 1, "ack": 1,
     "_claim_free": 1, "consumers scans": 1, "consumer_cursors scans": 1, "messages_1 scans": 1,
     "consumer_messages scans": 2, "consumer_messages writes": 2,
 }  # fmt: skip
@@ -40,7 +40,7 @@ NEW = {
     "receive": 1, "_claim": 1, "_claim_free": 1, "_claim_when_idle": 1, "_is_idle": 1,
     "_has_free": 2, "_next_end": 1, "_last_publication_id": 1, "_next_ahead": 1,
     "_claim_new_ahead": 1, "_take_ahead": 1,
-    "_payload": 1, "_payload_1": 1, "ack": 1, "_ack": 1,
+    "_payload": 1, "_payload_1": 1, "ack": 1,
     "consumers scans": 2, "messages_1 scans": 1, "publications scans": 1,
     "consumer_cursors scans": 2, "taken_ahead scans": 2, "taken_ahead writes": 1,
     "consumer_messages scans": 1, "consumer_messages writes": 2,

@@ -118,7 +118,7 @@ begin
     end if;
     if not _pgqueue.is_simple(v_consumer.profile) then  -- (each check costs a little)
         if v_consumer.paused then
-            perform _pgqueue.ack(p_ack) where p_ack is not null;
+            perform pgqueue.ack(p_ack) where p_ack is not null;
             return null;
         end if;
         v_needs_lock := _pgqueue.always_locks(v_consumer);
@@ -133,7 +133,7 @@ begin
             end if;
         else
             begin
-                v_acked := _pgqueue.ack(p_ack);
+                v_acked := pgqueue.ack(p_ack);
                 v_claim := _pgqueue.claim_free(v_consumer, v_cursor, p_max);
                 if v_claim.message_count is not null then
                     return v_claim;
@@ -166,12 +166,12 @@ begin
         v_unlocked := _pgqueue.claim_without_lock(p_consumer, p_max);
         -- (nothing can be claimed; but messages that are still to be acknowledged may be the reason)
         if v_unlocked.message_count > 0 or (v_unlocked.message_count = 0 and p_ack is null) then
-            perform _pgqueue.ack(p_ack) where p_ack is not null;
+            perform pgqueue.ack(p_ack) where p_ack is not null;
             return v_unlocked;
         end if;
     end if;
     v_locked := v_locked or _pgqueue.lock_consumer_soon(p_consumer.consumer_id);
-    perform _pgqueue.ack(p_ack) where p_ack is not null;
+    perform pgqueue.ack(p_ack) where p_ack is not null;
     if not v_locked then  -- a claim in a transaction that stays open has it
         return null;
     end if;

@@ -25,7 +25,7 @@ begin
     perform _pgqueue.check_condition(p_where);
     v_consumer := _pgqueue.begin_claim('where', p_max, p_visibility_timeout, p_stream, p_consumer);
     if v_consumer.paused then
-        perform _pgqueue.ack(p_ack) where p_ack is not null;
+        perform pgqueue.ack(p_ack) where p_ack is not null;
         return;
     end if;
     v_claim := _pgqueue.claim_where(v_consumer, p_where, p_max, p_look, p_ack);
@@ -53,7 +53,7 @@ begin
             if v_claim.claim_id is null then
                 raise exception using errcode = 'PQ099';
             end if;
-            perform _pgqueue.ack(p_ack) where p_ack is not null;
+            perform pgqueue.ack(p_ack) where p_ack is not null;
             return v_claim;
         exception when sqlstate 'PQ099' then
             null;  -- releases the locks of examined bundles before it waits for the consumer's

@@ -11,6 +11,19 @@
 --   * The rest waits, and so do messages of keys that are in use or over a limit.
 --
 -- So the messages of a key are, in this order: in assigned bundles or delayed, waiting, unassigned.
+--
+-- When may the next message of a key be delivered? All of these must allow it:
+--
+--   ordering           Its earlier messages are settled: assigned bundles have a predecessor (store_assigned()), other
+--                      messages wait while one is delayed, waiting or in a long claim (waiting_ahead()). A claim of all
+--                      keys stops all assignments (holds_all_keys()).
+--   limits of keys     They allow it (queue/keys/key_limits.sql: apply_key_limits()).
+--   a delay            Its time has come (queue/settle/leases.sql: end_delays()).
+--
+-- What waited is examined again when the bundle for which it waited is deleted (queue/keys/free_keys.sql: free_keys()),
+-- or when its time has come. Two more settings act on keys elsewhere: per_key_latest removes older messages before they
+-- are ready (queue/keys/newest.sql), and per_key_capacity refuses messages when they are sent
+-- (queue/send/key_capacity.sql).
 
 -- For those keys of p_keyed that have more messages waiting, delayed or in long claims: the last long claim, and the
 -- first message that waits or is delayed. was_first: p_keyed has the messages that waited first for this key

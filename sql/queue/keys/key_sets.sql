@@ -25,6 +25,7 @@ returns pgqueue.keyed_messages language plpgsql as $$
 declare
     v_sets    int8multirange[] := array(select seqs from unnest(p_bundles) with ordinality order by ordinality);
     v_keyed   pgqueue.keyed_messages;
+    v_found   pgqueue.messages_by_key;
     v_missing int8multirange;
 begin
     v_keyed.bundles := p_bundles;
@@ -35,19 +36,12 @@ begin
         v_keyed.counts := array(select message_count from unnest(p_bundles) with ordinality order by ordinality);
         return v_keyed;
     end if;
-    -- (with the bounds of all sets, the planner excludes other segments of the stream)
-    execute format($q$
-        select array_agg(i), array_agg(key), array_agg(seqs), array_agg(n)
-        from (select i, key, range_agg(int8range(seq, seq + 1)) as seqs, count(*) as n
-              from (select s.i, m.seq, m.key
-                    from unnest($1) with ordinality s (seqs, i)
-                    cross join lateral unnest(s.seqs) g
-                    cross join lateral (select seq, %2$s as key from pgqueue.messages_%1$s m
-                                        where seq >= lower(g) and seq < upper(g) and seq >= $2 and seq < $3
-                                        offset 0) m) e
-              group by i, key order by i, min(seq)) k $q$, p_consumer.stream_id, _pgqueue.key_of(p_consumer))
-    into v_keyed.nos, v_keyed.keys, v_keyed.seqs, v_keyed.counts
-    using v_sets, (select min(lower(s)) from unnest(v_sets) s), (select max(upper(s)) from unnest(v_sets) s);
+    v_found := _pgqueue.keys(p_consumer.stream_id, v_sets, (select min(lower(s)) from unnest(v_sets) s),
+                             (select max(upper(s)) from unnest(v_sets) s));
+    v_keyed.nos := v_found.nos;
+    v_keyed.keys := v_found.keys;
+    v_keyed.seqs := v_found.seqs;
+    v_keyed.counts := v_found.counts;
     if _pgqueue.count_of(p_bundles) is distinct from (select sum(c) from unnest(v_keyed.counts) c) then
         v_missing := _pgqueue.seqs_of(p_bundles) - coalesce((select range_agg(s) from unnest(v_keyed.seqs) s), '{}');
         select v_keyed.nos || array_agg(p.no::int), v_keyed.keys || array_agg(null::bigint),

@@ -81,6 +81,35 @@ begin
                     else '{}' end::jsonb);
 end $$;
 
+-- Releases the expired claims of a consumer that hold some of these messages. Returns the cursor, and how many claims
+-- it released. Needs the consumer's lock.
+create or replace function _pgqueue.release_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,
+                                                out o_count int)
+language plpgsql as $$
+declare
+    v_head    bigint;
+    v_bundles pgqueue.consumer_messages[];
+begin
+    o_cursor := p_cursor;
+    o_count := 0;
+    for v_head in
+        select distinct coalesce(m.head, m.bundle_no)
+        from pgqueue.consumer_messages m
+        where m.consumer_id = p_consumer.consumer_id and m.token is not null and m.first_seq < upper(p_seqs)
+          and m.seqs && p_seqs
+        limit _pgqueue.limit_expired()
+    loop
+        v_bundles := array(select b from pgqueue.consumer_messages b
+                           where bundle_no & 1048575 = v_head & 1048575 and bundle_no = v_head
+                             and lease_until <= clock_timestamp()
+                           for update skip locked);  -- lock: bundle
+        continue when v_bundles = '{}';
+        o_cursor := _pgqueue.release(p_consumer, o_cursor, _pgqueue.lock_bundles(v_head, v_bundles[1].token));
+        o_count := o_count + 1;
+    end loop;
+end $$;
+
 -- Makes delayed bundles that are due ready, a bounded number. By key, such a bundle then waits as the first of its key.
 -- Returns the cursor. Needs the consumer's lock.
 create or replace function _pgqueue.end_delays(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)

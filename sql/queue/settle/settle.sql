@@ -1,5 +1,6 @@
--- Settling: messages leave a live claim for good. All calls that settle use this file, except those that return
--- messages (queue/settle/return.sql) and Spark's writes (spark/actions.sql).
+-- Settling: messages leave a consumer for good. All calls that settle a live claim use this file, except those that
+-- return messages (queue/settle/return.sql) and Spark's writes (spark/actions.sql). Messages that no claim holds are
+-- removed by remove_unclaimed().
 
 -- Acknowledges or dead-letters messages of a live claim. Returns how many messages these were.
 --   p_set      null: all
@@ -42,33 +43,23 @@ begin
     return _pgqueue.count_of(v_taken);
 end $$;
 
--- Acknowledges a whole claim, for ack and claim, which have checked the isolation level. Returns how many messages it
--- had.
-create or replace function _pgqueue.ack(p_claim_id bigint, p_result jsonb default null) returns bigint
+-- Removes messages that no claim holds from a consumer. Bundles that another session is claiming are skipped. Needs the
+-- consumer's lock.
+--   p_reason  the messages become dead letters with this reason; null: they do not
+-- Returns the cursor, the messages, the number of their bundles, and the highest number of deliveries among them.
+create or replace function _pgqueue.remove_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                     p_seqs int8multirange, p_reason text default null,
+                                                     out o_cursor pgqueue.consumer_cursors, out o_count int,
+                                                     out o_gone int8multirange, out o_most int)
 language plpgsql as $$
 declare
-    v_count   bigint;
-    v_deleted pgqueue.consumer_messages[];
+    v_taken record := _pgqueue.take_unclaimed(p_consumer, p_cursor.hints, p_seqs);
 begin
-    if p_claim_id & 1 = 1 then  -- the acknowledgement records nothing
-        delete from pgqueue.consumer_messages m  -- lock: bundle
-        where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
-        returning message_count, case when members is not null or lane = _pgqueue.lane_long() then array[m] end
-        into v_count, v_deleted;
-        if v_deleted is not null then
-            with deleted as (
-                delete from pgqueue.consumer_messages m
-                where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_deleted[1].members) n))
-                  and bundle_no = any (v_deleted[1].members) and token = _pgqueue.token_in(p_claim_id)
-                returning message_count, m as bundle
-            )
-            select v_count + coalesce(sum(message_count), 0), v_deleted || array_agg(bundle) into v_count, v_deleted
-            from deleted;
-            perform _pgqueue.record_freed(v_deleted);
-        end if;
-        if v_count is not null then
-            return v_count;
-        end if;
+    o_cursor := p_cursor;
+    o_cursor.hints := v_taken.o_hints;
+    select count(*), coalesce(range_agg(seqs), '{}'), coalesce(max(deliver_count), 0) into o_count, o_gone, o_most
+    from unnest(v_taken.o_bundles);
+    if p_reason is not null then
+        perform _pgqueue.dead_letter(b, b.seqs, p_reason, null) from unnest(v_taken.o_bundles) b;
     end if;
-    return _pgqueue.settle(p_claim_id, null, false, null, p_result);
 end $$;

@@ -52,7 +52,7 @@
 --   claimed              claimed                                 reader_extend       spark/source.sql
 --   claimed              claimed                                 reader_resume       spark/source.sql
 --   claimed              claimed                                 quarantine          spark/quarantine.sql
---   claimed              done                                    ack                 queue/settle/settle.sql
+--   claimed              done                                    ack                 queue/settle/acknowledge.sql
 --   claimed              done, dead                              finish              queue/settle/settle.sql
 --   claimed              done, dead                              settle_claimed      spark/actions.sql
 --   claimed              unclaimed, dead                         return              queue/settle/return.sql
