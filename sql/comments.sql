@@ -14,6 +14,7 @@ begin
     for v_name, v_text in
         select p.proname, regexp_replace(m[2], '\s+', ' ', 'g')
         from regexp_matches($text$
+as_jsonpath: A JSON path from text; an error about the text names the argument.
 check_timeout: Refuses a visibility timeout that is not allowed.
 last_publication: The last publication of a stream that is visible now; 0: none.
 start_offset: Returns the offset at which a reader begins.
@@ -24,7 +25,6 @@ read_to: Returns the offset after the next messages of a stream, without reading
 read_plan: Returns the messages between two offsets as ranges [lo, hi) of seq, in the order of reading.
 size_between: Returns how many bytes of data the messages between two offsets have.
 read: Reads the next messages of a stream after an offset, without claiming them.
-as_jsonpath: A JSON path from text; an error about the text names the argument.
 ack: Acknowledges a claim, or the given messages of it: they are done.
 nack: Returns a claim, or the given messages of it, for another delivery: they failed.
 defer: Defers a claim, or the given messages of it, without a failure: they are delivered later.

@@ -22,6 +22,7 @@ set local check_function_bodies = off;
 \ir base/consumers.sql
 \ir base/names.sql
 \ir base/json.sql
+\ir base/conditions.sql
 \ir base/checks.sql
 \ir base/locks.sql
 \ir base/settings.sql
@@ -31,7 +32,7 @@ set local check_function_bodies = off;
 \ir log/trims.sql
 \ir log/numbers.sql
 \ir log/dedup.sql
-\ir log/payloads.sql
+\ir log/stream_functions.sql
 \ir log/segments.sql
 \ir reading/readable.sql
 \ir reading/offsets.sql

@@ -192,7 +192,7 @@ begin
     end if;
     perform _pgqueue.make_segment(p_stream_id,
                                   greatest(v_hi, (v_next / _pgqueue.segment_size() + 1) * _pgqueue.segment_size()));
-    perform _pgqueue.make_payloads(p_stream_id);
+    perform _pgqueue.make_stream_functions(p_stream_id);
     return true;
 end $$;
 
@@ -293,7 +293,7 @@ begin
     perform _pgqueue.make_segment(p_stream_id, v_hi);
     perform _pgqueue.make_segment(p_stream_id, v_hi + _pgqueue.segment_size());
     perform _pgqueue.grant_stream(p_stream_id);
-    perform _pgqueue.make_payloads(p_stream_id);
+    perform _pgqueue.make_stream_functions(p_stream_id);
     return true;
 end $$;
 
@@ -353,6 +353,6 @@ begin
     end if;
     execute 'drop table ' || v_names;  -- lock: table
     delete from pgqueue.segments where stream_id = p_stream_id and emptied;
-    perform _pgqueue.make_payloads(p_stream_id);
+    perform _pgqueue.make_stream_functions(p_stream_id);
     return true;
 end $$;

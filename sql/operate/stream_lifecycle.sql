@@ -59,13 +59,11 @@ begin
     perform _pgqueue.set_stream(v_stream.stream_id, p_settings);
     perform _pgqueue.await('the table messages', 'select 0 from _pgqueue.make_tables($1::int, $2 ->> 0)',
                            v_stream.stream_id, jsonb_build_array(p_kind));
-    perform _pgqueue.make_payloads(v_stream.stream_id);
+    perform _pgqueue.make_stream_functions(v_stream.stream_id);
     perform _pgqueue.revoke_defaults(array[format('pgqueue.messages_%s', v_stream.stream_id)::regclass::oid,
                                            format('pgqueue.seq_%s', v_stream.stream_id)::regclass,
-                                           format('pgqueue.publication_%s', v_stream.stream_id)::regclass,
-                                           format('_pgqueue.payloads_%s', v_stream.stream_id)::regproc,
-                                           format('_pgqueue.payload_%s', v_stream.stream_id)::regproc,
-                                           format('_pgqueue.keys_%s', v_stream.stream_id)::regproc]);
+                                           format('pgqueue.publication_%s', v_stream.stream_id)::regclass]
+                                     || _pgqueue.functions_of(v_stream.stream_id)::regproc[]::oid[]);
     perform _pgqueue.grant_stream(v_stream.stream_id);
     return v_stream.stream_id;
 end $$;
@@ -216,8 +214,7 @@ begin
     execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', p_stream_id);  -- lock: table
     execute format('lock table pgqueue.messages_%s in access exclusive mode', p_stream_id);  -- lock: table
     execute format('alter table pgqueue.messages detach partition pgqueue.messages_%s', p_stream_id);  -- lock: table
-    execute format('drop function if exists _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s, _pgqueue.keys_%1$s',
-                   p_stream_id);
+    execute 'drop function if exists ' || array_to_string(_pgqueue.functions_of(p_stream_id), ', ');
     execute format('drop table pgqueue.messages_%s', p_stream_id);  -- lock: table
     delete from pgqueue.dropped_streams where stream_id = p_stream_id;
 end $$;
@@ -226,6 +223,6 @@ end $$;
 -- version.sql.
 do $$
 begin
-    perform _pgqueue.make_payloads(stream_id)
+    perform _pgqueue.make_stream_functions(stream_id)
     from (select stream_id from pgqueue.streams order by stream_id for key share) s;  -- lock: stream
 end $$;

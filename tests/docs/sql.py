@@ -29,7 +29,7 @@ TOPICS: dict[str, tuple[str, str]] = {
     "Receiving": (
         "workers filters",
         "queue/claim/receive.sql queue/claim/receive_where.sql queue/claim/listen.sql"
-        " queue/take/filters.sql",
+        " base/conditions.sql",
     ),
     "Settling": (
         "retries defer-and-expiry cancelling",

@@ -168,7 +168,7 @@ ALLOWED = {
     "json.sql": "reads it",
     "checks.sql": "the door of streams with a schema, which jsonb has to hold",
     "publish.sql": "the same door, for COPY",
-    "filters.sql": "the quick way, which is tried before as_jsonb()",
+    "stream_functions.sql": "the quick way, which is tried before as_jsonb()",
 }
 
 

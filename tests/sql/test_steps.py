@@ -33,7 +33,9 @@ def receive(conn: psycopg.Connection) -> tuple[int, set[str]]:
     """Receive a message; its claim, and the functions that were called."""
     rows, found = called(conn, lambda: call(conn, "receive", "s", "c", 1))
     names = {name.partition(".")[2] for name in found}
-    return claim_of(rows), {re.sub(r"^(payload|keys)_\d+$", "make_payloads", name) for name in names}
+    return claim_of(rows), {
+        re.sub(r"^(payload|keys)_\d+$", "make_stream_functions", name) for name in names
+    }
 
 
 def send(conn: psycopg.Connection, count: int) -> None:

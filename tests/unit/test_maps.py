@@ -51,7 +51,7 @@ def defines(path: Path, name: str) -> bool:
         return bool(re.search(rf"^\s*(?:(?:async )?def |class )?{name}\b(?=[(:=\[ ])", text, re.M))
     routine = rf"create or replace (?:function|procedure) _?pgqueue\.{name}\("
     column = rf"make_view\('{name}'" + (rf"|^    {name} +\w" if "create table" in text else "")
-    if path == SQL / "base/limits.sql":
+    if path in (SQL / "base/limits.sql", SQL / "log/stream_functions.sql"):  # what a list makes
         column = rf"^        \('{name}', "
     return bool(re.search(rf"{routine}|{column}", text, re.MULTILINE))
 

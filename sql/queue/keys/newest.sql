@@ -39,34 +39,30 @@ create or replace function _pgqueue.keep_newest(p_consumer pgqueue.consumers, in
                                                 out o_newest int8multirange)
 language plpgsql as $$
 declare
+    v_keys  pgqueue.key_texts := _pgqueue.key_texts(p_consumer.stream_id, p_seqs);
     v_seqs  bigint[];  -- the replaced messages, ...
     v_by    bigint[];  -- ... and the newest message of the key of each
     v_taken record;
 begin
-    execute format($query$
-        with given as materialized (
-            select m.key, m.seq from unnest($2) g cross join lateral (
-                -- (the bounds of all messages are for the planner)
-                select key collate "C" as key, seq from pgqueue.messages_%s
-                where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m
-            where m.key is not null
-        ), newest as materialized (
-            select key, max(seq) as seq from given group by key
-        ), recorded as materialized (
-            select n.key, b.ctid, b.seq as before, greatest(n.seq, b.seq) as seq
-            from newest n left join lateral (
-                select ctid, seq from pgqueue.newest_of_keys where consumer_id = $1 and key = n.key offset 0) b on true
-        ), changed as (
-            update pgqueue.newest_of_keys k set seq = n.seq, noted_at = _pgqueue.end_of_hour()
-            from recorded n where k.ctid = n.ctid
-        ), added as (
-            insert into pgqueue.newest_of_keys (consumer_id, key, seq, noted_at)
-            select $1, key, seq, _pgqueue.end_of_hour() from recorded where ctid is null order by key
-        )
-        select array_agg(m.seq order by m.seq), array_agg(n.seq order by m.seq)
-        from (select key, seq from given union select key, before from recorded) m join recorded n using (key)
-        where m.seq < n.seq $query$, p_consumer.stream_id)
-    into v_seqs, v_by using p_consumer.consumer_id, p_seqs, lower(p_seqs), upper(p_seqs);
+    with given as materialized (
+        select key collate "C" as key, seq from unnest(v_keys.keys, v_keys.seqs) k (key, seq)
+    ), newest as materialized (
+        select key, max(seq) as seq from given group by key
+    ), recorded as materialized (
+        select n.key, b.ctid, b.seq as before, greatest(n.seq, b.seq) as seq
+        from newest n left join lateral (
+            select ctid, seq from pgqueue.newest_of_keys
+            where consumer_id = p_consumer.consumer_id and key = n.key offset 0) b on true
+    ), changed as (
+        update pgqueue.newest_of_keys k set seq = n.seq, noted_at = _pgqueue.end_of_hour()
+        from recorded n where k.ctid = n.ctid
+    ), added as (
+        insert into pgqueue.newest_of_keys (consumer_id, key, seq, noted_at)
+        select p_consumer.consumer_id, key, seq, _pgqueue.end_of_hour() from recorded where ctid is null order by key
+    )
+    select array_agg(m.seq order by m.seq), array_agg(n.seq order by m.seq) into v_seqs, v_by
+    from (select key, seq from given union select key, before from recorded) m join recorded n using (key)
+    where m.seq < n.seq;
     o_newest := p_seqs;
     if v_seqs is null then
         return;
