@@ -103,11 +103,11 @@ declare
                     where octet_length(k) not between 1 and _pgqueue.max_key_bytes() limit 1);
 begin
     if p_stream.dedup_window is null then
-        raise exception 'stream % has no dedup_window, and so takes no dedup keys', _pgqueue.called(p_stream)
+        raise exception 'stream % has no dedup_window, and so takes no dedup keys', _pgqueue.error_name(p_stream)
             using errcode = 'PQ003', column = 'p_dedup_key, p_dedup_keys',
                   hint = format('Say for how long to remember them: '
                                 'select pgqueue.alter_stream(%s, ''{"dedup_window": "1 day"}'').',
-                                _pgqueue.called(p_stream));
+                                _pgqueue.error_name(p_stream));
     elsif array_ndims(p_dedup_keys) > 1 or cardinality(p_dedup_keys) <> p_count then
         raise exception 'p_dedup_keys has one element per message: % messages, % dedup keys', p_count,
                         cardinality(p_dedup_keys) using errcode = 'PQ003', column = 'p_dedup_keys';

@@ -329,7 +329,7 @@ begin
     end if;
     -- (a rollback does not undo the jump, which does no harm: the next call notes it)
     v_last := _pgqueue.last_seq(p_stream_id);
-    update pgqueue.streams set passed_over = passed_over + greatest(v_segment.hi - 1 - v_last, 0)
+    update pgqueue.streams set unused_seqs = unused_seqs + greatest(v_segment.hi - 1 - v_last, 0)
     where stream_id = p_stream_id;
     if v_segment.hi - _pgqueue.last_seq(p_stream_id) > 100000 then
         perform setval(format('pgqueue.seq_%s', p_stream_id)::regclass, v_segment.hi - 1);

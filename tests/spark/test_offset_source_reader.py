@@ -388,7 +388,7 @@ def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: St
     queue.send("s", 1, 5)
     for group, code, says in (
         ("nobody", "PQ002", "unknown group 'nobody' of stream 's'"),
-        ("c", "PQ006", "consumer 'c' of stream 's' is no group"),
+        ("c", "PQ006", "consumer 'c' of stream 's' is not a group"),
         ("wide", "PQ006", "it has 2 partitions"),
         ("worked", "PQ006", "it has a worker, 'somebody'"),
     ):
