@@ -14,7 +14,7 @@ begin
     for v_name, v_text in
         select p.proname, regexp_replace(m[2], '\s+', ' ', 'g')
         from regexp_matches($text$
-check_timeout: Refuses a visibility timeout that is not allowed.
+check_timeout: Rejects a visibility timeout that is out of range.
 last_publication: The last publication of a stream that is visible now; 0: none.
 start_offset: Returns the offset at which a reader begins.
 end_offset: Returns the offset of an end position, but never one before the reader's own offset.
@@ -35,7 +35,7 @@ dead_letter: Dead-letters a claim, or the given messages of it: nobody receives 
 consumer_backlog: Counts the messages that a consumer has not claimed yet.
 send: Publishes a message to a stream, in the caller's transaction, and returns its number.
 send_batch: Publishes messages together, in the order given, and returns their numbers.
-server_of: Returns the server of a key, where a stream is on several servers: a number from 0 to below p_servers.
+server_of: Returns the server of a key, where a stream is on several servers: a number from 0 to p_servers - 1.
 claim: Claims at most p_max messages for a consumer, without reading their payloads.
 receive: Claims at most p_max messages for a consumer and reads them, in the order of delivery.
 receive_where: Claims and reads messages that pass a condition, and leaves the others as they are.
