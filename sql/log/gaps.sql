@@ -2,7 +2,8 @@
 -- visible, or that it has to take again (replay, seek), except the messages in the column excluded.
 --
 -- Transactions do not commit in the order of publication ids. A take that sees publication 7, but not 5 and 6, records
--- the gap {5, 6}: their transactions are open, or were rolled back. Later takes must read the gap again, until:
+-- the gap {5, 6}: their transactions are open, or were rolled back. Later takes must read the gap again, but not each
+-- time:
 --   * A producer takes the publish lock of the stream, shared, before it takes its publication id, and holds the lock
 --     until every new snapshot sees its commit. So right after a read of the gap, a transaction that may still fill it
 --     either holds the lock, or has ended and is seen by the next read. The gap is recorded with the transactions that

@@ -1,4 +1,4 @@
--- Reading the payloads of a claim: each stream has a function for that.
+-- Reading the payloads of a claim: each stream has its own functions for that.
 
 do $$
 begin
@@ -15,9 +15,9 @@ language sql immutable parallel safe as $$
     select format('messages_%s_%s', p_stream_id, coalesce(p_segment::text, 'rest'))
 $$;
 
--- Statements that read messages of a stream, and return: with segments one for each segment, and one for all.
---   p_within  whether all of the messages have numbers from %s to below %s
---   p_query   the statements for a table: %I
+-- PL/pgSQL statements that read messages of a stream and return: one for each segment, and one for the whole stream.
+--   p_within  the condition that all messages have numbers from %s to below %s
+--   p_query   the statements for the table %I
 create or replace function _pgqueue.by_segment(p_stream_id int, p_within text, p_query text) returns text
 language sql stable as $$
     select concat(string_agg(format(E'if %s then%s\n            end if;\n            ', format(p_within, lo, hi),
@@ -26,16 +26,16 @@ language sql stable as $$
     from pgqueue.segments where stream_id = p_stream_id
 $$;
 
--- Makes, or replaces, the functions of a stream that read the payload of a message, payload_<stream_id>(), and those
--- of a claim in the order of delivery, payloads_<stream_id>(). Each stream has functions of its own, whose plans are
--- kept: to plan the query costs more than all the rest of a small claim, and a plan over the parent of all partitions
--- would lock all of them. For a stream in segments the functions have a plan for each segment, used by claims within
--- one segment, as nearly all are; a new segment replaces the functions. The query sorts the ranges, not the messages:
--- the nested loop, to which receive is confined (function_settings.sql), keeps the order of the ranges.
+-- Creates, or replaces, the functions of a stream that read the payload of a message, payload_<stream_id>(), and the
+-- payloads of a claim in the order of delivery, payloads_<stream_id>(). Each stream has its own functions, whose plans
+-- are cached: planning the query costs more than the rest of a small claim, and a plan over the parent of all
+-- partitions would lock all of them. For a stream in segments the functions have a plan for each segment, used by
+-- claims within one segment, as nearly all are; a new segment replaces the functions. The query sorts the ranges, not
+-- the messages: receive can use only nested loops (function_settings.sql), which preserve the order of the ranges.
 create or replace function _pgqueue.make_payloads(p_stream_id int) returns void
 language plpgsql as $$
 declare
-    -- the ranges of the messages, in the order of delivery, with what is known of each
+    -- the ranges of the messages, in the order of delivery, with the columns of their bundles
     v_unlike text := $q$
                   select c.priority, c.deliver_count + 1 as deliver_count, c.note, g
                   from unnest(p_bundles) n (number)
@@ -91,7 +91,7 @@ begin
     execute format('revoke all on function _pgqueue.payloads_%1$s, _pgqueue.payload_%1$s from public', p_stream_id);
 end $$;
 
--- A statement for each of some streams, p_stream_id, which is found by binary search.
+-- PL/pgSQL statements that find p_stream_id by binary search, and execute the stream's statement.
 --   p_call  the statement; %s: the stream's id
 create or replace function _pgqueue.by_stream(p_call text, p_from int, p_count int) returns text
 language sql immutable as $$
@@ -101,14 +101,14 @@ language sql immutable as $$
                             _pgqueue.by_stream(p_call, p_from + p_count / 2, p_count / 2)) end
 $$;
 
--- Makes the functions that read the payloads of a claim, payloads(), and of a claim of one message, payload(): a row
--- costs less than a set of rows. They call the stream's own function. The calls for the first 32 streams are written
--- out, and Postgres keeps their plans: to parse and plan that one call takes a tenth of a small claim. A call finds its
--- stream in five or six comparisons: PL/pgSQL prepares each again in each transaction. The text never changes: a call
--- in PL/pgSQL needs no function until it is reached, so no stream that is made or dropped replaces it under a claim.
--- More of them would cost each new session more than its claims save.
---   p_seqs, p_seq, p_priority, p_deliver_count, p_saved  the messages of a claim, and what they have in common
---   p_bundles  of a claim whose messages are unlike: its bundles; null: they are alike
+-- Creates the functions that read the payloads of a claim, payloads(), and of a claim of one message, payload(): a row
+-- costs less than a set of rows. They call the stream's own function. The calls for the first 32 streams are static, so
+-- Postgres caches their plans: parsing and planning one call takes a tenth of a small claim. A call finds its stream in
+-- five or six comparisons, because PL/pgSQL prepares each again in each transaction. The functions never change:
+-- PL/pgSQL looks up a called function only when it is reached, so creating or dropping a stream replaces nothing that a
+-- claim uses. More static calls would cost each new session more than they save.
+--   p_seqs, p_seq, p_priority, p_deliver_count, p_saved  the messages of a claim, and their common columns
+--   p_bundles  the bundles of a claim whose messages are not alike; null: they are alike
 do $do$
 declare
     v_payloads text := 'return query select * from _pgqueue.payloads_%s(p_claim_id, p_seqs, p_priority, p_bundles);';

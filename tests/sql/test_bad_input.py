@@ -93,7 +93,7 @@ CASES: list[Case] = [
         "redrive('t', 'c', '{1,null}')", "ack({claim}, array[null]::bigint[])", "ack({claim}, array[1, null])",
         "nack({claim}, array[null]::bigint[])", "dead_letter({claim}, array[null]::bigint[])",
     )),
-    *((call, "PQ006", ["'c'", "no group"]) for call in (
+    *((call, "PQ006", ["'c'", "not a group"]) for call in (
         "create_group('t', 'c')", "lease_partitions('t', 'c', 'w')", "leave_group('t', 'c', 'w')",
         "note_offset('t', 'c', '{}')", "plan_partitions('t', 'c', '{}')", "read_partitions('t', 'c', '{}')",
     )),
