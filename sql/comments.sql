@@ -16,13 +16,13 @@ begin
         from regexp_matches($text$
 check_timeout: Rejects a visibility timeout that is out of range.
 last_publication: The last publication of a stream that is visible now; 0: none.
-start_offset: Returns the offset at which a reader begins.
+start_offset: Returns the offset at which a reader starts.
 end_offset: Returns the offset of an end position, but never one before the reader's own offset.
 end_after: Returns the end offset after a start offset, for Spark before 4.1: never before the start.
-offset_lag: Tells how many messages are after a reader's offset, and when the first was published.
+offset_lag: Counts the messages after a reader's offset, and finds when the first was published.
 read_to: Returns the offset after the next messages of a stream, without reading them.
 read_plan: Returns the messages between two offsets as ranges [lo, hi) of seq, in the order of reading.
-size_between: Returns how many bytes of data the messages between two offsets have.
+size_between: Returns the total size of the data of the messages between two offsets, without reading it.
 read: Reads the next messages of a stream after an offset, without claiming them.
 as_jsonpath: A JSON path from text; an error about the text names the argument.
 ack: Acknowledges a claim, or the given messages of it: they are done.
