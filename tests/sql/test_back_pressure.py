@@ -69,8 +69,7 @@ def test_a_full_consumer_makes_sends_fail_and_takes_more_when_some_are_claimed(
     error = rejected(conn)
     assert internals.noted_full(conn, id_)
     assert error.diag.message_primary == (
-        "cannot send a message to stream 's': consumer 'c' has a backlog of 5,"
-        " and max_backlog is 5"
+        "cannot send a message to stream 's': consumer 'c' has a backlog of 5, and max_backlog is 5"
     )
     assert "Nothing was sent" in str(error.diag.message_hint)
     got = receive(conn, 3)

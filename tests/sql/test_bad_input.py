@@ -315,7 +315,7 @@ CASES: list[Case] = [
     ("read_plan('t', null, null)", "PQ003", ["p_from", "not an offset"]),
     ("read_plan('t', pgqueue.start_offset('t'), null)", "PQ003", ["p_to", "not an offset"]),
     ("read('t', '7')", "PQ003", ["p_offset", "not an offset"]),
-    ("read('t', pgqueue.start_offset('j'))", "PQ005", ["p_offset", "stream 'j', not of stream 't'"]),
+    ("read('t', pgqueue.start_offset('j'))", "PQ005", ["p_offset", "stream 'j', not to stream 't'"]),
     ("read('t', null, 0)", "PQ003", ["p_max", "1 to 100000, not 0"]),
     # groups
     ("create_group('d', '')", "PQ003", ["''", *NAME]),

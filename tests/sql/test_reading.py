@@ -428,10 +428,11 @@ def test_no_consumer_is_moved_to_what_is_no_offset_of_the_stream(conn: Conn, str
                 value(conn, function, "s", "c" if function == "seek" else "g", given)
             assert error.value.sqlstate == sqlstate
             assert error.value.diag.column_name == argument
-    with pytest.raises(psycopg.DatabaseError, match="p_to is not an offset of a stream: it is not JSON"):
+    refused = "is not an offset of a stream: it is not"
+    with pytest.raises(psycopg.DatabaseError, match=f"p_to {refused} JSON"):
         value(conn, "seek", "s", "c", "{oops")
     for none in (None, Jsonb("latest"), Jsonb([])):
-        with pytest.raises(psycopg.DatabaseError, match=r"p_offset is not an offset.*not an object"):
+        with pytest.raises(psycopg.DatabaseError, match=f"p_offset {refused} an object"):
             value(conn, "note_offset", "s", "g", none)
     assert len(acked(conn, "s", "c")) == 2
 
