@@ -164,9 +164,10 @@ language sql as $$ select _pgqueue.await_lock(_pgqueue.lock_class_consumer(), p_
 
 -- Tries to lock a consumer, without waiting. Returns whether the caller has the lock.
 create or replace function _pgqueue.try_lock_consumer(p_consumer_id int) returns boolean
-language sql as $$
-    select pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id)  -- lock: consumer
-$$;
+language plpgsql as $$
+begin
+    return pg_try_advisory_xact_lock(_pgqueue.lock_class_consumer(), p_consumer_id);  -- lock: consumer
+end $$;
 
 -- Locks a consumer, and what is new for it, so that no other session claims new messages. For callers in tries: a
 -- session that has claimed new messages may need the consumer's lock next. Errors: as lock_consumer().

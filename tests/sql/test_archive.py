@@ -225,7 +225,7 @@ def test_consumers_and_read_have_what_postgres_stores(conn: Conn, archive: Path,
     value(conn, "seek", "s", "c", "latest")
     read_all(conn)
     assert len(said) == 1
-    with pytest.raises(psycopg.DatabaseError, match="first message that there is"):
+    with pytest.raises(psycopg.DatabaseError, match="from the first stored message"):
         start(conn, f"seq {seqs[1]}", archive=False)
 
 

@@ -166,7 +166,7 @@ CASES: list[Case] = [
     ("create_schedule('t', 'h', '@daily', p_data => 'x', p_headers => jsonb_build_object('h', repeat('x', 65520)))", "PQ003", ["p_headers", "at most 65536 bytes"]),
     ("create_schedule('t', 'h', '@daily', p_data => 'x', p_priority => 99999)", "PQ003", [*PRIORITY, "99999"]),
     ("create_schedule('t', 'h', '@daily', p_data => 'x', p_consumers => '{no}')", "PQ002", ["'no' in p_consumers"]),
-    ("create_schedule('t', 'h', '@daily', p_data => 'x', p_consumers => '{}')", "PQ003", ["p_consumers", "nobody"]),
+    ("create_schedule('t', 'h', '@daily', p_data => 'x', p_consumers => '{}')", "PQ003", ["p_consumers", "no consumer"]),
     ("create_schedule('t', 'h', '@daily', p_data => 'x', p_start => now())", "PQ003", ["p_start", "p_every"]),
     ("create_schedule('t', 'h', p_every => '1 hour', p_data => 'x', p_start => 'infinity')", "PQ003", ["p_start", "infinity"]),
     ("drop_schedule('t', 'no')", "PQ003", ["unknown schedule 'no'"]),
@@ -305,7 +305,7 @@ CASES: list[Case] = [
     # reading without claiming
     ("start_offset('t', 'soon')", "PQ003", ["p_start", "'soon'", *START]),
     ("read_to('t', '[1]')", "PQ003", ["p_offset", "not an offset"]),
-    ("read_to('t', '{\"stream\": \"t\"}')", "PQ003", ["p_offset", "without stream or incarnation"]),
+    ("read_to('t', '{\"stream\": \"t\"}')", "PQ003", ["p_offset", "no stream or incarnation"]),
     ("read_to('t', null, 0)", "PQ003", ["p_max", "at least 1, not 0"]),
     ("end_offset('t', null, 'latest')", "PQ003", ["p_offset", "not an offset"]),
     ("end_offset('t', pgqueue.start_offset('t'), 'soon')", "PQ003", ["p_end", "'soon'", *START]),
