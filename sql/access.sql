@@ -84,7 +84,7 @@ language sql immutable as $$
         ('{_pgqueue.often_failed}', null, '{plan, probe, loop}'),
         ('{_pgqueue.view_dead, _pgqueue.check_keys}', null, '{probe}'),
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
-        ('{_pgqueue.take_dedup_keys, _pgqueue.owed_of_keys}', null, '{plan, probe, loop}'),
+        ('{_pgqueue.delete_duplicates, _pgqueue.unfinished_by_key}', null, '{plan, probe, loop}'),
         ('{_pgqueue.settle}', null, '{loop}'),
         ('{_pgqueue.payloads}', null, '{serial}'),
         ('{_pgqueue.store_assigned, _pgqueue.store_waiting, _pgqueue.firsts}', null, '{whole}'),

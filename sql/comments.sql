@@ -15,15 +15,15 @@ begin
         select p.proname, regexp_replace(m[2], '\s+', ' ', 'g')
         from regexp_matches($text$
 as_jsonpath: A JSON path from text; an error about the text names the argument.
-check_timeout: Refuses a visibility timeout that is not allowed.
+check_timeout: Rejects a visibility timeout that is out of range.
 last_publication: The last publication of a stream that is visible now; 0: none.
-start_offset: Returns the offset at which a reader begins.
+start_offset: Returns the offset at which a reader starts.
 end_offset: Returns the offset of an end position, but never one before the reader's own offset.
 end_after: Returns the end offset after a start offset, for Spark before 4.1: never before the start.
-offset_lag: Tells how many messages are after a reader's offset, and when the first was published.
+offset_lag: Counts the messages after a reader's offset, and finds when the first was published.
 read_to: Returns the offset after the next messages of a stream, without reading them.
 read_plan: Returns the messages between two offsets as ranges [lo, hi) of seq, in the order of reading.
-size_between: Returns how many bytes of data the messages between two offsets have.
+size_between: Returns the total size of the data of the messages between two offsets, without reading it.
 read: Reads the next messages of a stream after an offset, without claiming them.
 ack: Acknowledges a claim, or the given messages of it: they are done.
 nack: Returns a claim, or the given messages of it, for another delivery: they failed.
@@ -35,7 +35,7 @@ dead_letter: Dead-letters a claim, or the given messages of it: nobody receives 
 consumer_backlog: Counts the messages that a consumer has not claimed yet.
 send: Publishes a message to a stream, in the caller's transaction, and returns its number.
 send_batch: Publishes messages together, in the order given, and returns their numbers.
-server_of: Returns the server of a key, where a stream is on several servers: a number from 0 to below p_servers.
+server_of: Returns the server of a key, where a stream is on several servers: a number from 0 to p_servers - 1.
 claim: Claims at most p_max messages for a consumer, without reading their payloads.
 receive: Claims at most p_max messages for a consumer and reads them, in the order of delivery.
 receive_where: Claims and reads messages that pass a condition, and leaves the others as they are.

@@ -303,7 +303,7 @@ create or replace function _pgqueue.on_maintained(p_stream_ids int[], p_age inte
 language plpgsql as $$ begin
     -- on maintained
     -- queue/send/back_pressure.sql
-    perform _pgqueue.run_task('select 0 from _pgqueue.delete_backlogs()');
+    perform _pgqueue.run_task('select 0 from _pgqueue.drop_backlog_sequences()');
     -- schedules/schedules.sql
     perform _pgqueue.run_task('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
     from (select distinct stream_id from pgqueue.schedules

@@ -1,12 +1,12 @@
--- Checks of arguments: each raises before anything is changed, and names the argument. And of the server.
+-- Checks of arguments: each raises before anything is changed, and names the argument. And checks of the server.
 
--- Raises PQ006 when this call is not for consumers of this kind. Returns the consumer.
+-- Raises PQ006 when a call does not support this kind of consumer. Returns the consumer.
 --   p_call  as of begin_claim() (queue/claim/begin.sql)
 create or replace function _pgqueue.check_kind(p_call text, p_consumer pgqueue.consumers) returns pgqueue.consumers
 language plpgsql as $$
 begin
     if p_call = 'group' and p_consumer.partitions is null then
-        raise exception 'consumer % of stream % is no group: its messages are claimed',
+        raise exception 'consumer % of stream % is not a group: its messages are claimed',
             quote_literal(p_consumer.name), quote_literal(p_consumer.stream_name)
             using errcode = 'PQ006', hint = 'Call receive; or create_group, with another name.';
     elsif p_call <> 'group' and p_consumer.partitions is not null then
@@ -15,29 +15,29 @@ begin
             using errcode = 'PQ006',
                   hint = 'Call lease_partitions and read_partitions; or create_consumer, with another name.';
     elsif p_call = 'where' and _pgqueue.is_keyed(p_consumer.profile) then
-        raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), and so nothing '
-                        'out of its turn', quote_literal(p_consumer.name)
+        raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), so a condition '
+                        'cannot select its messages', quote_literal(p_consumer.name)
             using errcode = 'PQ006',
                   hint = 'Receive with a condition from a consumer with ordering=none, '
-                         'or make a consumer with a filter.';
+                         'or create a consumer with a filter.';
     elsif p_call = 'reader' and _pgqueue.limits_keys(p_consumer) then
-        raise exception '% has limits of keys (fair, per_key_limit or per_key_interval), which are for workers: '
-                        'Spark claims what there is', quote_literal(p_consumer.name)
-            using errcode = 'PQ006', hint = 'Read another consumer, or take the limits back with alter_consumer.';
+        raise exception '% has limits of keys (fair, per_key_limit or per_key_interval), which Spark queries do not '
+                        'support', quote_literal(p_consumer.name)
+            using errcode = 'PQ006', hint = 'Read another consumer, or remove the limits with alter_consumer.';
     end if;
     return p_consumer;
 end $$;
 
--- Raises PQ007 unless each statement sees all that was committed before it. Claims and settlements decide by the rows
--- that they see after they have a lock.
+-- Raises PQ007 unless each statement has a new snapshot. Claims and settlements depend on the rows that they read after
+-- they have a lock.
 create or replace function _pgqueue.check_isolation() returns void
 language plpgsql stable as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'claims and settlements need transaction isolation read committed, not %',
                         current_setting('transaction_isolation')
-            using errcode = 'PQ007', hint = 'begin transaction isolation level read committed; or, where nothing is '
-                'begun: alter role ... set default_transaction_isolation to ''read committed''';
+            using errcode = 'PQ007', hint = 'Use "begin transaction isolation level read committed", or set the '
+                'default: alter role ... set default_transaction_isolation to ''read committed''.';
     end if;
 end $$;
 
@@ -46,7 +46,7 @@ create or replace function _pgqueue.check_name(p_what text, p_name text) returns
 language plpgsql immutable as $$
 begin
     if p_name is null or length(p_name) not between 1 and 200 or p_name <> btrim(p_name) then
-        raise exception 'the name of a % is 1 to 200 characters without spaces around, not %', p_what,
+        raise exception 'the name of a % is 1 to 200 characters without spaces around it, not %', p_what,
                         coalesce(quote_literal(left(p_name, 210)), 'null') using errcode = 'PQ003', column = 'p_name';
     end if;
 end $$;
@@ -61,7 +61,7 @@ begin
     end if;
 end $$;
 
--- Raises PQ003 for a number below 1. Null is no limit.
+-- Raises PQ003 for a number below 1. Null means no limit.
 create or replace function _pgqueue.check_positive(p_argument text, p_value bigint) returns void
 language plpgsql immutable as $$
 begin
@@ -71,18 +71,21 @@ begin
     end if;
 end $$;
 
+-- Values as a list in a sentence: a, b or c.
+create or replace function _pgqueue.any_of(p_values text[]) returns text
+language sql immutable as $$ select regexp_replace(array_to_string(p_values, ', '), ', ([^,]*)$', E' or \\1') $$;
+
 -- Raises PQ003 unless a word is one of some words.
 create or replace function _pgqueue.check_choice(p_argument text, p_value text, p_choices text[]) returns void
 language plpgsql immutable as $$
 begin
     if p_value is null or p_value <> all (p_choices) then
-        raise exception '% is %, not %', p_argument,
-                        regexp_replace(array_to_string(p_choices, ', '), ', ([^,]*)$', E' or \\1'),
+        raise exception '% is %, not %', p_argument, _pgqueue.any_of(p_choices),
                         coalesce(quote_literal(p_value), 'null') using errcode = 'PQ003', column = p_argument;
     end if;
 end $$;
 
--- Refuses a visibility timeout that is not allowed. Errors: PQ003 unless the interval is longer than 0 and up to 10
+-- Rejects a visibility timeout that is out of range. Errors: PQ003 unless the interval is longer than 0 and up to 10
 -- years.
 create or replace function pgqueue.check_timeout(p_argument text, p_value interval) returns void
 language plpgsql immutable as $$
@@ -93,11 +96,11 @@ begin
     end if;
 end $$;
 
--- Raises PQ007, or PQ003 for arguments of a claim that are not allowed. Returns the timeout.
---   p_call   as of begin_claim() (queue/claim/begin.sql): a reader may claim all, a group looks at so many
+-- Raises PQ007, or PQ003 for invalid arguments of a claim.
+--   p_call  as of begin_claim() (queue/claim/begin.sql): a reader may claim all messages, a group has a limit
 --   p_visibility_timeout  null: the consumer's
 create or replace function _pgqueue.check_claim(p_call text, p_max bigint, p_visibility_timeout interval)
-returns interval language plpgsql stable as $$
+returns void language plpgsql stable as $$
 begin
     perform _pgqueue.check_isolation();
     if p_call = 'group' then
@@ -109,10 +112,9 @@ begin
     if p_visibility_timeout is not null then
         perform pgqueue.check_timeout('p_visibility_timeout', p_visibility_timeout);
     end if;
-    return p_visibility_timeout;
 end $$;
 
--- Raises PQ003 for a priority or a time that is not allowed.
+-- Raises PQ003 for an invalid priority or time.
 create or replace function _pgqueue.check_publication(p_priority int, p_deliver_at timestamptz,
                                                       p_expires_at timestamptz default null) returns void
 language plpgsql immutable as $$
@@ -132,7 +134,7 @@ end $$;
 create or replace function _pgqueue.round_up_to_second(p_at timestamptz) returns timestamptz
 language sql immutable parallel safe as $$ select date_trunc('second', p_at + interval '999999 us') $$;
 
--- Raises PQ003: a key is too long. Keys are indexed.
+-- Raises PQ003: a key is too long for an index.
 create or replace function _pgqueue.refuse_key(p_key text) returns text
 language plpgsql as $$
 begin
@@ -144,13 +146,13 @@ end $$;
 create or replace function _pgqueue.refuse_size(p_stream pgqueue.streams, p_bytes int) returns text
 language plpgsql as $$
 begin
-    raise exception 'a message of stream % has at most % bytes, not %', _pgqueue.called(p_stream),
+    raise exception 'a message of stream % has at most % bytes, not %', _pgqueue.error_name(p_stream),
                     p_stream.max_bytes, p_bytes
         using errcode = 'PQ004', column = case p_stream.kind when 'binary' then 'p_data_bytes' else 'p_data' end,
-              hint = 'Send a reference to it, or give the stream a larger max_bytes with alter_stream.';
+              hint = 'Send a reference to the payload, or raise max_bytes of the stream with alter_stream.';
 end $$;
 
--- Whether headers are an object of at most p_max_bytes, and not nested too deep to be read. True for null.
+-- Whether headers are an object of at most p_max_bytes that is not nested too deeply. True for null.
 create or replace function _pgqueue.headers_fit(p_headers jsonb, p_max_bytes int) returns boolean
 language sql immutable parallel safe as $$
     select p_headers is null or (jsonb_typeof(p_headers) = 'object' and octet_length(p_headers::text) <= p_max_bytes
@@ -158,12 +160,12 @@ language sql immutable parallel safe as $$
                 or not jsonb_path_exists(p_headers, format('$.**{%s}', _pgqueue.max_header_depth() + 1)::jsonpath)))
 $$;
 
--- Raises PQ003: headers do not fit.
+-- Raises PQ003: headers do not fit the stream.
 create or replace function _pgqueue.refuse_headers(p_stream pgqueue.streams, p_headers jsonb) returns void
 language plpgsql as $$
 begin
     raise exception 'p_headers, in stream %, is null or a JSON object of at most % bytes and % levels, not %',
-        _pgqueue.called(p_stream), p_stream.max_header_bytes, _pgqueue.max_header_depth(),
+        _pgqueue.error_name(p_stream), p_stream.max_header_bytes, _pgqueue.max_header_depth(),
         case when jsonb_typeof(p_headers) <> 'object' then 'of type ' || jsonb_typeof(p_headers)
              when octet_length(p_headers::text) > p_stream.max_header_bytes
                  then octet_length(p_headers::text) || ' bytes'
@@ -171,9 +173,9 @@ begin
         using errcode = 'PQ003', column = 'p_headers';
 end $$;
 
--- Raises PQ004 unless the stream takes the payload, and PQ003 for headers that do not fit and for a key that is too
+-- Raises PQ004 unless the payload fits the stream, and PQ003 for headers that do not fit and for a key that is too
 -- long. The table of the stream has such a check too, for programs that write there directly; this check names the
--- stream. No error holds a payload. (There is no exception block around the insert: a subtransaction with an id for
+-- stream. Errors contain no payload. (There is no exception block around the insert: a subtransaction with an id for
 -- every message would slow down every snapshot of the server.)
 create or replace function _pgqueue.check_payload(p_stream pgqueue.streams, p_data text, p_data_bytes bytea, p_key text,
                                                   p_headers jsonb) returns void
@@ -186,11 +188,12 @@ begin
     elsif coalesce(octet_length(p_data), octet_length(p_data_bytes)) > p_stream.max_bytes then
         perform _pgqueue.refuse_size(p_stream, coalesce(octet_length(p_data), octet_length(p_data_bytes)));
     elsif p_stream.kind = 'binary' and (p_data_bytes is null or p_data is not null) then
-        raise exception 'a message of stream % (binary) has p_data_bytes, and p_data is null', _pgqueue.called(p_stream)
+        raise exception 'a message of stream % (binary) has p_data_bytes, and p_data is null',
+                        _pgqueue.error_name(p_stream)
             using errcode = 'PQ004', column = 'p_data_bytes, p_data';
     elsif p_stream.kind <> 'binary' and (p_data is null or p_data_bytes is not null) then
         raise exception 'a message of stream % (%) has p_data, not null, and p_data_bytes is null',
-                        _pgqueue.called(p_stream), p_stream.kind
+                        _pgqueue.error_name(p_stream), p_stream.kind
             using errcode = 'PQ004', column = 'p_data, p_data_bytes';
     elsif p_stream.kind = 'json' and p_stream.schema_path is null then
         perform p_data::json;
@@ -198,13 +201,13 @@ begin
         perform _pgqueue.on_misfit(p_stream, p_data::jsonb);
     end if;
 exception when invalid_text_representation or untranslatable_character or statement_too_complex
-               or numeric_value_out_of_range or program_limit_exceeded then  -- (as jsonb, JSON has limits)
-    raise exception 'a message of stream % (json), of % bytes, is not valid JSON%', _pgqueue.called(p_stream),
+               or numeric_value_out_of_range or program_limit_exceeded then  -- (the last two: limits of jsonb)
+    raise exception 'a message of stream % (json), of % bytes, is not valid JSON%', _pgqueue.error_name(p_stream),
                     octet_length(p_data), case sqlstate when '54001' then ': it is nested too deeply' else '' end
         using errcode = 'PQ004', column = 'p_data', detail = sqlerrm;
 end $$;
 
--- Raises PQ003 for an offset of a checkpoint reader that is not allowed.
+-- Raises PQ003 for an invalid offset of a checkpoint reader.
 create or replace function _pgqueue.check_offset(p_reader uuid, p_claim bigint, p_messages bigint) returns void
 language plpgsql immutable as $$
 begin
@@ -216,9 +219,9 @@ begin
     end if;
 end $$;
 
--- Raises PQ003 for a batch that is not allowed. Spark counts the batches of a query from 0. A number that Spark never
--- reaches would stand above all batches to come. A txnVersion is chosen by the user; its bound leaves room above it,
--- and nanoseconds since 1970 are allowed.
+-- Raises PQ003 for an invalid batch. Spark counts the batches of a query from 0, and a number that Spark never reaches
+-- would be above all later batches. A txnVersion is chosen by the user: its bound allows nanoseconds since 1970, and
+-- leaves higher numbers unused.
 create or replace function _pgqueue.check_batch(p_sink text, p_batch bigint) returns void
 language plpgsql immutable as $$
 declare
@@ -231,9 +234,9 @@ begin
     end if;
 end $$;
 
--- Where this database is: the server and its timeline, which change with a standby's promotion and with a restore; the
--- database's OID, which a dump does not keep; and since when the data directory is what it is: a base backup and a
--- copied directory have files of their own, made later, and a copied volume does not. Nulls where the role may not ask:
+-- The server of this database: its identifier and timeline, one of which changes with a standby's promotion and with a
+-- restore; the database's OID, which a dump does not contain; and when the data directory was created: a base backup
+-- and a copied directory have newer files, and a copied volume does not. A column is null if the role may not read it:
 -- for the files it must be a superuser, or have pg_stat_file. For a standby, which is a copy, the files are null too.
 create or replace function _pgqueue.server(out system_identifier bigint, out timeline int, out database oid,
                                            out files_since bigint)
@@ -245,21 +248,21 @@ begin
         select c.timeline_id into timeline from pg_control_checkpoint() c;
     else
         timeline := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int;
-        -- of the inode: nobody writes this file after initdb
+        -- of the inode: nothing writes this file after initdb
         files_since := extract(epoch from (pg_stat_file('PG_VERSION')).change)::bigint;
     end if;
 exception when insufficient_privilege or feature_not_supported then
     null;
 end $$;
 
--- Notes where this database is, for is_elsewhere().
+-- Records the server of this database, for is_elsewhere().
 create or replace function _pgqueue.record_server() returns void
 language sql as $$
     insert into pgqueue.servers (system_identifier, timeline, database, files_since) select * from _pgqueue.server()
 $$;
 
--- Whether this database is surely somewhere else than was noted. The files are not asked: a volume whose owner is set
--- at each mount (`chown -R`, Kubernetes' fsGroup) has files of a later time, and is the same. See is_restored().
+-- Whether this database is certainly not on the recorded server. The times of files are not compared: a volume whose
+-- owner is set at each mount (`chown -R`, Kubernetes' fsGroup) has newer files, and is the same. See is_restored().
 create or replace function _pgqueue.is_elsewhere() returns boolean
 language sql stable as $$
     select coalesce((select s.system_identifier <> n.system_identifier or s.timeline <> n.timeline

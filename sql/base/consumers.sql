@@ -1,18 +1,18 @@
--- Consumers, their settings and their filters. log/cursors.sql stores what each consumer has taken of its stream, and
--- queue/state/consumer_messages.sql what it has taken and not finished.
+-- Consumers, their settings and their filters. log/cursors.sql stores how far each consumer has taken its stream, and
+-- queue/state/consumer_messages.sql the messages that it has taken and not finished.
 
 create table if not exists pgqueue.consumers (
     consumer_id        int         generated always as identity primary key,
     stream_id          int         not null references pgqueue.streams,
-    stream_name        text        not null,                     -- the stream's name: a claim need not read streams
+    stream_name        text        not null,                     -- so that a claim need not read streams
     name               text        not null,
     ordering           text        not null check (ordering in ('none', 'key', 'stream')),
-    filtered           boolean     not null default false,       -- only messages that pass its filter are for it
+    filtered           boolean     not null default false,       -- it gets only messages that pass its filter
     partitions         int,                                      -- of a group (groups/groups.sql)
     paused             boolean     not null default false,       -- it claims nothing
     scheduled          boolean     not null default false,       -- its stream has schedules
     created_at         timestamptz not null default clock_timestamp(),
-    -- The names of the settings that somebody set. All others follow their defaults in base/settings.sql.
+    -- The names of the settings that were set. All others have their defaults from base/settings.sql.
     given              text[]      not null default '{}',
     max_deliver_count  int         check (max_deliver_count > 0),  -- null: no limit, the setting's value "never"
     visibility_timeout interval    not null check (visibility_timeout > interval '0'),
@@ -34,7 +34,7 @@ create table if not exists pgqueue.consumers (
     max_in_flight      int,                                      -- messages in claims (throttle.sql); null: no limit
     rate_limit         int,                                      -- at most this many messages are delivered ...
     rate_interval      interval,                                 -- ... within any such time; null: no limit
-    -- What claims and acknowledgements must check. 'simple': a claim only looks for free bundles, and an
+    -- What claims and acknowledgements must check. 'simple': a claim only searches for free bundles, and an
     -- acknowledgement only deletes; else 'careful'. ' keyed' is added for a consumer that delivers by key.
     profile                text        not null generated always as (
         case when partitions is not null or paused or scheduled or filtered or keep_history is not null or notify_done
@@ -57,10 +57,10 @@ create table if not exists pgqueue.consumer_filters (
     condition   jsonpath   -- on the content of messages; null: no condition
 );
 
--- What the settings of a consumer imply, a function for each question. The column profile answers those that each claim
--- asks first.
+-- What the settings of a consumer imply, one function for each condition. The column profile has the conditions that
+-- each claim checks first.
 
--- Whether claims only look for free bundles, and acknowledgements only delete. Null: there is no such consumer.
+-- Whether claims only search for free bundles, and acknowledgements only delete. Null: there is no such consumer.
 create or replace function _pgqueue.is_simple(p_profile text) returns boolean
 language sql immutable as $$ select p_profile in ('simple', 'simple keyed') $$;
 
@@ -82,12 +82,12 @@ language sql immutable as $$ select p_consumer.max_in_flight is not null or p_co
 create or replace function _pgqueue.is_screened(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$ select p_consumer.filtered or p_consumer.per_key_latest $$;
 
--- Whether an acknowledgement must do more than delete: keep history, notify, or lower the count of a key.
-create or replace function _pgqueue.notes_ends(p_consumer pgqueue.consumers) returns boolean
+-- Whether an acknowledgement must do more than delete: keep history, notify, or delete entries of key_backlog.
+create or replace function _pgqueue.records_ends(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$
     select p_consumer.keep_history is not null or p_consumer.notify_done or p_consumer.per_key_capacity is not null
 $$;
 
--- Whether the limits of keys count only messages that nobody has claimed.
+-- Whether the limits of keys count only unclaimed messages.
 create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $$;

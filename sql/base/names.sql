@@ -1,6 +1,6 @@
--- Streams and consumers by name or id. For an unknown one an error says what to do.
+-- Streams and consumers by name or id. An error about an unknown one has a hint.
 
--- The last sequence number of a stream that was given out; 0: none.
+-- The last sequence number of a stream that was assigned; 0: none.
 create or replace function _pgqueue.last_seq(p_stream_id int) returns bigint
 language plpgsql stable as $$
 begin
@@ -17,9 +17,9 @@ begin
     return v_first;
 end $$;
 
--- Whether the caller may look at streams: not one that only sends. (The caller is the session's role, also of a
--- function that runs with its owner's rights.)
-create or replace function _pgqueue.may_look() returns boolean
+-- Whether the caller may see the names of streams and consumers. A role that only sends may not. (The caller is the
+-- session's role, even in a function with its owner's rights.)
+create or replace function _pgqueue.may_see_names() returns boolean
 language sql stable as $$
     select has_table_privilege(c.role, 'pgqueue.stream_stats', 'select')
         or exists (select from pg_proc p
@@ -29,32 +29,32 @@ language sql stable as $$
                       else current_setting('role') end as role) c
 $$;
 
--- A stream in an error: its name; of a stream whose number the caller gave (stream_of()) the name only if the caller
--- may look at streams, else the number.
-create or replace function _pgqueue.called(p_stream pgqueue.streams) returns text
+-- A stream in an error: its name. If the caller gave only its id (stream_of()), the name is shown to a caller that may
+-- see names; other callers see the id.
+create or replace function _pgqueue.error_name(p_stream pgqueue.streams) returns text
 language sql stable as $$
     select coalesce(quote_literal(p_stream.name),
                     (select quote_literal(name) from pgqueue.streams
-                     where stream_id = p_stream.stream_id and _pgqueue.may_look()),
+                     where stream_id = p_stream.stream_id and _pgqueue.may_see_names()),
                     'number ' || p_stream.stream_id)
 $$;
 
--- A consumer of such a stream in an error.
-create or replace function _pgqueue.called(p_stream pgqueue.streams, p_consumer pgqueue.consumers) returns text
+-- A consumer of a stream in an error, by the same rule.
+create or replace function _pgqueue.error_name(p_stream pgqueue.streams, p_consumer pgqueue.consumers) returns text
 language sql stable as $$
-    select case when p_stream.name is not null or _pgqueue.may_look() then quote_literal(p_consumer.name)
+    select case when p_stream.name is not null or _pgqueue.may_see_names() then quote_literal(p_consumer.name)
                 else 'number ' || p_consumer.consumer_id end
 $$;
 
--- Some names, for the hint of an error; none for a caller who may look at no stream, as one that only sends.
+-- Some names, for the hint of an error; an empty text for a caller that may not see names.
 create or replace function _pgqueue.list_names(p_names text[]) returns text
 language sql stable as $$
-    select case when _pgqueue.may_look()
+    select case when _pgqueue.may_see_names()
                 then format(' There are: %s.', coalesce((select string_agg(quote_literal(n), ', ' order by n)
                                                          from unnest(p_names) n), 'none')) else '' end
 $$;
 
--- The stream of a name. Errors: PQ001. Locks nothing.
+-- A stream by its name. Errors: PQ001. Locks nothing.
 create or replace function _pgqueue.stream(p_name text) returns pgqueue.streams
 language plpgsql stable as $$
 declare
@@ -70,8 +70,8 @@ begin
     return v_stream;
 end $$;
 
--- The stream of an id that the caller gave, as a running query has it. It comes without its name: who counts ids learns
--- no names from errors, see called(). Errors: PQ001.
+-- A stream by its id, as a running query has it. The name is null, so that errors reveal no names to a caller that
+-- tries ids, see error_name(). Errors: PQ001.
 create or replace function _pgqueue.stream_of(p_stream_id int) returns pgqueue.streams
 language plpgsql stable as $$
 declare
@@ -86,7 +86,7 @@ begin
     return v_stream;
 end $$;
 
--- The consumer of an id that the caller gave, as a running query has it. Errors: PQ002.
+-- A consumer by its id, as a running query has it. Errors: PQ002.
 create or replace function _pgqueue.consumer_of(p_consumer_id int) returns pgqueue.consumers
 language plpgsql stable as $$
 declare
@@ -100,8 +100,8 @@ begin
     return v_consumer;
 end $$;
 
--- The consumer of a name. Errors: PQ001, PQ002. Locks nothing.
---   p_kind  what the caller calls it: consumer, or group
+-- A consumer by its name. Errors: PQ001, PQ002. Locks nothing.
+--   p_kind  consumer or group, for errors
 create or replace function _pgqueue.consumer(p_stream text, p_name text, p_kind text default 'consumer')
 returns pgqueue.consumers language plpgsql stable as $$
 declare
@@ -143,7 +143,7 @@ begin
             using errcode = 'PQ002', column = 'p_consumers',
                   hint = 'Name consumers of this stream, or pass null to publish to all.';
     elsif v_ids is null then
-        raise exception 'p_consumers is empty: the messages would reach nobody'
+        raise exception 'p_consumers is empty: no consumer would get the messages'
             using errcode = 'PQ003', column = 'p_consumers',
                   hint = 'Name consumers of this stream, or pass null to publish to all.';
     end if;

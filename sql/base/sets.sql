@@ -14,7 +14,7 @@ begin
     return (select sum(upper(r) - lower(r))::bigint from unnest(p_set) r);
 end $$;
 
--- The number of deliveries after one more: the largest int stays.
+-- The number of deliveries after one more, which does not exceed the largest int.
 create or replace function _pgqueue.one_more(p_deliver_count int) returns int
 language sql immutable parallel safe as $$ select least(p_deliver_count, 2147483646) + 1 $$;
 
@@ -29,9 +29,9 @@ begin
     elsif array_position(p_seqs, null) is not null then
         raise exception 'p_seqs holds a null'
             using errcode = 'PQ003', column = 'p_seqs',
-                  hint = 'Give the numbers of messages, or no array for the whole claim.';
+                  hint = 'Pass the numbers of messages, or null for the whole claim.';
     end if;
-    -- no message has the last number of all, and no range ends behind it
+    -- no message has the largest bigint, and no range can end after it
     return (select coalesce(range_agg(int8range(s, s, '[]')), '{}') from unnest(p_seqs) s
             where s < 9223372036854775807);
 end $$;
@@ -40,7 +40,7 @@ end $$;
 create or replace function _pgqueue.below(p_set int8multirange, p_below bigint) returns int8multirange
 language sql immutable parallel safe as $$ select p_set * int8multirange(int8range(null, p_below)) $$;
 
--- The bound below which a set has exactly p_n elements. p_n is positive, and at most the number of elements.
+-- The bound below which a set has exactly p_n elements. p_n is from 1 to the number of elements.
 create or replace function _pgqueue.bound_of(p_set int8multirange, p_n bigint) returns bigint
 language plpgsql immutable parallel safe as $$
 declare
@@ -56,7 +56,7 @@ begin
     raise exception 'the set has fewer than % elements', p_n;
 end $$;
 
--- Cuts a set into sets of at most limit_ranges() ranges, in order: to take elements out of a set costs in proportion
+-- Splits a set into sets of at most limit_ranges() ranges, in order: removing elements from a set costs in proportion
 -- to its ranges.
 create or replace function _pgqueue.split_set(p_set int8multirange)
 returns table (seqs int8multirange, message_count bigint, first_seq bigint)
@@ -71,7 +71,7 @@ language sql immutable parallel safe as $$
      order by x.chunk)
 $$;
 
--- Splits a set into runs that are in another set, or outside of it, in order.
+-- Splits a set into parts that are in another set, or outside of it, in order.
 create or replace function _pgqueue.split_by(p_set int8multirange, p_other int8multirange)
 returns table (inside boolean, seqs int8multirange)
 language sql immutable parallel safe as $$

@@ -1,14 +1,14 @@
--- Settings of consumers and streams, which can be changed while these are in use. One list has all of them.
+-- The settings of consumers and streams, which can be changed while these are in use.
 
--- The settings. Each is a column of pgqueue.consumers or pgqueue.streams with this name. The column given has the names
--- of those that somebody has set: they keep their value. All others have the default of this list, also when a later
--- version changes it: version.sql writes it into their columns, so that claims read them as they are. (No new default
--- for fair, per_key_limit, per_key_interval and per_key_latest: these are changed while a consumer is paused.)
+-- All settings. Each is a column of pgqueue.consumers or pgqueue.streams with the same name. The column given has the
+-- names of those that were set: they keep their value. All others have the default of this list, also after a later
+-- version changes it: version.sql writes it into their columns, so that claims read the columns alone. (The defaults of
+-- fair, per_key_limit, per_key_interval and per_key_latest must not change: these need a paused consumer.)
 --
--- To add a setting: see sql/changing.md.
+-- To add a setting, see sql/changing.md.
 --   type       integer, number, interval, boolean or schema; text: one of the choices
---   low, high  the allowed values, from and to. With an interval, 0 as low allows 0, and '1 us' means longer than 0
---   no_value   the word for no value, where null stands for a default that is one; it is stored as null
+--   low, high  the smallest and largest value. For an interval, 0 as low allows 0, and '1 us' means longer than 0
+--   no_value   the word for no value, if the default is a value; it is stored as null
 create or replace function _pgqueue.settings()
 returns table (of_what text, name text, type text, default_value text, low text, high text, choices text[],
                no_value text)
@@ -42,41 +42,41 @@ language sql immutable as $$
            ('stream',   'schema',             'schema',   null, null, null, null, null)
 $$;
 
--- Raises PQ003 for settings of a consumer that contradict each other. Each contradiction is a branch of the case.
-create or replace function _pgqueue.check_policies(p_consumer pgqueue.consumers) returns void
+-- Raises PQ003 for settings of a consumer that conflict. Each conflict is a branch of the case.
+create or replace function _pgqueue.check_conflicts(p_consumer pgqueue.consumers) returns void
 language plpgsql stable as $$
 declare
-    v_contradiction text := case
+    v_conflict text := case
         when p_consumer.partitions is not null and p_consumer.given <> '{}'
-            then 'a group has no such settings: its messages are not claimed'
+            then 'a group has none of these settings, because its messages are not claimed'
         when p_consumer.ordering = 'stream' and _pgqueue.limits_keys(p_consumer)
-            then 'with ordering=stream all keys are one line, so fair, per_key_limit and per_key_interval have '
-                 'no meaning'
+            then 'ordering=stream does not use keys: fair, per_key_limit and per_key_interval have no effect'
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
-            then 'per_key_capacity rejects messages, and on_full=drop_oldest accepts all: set one of them'
+            then 'per_key_capacity rejects messages, and on_full=drop_oldest accepts all: set only one of them'
         when p_consumer.per_key_capacity is not null and p_consumer.per_key_latest
-            then 'per_key_capacity rejects messages of a key, and per_key_latest replaces those before them: set one '
+            then 'per_key_capacity rejects messages of a key, and per_key_latest replaces earlier ones: set only one '
                  'of them'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null
             then 'per_key_burst needs a per_key_interval'
         when (p_consumer.rate_limit is null) <> (p_consumer.rate_interval is null)
-            then 'rate_limit messages are delivered within each rate_interval: set both, or none'
+            then 'rate_limit messages are delivered within each rate_interval: set both, or neither'
         when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
         end;
 begin
-    if v_contradiction is not null then
-        raise exception 'p_settings: %', v_contradiction
+    if v_conflict is not null then
+        raise exception 'p_settings: %', v_conflict
             using errcode = 'PQ003', column = 'p_settings', hint = 'Nothing was changed.';
     end if;
 end $$;
 
 -- The allowed values of a setting, in words.
-create or replace function _pgqueue.allowed(p_type text, p_low text, p_high text, p_choices text[], p_no_value text)
-returns text language sql stable as $$
+create or replace function _pgqueue.allowed_values(p_type text, p_low text, p_high text, p_choices text[],
+                                                   p_no_value text) returns text
+language sql stable as $$
     select concat_ws(', or ', case p_type
         when 'boolean' then 'true or false'
         when 'schema' then 'columns in Spark''s DDL'
-        when 'text' then regexp_replace(array_to_string(p_choices, ', '), ', ([^,]*)$', E' or \\1')
+        when 'text' then _pgqueue.any_of(p_choices)
         when 'interval' then format('an interval %s up to %s',
                                     case when p_low::interval > '0' then 'longer than 0 and' else 'from 0' end, p_high)
         when 'integer' then case when p_high = '2147483647' then 'at least ' || p_low
@@ -84,10 +84,9 @@ returns text language sql stable as $$
         else format('a number from %s to %s', p_low, p_high) end, p_no_value)
 $$;
 
--- Raises PQ003 unless a value is allowed for a setting. Null stands for the default, and is always allowed.
---   p_argument  the argument's name in the error
-create or replace function _pgqueue.check_setting(p_of_what text, p_name text, p_value jsonb, p_argument text)
-returns void language plpgsql stable as $$
+-- Raises PQ003 unless a value is allowed for a setting. Null means the default, and is always allowed.
+create or replace function _pgqueue.check_setting(p_of_what text, p_name text, p_value jsonb) returns void
+language plpgsql stable as $$
 declare
     v_setting record;
     v_text    text := p_value #>> '{}';
@@ -102,7 +101,7 @@ begin
                 when 'boolean'  then v_text::boolean is not null
                 when 'integer'  then v_text::int between v_setting.low::int and v_setting.high::int
                 when 'number'   then v_text::float8 between v_setting.low::float8 and v_setting.high::float8
-                -- Postgres reads a number without a unit as seconds, and people may mean another unit
+                -- Postgres reads a number without a unit as seconds, and the user may mean another unit
                 when 'interval' then v_text !~ E'^[-+.\\d\\s]*$'
                     and v_text::interval between v_setting.low::interval and v_setting.high::interval
                 when 'text'     then v_text = any (v_setting.choices)
@@ -112,14 +111,14 @@ begin
         null;
     end;
     if not v_allowed then
-        raise exception '% is null for %, or %, not %', p_argument, coalesce(v_setting.default_value, 'none'),
-                        _pgqueue.allowed(v_setting.type, v_setting.low, v_setting.high, v_setting.choices,
+        raise exception 'p_settings: % is null for %, or %, not %', p_name, coalesce(v_setting.default_value, 'none'),
+                        _pgqueue.allowed_values(v_setting.type, v_setting.low, v_setting.high, v_setting.choices,
                                          v_setting.no_value), left(p_value::text, 100)
-            using errcode = 'PQ003', column = split_part(p_argument, ':', 1);
+            using errcode = 'PQ003', column = 'p_settings';
     end if;
 end $$;
 
--- Raises PQ003 unless there are such settings, and each value is allowed.
+-- Raises PQ003 unless all settings exist, and each value is allowed.
 create or replace function _pgqueue.check_settings(p_of_what text, p_settings jsonb) returns void
 language plpgsql stable as $$
 declare
@@ -136,10 +135,10 @@ begin
         raise exception 'p_settings: a % has no setting %', p_of_what, quote_literal(left(v_unknown, 100))
             using errcode = 'PQ003', column = 'p_settings', hint = _pgqueue.suggestion(v_unknown, v_names);
     end if;
-    perform _pgqueue.check_setting(p_of_what, key, value, 'p_settings: ' || key) from jsonb_each(p_settings);
+    perform _pgqueue.check_setting(p_of_what, key, value) from jsonb_each(p_settings);
 end $$;
 
--- Settings as they are stored: with the default in place of null, and null in place of the word for none.
+-- Settings as they are stored: null becomes the default, and the word for no value becomes null.
 create or replace function _pgqueue.stored_settings(p_of_what text, p_settings jsonb) returns jsonb
 language sql stable as $$
     select coalesce(jsonb_object_agg(e.key, case when e.value = 'null' then to_jsonb(s.default_value)
@@ -154,8 +153,9 @@ language sql stable as $$
     select jsonb_object_agg(name, default_value) from _pgqueue.settings() where of_what = p_of_what
 $$;
 
--- The settings of a row that have an older default, each with null, which sets it to the default.
---   p_row  of pgqueue.consumers or pgqueue.streams; p_with_defaults: the same with the default of each setting
+-- The settings of a row that have an older default, each with null, which sets the default.
+--   p_row            of pgqueue.consumers or pgqueue.streams
+--   p_with_defaults  the row with the default of each setting
 create or replace function _pgqueue.changed_defaults(p_row jsonb, p_with_defaults jsonb) returns jsonb
 language sql immutable as $$
     select coalesce(jsonb_object_agg(d.key, null), '{}')
@@ -163,15 +163,15 @@ language sql immutable as $$
     where d.value <> p_row -> d.key and not p_row -> 'given' ? d.key
 $$;
 
--- The column given after some settings were set, or set back to their default by null.
+-- The new value of the column given, after some settings were set, or reset to their default by null.
 create or replace function _pgqueue.given_names(p_given text[], p_settings jsonb) returns text[]
 language sql immutable as $$
     select array(select g from unnest(p_given) g where not p_settings ? g
                  union select key from jsonb_each(p_settings) where value <> 'null' order by 1)
 $$;
 
--- The hint for a word that is none of some words: the most similar one, if one is similar, and all. Names that other
--- queues have for the same setting come first; else the word that has the most pairs of letters in common with p_word.
+-- The hint for a word that is none of some words: the most similar one, if any, and all of them. A name that other
+-- queues use for a setting comes first; else the word that has the most pairs of letters in common with p_word.
 create or replace function _pgqueue.suggestion(p_word text, p_words text[]) returns text
 language sql immutable as $$
     select concat_ws(' ', 'Is it ' || coalesce(
@@ -188,7 +188,7 @@ language sql immutable as $$
                       ('{max_message_bytes,maximum_message_size,max_msg_size}', 'max_bytes'),
                       ('{deduplication_interval,duplicate_window}', 'dedup_window')) a (words, name)
          where a.name = any (p_words)
-           -- maxReceiveCount, max-receive-count and max_receive_count are one
+           -- maxReceiveCount, max-receive-count and max_receive_count are equal
            and regexp_replace(lower(left(p_word, 100)), '[^a-z0-9]', '', 'g')
                = any (replace(a.words, '_', '')::text[])),
         (select w
@@ -204,7 +204,7 @@ language sql immutable as $$
         format('There are: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
 $$;
 
--- The settings of a consumer or stream: those that somebody gave it, and all others, which have the default.
+-- The settings of a consumer or stream: those that were set, and all others, which have their defaults.
 --   p_row  its row of pgqueue.consumers or pgqueue.streams
 create or replace function _pgqueue.settings_of(p_of_what text, p_row jsonb, out o_given jsonb, out o_defaults jsonb)
 language sql stable as $$

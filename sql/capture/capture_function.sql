@@ -16,7 +16,7 @@ declare
     v_seqs    bigint[];
 begin
     if v_stream.kind = 'binary' then
-        raise exception 'captured rows are JSON, and stream % is binary', _pgqueue.called(v_stream)
+        raise exception 'captured rows are JSON, and stream % is binary', _pgqueue.error_name(v_stream)
             using errcode = 'PQ004', column = 'p_data';
     elsif v_stream.schema is not null then
         perform _pgqueue.check_payload(v_stream, d::text, null, null, null) from unnest(p_data) d;

@@ -72,7 +72,7 @@ begin
                       hint = 'Give that number; or make a new group, and drop this one when it has caught up.';
         end if;
         raise exception '% % of stream % exists already',
-            case when v_group.partitions is null then 'a consumer that is no group,' else 'group' end,
+            case when v_group.partitions is null then 'a consumer that is not a group,' else 'group' end,
             quote_literal(p_group), quote_literal(p_stream) using errcode = 'PQ006';
     end if;
     v_group.consumer_id := pgqueue.create_consumer(p_stream, p_group, p_start, 'key');
@@ -96,7 +96,7 @@ declare
     v_has       text;
 begin
     if jsonb_typeof(p_offset) is distinct from 'object' then
-        perform _pgqueue.refuse_offset('p_offset', 'no object', p_offset);
+        perform _pgqueue.refuse_offset('p_offset', 'it is not an object', p_offset);
     end if;
     perform _pgqueue.lock_history(v_group.stream_id);  -- before the consumer, for which others wait
     perform _pgqueue.lock_consumer(v_group.consumer_id);

@@ -1,26 +1,26 @@
 -- What a consumer has taken of its stream: its cursor, the gaps in it, and the publications taken ahead of it.
 
--- (Claims use named types. The column types of a function that returns anonymous columns are looked up at each call,
--- which costs a fifth of a small claim.)
+-- (Claims use named types, because Postgres resolves the column types of anonymous records at each call, which costs a
+-- fifth of a small claim.)
 
--- Where claims of a consumer look. With hints, claims skip dead rows and claimed bundles. Hints may be lost. A hint
--- that is too early costs time; one that is too late hides bundles. So rebuild_hints() reads all hints from the stored
--- rows once a minute.
+-- Hints: where claims of a consumer start to read, so that they skip dead rows and claimed bundles. Hints may be lost.
+-- A hint that is too early costs time; one that is too late hides bundles. So rebuild_hints() reads all hints from the
+-- stored rows once a minute.
 do $$
 begin
     if to_regtype('pgqueue.claim_hints') is null then
-        -- Where claims look in a lane: no bundle before (place, first_seq) is free (null: no bundle is), and no bundle
-        -- at all is before (low_place, low_seq).
+        -- The hint of a lane: no bundle before (place, first_seq) is free (null: no bundle is), and no bundle at all is
+        -- before (low_place, low_seq).
         create type pgqueue.lane_hint as (lane int, place bigint, first_seq bigint, low_place bigint, low_seq bigint);
         create type pgqueue.claim_hints as (
             lanes          pgqueue.lane_hint[],  -- of ready bundles, by lane, ...
             lanes_from     int,                -- ... and lanes below this one have no other; null: no lane has
             due_from       timestamptz,        -- no delay ends before; null: nothing is delayed
             long_from      timestamptz,        -- no lease of a bundle in lane_long() ends before; nearly always true
-            probe_at       timestamptz,        -- when claims next look for ended leases,
+            probe_at       timestamptz,        -- when claims next check for expired leases,
             rebuilt_at     timestamptz,        -- when all hints were last read from the stored rows,
-            gaps_probe     timestamptz,        -- and, while something is ready, into the gaps
-            idle_until     timestamptz,        -- until then, nothing known comes before the first free bundle
+            gaps_probe     timestamptz,        -- and, while messages are ready, when they next read the gaps
+            idle_until     timestamptz,        -- until then, no known work is due before the first free bundle
             was_cut        boolean,            -- the last take stopped at its limit
             filter_from    bigint,             -- the first unfiltered bundle is here or later; null: none is
             prefetch_at    bigint,             -- a claim of a bundle of this number or above prefetches; null: none
@@ -29,14 +29,14 @@ begin
             waits_from     bigint,             -- in lane_waiting() no key waits for a bundle before this place, ...
             free_from      bigint,             -- ... and none that may be assigned is before this one
             freed_from     bigint,             -- the first place in lane_freed() when all hints were read
-            tokens_from    timestamptz,        -- no spent token of a key came back before
+            tokens_from    timestamptz,        -- no spent token of a key is due before
             all_keys       boolean,            -- by key: a claim may hold all keys
-            assigned_until timestamptz);       -- a claimer found all keys held: until then no claim takes them
+            assigned_until timestamptz);       -- a claim found all keys held: until then no claim takes all keys
     end if;
 end $$;
 
 -- A consumer's cursor: its position, and hints. A cursor is never updated: a new version is inserted and the version
--- before is deleted. The newest version is read first, so dead versions kept by a long transaction elsewhere cost
+-- before is deleted. The newest version is read first, so dead versions that a long transaction elsewhere keeps cost
 -- nothing.
 -- on drop_consumer
 create table if not exists pgqueue.consumer_cursors (
@@ -46,11 +46,11 @@ create table if not exists pgqueue.consumer_cursors (
     next_publication bigint               not null,
     gaps             bigint[]             not null default '{}',         -- the consumer's rows of consumer_gaps
     -- How many messages the consumer took in all, and how many of these it removed without settling them: filtered out,
-    -- replaced, or passed by seek. The number of settled messages follows without counting (operate/views.sql).
+    -- replaced, or skipped by seek. The number of settled messages follows without counting (operate/views.sql).
     taken            bigint               not null default 0,
     forgotten        bigint               not null default 0,
     last_arrival     bigint               not null default 0,            -- the last arrival_no assigned to a bundle
-    -- With rate_limit: how many messages were delivered lately, and until when they count (queue/claim/throttle.sql).
+    -- With rate_limit: how many messages were delivered recently, and until when they count (queue/claim/throttle.sql).
     delivered        int[],
     delivered_at     timestamptz[],
     hints            pgqueue.claim_hints,                                -- null: lost
@@ -58,8 +58,8 @@ create table if not exists pgqueue.consumer_cursors (
 );
 
 -- The gaps in what a consumer has taken: publication ids below next_publication that were not visible when the consumer
--- looked. The consumer reads them again when a transaction that may fill them has ended, and closes a gap when all such
--- transactions have. See log/gaps.sql. A row is never updated; the cursor has its number.
+-- read them. The consumer reads them again when a transaction that may fill them has ended, and closes a gap when all
+-- such transactions have. See log/gaps.sql. A row is never updated; the cursor has its number.
 -- on drop_consumer
 create table if not exists pgqueue.consumer_gaps (
     consumer_id     int            not null,
@@ -67,7 +67,7 @@ create table if not exists pgqueue.consumer_gaps (
     publication_ids int8multirange not null,
     range_count     int            not null,
     publishers      text[]         not null,  -- virtual ids of the transactions that may still fill it
-    look            boolean        not null,  -- read at the next take, whichever transactions have ended
+    look            boolean        not null,  -- read at the next take, even if no transaction has ended
     excluded        int8multirange,           -- messages not to take from it (reading/positions.sql); null: none
     primary key (consumer_id, gap_no)
 );

@@ -1,23 +1,22 @@
 -- Gaps: publication ids below the cursor's next_publication that the consumer has not taken, because they were not
--- visible, or that it is to take again (replay, seek). Of these, it does not take again the messages in the column
--- excluded.
+-- visible, or that it has to take again (replay, seek), except the messages in the column excluded.
 --
--- Commits do not come in the order of publication ids. A take that sees publication 7, but not 5 and 6, notes the gap
--- {5, 6}: their transactions are open, or were rolled back. Later takes must look for them again, and must know when
--- they need not:
+-- Transactions do not commit in the order of publication ids. A take that sees publication 7, but not 5 and 6, records
+-- the gap {5, 6}: their transactions are open, or were rolled back. Later takes must read the gap again, but not each
+-- time:
 --   * A producer takes the publish lock of the stream, shared, before it takes its publication id, and holds the lock
---     until every new snapshot sees its commit. So right after a look, a transaction that may still fill the gap
---     either holds the lock, or is over and will be seen by the next look. The gap is noted with the transactions that
+--     until every new snapshot sees its commit. So right after a read of the gap, a transaction that may still fill it
+--     either holds the lock, or has ended and is seen by the next read. The gap is recorded with the transactions that
 --     hold the lock: its publishers.
---   * The next take looks once more, for publishers that ended in between. After that, nothing can have changed in the
---     gap while all its publishers hold the lock, and no take looks at it.
---   * When no publisher held the lock before a look began, that look is the last one: a publication that it does not
---     see was rolled back.
--- Nothing depends on transaction ids: an idle transaction anywhere costs nothing, and a restore changes nothing. A
+--   * The next take reads the gap once more, for publishers that ended in between. After that, the gap cannot change
+--     while all its publishers hold the lock, and takes do not read it.
+--   * If no publisher held the lock before a read began, that read is the last one: a publication that it does not see
+--     was rolled back.
+-- Nothing depends on transaction ids: an idle transaction elsewhere costs nothing, and a restore changes nothing. A
 -- prepared transaction keeps its lock. After a restart of the server it has another virtual id, -1/..., and so counts
 -- as a publisher of every gap.
 
--- The publications of a set of ids, without those of the archive. (In SQL, so that it becomes a part of the caller's
+-- The publications of a set of ids, without those in the archive. (In SQL, so that it is inlined into the caller's
 -- statement.)
 create or replace function _pgqueue.published(p_stream_id int, p_ids int8multirange) returns setof pgqueue.publications
 language sql stable as $$
@@ -28,13 +27,13 @@ language sql stable as $$
                           and publication_id < coalesce(upper(g), 9223372036854775807) offset 0) p
 $$;
 
--- Notes the result of a look into gaps.
---   p_looked      the rows that the take looked into
---   p_found       the publication ids that it took
---   p_publishers  the transactions that held the publish lock before the look
---   p_was_cut     the look stopped at a limit, and has not seen all
+-- Records the result of reading gaps.
+--   p_read        the rows of the gaps
+--   p_found       the publication ids that the take found in them
+--   p_publishers  the transactions that held the publish lock before the read
+--   p_was_cut     the read stopped at a limit, before the end of the gaps
 -- Returns the cursor.
-create or replace function _pgqueue.shrink_gaps(p_cursor pgqueue.consumer_cursors, p_looked pgqueue.consumer_gaps[],
+create or replace function _pgqueue.shrink_gaps(p_cursor pgqueue.consumer_cursors, p_read pgqueue.consumer_gaps[],
                                                 p_found int8multirange, p_publishers text[], p_was_cut boolean)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
@@ -42,7 +41,7 @@ declare
     v_left int8multirange;
     v_who  text[];
 begin
-    foreach v_gap in array p_looked loop
+    foreach v_gap in array p_read loop
         v_left := v_gap.publication_ids - p_found;
         v_who := case when p_was_cut then v_gap.publishers
                       else _pgqueue.still_open(v_gap.publishers, p_publishers) end;
@@ -50,7 +49,7 @@ begin
         p_cursor := _pgqueue.delete_gaps(p_cursor, array[v_gap.gap_no]);
         if v_left <> '{}' and (p_was_cut or v_who <> '{}') then
             if v_gap.excluded is not null and v_left <> v_gap.publication_ids then
-                -- not of publications that left the gap: these may be put into a gap again, and are taken then
+                -- without publications that left the gap: if they are put into a gap again, they are taken whole
                 v_gap.excluded := v_gap.excluded
                     - coalesce((select range_agg(p.seqs) from pgqueue.consumers c
                                 cross join lateral _pgqueue.published(c.stream_id, v_gap.publication_ids * p_found) p
@@ -62,7 +61,7 @@ begin
     return p_cursor;
 end $$;
 
--- Notes a gap, unless it is empty. Returns the cursor.
+-- Records a gap, unless it is empty. Returns the cursor.
 --   p_excluded  messages in the gap that are not to be taken; null: none
 create or replace function _pgqueue.record_gap(p_cursor pgqueue.consumer_cursors, p_ids int8multirange,
                                                p_publishers text[], p_look boolean,
@@ -91,10 +90,10 @@ begin
     return p_cursor;
 end $$;
 
--- Merges small gaps with the same publishers. If that leaves too many gaps, it merges all small ones: a merged gap is
--- looked into when a publisher of any part has ended, and closes when the publishers of all parts have. A large gap is
--- left alone, so that a gap which grows for long is not rewritten by every take. Call merge_gaps() only after
--- shrink_gaps(): a merge before it would keep ids that the look has found. Returns the cursor.
+-- Merges small gaps with the same publishers. If too many gaps remain, it merges all small ones: a merged gap is read
+-- when a publisher of any part has ended, and closes when the publishers of all parts have. A large gap stays, so that
+-- a gap that keeps growing is not rewritten by every take. Call merge_gaps() only after shrink_gaps(): a merge before
+-- it would keep ids that were found. Returns the cursor.
 create or replace function _pgqueue.merge_gaps(p_cursor pgqueue.consumer_cursors) returns pgqueue.consumer_cursors
 language plpgsql as $$
 declare
@@ -120,7 +119,7 @@ begin
     return p_cursor;
 end $$;
 
--- The messages in a consumer's gaps that are not to be taken; null: none.
+-- The messages in a consumer's gaps that must not be taken; null: none.
 create or replace function _pgqueue.excluded(p_cursor pgqueue.consumer_cursors) returns int8multirange
 language plpgsql stable as $$
 begin

@@ -1,22 +1,22 @@
--- Numbers: each sequence gives out numbers that rows keep, and so it must be beyond all of them. Logical replication
--- carries the rows and no sequence, and so may a restore of some tables, or of data alone. A number that is given out
--- again is an error at best. At worst nobody notices: what is published with a number that all consumers have passed is
--- never delivered.
+-- Numbers: rows store the numbers that sequences assign, so a sequence must be ahead of all rows. Logical replication
+-- copies rows without sequences, and so may a restore of some tables, or of data alone. A number that is assigned again
+-- causes an error at best. At worst, messages are silently lost: a publication with a number that all consumers have
+-- passed is never delivered.
 --
---   * number_holders() and numbers() say where a sequence must be beyond, for all sequences. recover() moves those that
---     are behind, and numbers_behind() lists them, for doctor.
---   * The sequences of a stream begin with negative numbers where nobody has set them. So in a copy that has the tables
---     and no values of sequences, each number is negative, and publish() refuses it: a send pays one comparison. The
---     comparison is with the last number that maintain() saw (publications_from): so an older value of the sequence is
---     refused too, also where nothing has the number, because it was trimmed, or rolled back. Of numbers since, the
---     primary key finds those that a publication has. Those of rollbacks are published, and their consumers' next
---     claims that find nothing fail (has_new).
---   * What is called seldom, and would rely on the last number, looks for itself: create_stream, create_consumer, a
---     consumer's look beyond its cursor (has_new) or for hidden work (rebuild_hints), claims of readers, maintain().
---     reserved_... and room_... are left out: rows keep none of their values; so is the secret of claims, which is no
---     number, and of maintain_turns only the next value matters.
+--   * number_holders() and numbers() return the highest number that rows store, for all sequences. recover() advances
+--     the sequences that are behind, and numbers_behind() lists them, for doctor.
+--   * The sequences of a stream start with negative numbers until they are set. So in a copy that has the tables and no
+--     values of sequences, each number is negative, and publish() rejects it: this costs a send one comparison. It
+--     compares with the last number that maintain() recorded (publications_from), so an older value of the sequence is
+--     rejected too, even if no row has the number, because it was trimmed or rolled back. Of later numbers, the primary
+--     key finds those that a publication has. Those of rollbacks are published, and the next claims of their consumers
+--     that find nothing fail (has_new).
+--   * Rare calls that rely on the last number check it themselves: create_stream, create_consumer, a consumer's read
+--     beyond its cursor (has_new) or of all its rows (rebuild_hints), claims of readers, maintain(). The list omits
+--     reserved_... and backlog_..., whose values are in no row, the secret of claims, which is not a number, and
+--     maintain_turns, of which only the next value matters.
 
--- Where numbers are kept that are not the identity of a table. (Those are found in the catalogue, see numbers().)
+-- The columns that store numbers, except identities of tables, which numbers() finds in the catalogue.
 --   numbers  the sequence; %s: the id of a stream
 --   quick    whether the query reads a few rows of an index
 --   query    returns the highest number, or null; %1$s: the id of the stream
@@ -30,7 +30,7 @@ language sql immutable as $$
                else '' end
     from (values
         ('seq_%s', true, null, '0'),
-        -- (the owner may write a number that nobody gave out: one that is far away does not count)
+        -- (the owner may write a number that was not assigned: one that is far away does not count)
         ('seq_%s', false, null, 'max(seq) from pgqueue.messages_%1$s where seq < 1125899906842624'),
         ('seq_%s', true, 'stream', 'upper(seqs) - 1 from pgqueue.trims'),
         ('seq_%s', true, 'stream', 'max(hi) filter (where closed_at is not null) - 1 from pgqueue.segments'),
@@ -58,14 +58,14 @@ language sql immutable as $$
         ('publication_%s', false, 'consumers', 'max(upper(publication_ids)) - 1 from pgqueue.consumer_gaps'),
         ('publication_%s', false, 'consumers', 'max(publication_id) from pgqueue.taken_ahead'),
         ('publication_%s', false, 'consumers', 'max(publication_id) from pgqueue.key_backlog'),
-        -- claims of readers; those of workers have the last bits of a number, and random ones
+        -- claims of readers; the ids of other claims are the last bits of a number, and random bits
         ('claim_numbers', false, null, 'greatest(max(claim_id) >> 24, max(head)) from pgqueue.reader_claims'),
         ('claim_numbers', false, null, 'max(greatest(acked_claim, last_claim, planned_to)) >> 24 from pgqueue.readers'),
         ('claim_numbers', false, null, 'max(greatest(bundle_no, predecessor, head)) from pgqueue.consumer_messages'),
         ('gap_numbers', false, null, 'max(gap_no) from pgqueue.consumer_gaps'),
         ('gap_numbers', false, null, 'max(g) from pgqueue.consumer_cursors cross join lateral unnest(gaps) g'),
         ('write_numbers', false, null, 'max(write_no) from pgqueue.staged_chunks'),
-        -- ids that others keep of consumers, also of one that was dropped
+        -- ids of consumers in other tables, even of dropped ones
         ('consumers_consumer_id_seq', false, null, 'max(c) from pgqueue.publications cross join unnest(consumers) c'),
         ('consumers_consumer_id_seq', false, null, 'max(c) from pgqueue.staged_chunks cross join unnest(consumers) c'),
         ('streams_stream_id_seq', false, null, 'max(to_stream_id) from pgqueue.bindings')
@@ -74,10 +74,10 @@ language sql immutable as $$
     select * from _pgqueue.on_numbers()
 $$;
 
--- The sequences, each with the number that it gave out last and the highest one that a row keeps (null: no row does).
+-- The sequences, each with the number that it assigned last and the highest one that a row stores (null: no row does).
 -- The number of an identity is in its table, and in each table that has a column of that name.
---   p_names  these sequences only, without the schema; null: all
---   p_quick  asks only for what is read by a few rows of an index
+--   p_names  only these sequences, without the schema; null: all
+--   p_quick  only columns whose highest number is found in a few rows of an index
 create or replace function _pgqueue.numbers(p_names text[] default null, p_quick boolean default false)
 returns table (sequence regclass, last_number bigint, highest bigint)
 language plpgsql stable as $$
@@ -120,16 +120,17 @@ begin
     end loop;
 end $$;
 
--- Raises PQ011: numbers of what is named were given out before.
+-- Raises PQ011: a sequence would assign numbers again.
+--   p_what  what it numbers
 create or replace function _pgqueue.refuse_behind(p_what text) returns void
 language plpgsql as $$
 begin
     raise exception 'the numbers of % are behind its rows: the database was restored or replicated without the values '
                     'of its sequences', p_what
-        using errcode = 'PQ011', hint = 'Keep producers and workers out, and call recover(). Nothing was changed.';
+        using errcode = 'PQ011', hint = 'Stop producers and workers, and call recover(). Nothing was changed.';
 end $$;
 
--- Raises PQ011 when one of these sequences is behind the rows that are quick to find.
+-- Raises PQ011 when one of these sequences is behind rows that are quick to find.
 create or replace function _pgqueue.check_numbers(p_what text, p_names text[]) returns void
 language plpgsql as $$
 begin
@@ -141,11 +142,11 @@ end $$;
 create or replace function _pgqueue.sequences_of(p_stream_id int) returns text[]
 language sql immutable as $$ select array[format('seq_%s', p_stream_id), format('publication_%s', p_stream_id)] $$;
 
--- Moves the sequences that are behind their rows; none moves back.
+-- Advances the sequences that are behind their rows.
 create or replace function _pgqueue.move_numbers() returns void
 language sql as $$ select setval(sequence, highest) from _pgqueue.numbers() where last_number < highest $$;
 
--- The last publication id of a stream that was given out; 0: none.
+-- The last publication id of a stream that was assigned; 0: none.
 create or replace function _pgqueue.last_publication_id(p_stream_id int) returns bigint
 language plpgsql stable as $$
 begin

@@ -1,27 +1,27 @@
--- Segments: the messages of a stream with a retention, stored by range of seq, so that old messages are dropped by the
--- table.
+-- Segments: the messages of a stream with a retention, partitioned by range of seq, so that old messages are removed a
+-- table at a time.
 --
 -- A stream is one table until it has a retention. Then maintain() makes that table the first segment of a partitioned
--- one, and always has two more segments ready for the numbers to come. Nothing else makes or drops segments. A segment
--- is wide, 2^30 numbers, so that no burst gets past the next two; numbers that do get past them are in
--- messages_<stream_id>_rest, and cost time but lose nothing. A segment is closed when it has its share of the messages
--- that are kept: from then on numbers of the next segment are given out. So numbers rise, and now and then by a lot.
+-- table, and always creates two more segments ahead. No other call creates or drops segments. A segment has 2^30
+-- numbers, so that no burst exceeds the next two; numbers beyond them are in messages_<stream_id>_rest, which costs
+-- time but loses nothing. A segment is closed when it has its share of the kept messages: then the sequence skips to
+-- the next segment. So numbers increase, sometimes with large jumps.
 --
--- The life of a segment:
---   ready    nothing was written to it yet
+-- The states of a segment:
+--   ready    no message was written to it yet
 --   open     the next number belongs to it
---   closed   none of its numbers is given out any more. A transaction that got one before has a lock of the sequence
---            until it is over: these transactions are noted
---   sealed   they are over, and no reservation has a number of it: all its messages that will ever be published are
---            published, up to a known id
---   emptied  all these publications are trimmed (operate/retention.sql). Its table was truncated, which needs a lock of
---            this segment only
---   dropped  at a moment when nobody writes to the stream
--- maintain() waits at most 50 ms for a lock that others wait for (maintain_segments()).
+--   closed   none of its numbers is assigned any more. Transactions that have such numbers hold a lock of the sequence
+--            until they end: these transactions are recorded
+--   sealed   they have ended, and no reservation has a number of it: all its messages that will ever be published are
+--            published, up to a recorded id
+--   emptied  all these publications are trimmed (operate/retention.sql). Its table was truncated, which locks only this
+--            segment
+--   dropped  at a moment when no transaction writes to the stream
+-- maintain() waits at most 50 ms for a lock that others need (maintain_segments()).
 --
 -- A statement that reads a stream's messages is planned each time (execute), or names one segment. Postgres (18.4)
--- keeps a plan over a partitioned table that lacks a partition which was attached while the plan was made: the session
--- would not see messages of the new segment. (The lock of an attachment lets others plan, so nobody waits for it.)
+-- caches a plan over a partitioned table that lacks a partition attached while the plan was made: the session would not
+-- see messages of the new segment. (Attaching a partition does not lock out planning, so no session waits for it.)
 
 -- The segments of a stream that has or had a retention: messages_<stream_id>_<segment> for the numbers from lo to
 -- below hi. Numbers of no segment are in messages_<stream_id>_rest.
@@ -31,20 +31,20 @@ create table if not exists pgqueue.segments (
     segment            int         not null,
     lo                 bigint      not null,
     hi                 bigint      not null,
-    opened_at          timestamptz,                     -- from when on numbers of it were given out; null: not yet
-    closed_at          timestamptz,                     -- since when no more are
+    opened_at          timestamptz,                     -- when its first number was assigned; null: not yet
+    closed_at          timestamptz,                     -- when it was closed; null: not yet
     last_seq           bigint,                          -- closed: the last one that was written
-    closed_publication bigint,                          -- closed: the last publication id that was given out then
+    closed_publication bigint,                          -- closed: the last publication id that was assigned then
     -- closed: virtual ids of transactions that may still write or publish some of it; null: none, ...
     writers            text[],
     -- ... and then all its publications have ids up to this one
     last_publication   bigint,
     emptied            boolean     not null default false,
-    held_by            text[]      not null default '{}',  -- due, and who or what keeps it
+    held_by            text[]      not null default '{}',  -- it is due to be trimmed, but these prevent it
     primary key (stream_id, segment)
 );
 
--- The tables that hold the messages of a stream, with their bytes.
+-- The tables of a stream's messages, with their sizes.
 create or replace function _pgqueue.message_tables(p_stream_id int) returns table (name regclass, bytes bigint)
 language sql stable as $$
     select t.relid, pg_total_relation_size(t.relid)
@@ -52,8 +52,8 @@ language sql stable as $$
     where t.isleaf
 $$;
 
--- The open transactions that may have a number of a stream. A number is given out under a lock of the sequence, which
--- Postgres keeps to the end of the transaction, also of a prepared one.
+-- The open transactions that may have a number of a stream. nextval() locks the sequence until the transaction ends,
+-- even a prepared one.
 create or replace function _pgqueue.writers(p_stream_id int) returns text[]
 language sql stable as $$
     select array(select distinct virtualtransaction from pg_locks
@@ -61,9 +61,9 @@ language sql stable as $$
                    and database = (select oid from pg_database where datname = current_database()))
 $$;
 
--- Does what the segments of a stream need: each step for which it gets the locks. Needs the stream's maintenance lock.
--- Returns whether it did something, so that there may be more to do. Locks: it waits at most 50 ms for the locks of a
--- step, and has them for the rest of the transaction: end it at once.
+-- Maintains the segments of a stream: each step for which it gets the locks. Needs the stream's maintenance lock.
+-- Returns whether it changed something, so that there may be more to do. Locks: it waits at most 50 ms for the locks of
+-- a step, and holds them to the end of the transaction, which should end at once.
 create or replace function _pgqueue.maintain_segments(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
@@ -74,7 +74,7 @@ begin
     foreach v_step in array array['check_bound', 'record_closed', 'close_segment', 'seal_segment', 'add_segment',
                                   'empty_segment', 'drop_segments'] loop
         if v_step = 'record_closed' then
-            -- this keeps out drop_stream, an installer, and create_consumer: only for short steps
+            -- it blocks drop_stream, an installer, and create_consumer: only for short steps
             perform from pgqueue.streams where stream_id = p_stream_id for update skip locked;  -- lock: stream
             exit when not found;
         end if;
@@ -89,14 +89,14 @@ begin
                 -- a program wrote a number that was not reserved
                 raise warning 'stream %, %: %', p_stream_id, v_step, sqlerrm;
         end;
-        -- these may have locks for which all others wait, see convert_to_segment()
+        -- these may hold locks for which all other sessions wait, see convert_to_segment()
         exit when v_done and v_step in ('check_bound', 'add_segment');
     end loop;
     return v_some;
 end $$;
 
--- Checks the bound of a large table that is to become a segment, see convert_to_segment(). That reads all of the table,
--- and so may take minutes. Returns whether there was such a table. Locks: nothing that sending, reading or
+-- Validates the bound of a large table that will become a segment, see convert_to_segment(). This reads the whole
+-- table, which may take minutes. Returns whether there was such a table. Locks: nothing that sending, reading or
 -- create_consumer needs.
 create or replace function _pgqueue.check_bound(p_stream_id int) returns boolean
 language plpgsql as $$
@@ -115,7 +115,7 @@ begin
     return true;
 end $$;
 
--- Notes that all numbers of a segment were given out or passed over. Returns whether there was such a segment.
+-- Records that all numbers of a segment were assigned or skipped. Returns whether there was such a segment.
 create or replace function _pgqueue.record_closed(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
@@ -140,7 +140,7 @@ begin
     return true;
 end $$;
 
--- Notes which closed segments can have no new publication any more. Returns whether there was one.
+-- Records which closed segments cannot get a new publication any more. Returns whether there was one.
 create or replace function _pgqueue.seal_segment(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
@@ -154,8 +154,8 @@ begin
     loop
         v_writers := case when v_segment.writers = '{}' then '{}'
                           else _pgqueue.still_open(v_segment.writers, _pgqueue.writers(p_stream_id)) end;
-        -- Where the writers are over, this snapshot has all their reservations and publications. For a sink's batch it
-        -- has either the reservation or the publication.
+        -- If the writers have ended, this snapshot sees all their reservations and publications. Of a sink's batch it
+        -- sees either the reservation or the publication.
         update pgqueue.segments
         set writers = nullif(v_writers, '{}'),
             last_publication = case when v_writers = '{}' then _pgqueue.last_publication_id(p_stream_id) end
@@ -170,7 +170,7 @@ begin
 end $$;
 
 -- Makes the table of a stream its first segment, or adds a segment when fewer than two are ready. Returns whether it
--- did something.
+-- changed something.
 create or replace function _pgqueue.add_segment(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
@@ -196,7 +196,7 @@ begin
     return true;
 end $$;
 
--- Makes an empty segment that begins at a number. Locks nothing that sending or reading needs.
+-- Creates an empty segment that begins at a number. Locks nothing that sending or reading needs.
 create or replace function _pgqueue.make_segment(p_stream_id int, p_lo bigint) returns void
 language plpgsql as $$
 declare
@@ -211,7 +211,7 @@ begin
     insert into pgqueue.segments (stream_id, segment, lo, hi) values (p_stream_id, v_segment, p_lo, v_hi);
 end $$;
 
--- Makes a table that is to become a part of a stream's table.
+-- Creates a table that will become a partition of a stream's table.
 create or replace function _pgqueue.make_message_table(p_stream_id int, p_name text) returns void
 language plpgsql as $$
 begin
@@ -220,21 +220,20 @@ begin
     perform _pgqueue.revoke_defaults(array[format('pgqueue.%I', p_name)::regclass]);
 end $$;
 
--- Makes a segment of a table that may have any number, and has messages: the only table of a stream, or _rest, when
--- numbers got past all segments. Postgres has to know that no number in the table belongs to the segments that follow.
--- It reads a small table for that, under the lock. For a large table it needs a constraint that was checked before,
--- while others go on writing: so the bound of the constraint is so far away that no number gets there, even if nobody
--- calls maintain() any more. Only when the constraint is checked do the numbers jump to the next segment
--- (close_segment()).
+-- Makes a segment of a table without a bound that has messages: the only table of a stream, or _rest, when numbers
+-- exceeded all segments. Postgres has to verify that no number in the table belongs to the segments that follow. It
+-- reads a small table for that, under the lock. A large table needs a constraint that was validated before, while other
+-- sessions write: its bound is so far away that numbers do not reach it, even if maintain() is not called any more.
+-- Only after the validation do the numbers jump to the next segment (close_segment()).
 --   p_lo  where _rest begins; null: the stream's only table
--- Returns whether it did something. Locks: for a moment the stream, and for its only table all of messages. (More than
--- 60 lines: the statements that change tables, in the one order that Postgres allows.)
+-- Returns whether it changed something. Locks: for a moment the stream, and for its only table all of messages. (More
+-- than 60 lines: the statements that change tables, in the one order that Postgres allows.)
 create or replace function _pgqueue.convert_to_segment(p_stream_id int, p_lo bigint) returns boolean
 language plpgsql as $$
 declare
     v_table   text := case when p_lo is null then format('messages_%s', p_stream_id)
                            else _pgqueue.segment_name(p_stream_id, null) end;
-    v_last    bigint;  -- what is in it is below, also what was written with a number that was not given out
+    v_last    bigint;  -- the highest number in it, even one that was not assigned
     v_segment int := (select coalesce(max(segment), 0) + 1 from pgqueue.segments where stream_id = p_stream_id);
     v_name    text := _pgqueue.segment_name(p_stream_id, v_segment);
     v_hi      bigint;
@@ -242,7 +241,7 @@ declare
     v_role    text;
 begin
     execute format('select max(seq) from pgqueue.%I', v_table) into v_last;
-    -- numbers have an end
+    -- limited, because numbers have a maximum
     v_last := greatest(_pgqueue.last_seq(p_stream_id),
                        least(coalesce(v_last, 0), _pgqueue.last_seq(p_stream_id) + (1::bigint << 50)));
     select * into v_bound from pg_constraint
@@ -279,7 +278,7 @@ begin
     execute format('alter table pgqueue.messages_%s attach partition pgqueue.%I for values from (%s) to (%s)',
                    p_stream_id, v_name, coalesce(p_lo::text, 'minvalue'), v_hi);
     if v_bound.conname is not null then
-        -- each statement that inserts would read the constraint
+        -- each insert would check the constraint
         execute format('alter table pgqueue.%I drop constraint %I', v_name, v_bound.conname);  -- lock: table
     end if;
     insert into pgqueue.segments (stream_id, segment, lo, hi, opened_at)
@@ -297,8 +296,8 @@ begin
     return true;
 end $$;
 
--- Closes the open segment of a stream if it has its share of the kept messages: the next number belongs to the next
--- segment. Returns whether it did.
+-- Closes the open segment of a stream if it has its share of the kept messages: the next number will belong to the next
+-- segment. Returns whether it closed one.
 create or replace function _pgqueue.close_segment(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
@@ -321,27 +320,27 @@ begin
             and (v_bytes >= _pgqueue.segment_bytes_at_once()
                  or v_segment.opened_at < clock_timestamp() - interval '1 minute'))
         or v_segment.hi - v_last > 2 * _pgqueue.segment_size()) is not true
-       -- while nothing can be trimmed, segments grow with the stored messages, so that they do not become very many
+       -- while nothing can be trimmed, segments grow with the stored messages, so that their number stays limited
        or (v_bytes * _pgqueue.segment_count() < (select sum(bytes) from _pgqueue.message_tables(p_stream_id))
            and (select count(*) from pgqueue.segments where stream_id = p_stream_id) > 4 * _pgqueue.segment_count())
     then
         return false;
     end if;
-    -- (a rollback does not undo the jump, which does no harm: the next call notes it)
+    -- (a rollback does not undo the jump, which is harmless: the next call records it)
     v_last := _pgqueue.last_seq(p_stream_id);
-    update pgqueue.streams set passed_over = passed_over + greatest(v_segment.hi - 1 - v_last, 0)
+    update pgqueue.streams set unused_seqs = unused_seqs + greatest(v_segment.hi - 1 - v_last, 0)
     where stream_id = p_stream_id;
     if v_segment.hi - _pgqueue.last_seq(p_stream_id) > 100000 then
         perform setval(format('pgqueue.seq_%s', p_stream_id)::regclass, v_segment.hi - 1);
     else
-        -- others may get numbers of the next segment at this moment, and must not get them again
+        -- other sessions may get numbers of the next segment now, and must not get them again
         perform nextval(format('pgqueue.seq_%s', p_stream_id)::regclass)
         from generate_series(v_last + 1, v_segment.hi - 1);
     end if;
     return _pgqueue.record_closed(p_stream_id);
 end $$;
 
--- Drops the empty segments, if nobody writes to the stream at the moment. Returns whether there were some.
+-- Drops the empty segments, if no transaction writes to the stream. Returns whether there were some.
 create or replace function _pgqueue.drop_segments(p_stream_id int) returns boolean
 language plpgsql as $$
 declare

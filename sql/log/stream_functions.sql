@@ -1,5 +1,5 @@
--- Reading messages: each stream has functions for that, whose plans are kept. To plan such a query costs more than all
--- the rest of a small claim, and a plan over the parent of all partitions would lock all of them.
+-- Reading messages: each stream has its own functions for that, whose plans are cached. Planning such a query costs
+-- more than the rest of a small claim, and a plan over the parent of all partitions would lock all of them.
 
 do $$
 begin
@@ -17,10 +17,10 @@ end $$;
 -- The functions of each stream. Their names end with the stream's id, as in payload_7(). A function without that id
 -- calls the one of its first argument, p_stream_id, as in payload(7, ...). Messages that are not stored are left out.
 --   payload    the payload of a message of a claim; a row costs less than a set of rows
---   payloads   the payloads of a claim, in the order of delivery. The query sorts ranges, not messages: the nested
---              loop, to which receive is confined (function_settings.sql), keeps the order of the ranges
+--   payloads   the payloads of a claim, in the order of delivery. The query sorts ranges, not messages: receive
+--              can use only nested loops (function_settings.sql), which preserve the order of the ranges
 --                p_seqs     all messages of the claim
---                p_bundles  of a claim whose messages are unlike: its bundles; null: they are alike
+--                p_bundles  the bundles of a claim whose messages are not alike; null: they are alike
 --   keys       the messages of some sets for each set and key, in the order of the sets and then of the numbers: the
 --              number of the set, the hash of the key (null: none), the messages, and how many these are
 --                p_lo, p_hi  the lowest number in the sets, and the number after the highest one
@@ -107,7 +107,7 @@ language sql immutable parallel safe as $$
     select format('messages_%s_%s', p_stream_id, coalesce(p_segment::text, 'rest'))
 $$;
 
--- The statements of a stream's function: with segments one for each segment, and one for all.
+-- The statements of a stream's function: one for each segment, and one for the whole stream.
 --   p_within, p_statements  as in stream_functions()
 create or replace function _pgqueue.by_segment(p_stream_id int, p_within text, p_statements text) returns text
 language sql stable as $$
@@ -123,7 +123,7 @@ language sql stable as $$
     where s.stream_id = p_stream_id
 $$;
 
--- Makes, or replaces, the functions of a stream. For a stream in segments they have a plan for each segment, used for
+-- Creates, or replaces, the functions of a stream. For a stream in segments they have a plan for each segment, used for
 -- messages within one segment, as nearly always; a new segment replaces the functions.
 create or replace function _pgqueue.make_stream_functions(p_stream_id int) returns void
 language plpgsql as $$
@@ -144,7 +144,7 @@ language sql immutable as $$
     select array_agg(format('_pgqueue.%s_%s', name, p_stream_id)) from _pgqueue.stream_functions()
 $$;
 
--- A statement for each of some streams, p_stream_id, which is found by binary search.
+-- PL/pgSQL statements that find p_stream_id by binary search, and execute the stream's statement.
 --   p_call  the statement; %s: the stream's id
 create or replace function _pgqueue.by_stream(p_call text, p_from int, p_count int) returns text
 language sql immutable as $$
@@ -154,11 +154,11 @@ language sql immutable as $$
                             _pgqueue.by_stream(p_call, p_from + p_count / 2, p_count / 2)) end
 $$;
 
--- Makes the functions that call those of a stream. The calls for the first 32 streams are written out, and Postgres
--- keeps their plans: to parse and plan that one call takes a tenth of a small claim. A call finds its stream in five or
--- six comparisons: PL/pgSQL prepares each again in each transaction. The text never changes: a call in PL/pgSQL needs
--- no function until it is reached, so no stream that is made or dropped replaces it under a claim. More of them would
--- cost each new session more than its claims save.
+-- Creates the functions that call those of a stream. The calls for the first 32 streams are static, so Postgres caches
+-- their plans: parsing and planning one call takes a tenth of a small claim. A call finds its stream in five or six
+-- comparisons, because PL/pgSQL prepares each again in each transaction. The functions never change: PL/pgSQL looks up
+-- a called function only when it is reached, so creating or dropping a stream replaces nothing that a claim uses. More
+-- static calls would cost each new session more than they save.
 do $do$
 declare
     v_made record;

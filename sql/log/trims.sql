@@ -1,7 +1,6 @@
--- What was trimmed of a stream.
+-- The trimmed publications and messages of a stream.
 
--- What was trimmed of a stream: so that a missing publication is taken neither for one that was rolled back, nor for a
--- loss.
+-- What was trimmed: this distinguishes a trimmed publication from one that was rolled back, or lost.
 -- on drop_stream
 create table if not exists pgqueue.trims (
     stream_id       int            primary key,
@@ -9,10 +8,10 @@ create table if not exists pgqueue.trims (
     seqs            int8multirange not null,
     message_count   bigint         not null,
     trimmed_at      timestamptz    not null,
-    archive_ids     int8multirange not null default '{}'  -- those that are in the archive, or dead
+    archive_ids     int8multirange not null default '{}'  -- of publication_ids, those in the archive, or dead
 );
 
--- Notes publications and messages that were trimmed.
+-- Records publications and messages that were trimmed.
 --   p_archived  of the publications, those that are in the archive
 create or replace function _pgqueue.record_trim(p_stream_id int, p_publications int8multirange, p_seqs int8multirange,
                                                 p_count bigint, p_archived int8multirange default '{}') returns void
@@ -22,13 +21,13 @@ language sql as $$
     on conflict (stream_id) do update
     set publication_ids = t.publication_ids + excluded.publication_ids, seqs = t.seqs + excluded.seqs,
         message_count = t.message_count + excluded.message_count, trimmed_at = excluded.trimmed_at,
-        archive_ids = t.archive_ids + (excluded.archive_ids - t.publication_ids)  -- what was lost before is lost
+        archive_ids = t.archive_ids + (excluded.archive_ids - t.publication_ids)  -- a lost one stays lost
 $$;
 
--- The publication ids and the messages that were trimmed from a stream; the sets are empty when nothing was; and of the
--- publications those that are in the archive. A publication that is neither visible nor in this set was rolled back, or
--- is not committed yet.
---   p_archive  whether the caller reads the archive, too: then what is there is not gone
+-- The publication ids and the messages that were trimmed from a stream, and the ids of the publications in the archive;
+-- empty sets: nothing was trimmed. A publication that is neither visible nor trimmed was rolled back, or is not
+-- committed yet.
+--   p_archive  whether the caller also reads the archive: then publications in it do not count as trimmed
 create or replace function _pgqueue.trimmed(p_stream_id int, p_archive boolean default false,
                                             out o_publications int8multirange, out o_seqs int8multirange,
                                             out o_archive int8multirange)

@@ -32,4 +32,11 @@ begin
     alter table pgqueue.new_capacities rename column late_no to capacity_no;
     alter index pgqueue.late_entries_pkey rename to new_capacities_pkey;
     alter sequence pgqueue.late_entries_late_no_seq rename to new_capacities_capacity_no_seq;
+    alter table pgqueue.streams rename column passed_over to unused_seqs;
+    for v_table in
+        select relname from pg_class
+        where relnamespace = 'pgqueue'::regnamespace and relkind = 'S' and relname ~ '^room_[0-9]+$'
+    loop
+        execute format('alter sequence pgqueue.%I rename to %I', v_table, replace(v_table, 'room', 'backlog'));
+    end loop;
 end $$;

@@ -28,7 +28,7 @@ begin
     select * into v_before from pgqueue.consumers where consumer_id = p_consumer_id for no key update;
     v_consumer := jsonb_populate_record(v_before, _pgqueue.stored_settings('consumer', p_settings));
     v_consumer.given := _pgqueue.given_names(v_before.given, p_settings);
-    perform _pgqueue.check_policies(v_consumer);
+    perform _pgqueue.check_conflicts(v_consumer);
     execute (select format('update pgqueue.consumers set given = ($1).given, %s where consumer_id = ($1).consumer_id '
                            'returning *', string_agg(format('%1$I = ($1).%1$I', k), ', '))
              from jsonb_object_keys(p_settings) k) into v_consumer using v_consumer;
@@ -42,10 +42,10 @@ begin
         perform _pgqueue.change_latest(v_consumer);
     end if;
     if p_settings ?| '{max_backlog, on_full}' then
-        perform _pgqueue.limit_backlog(v_consumer);
+        perform _pgqueue.apply_max_backlog(v_consumer);
     end if;
     if p_settings ? 'per_key_capacity' then
-        perform _pgqueue.limit_keys(v_consumer, v_before.per_key_capacity is null);
+        perform _pgqueue.apply_key_capacity(v_consumer, v_before.per_key_capacity is null);
     end if;
 end $$;
 
@@ -168,7 +168,7 @@ begin
 end $$;
 
 -- One try to delete a consumer; see drop_consumer. Its sequence stays for open transactions that send; maintain() drops
--- it, see delete_backlogs().
+-- it, see drop_backlog_sequences().
 create or replace function _pgqueue.drop_consumer(p_consumer_id int) returns void
 language plpgsql as $$
 declare

@@ -291,10 +291,10 @@ begin
             from (select key from (select key from pgqueue.key_backlog where consumer_id = $1 limit 100000) b
                   group by key order by count(*) desc limit $2) e
         ), unfinished as (
-            select m.key, _pgqueue.cardinality(j.owed) as unfinished, lower(j.owed) as first_seq
-            from entered e cross join lateral _pgqueue.owed_of_keys($3, e.keys, false) j
-            left join lateral (select key from pgqueue.messages_%1$s where seq = lower(j.owed)) m on true
-            where j.owed <> '{}'
+            select m.key, _pgqueue.cardinality(j.unfinished) as unfinished, lower(j.unfinished) as first_seq
+            from entered e cross join lateral _pgqueue.unfinished_by_key($3, e.keys, false) j
+            left join lateral (select key from pgqueue.messages_%1$s where seq = lower(j.unfinished)) m on true
+            where j.unfinished <> '{}'
         ), any_key as (
             select m.key, h.waiting, h.delayed, 0::bigint as in_flight, h.first_seq, h.due,
                    null::timestamptz as lease_until, null::bigint as unfinished

@@ -90,7 +90,7 @@ language plpgsql as $$
 declare
     v_cursor  pgqueue.consumer_cursors := _pgqueue.cursor(p_consumer.consumer_id);
     v_new     int8multirange := _pgqueue.new_ids(v_cursor);
-    v_owed    int8multirange := (select range_agg(o.seqs) from _pgqueue.owed_sets(p_consumer, v_new, null) o)
+    v_owed    int8multirange := (select range_agg(o.seqs) from _pgqueue.new_and_unfinished(p_consumer, v_new, null) o)
         - coalesce(_pgqueue.excluded(v_cursor), '{}');
     v_stored  bigint;
     v_missing int8multirange;
@@ -103,7 +103,7 @@ begin
         return;
     end if;
     v_missing := v_owed - _pgqueue.stored_messages(p_consumer.stream_id, v_owed);
-    v_upto := (select max(o.publication_id) from _pgqueue.owed_sets(p_consumer, v_new, '{}') o
+    v_upto := (select max(o.publication_id) from _pgqueue.new_and_unfinished(p_consumer, v_new, '{}') o
                where o.seqs && v_missing);
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);  -- skip() does nothing while another session has it
     while _pgqueue.skip(p_consumer, v_missing, coalesce(v_upto, 1)) loop end loop;

@@ -266,7 +266,7 @@ do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
     from pgqueue.streams s
     cross join lateral _pgqueue.settings_of('stream', to_jsonb(s)) g
     cross join lateral (
-        select l.last_seq, l.last_seq - s.passed_over as sent,
+        select l.last_seq, l.last_seq - s.unused_seqs as sent,
                coalesce((select r.message_count from pgqueue.trims r where r.stream_id = s.stream_id), 0) as trimmed
         from _pgqueue.last_seq(s.stream_id) l (last_seq)) n
 $query$); end $view$;

@@ -89,7 +89,7 @@ returns table (queue_name text, msg_id bigint)
 language plpgsql as $$
 declare
     v_queue    text;
-    v_may_look boolean := _pgqueue.may_look();
+    v_may_look boolean := _pgqueue.may_see_names();
 begin
     for v_queue in select distinct t.queue_name from pgmq.test_routing(routing_key) t order by 1 loop
         queue_name := case when v_may_look then v_queue end;

@@ -1,18 +1,18 @@
 -- Offsets of offset readers, which read a stream without claiming. An offset is the set of publications that such a
--- reader has read; the reader keeps it.
+-- reader has read; the reader stores it.
 --
--- An offset says: all publications below next were read, or are dead, except those in its gaps. Of some publications
--- that a limit or a start has cut, the first messages by seq were read, and the offset says how many. What lies
--- between two offsets is the difference of two sets, and so the same for ever.
+-- All publications below next were read, or are dead, except those in the gaps of the offset. Of publications that a
+-- limit or a start position has cut, the offset has the number of messages that were read: the first ones by seq. The
+-- messages between two offsets are the difference of two sets, and so never change.
 
--- An offset of an offset reader, which reads a stream without claiming.
+-- An offset of an offset reader.
 do $$
 begin
     if to_regtype('pgqueue.reading_offset') is null then
         create type pgqueue.reading_offset as (
             next_publication bigint, old_ids int8multirange, old_publishers text[], new_ids int8multirange,
             new_publishers text[], cut_publications bigint[], cut_messages bigint[], messages bigint,
-            in_archive boolean);  -- its reader reads the archive, too
+            in_archive boolean);  -- its reader also reads the archive
     end if;
 end $$;
 
@@ -33,10 +33,10 @@ begin
                where ids <> '{}') end;
 end $$;
 
--- An offset as a JSON value that leaves the database. First all that it has read is on disk, also what others committed
--- with synchronous_commit = off: after a crash, the numbers of lost publications would be given out again. Before
--- PostgreSQL 17, what leaves an open transaction is on disk when that transaction ends.
---   p_known  an offset that the caller has given, and so has left the database before
+-- An offset as a JSON value for the caller. First it makes all commits that the offset has read durable, also those
+-- with synchronous_commit = off: after a crash, the numbers of lost publications would be assigned again. Before
+-- PostgreSQL 17, they are durable when the caller's transaction ends.
+--   p_known  an offset that the caller passed, and whose publications are durable already
 create or replace function _pgqueue.durable_offset(p_stream pgqueue.streams, p_offset pgqueue.reading_offset,
                                                    p_known pgqueue.reading_offset) returns jsonb
 language plpgsql as $$
@@ -48,7 +48,7 @@ begin
         perform pg_logical_emit_message(false, 'pgqueue', ''::text, true);
     else
         perform _pgqueue.commit_durably();
-        perform pg_logical_emit_message(true, 'pgqueue', ''::text);  -- a commit that writes nothing waits for no disk
+        perform pg_logical_emit_message(true, 'pgqueue', ''::text);  -- a commit without WAL is not flushed
     end if;
     return _pgqueue.offset_json(p_stream, p_offset);
 end $$;
@@ -57,7 +57,7 @@ end $$;
 create or replace function _pgqueue.unread(p_offset pgqueue.reading_offset) returns int8multirange
 language sql immutable parallel safe as $$ select p_offset.old_ids + p_offset.new_ids $$;
 
--- The publication ids that an offset has not read, also those to come.
+-- The publication ids that an offset has not read, including future ones.
 create or replace function _pgqueue.unread_from(p_offset pgqueue.reading_offset) returns int8multirange
 language sql immutable parallel safe as $$
     select _pgqueue.unread(p_offset) + int8multirange(int8range(p_offset.next_publication, null))
@@ -67,7 +67,7 @@ $$;
 create or replace function _pgqueue.refuse_offset(p_argument text, p_what text, p_offset jsonb) returns void
 language plpgsql as $$
 begin
-    raise exception '% is no offset of a stream: %', p_argument, p_what
+    raise exception '% is not an offset of a stream: %', p_argument, p_what
         using errcode = 'PQ003', column = p_argument,
               detail = format('It is %s.', coalesce(left(p_offset::text, 200), 'null')),
               hint = 'Give an offset as read, read_to or start_offset returned it.';
@@ -89,9 +89,9 @@ begin
 end $$;
 
 -- Reads an offset of a stream from JSON.
---   p_archive  whether its reader reads the archive, too
--- Errors: PQ003 when the value is not an offset, PQ005 when it is of another stream or incarnation, or beyond the last
--- publication.
+--   p_archive  whether its reader also reads the archive
+-- Errors: PQ003 when the value is not an offset, PQ005 when it belongs to another stream or incarnation, or is beyond
+-- the last publication.
 create or replace function _pgqueue.parse_offset(p_stream pgqueue.streams, p_argument text, p_offset jsonb,
                                                  p_archive boolean default false) returns pgqueue.reading_offset
 language plpgsql as $$
@@ -101,17 +101,17 @@ declare
     v_gaps   jsonb := p_offset -> 'gaps';
 begin
     if jsonb_typeof(p_offset) is distinct from 'object' then
-        perform _pgqueue.refuse_offset(p_argument, 'no object', p_offset);
+        perform _pgqueue.refuse_offset(p_argument, 'it is not an object', p_offset);
     elsif jsonb_typeof(p_offset -> 'stream') is distinct from 'string'
           or jsonb_typeof(p_offset -> 'incarnation') is distinct from 'string' then
-        perform _pgqueue.refuse_offset(p_argument, 'without stream or incarnation', p_offset);
+        perform _pgqueue.refuse_offset(p_argument, 'it has no stream or incarnation', p_offset);
     end if;
     v_offset.next_publication := _pgqueue.offset_number(p_argument, 'next', p_offset -> 'next', 1, p_offset);
     v_offset.messages := _pgqueue.offset_number(p_argument, 'messages', p_offset -> 'messages', 0, p_offset);
     if p_offset ? 'cut' then
         if not p_offset -> 'cut' @? 'strict $ ? (@.type() == "array" && @.size() > 0 '
                                     '&& !exists (@[*] ? (@.type() != "array" || @.size() != 2)))' then
-            perform _pgqueue.refuse_offset(p_argument, 'its cut is no list of pairs', p_offset);
+            perform _pgqueue.refuse_offset(p_argument, 'its cut is not a list of pairs', p_offset);
         end if;
         select array_agg(_pgqueue.offset_number(p_argument, 'cut', c -> 0, 1, p_offset)),
                array_agg(_pgqueue.offset_number(p_argument, 'cut', c -> 1, 1, p_offset))
@@ -133,20 +133,20 @@ begin
         if (v_offset.old_ids <> '{}' and _pgqueue.unread(v_offset)
                                          <@ int8multirange(int8range(1, v_offset.next_publication))) is not true then
             perform _pgqueue.refuse_offset(
-                p_argument, 'its gaps are no list of one or two, or one is no set of numbers below next', p_offset);
+                p_argument, 'its gaps are not a list of one or two sets of numbers below next', p_offset);
         end if;
     end if;
     if exists (select from unnest(v_offset.cut_publications) c group by c
                having count(*) > 1 or c > v_offset.next_publication
                    or (c < v_offset.next_publication and not _pgqueue.unread(v_offset) @> c)) then
-        perform _pgqueue.refuse_offset(p_argument, 'its cut was read, is beyond next, or there twice', p_offset);
+        perform _pgqueue.refuse_offset(p_argument, 'its cut was read, is beyond next, or is there twice', p_offset);
     end if;
     perform _pgqueue.check_incarnation(p_stream, p_argument, p_offset, v_offset);
     return v_offset;
 end $$;
 
--- Raises PQ005 unless an offset belongs to the stream as it is now: it has the same incarnation; or recover() ended
--- its incarnation, and all that the offset has read came before that.
+-- Raises PQ005 unless an offset belongs to the current stream: it has the same incarnation; or recover() ended its
+-- incarnation, and the offset has read only earlier publications.
 create or replace function _pgqueue.check_incarnation(p_stream pgqueue.streams, p_argument text, p_json jsonb,
                                                       p_offset pgqueue.reading_offset) returns void
 language plpgsql as $$
@@ -154,8 +154,8 @@ declare
     v_ended pgqueue.incarnations;
 begin
     if p_json ->> 'stream' <> p_stream.name then
-        raise exception '% is of stream %, not of stream %', p_argument, quote_literal(left(p_json ->> 'stream', 210)),
-                        quote_literal(p_stream.name)
+        raise exception '% belongs to stream %, not to stream %', p_argument,
+                        quote_literal(left(p_json ->> 'stream', 210)), quote_literal(p_stream.name)
             using errcode = 'PQ005', column = p_argument, hint = 'Give an offset of this stream.';
     end if;
     if p_json ->> 'incarnation' <> p_stream.incarnation::text then
@@ -166,7 +166,7 @@ begin
         where e.stream_id = p_stream.stream_id and e.incarnation::text = p_json ->> 'incarnation'
         group by e.incarnation;
         if not found then
-            raise exception '% is of another stream that was named %: of another database, or dropped since',
+            raise exception '% belongs to another stream named %, in another database or dropped since',
                             p_argument, quote_literal(p_stream.name)
                 using errcode = 'PQ005', column = p_argument,
                       hint = 'Connect to the database of this offset, or start again: '
@@ -177,8 +177,8 @@ begin
                             'it has read publications up to %, and % was the last one that was restored',
                             p_argument, v_ended.ended_at, p_offset.next_publication - 1, v_ended.last_publication
                 using errcode = 'PQ005', column = p_argument,
-                      hint = 'The later publications are lost here, and their numbers are given to other messages. '
-                             'To read the messages that came after the restore, begin at that time.';
+                      hint = 'The later publications are lost, and their numbers are assigned to other messages. '
+                             'To read messages that were sent after the restore, start at that time.';
         end if;
     elsif p_offset.next_publication > _pgqueue.last_publication_id(p_stream.stream_id) + 1
           and not pg_is_in_recovery() then
@@ -186,13 +186,13 @@ begin
                         p_argument, p_offset.next_publication - 1, _pgqueue.last_publication_id(p_stream.stream_id)
             using errcode = 'PQ005', column = p_argument,
                   hint = 'The database was restored to an earlier state, or a standby without the latest commits was '
-                         'promoted. Call recover(), and let the reader of this offset start again.';
+                         'promoted. Call recover(), and restart the reader of this offset.';
     end if;
 end $$;
 
--- The offset at a position, for an offset reader that has read up to another offset: what it has read counts as read.
--- So the result is the position's offset or a later one, even if the two offsets were made with different knowledge of
--- dead publications.
+-- The offset at a position, for an offset reader that has read up to another offset: publications that it has read
+-- count as read. So the result is the position's offset or a later one, even if each of the two offsets treats other
+-- publications as dead.
 create or replace function _pgqueue.merge_offsets(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset)
 returns pgqueue.reading_offset language plpgsql as $$
 declare
@@ -207,13 +207,13 @@ begin
           group by id) c;
     p_from.next_publication := greatest(p_from.next_publication, p_to.next_publication);
     p_from.old_ids := v_unread * int8multirange(int8range(1, p_from.next_publication));
-    p_from.old_publishers := null;  -- not known, as at the beginning
+    p_from.old_publishers := null;  -- not known, as in a start offset
     p_from.new_ids := '{}';
     p_from.new_publishers := null;
     return p_from;
 end $$;
 
--- The publications that the second of two offsets has cut, and that have messages between the two offsets.
+-- The publications that the second of two offsets has cut, and that have messages between the offsets.
 create or replace function _pgqueue.cut_between(p_from pgqueue.reading_offset, p_to pgqueue.reading_offset)
 returns int8multirange language sql immutable as $$
     select coalesce(range_agg(int8range(t.id, t.id, '[]')), '{}')
@@ -221,8 +221,8 @@ returns int8multirange language sql immutable as $$
           except select * from unnest(p_from.cut_publications, p_from.cut_messages)) t (id, n)
 $$;
 
--- Raises PQ010 when messages between two offsets were trimmed, all or some. The caller asks after it has read them.
--- (Messages that are not stored any more were noted as trimmed before they were deleted, see operate/retention.sql.)
+-- Raises PQ010 when some of the messages between two offsets were trimmed. The caller checks after it has read them.
+-- (Messages are recorded as trimmed before they are deleted, see operate/retention.sql.)
 create or replace function _pgqueue.check_not_trimmed(p_stream pgqueue.streams, p_argument text,
                                                       p_from pgqueue.reading_offset, p_to pgqueue.reading_offset)
 returns void language plpgsql as $$
@@ -240,9 +240,9 @@ begin
             using errcode = 'PQ010', column = p_argument,
                   hint = case when not p_from.in_archive
                                    and v_gone <@ (_pgqueue.trimmed(p_stream.stream_id)).o_archive
-                              then 'They are in the archive: Spark reads them, without a consumer.'
-                              else 'This reader has lost these messages. Start again, at "earliest" for all that there '
-                                   'is; and keep messages longer, see set_retention.' end;
+                              then 'They are in the archive: Spark reads them without a consumer.'
+                              else 'This reader has lost these messages. Start again, at "earliest" for all stored '
+                                   'messages. To keep messages longer, see set_retention.' end;
     end if;
 end $$;
 

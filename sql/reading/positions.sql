@@ -1,22 +1,22 @@
--- Positions: places in a stream at which a consumer or an offset reader begins.
+-- Positions: places in a stream at which a consumer or an offset reader starts.
 --
---   earliest         before all messages that the stream has
---   latest           after all that was visible at some moment of the call
---   a timestamp      after the publications that were begun before it
+--   earliest         before all messages of the stream
+--   latest           after all messages that were visible at some moment of the call
+--   a timestamp      after the publications that began before it
 --   seq N            after the messages with lower numbers; a publication that has lower and higher ones is cut
 --   an offset        after the messages that it has read: its JSON, see reading/offsets.sql
 --
--- A publication that is not visible yet counts as later than any position: its transaction is open. So a position is a
--- set of publication ids, and the cut publications among them; cursor_from() makes a consumer's cursor of it.
+-- A publication that is not visible yet is after any position: its transaction is open. So a position is a set of
+-- publication ids, and the cut publications among them; cursor_from() makes a consumer's cursor of it.
 --
--- The history is not read. Publication ids are given out in the order in which publishing begins, and the time is noted
--- right afterwards. So a binary search finds a time: among publications, because "since" asks what became visible, and
--- a sink writes messages long before it publishes them. Whether an id that is not visible is dead is known from the
--- publish lock (log/gaps.sql): it is, when no transaction has the lock that had it before; from consumers that have
--- taken the id or passed it; and from the notes of maintain() (record_resolved()).
+-- The history is not read. Publication ids are assigned in the order in which publishing begins, and the time is stored
+-- right afterwards. So a binary search finds a time. It searches publications, because a position means what became
+-- visible, and a sink writes messages long before it publishes them. An id that is not visible is dead if all
+-- transactions that had the publish lock (log/gaps.sql) have ended. Consumers that have taken or passed the id show the
+-- same, and so does the record of maintain() (record_resolved()).
 
--- Resolves an offset that is given as text; see resolve_position() for the results. Needs the history's lock. Errors:
--- PQ003; PQ005, also when the offset has read a publication that this snapshot does not see, and has to.
+-- Resolves an offset given as text; see resolve_position() for the results. Needs the history's lock. Errors: PQ003;
+-- PQ005, also when the offset has read a publication that this snapshot must see, and does not.
 create or replace function _pgqueue.resolve_offset(p_stream_id int, p_offset text, p_argument text, p_archive boolean,
                                                    out o_seen int8multirange, out o_next bigint,
                                                    out o_publishers text[], out o_cut int8multirange)
@@ -31,15 +31,15 @@ begin
     begin
         v_json := p_offset::jsonb;
     exception when invalid_text_representation or untranslatable_character or program_limit_exceeded then
-        perform _pgqueue.refuse_offset(p_argument, 'no JSON', to_jsonb(p_offset));
+        perform _pgqueue.refuse_offset(p_argument, 'it is not JSON', to_jsonb(p_offset));
     end;
     v_stream.name := (select name from pgqueue.streams where stream_id = p_stream_id);
     v_offset := _pgqueue.parse_offset(v_stream, p_argument, v_json, p_archive);
     o_seen := int8multirange(int8range(1, v_offset.next_publication)) - _pgqueue.unread(v_offset);
-    -- the next publication itself may be cut, and none after it
+    -- the next publication may be cut, and none after it
     o_next := greatest(v_offset.next_publication, (select max(c) + 1 from unnest(v_offset.cut_publications) c));
-    -- Others rely on the cursor that is made of this: resolved_ids(). So what may become visible later is not
-    -- before the offset, whatever the offset says. (A standby makes no cursors.)
+    -- The result becomes a cursor on which resolved_ids() relies. So a publication that may become visible later is not
+    -- before the position, even if the offset contains it. (A standby creates no cursors.)
     if not pg_is_in_recovery() then
         v_unsure := o_seen - v_trimmed - (_pgqueue.resolved(p_stream_id, o_next)).o_seen;
     end if;
@@ -69,7 +69,7 @@ create or replace function _pgqueue.offset_at(p_stream pgqueue.streams, p_start 
 language plpgsql as $$
 declare
     v_place  record := _pgqueue.resolve_position(p_stream.stream_id, p_start, p_argument, p_archive);
-    -- publishers are not known: the first look finds them
+    -- publishers are not known: the first read finds them
     v_offset pgqueue.reading_offset := row(v_place.o_next,
                                            int8multirange(int8range(1, v_place.o_next)) - v_place.o_seen, null, '{}',
                                            null, '{}', '{}', 0, p_archive is true)::pgqueue.reading_offset;
@@ -88,8 +88,8 @@ begin
     return v_offset;
 end $$;
 
--- The publication of a message; no row when it is not visible, or trimmed. The search begins where the message's
--- number points. A message that a sink wrote long before it published it is found by reading all publications since.
+-- The publication of a message; no row when it is not visible, or trimmed. The search starts at publications with
+-- similar numbers. For a message that a sink wrote long before publishing it, all later publications are read.
 create or replace function _pgqueue.publication_of(p_stream_id int, p_seq bigint) returns setof pgqueue.publications
 language sql stable as $$
     select p.*
@@ -113,9 +113,9 @@ begin
         v_first := coalesce(least(_pgqueue.first_seq(p_stream_id),
                                   case when p_archive then _pgqueue.on_first_seq(p_stream_id) end), 1);
         if o_seq not between v_first and v_next then
-            raise exception '%, as a number, is seq % to seq %, the first message that there is to the next one, not %',
+            raise exception '%, as a number, is seq % to seq %, from the first stored message to the next one, not %',
                             p_argument, v_first, v_next, quote_literal(p_position)
-                using errcode = 'PQ003', column = p_argument, hint = 'For all that there is, say earliest.';
+                using errcode = 'PQ003', column = p_argument, hint = 'For all messages, use earliest.';
         end if;
         return;
     end if;
@@ -127,17 +127,17 @@ exception when invalid_datetime_format or datetime_field_overflow or invalid_par
         using errcode = 'PQ003', column = p_argument;
 end $$;
 
--- Resolves a position: what is before it.
+-- Resolves a position: which publications are before it.
 --   p_argument  the name of the argument, for errors
---   p_archive   for a reader that reads the archive, too; false: for consumers, and for readers of Postgres alone.
---               They are warned when earliest passes over messages that only the archive has
+--   p_archive   for a reader that also reads the archive; false: for consumers, and for readers of Postgres alone. They
+--               get a warning when earliest skips messages that only the archive has
 -- Returns the state of one moment (READ COMMITTED: some moment of the call; else the caller's snapshot):
---   o_seen        the publication ids that count as seen: visible ones and dead ones
+--   o_seen        the publication ids before the position: visible ones and dead ones
 --   o_next        all ids from here on are after the position. An id below it that is missing in o_seen is after the
 --                 position too, or not visible yet
 --   o_publishers  the transactions that may still publish the missing ids
---   o_cut         messages that count as seen, of publications that do not: their other messages are after the
---                 position. Null: none
+--   o_cut         messages before the position, of publications that are not in o_seen: their other messages are after
+--                 the position. Null: none
 -- Errors: PQ003; PQ005 for an offset of another stream or state. Locks: the history (see lock_history()), which the
 -- caller holds for as long as it relies on the result.
 create or replace function _pgqueue.resolve_position(p_stream_id int, p_position text, p_argument text,
@@ -156,11 +156,11 @@ begin
         select * into o_seen, o_next, o_publishers, o_cut
         from _pgqueue.resolve_place(p_stream_id, p_position, p_argument, p_archive);
     end if;
-    -- trimmed publications are missing, but neither in progress nor dead: they are before every position
+    -- trimmed publications are missing, but not in progress: they are before every position
     v_gone := _pgqueue.trimmed(p_stream_id, p_archive);
     if p_position = 'earliest' and not p_archive and v_gone.o_archive <> '{}' then
-        raise warning '% earliest begins with %: earlier messages are in the archive alone, which Spark reads without '
-                      'a consumer', p_argument,
+        raise warning '% earliest starts with %: only the archive has earlier messages, which Spark reads without a '
+                      'consumer', p_argument,
                       coalesce('message ' || _pgqueue.first_seq(p_stream_id), 'the next message');
     end if;
     o_seen := o_seen + v_gone.o_publications;
@@ -177,7 +177,7 @@ create or replace function _pgqueue.resolve_place(p_stream_id int, p_position te
 language plpgsql as $$
 declare
     v_place  record := _pgqueue.parse_position(p_stream_id, p_position, p_argument, p_archive);
-    -- ids below are before it, if they are visible; null: all ids that were given out
+    -- visible publications below this id are before it; null: all assigned ids
     v_below  bigint := case v_place.o_time when '-infinity' then 1 when 'infinity' then null
                             else _pgqueue.search_publication(p_stream_id, v_place.o_time, v_place.o_seq, p_archive) end;
     v_before int8multirange;
@@ -202,7 +202,7 @@ begin
                             from _pgqueue.readable(p_stream_id, p_archive, n.publication_id,
                                                    n.publication_id + 1)) p;
     elsif isfinite(v_place.o_time) then
-        -- some publications overtook others: each is judged by its own time
+        -- ids and times may differ in order: each publication is compared by its own time
         select range_agg(int8range(publication_id, publication_id, '[]')) filter (where published_at < v_place.o_time),
                range_agg(int8range(publication_id, publication_id, '[]')) filter (where published_at >= v_place.o_time),
                max(publication_id) filter (where published_at < v_place.o_time)
@@ -219,41 +219,41 @@ begin
     o_seen := o_seen + coalesce(v_before, '{}') - coalesce(v_since, '{}');
     if v_last >= o_next then
         o_next := v_last + 1;
-        o_publishers := _pgqueue.publishers(p_stream_id);  -- after the look
+        o_publishers := _pgqueue.publishers(p_stream_id);  -- after the read
     end if;
 end $$;
 
--- An id below which all publications were noted before a time, or have lower numbers only, by binary search. The result
--- is not exact about publications that were in progress at once: the caller looks at those near it.
+-- An id below which all publications are from before a time, or have only lower numbers, by binary search. The result
+-- is not exact for publications that were in progress at the same time: the caller compares those near it.
 create or replace function _pgqueue.search_publication(p_stream_id int, p_time timestamptz, p_seq bigint,
                                                        p_archive boolean default false) returns bigint
 language plpgsql as $$
 declare
-    v_lo   bigint := 0;  -- is before
-    -- this id and those above it are not below the position, or not known to be
+    v_lo   bigint := 0;  -- before the position
+    -- this id and those above it are not before the position, or not known to be
     v_hi   bigint := _pgqueue.last_publication_id(p_stream_id) + 1;
     v_mid  bigint;
-    v_look record;
+    v_read record;
     v_back bigint;
 begin
     loop
         while v_lo + 1 < v_hi loop
             v_mid := (v_lo + v_hi) / 2;
-            -- by number it asks several publications at once: a single one may have been published late
+            -- by number it reads several publications at once: a single one may have been published late
             select min(publication_id) as first, max(publication_id) as last,
                    case when p_seq is null then min(published_at) < p_time
                         else max(upper(seqs)) <= p_seq end as is_before
-            into v_look
+            into v_read
             from _pgqueue.first_readable(p_stream_id, p_archive, v_mid, v_hi,
                                          case when p_seq is null then 1 else 64 end) p;
-            if v_look.is_before then
-                v_lo := v_look.last;
+            if v_read.is_before then
+                v_lo := v_read.last;
             else
                 v_hi := v_mid;
             end if;
         end loop;
         exit when p_seq is null;
-        -- many publications that were published late would look like the place
+        -- many publications that were published late can mislead the search
         select min(publication_id) into v_back
         from _pgqueue.last_readable(p_stream_id, p_archive, v_lo + 1, _pgqueue.max_in_progress()) p
         where upper(seqs) > p_seq;
@@ -266,7 +266,7 @@ end $$;
 
 -- The publication ids below a bound that are resolved: visible or dead; and the transactions that may still publish the
 -- others.
---   p_below  null: all ids that were given out
+--   p_below  null: all assigned ids
 create or replace function _pgqueue.resolved(p_stream_id int, p_below bigint, out o_seen int8multirange,
                                              out o_publishers text[])
 language plpgsql as $$
@@ -275,14 +275,14 @@ declare
     v_below bigint := least(p_below, _pgqueue.last_publication_id(p_stream_id) + 1);
     v_open  text[];
 begin
-    -- An id that was given out belongs to a transaction that has the publish lock now, or is visible to a new
-    -- snapshot, or is dead. This transaction sees its own. (A standby does not know the locks of its primary.)
+    -- An assigned id belongs to a transaction that has the publish lock now, or is visible to a new snapshot, or is
+    -- dead. This transaction sees its own ids. (A standby does not see the locks of its primary.)
     if current_setting('transaction_isolation') = 'read committed' and not pg_is_in_recovery() then
         v_open := array(select p from unnest(_pgqueue.publishers(p_stream_id)) p where p <> all (_pgqueue.own_ids()));
     end if;
     if (v_open = '{}') is not true then
         o_seen := _pgqueue.resolved_ids(p_stream_id) * int8multirange(int8range(1, p_below));
-        -- to read many ids takes longer than most transactions
+        -- reading many ids takes longer than most transactions
         for v_try in 1..10 loop
             exit when (v_open <> '{}') is not true
                 or v_below - 1 - _pgqueue.cardinality(o_seen) <= _pgqueue.max_in_progress();
@@ -305,11 +305,10 @@ begin
                                max(publication_id) as last
                         from _pgqueue.published(p_stream_id, int8multirange(r))) v
     where v.count > 0;
-    o_publishers := _pgqueue.publishers(p_stream_id);  -- after the look
+    o_publishers := _pgqueue.publishers(p_stream_id);  -- after the read
 end $$;
 
--- Notes the last publication id that was given out, for sends (log/numbers.sql). Locks: the stream's row, if nobody
--- has it.
+-- Records the last assigned publication id, for sends (log/numbers.sql). Locks: the stream's row, unless it is locked.
 create or replace function _pgqueue.record_numbers(p_stream_id int) returns void
 language sql as $$
     update pgqueue.streams s set publications_from = l.last + 1
@@ -319,8 +318,8 @@ language sql as $$
     where s.stream_id = l.stream_id
 $$;
 
--- Notes up to which id all publications of a stream are resolved: visible or dead. So a position is found without
--- reading the history, even while somebody publishes. Does nothing while another session notes the same.
+-- Records up to which id all publications of a stream are resolved: visible or dead. So a position is found without
+-- reading the history, even while transactions publish. Does nothing while another session records the same.
 create or replace function _pgqueue.record_resolved(p_stream_id int) returns void
 language plpgsql as $$
 declare
@@ -328,7 +327,7 @@ declare
     v_issued   bigint;
     v_open     text[];
 begin
-    -- first the earlier note, then the last id, then the publishers
+    -- first the previous record, then the last id, then the publishers
     -- lock: resolved
     select * into v_resolved from pgqueue.resolved where stream_id = p_stream_id for update skip locked;
     if not found then
@@ -337,7 +336,7 @@ begin
         on conflict do nothing returning * into v_resolved;  -- lock: resolved
     end if;
     v_issued := _pgqueue.last_publication_id(p_stream_id);
-    if v_resolved.below <= v_issued then  -- there is something to note, and no other session notes it
+    if v_resolved.below <= v_issued then  -- there is something to record, and no other session records it
         v_open := _pgqueue.publishers(p_stream_id);
         if _pgqueue.still_open(v_resolved.publishers, v_open) = '{}' then
             update pgqueue.resolved
@@ -354,11 +353,12 @@ language sql stable as $$
     select array(select distinct virtualtransaction from pg_locks where pid = pg_backend_pid())
 $$;
 
--- A cursor that goes on from a position.
+-- A cursor that continues from a position.
 --   p_cursor  without gaps
---   p_seen    what is before the position, see resolve_position()
+--   p_seen    the publications before the position, see resolve_position()
 --   p_next    ids from here on are new for the consumer; at most the position's o_next
---   p_excluded  messages that are new, below p_next, and not for the consumer: settled, unfinished or dead; null: none
+--   p_excluded  messages of new publications below p_next that the consumer does not get again: settled, unfinished or
+--               dead; null: none
 -- Returns the cursor, whose gaps are stored.
 create or replace function _pgqueue.cursor_from(p_cursor pgqueue.consumer_cursors, p_seen int8multirange, p_next bigint,
                                                 p_publishers text[], p_excluded int8multirange default null)

@@ -1,12 +1,11 @@
--- Reading without claiming: the reader keeps its own offset (reading/offsets.sql). Reading writes nothing and waits for
--- nobody, and works on a standby. Messages that were published to named consumers alone are not read, and deliver_at is
--- not waited for.
+-- Reading without claiming: the reader stores its own offset (reading/offsets.sql). Reading writes nothing, waits for
+-- nothing, and works on a standby. Messages for named consumers are not read, and deliver_at is ignored.
 
--- Returns the offset at which a reader begins.
+-- Returns the offset at which a reader starts.
 --   p_start  earliest: before all messages of the stream; latest: before messages that become visible from now on; a
---            timestamp: before messages that were published since; seq N: before the message of that number.
---            Transactions that are still running count as later.
---   p_archive  for a reader that reads the archive, too: what is there was not trimmed
+--            timestamp: before messages that were published since then; seq N: before the message with that number.
+--            Transactions that are still open count as later.
+--   p_archive  for a reader that also reads the archive: messages there do not count as trimmed
 -- Errors: PQ001, PQ003. Locks: the history, shared.
 create or replace function pgqueue.start_offset(p_stream text, p_start text default 'earliest',
                                                 p_archive boolean default false) returns jsonb
@@ -19,8 +18,8 @@ begin
 end $$;
 
 -- Returns the offset of an end position, but never one before the reader's own offset.
---   p_offset  where the reader is
---   p_end     a position, as start_offset takes it: the reader has read what is before it
+--   p_offset  the reader's offset
+--   p_end     a position, as for start_offset: the reader reads up to it
 --   p_archive  as in start_offset
 -- Errors: PQ001, PQ003, PQ005. Locks: the history, shared.
 create or replace function pgqueue.end_offset(p_stream text, p_offset jsonb, p_end text,
@@ -35,8 +34,9 @@ begin
 end $$;
 
 -- Returns the end offset after a start offset, for Spark before 4.1: never before the start.
--- A source of PySpark 4.0 must name an end before Spark tells it where the query is. This call fits that end to the
--- start, and returns the same for the same two offsets, for ever. Errors: PQ001, PQ003, PQ005. Locks: none.
+-- A source of PySpark 4.0 must return an end offset before Spark passes it the start offset of the query. This call
+-- adjusts that end to the start, and always returns the same for the same two offsets. Errors: PQ001, PQ003, PQ005.
+-- Locks: none.
 create or replace function pgqueue.end_after(p_stream text, p_from jsonb, p_to jsonb) returns jsonb
 language plpgsql as $$
 declare
@@ -46,11 +46,11 @@ begin
                                                                  _pgqueue.parse_offset(v_stream, 'p_to', p_to)));
 end $$;
 
--- Tells how many messages are after a reader's offset, and when the first was published.
+-- Counts the messages after a reader's offset, and finds when the first was published.
 --   p_archive  as in start_offset
--- Returns how many messages there are after the offset (in up to 100,000 publications), and when the first of them was
--- published; null: there are none, or only far behind many publications for named consumers. Errors: PQ001, PQ003,
--- PQ005. Locks: none.
+-- Returns the number of messages after the offset (in up to 100,000 publications), and when the first of them was
+-- published; null: there are none, or only after many publications for named consumers. Errors: PQ001, PQ003, PQ005.
+-- Locks: none.
 create or replace function pgqueue.offset_lag(p_stream text, p_offset jsonb, p_archive boolean default false,
                                               out messages bigint, out since timestamptz)
 language plpgsql as $$
@@ -70,14 +70,14 @@ begin
 end $$;
 
 -- Returns the offset after the next messages of a stream, without reading them.
---   p_offset        an offset; or, to begin, null for "earliest", or what start_offset takes, as a JSON string
---   p_max           messages at most, and exactly so many if there are; null: all (of up to 100,000 publications)
---   p_upto          no publication after this one; null: all
---   p_skip_trimmed  pass over what retention has taken away, instead of failing
+--   p_offset        an offset; or, to start, null for "earliest", or a position of start_offset as a JSON string
+--   p_max           the number of messages, if there are as many; null: all (of up to 100,000 publications)
+--   p_upto          the last publication to read; null: all
+--   p_skip_trimmed  skip trimmed messages, instead of failing
 --   p_archive       as in start_offset
--- Returns p_offset when there is nothing new. An offset that differs may have no messages between: then all new
--- messages were for named consumers. Errors: PQ001, PQ003, PQ005, PQ010 when retention was faster. Locks: none. (Read
--- committed: at an old snapshot gaps stay open.)
+-- Returns p_offset when there are no new messages. If the result differs, there may still be no messages in between:
+-- all new ones were for named consumers. Errors: PQ001, PQ003, PQ005, PQ010 when retention was faster. Locks: none.
+-- (Use read committed: with an old snapshot gaps stay open.)
 create or replace function pgqueue.read_to(p_stream text, p_offset jsonb, p_max bigint default null,
                                            p_upto bigint default null, p_skip_trimmed boolean default false,
                                            p_archive boolean default false) returns jsonb
@@ -87,9 +87,7 @@ declare
     v_from   pgqueue.reading_offset;
     v_to     pgqueue.reading_offset;
 begin
-    if p_max < 1 then
-        raise exception 'p_max is null or at least 1, not %', p_max using errcode = 'PQ003', column = 'p_max';
-    end if;
+    perform _pgqueue.check_positive('p_max', p_max);
     v_from := _pgqueue.offset_or_start(v_stream, p_offset, p_archive);
     v_to := _pgqueue.advance_offset(v_stream, v_from, coalesce(p_max, 9223372036854775807), p_upto);
     if p_skip_trimmed is not true then
@@ -98,7 +96,7 @@ begin
     return _pgqueue.durable_offset(v_stream, v_to, case when jsonb_typeof(p_offset) = 'object' then v_from end);
 end $$;
 
--- An offset, or what stands for one at the beginning. Errors: PQ003, PQ005.
+-- The offset in p_offset, or the start offset that it names. Errors: PQ003, PQ005.
 create or replace function _pgqueue.offset_or_start(p_stream pgqueue.streams, p_offset jsonb,
                                                     p_archive boolean default false) returns pgqueue.reading_offset
 language plpgsql as $$
@@ -110,10 +108,10 @@ begin
 end $$;
 
 -- Returns the messages between two offsets as ranges [lo, hi) of seq, in the order of reading.
--- It is for a reader that reads the payloads by COPY. The answer for two offsets is the same for ever.
---   p_from, p_to    offsets that start_offset, read_to or read returned; the second one after the first
---   p_skip_trimmed  return what is left, instead of failing, when retention has taken some messages away
---   p_archive       as in start_offset: then files may have the payloads, see archive_files
+-- For readers that read the payloads by COPY. The result for two offsets never changes.
+--   p_from, p_to    offsets that start_offset, read_to or read returned; p_to is after p_from
+--   p_skip_trimmed  return the remaining messages, instead of failing, when some were trimmed
+--   p_archive       as in start_offset: the payloads may be in files then, see archive_files
 -- Errors: PQ001, PQ003, PQ005, PQ010. Locks: none.
 create or replace function pgqueue.read_plan(p_stream text, p_from jsonb, p_to jsonb,
                                              p_skip_trimmed boolean default false, p_archive boolean default false)
@@ -129,7 +127,7 @@ begin
               <@ _pgqueue.unread(v_from) then
         raise exception 'p_to is before p_from'
             using errcode = 'PQ003', column = 'p_to',
-                  hint = 'Give the offset that read_to returned for p_from, or a later one.';
+                  hint = 'Pass the offset that read_to returned for p_from, or a later one.';
     end if;
     return query select lower(g), upper(g) from unnest(_pgqueue.messages_between(v_stream.stream_id, v_from, v_to)) g;
     if p_skip_trimmed is not true then
@@ -137,9 +135,9 @@ begin
     end if;
 end $$;
 
--- Returns how many bytes of data the messages between two offsets have. The data itself is not read.
--- Of a publication in the archive that an offset has cut, each message counts as many bytes as the others.
---   p_archive  for a reader that reads the archive, too
+-- Returns the total size of the data of the messages between two offsets, without reading it.
+-- For a publication in the archive that an offset has cut, all messages count as equally large.
+--   p_archive  for a reader that also reads the archive
 -- Errors: PQ001, PQ003, PQ005. Locks: none.
 create or replace function pgqueue.size_between(p_stream text, p_from jsonb, p_to jsonb,
                                                 p_archive boolean default false) returns bigint
@@ -166,10 +164,10 @@ end $$;
 
 -- Reads the next messages of a stream after an offset, without claiming them.
 --   p_offset  as in read_to
---   p_max     messages at most, 1 to 100,000
--- Returns a row per message, in order of seq, each with the offset to read on from; when there is nothing new, one row
--- with the offset alone. Messages of a publication that is published later may have lower numbers. Errors: PQ001,
--- PQ003, PQ005, PQ010. Locks: none.
+--   p_max     the largest number of messages, 1 to 100,000
+-- Returns a row per message, in order of seq, each with the offset for the next call; without new messages, one row
+-- with only the offset. Messages of a later publication may have lower numbers. Errors: PQ001, PQ003, PQ005, PQ010.
+-- Locks: none.
 create or replace function pgqueue.read(p_stream text, p_offset jsonb default null, p_max int default 1000)
 returns table (seq bigint, key text, data text, data_bytes bytea, headers jsonb, inserted_at timestamptz,
                next_offset jsonb)
@@ -190,9 +188,9 @@ begin
     return query execute format(
         'select m.seq, m.key, m.data, m.data_bytes, m.headers, m.inserted_at, $2 from unnest($1) g cross join lateral ('
         'select * from pgqueue.messages_%s x where x.seq >= lower(g) and x.seq < upper(g) '
-        'and x.seq >= $3 and x.seq < $4 order by x.seq) m',
-        v_stream.stream_id)  -- the bounds of all are for the planner: it leaves out the other tables of the stream
-    using v_seqs, v_next, lower(v_seqs), upper(v_seqs);
+        'and x.seq >= lower($1) and x.seq < upper($1) order by x.seq) m',
+        v_stream.stream_id)  -- the bounds of $1 are for the planner, which excludes other segments
+    using v_seqs, v_next;
     get diagnostics v_count = row_count;
     if v_count = 0 then
         next_offset := v_next;
@@ -200,12 +198,11 @@ begin
     end if;
     perform _pgqueue.check_not_trimmed(v_stream, 'p_offset', v_from, v_to);
     if v_count < _pgqueue.cardinality(v_seqs) then
-        -- for an old snapshot, too, a table that was emptied since is empty; but the snapshot has the publications, and
-        -- not that they were trimmed
+        -- a truncated table is empty even for an old snapshot, which still sees the publications, and not the trim
         raise exception 'retention has overtaken p_offset: % of % messages are not stored any more',
                         _pgqueue.cardinality(v_seqs) - v_count, _pgqueue.cardinality(v_seqs)
             using errcode = 'PQ010', column = 'p_offset',
-                  hint = 'They were taken away after this transaction began: read with isolation level read committed. '
-                         'Else start again, at "earliest".';
+                  hint = 'They were trimmed after this transaction began: read with isolation level read committed, or '
+                         'start again, at "earliest".';
     end if;
 end $$;

@@ -1,30 +1,30 @@
--- Reading on from an offset, and closing its gaps.
+-- Reading from an offset on, and closing its gaps.
 --
--- A read waits for no other session: a publication that is not visible at a read is in a gap, and is read as soon as it
--- is visible.
+-- A read waits for no other session: a publication that is not visible is in a gap of the offset, and is read as soon
+-- as it is visible.
 --
--- Gaps are closed by the rule of log/gaps.sql. An offset holds what a consumer has in a row: the transactions that may
--- still fill a gap. So reading writes nothing, and two offset readers know nothing of each other. The rule is stricter
--- here:
---   * A look first notes the last publication id that was given out, then the transactions that have the publish lock.
---     Only then it looks, no further than to that id. A transaction that got one of these ids had the lock before.
---     Either it still has the lock, or it is over and this very look sees what it published.
---   * So a look that finds no transaction with the lock closes all gaps, new ones too: the offset is one number.
---     Otherwise a gap stays until none of the publishers that were noted with it has the lock any more.
---   * Gaps are of two ages. New gaps join the younger one, whose publishers are then all of that moment. The younger
---     one becomes the older one when that is closed. So an offset has two sets and two lists at most, and no gap stays
---     open for longer than two transactions that publish, one after the other.
---   * Sometimes the publishers are not known, and the gap says so (publishers null): with an old snapshot (isolation
---     above read committed), which may be older than the note; and on a standby, which does not know the locks of its
---     primary. A standby closes what was resolved on the primary (resolved_ids()): it has the cursors of consumers and
---     the note of maintain(), and so all that these saw.
+-- Gaps are closed by the rule of log/gaps.sql. An offset contains the transactions that may still fill a gap, which a
+-- consumer has in a row. So reading writes nothing, and offset readers are independent of each other. The rule is
+-- stricter here:
+--   * A read first determines the last assigned publication id, then the transactions that have the publish lock. Only
+--     then it reads, up to that id. A transaction that got one of these ids had the lock before. Either it still has
+--     the lock, or it has ended and this read sees its publication.
+--   * So a read that finds no transaction with the lock closes all gaps, new ones too: the offset is one number.
+--     Otherwise a gap stays until none of the publishers that were recorded with it has the lock any more.
+--   * Gaps are of two ages. New gaps join the younger one, whose publishers are then all publishers of that moment. The
+--     younger one becomes the older one when that is closed. So an offset has at most two sets and two lists, and no
+--     gap stays open for longer than two consecutive transactions that publish.
+--   * Sometimes the publishers are not known, and are null in the gap: with an old snapshot (isolation above read
+--     committed), which may be older than the list of publishers; and on a standby, which does not see the locks of its
+--     primary. A standby closes gaps that were resolved on the primary (resolved_ids()), because it has the cursors of
+--     consumers and the record of maintain().
 
 -- Scans publications of a set of ids, in the order of ids, and reads their messages.
---   p_offset  without a cut; its messages and its cut are changed, and nothing else
+--   p_offset  without a cut; only its messages and its cut change
 --   p_goal    the number of messages of the offset at which the scan ends
 --   p_rows    at most this many publications, or parts of them
--- Returns the offset; the publications that were read whole; the last id that was scanned; and whether a limit ended
--- the scan.
+-- Returns the offset; the publications that were read completely; the last id that was scanned; and whether a limit
+-- ended the scan.
 create or replace function _pgqueue.scan_publications(p_stream_id int, inout p_offset pgqueue.reading_offset,
                                                       p_ids int8multirange, p_goal bigint, p_rows int,
                                                       out o_read int8multirange, out o_last bigint,
@@ -33,7 +33,7 @@ language plpgsql as $$
 declare
     v_max bigint := p_goal - p_offset.messages;
 begin
-    -- limited twice, per range and in all, so that no more is read than is wanted
+    -- limited twice, per range and in all, so that no more is read than needed
     with part as materialized (
         select p.*
         from unnest(p_ids) r
@@ -69,13 +69,13 @@ begin
     from total;
 end $$;
 
--- The offset after the next messages: at most p_max, and no publication after p_upto (null: all).
+-- The offset after the next messages: at most p_max, and no publications after p_upto (null: all).
 create or replace function _pgqueue.advance_offset(p_stream pgqueue.streams, p_offset pgqueue.reading_offset,
                                                    p_max bigint, p_upto bigint) returns pgqueue.reading_offset
 language plpgsql as $$
 declare
     v_upto  bigint := greatest(least(_pgqueue.last_publication_id(p_stream.stream_id), p_upto), 0);
-    -- after those ids were given out, before the look; null where that says nothing about what the look will not see
+    -- after these ids were assigned, before the read; null: not known
     v_who   text[] := case when current_setting('transaction_isolation') = 'read committed' and not pg_is_in_recovery()
                            then _pgqueue.publishers(p_stream.stream_id) end;
     v_known int8multirange := case when pg_is_in_recovery() then _pgqueue.resolved_ids(p_stream.stream_id) end;
@@ -128,10 +128,10 @@ begin
     return p_offset;
 end $$;
 
--- Takes publications out of the gaps of an offset, and closes the gaps that no transaction can fill any more.
---   p_who    the transactions that had the publish lock before a look into all of the gaps; null: not known, or there
---            was no such look
---   p_known  publications that are visible or dead for sure, known before the look; null: not asked
+-- Removes publications from the gaps of an offset, and closes the gaps that no transaction can fill any more.
+--   p_who    the transactions that had the publish lock before all gaps were read; null: not known, or not all gaps
+--            were read
+--   p_known  publications that were resolved before the read; null: not determined
 create or replace function _pgqueue.close_gaps(p_offset pgqueue.reading_offset, p_read int8multirange, p_who text[],
                                                p_known int8multirange) returns pgqueue.reading_offset
 language plpgsql as $$
@@ -155,20 +155,20 @@ begin
     return p_offset;
 end $$;
 
--- Reads on from the next publication, at which nobody has looked, until the offset has p_goal messages.
+-- Reads from the next publication on, until the offset has p_goal messages.
 create or replace function _pgqueue.advance_next(p_stream pgqueue.streams, p_offset pgqueue.reading_offset,
                                                  p_goal bigint, p_upto bigint, p_who text[], p_known int8multirange)
 returns pgqueue.reading_offset language plpgsql as $$
 declare
-    v_rows    bigint := 64;  -- more each time: nobody knows before how many publications p_goal needs
+    v_rows    bigint := 64;  -- increases: the number of publications for p_goal is not known
     v_scanned bigint := 0;
     v_next    bigint;
-    v_room    bigint;
+    v_free    bigint;
     v_scan    record;
     v_holes   int8multirange;
 begin
     while p_offset.messages < p_goal and v_scanned < _pgqueue.limit_read() and p_offset.next_publication <= p_upto loop
-        v_room := _pgqueue.max_offset_ranges() - (select count(*) from unnest(_pgqueue.unread(p_offset)));
+        v_free := _pgqueue.max_offset_ranges() - (select count(*) from unnest(_pgqueue.unread(p_offset)));
         v_scan := _pgqueue.scan_publications(p_stream.stream_id, p_offset,
                                              int8multirange(int8range(p_offset.next_publication, p_upto, '[]')), p_goal,
                                              v_rows::int);
@@ -178,13 +178,13 @@ begin
                    - coalesce(p_known, '{}');
         if p_who = '{}' then
             v_holes := '{}';
-        elsif (select count(*) from unnest(v_holes)) > v_room then
+        elsif (select count(*) from unnest(v_holes)) > v_free then
             if p_known is null then
-                -- what becomes known after a look says nothing about the look
+                -- resolved after this read: the publications are read again
                 p_known := _pgqueue.resolved_ids(p_stream.stream_id);
             else
-                exit when v_room <= 0;
-                v_rows := v_room;  -- so many have no more gaps
+                exit when v_free <= 0;
+                v_rows := v_free;  -- so many publications have no more gaps
             end if;
             continue;
         end if;
@@ -205,27 +205,27 @@ begin
     return p_offset;
 end $$;
 
--- Warns of an offset that has many gaps, and names the sessions that are the reason.
+-- Warns about an offset with many gaps, and names the sessions that cause them.
 create or replace function _pgqueue.warn_of_gaps(p_stream pgqueue.streams, p_offset pgqueue.reading_offset) returns void
 language plpgsql as $$
 declare
     v_ranges bigint := (select count(*) from unnest(_pgqueue.unread(p_offset)));
 begin
     if v_ranges >= _pgqueue.limit_gap_ranges() then
-        raise warning 'the offset has % gaps, because transactions that publish to stream % stay open beside many '
-                      'that were rolled back: %', v_ranges, quote_literal(p_stream.name),
+        raise warning 'the offset has % gaps, because transactions that publish to stream % stay open while many '
+                      'others roll back: %', v_ranges, quote_literal(p_stream.name),
             coalesce((select string_agg(distinct coalesce('process ' || pid, 'a prepared transaction'), ', ')
                       from pg_locks
                       where locktype = 'advisory'
                         and virtualtransaction = any (p_offset.old_publishers || p_offset.new_publishers)),
-                     'not known which, here')
-            using hint = format('End them. With %s gaps, reading goes no further until they are over.',
+                     'unknown on this server')
+            using hint = format('End these transactions: at %s gaps, reading stops until they have ended.',
                                 _pgqueue.max_offset_ranges());
     end if;
 end $$;
 
--- The publications of which any later look will find that they are visible or dead: consumers of the stream have taken
--- or passed them, or maintain() has noted it (record_resolved()).
+-- The publications that are visible or dead for any later read: consumers of the stream have taken or passed them, or
+-- maintain() has recorded it (record_resolved()).
 create or replace function _pgqueue.resolved_ids(p_stream_id int) returns int8multirange
 language plpgsql stable as $$
 begin

@@ -119,7 +119,7 @@ create or replace function _pgqueue.target_name(p_batch pgqueue.sink_batches) re
 language sql stable as $$
     select case when p_batch.target <> '' then 'table ' || p_batch.target
                 when p_batch.stream_id = 0 then 'the streams of column stream'
-                else 'stream ' || (select _pgqueue.called(_pgqueue.stream_of(s.stream_id)) from pgqueue.streams s
+                else 'stream ' || (select _pgqueue.error_name(_pgqueue.stream_of(s.stream_id)) from pgqueue.streams s
                                    where s.stream_id = p_batch.stream_id) end
 $$;
 

@@ -141,7 +141,7 @@ begin
     end if;
     select stream_id into v_known from pgqueue.sink_streams where sink = p_sink and name = v_name;
     if v_known <> p_stream.stream_id then
-        raise exception 'stream % was dropped and made again since query % wrote to it', _pgqueue.called(p_stream),
+        raise exception 'stream % was dropped and made again since query % wrote to it', _pgqueue.error_name(p_stream),
                         p_sink
             using errcode = 'PQ001', hint = 'Start the query with a new checkpoint to write to the new stream.';
     elsif v_known is null then
@@ -277,13 +277,13 @@ begin
               and n.seqs <> '{}'
             order by c.consumer_id
         loop
-            perform _pgqueue.check_room(p_stream, _pgqueue.cardinality(v_one.seqs), array[v_one.consumer_id], true);
+            perform _pgqueue.check_backlog(p_stream, _pgqueue.cardinality(v_one.seqs), array[v_one.consumer_id], true);
             v_entries := v_entries || _pgqueue.check_keys(p_stream, v_one.seqs, array[v_one.consumer_id]);
         end loop;
     end if;
     perform _pgqueue.lock_publish(p_stream.stream_id);  -- before the publication id, as publish()
     v_id := nextval(p_stream.publication_numbers);
-    perform _pgqueue.refuse_behind('stream ' || _pgqueue.called(p_stream))
+    perform _pgqueue.refuse_behind('stream ' || _pgqueue.error_name(p_stream))
     where v_id < p_stream.publications_from or exists (select from unnest(p_chunks) w where lower(w.seqs) < 1);
     with chunk as (
         -- lock: chunk

@@ -236,12 +236,12 @@ $$;
 create or replace function _pgqueue.refuse_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
 language plpgsql as $$
 begin
-    if p_stream.name is null and not _pgqueue.may_look() then
-        raise exception 'a message of stream % does not fit its schema', _pgqueue.called(p_stream)
+    if p_stream.name is null and not _pgqueue.may_see_names() then
+        raise exception 'a message of stream % does not fit its schema', _pgqueue.error_name(p_stream)
             using errcode = 'PQ004', column = 'p_data',
                   hint = 'To a role that may look at streams, the error names the column.';
     end if;
-    raise exception 'a message of stream % does not fit its schema: %', _pgqueue.called(p_stream),
+    raise exception 'a message of stream % does not fit its schema: %', _pgqueue.error_name(p_stream),
         case when jsonb_typeof(p_data) <> 'object' then 'it is no JSON object, but of type ' || jsonb_typeof(p_data)
              else (select format('column %s takes %s%s, and the message has %s', f ->> 'name',
                                  coalesce((select t.words from _pgqueue.schema_types() t where t.type = f ->> 'type'),

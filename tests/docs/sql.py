@@ -97,7 +97,7 @@ _VIEWS: LiteralString = """
 
 _SETTINGS: LiteralString = """
     select of_what, name, type, coalesce(default_value, 'none'),
-           _pgqueue.allowed(type, low, high, choices, no_value)
+           _pgqueue.allowed_values(type, low, high, choices, no_value)
     from _pgqueue.settings()"""
 
 

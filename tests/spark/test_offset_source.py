@@ -104,7 +104,7 @@ def test_streams_of_a_pattern_are_read_together_and_a_failed_first_batch_is_repl
     queue.create("a 1")
     message = fails(queue.collect(frame))
     assert "PQ005" in message
-    assert "the checkpoint is of another stream that was named 'a 1'" in message
+    assert "the checkpoint belongs to another stream named 'a 1'" in message
 
 
 def test_a_query_notes_how_far_it_is_as_the_position_of_a_group(queue: Queue, fails):

@@ -284,7 +284,7 @@ def test_a_stream_that_was_dropped_and_made_again_is_one_clear_error(queue: Queu
     queue.create("s")
     for ask in (query.latest, lambda: query.rows(*query.log[0])):
         query.restart(failOnDataLoss="false")
-        with pytest.raises(PgQueueError, match="the checkpoint is of another stream") as error:
+        with pytest.raises(PgQueueError, match="the checkpoint belongs to another stream") as error:
             ask()
         assert error.value.sqlstate == "PQ005"
         assert "checkpointLocation of its own" in (error.value.hint or "")
@@ -388,7 +388,7 @@ def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: St
     queue.send("s", 1, 5)
     for group, code, says in (
         ("nobody", "PQ002", "unknown group 'nobody' of stream 's'"),
-        ("c", "PQ006", "consumer 'c' of stream 's' is no group"),
+        ("c", "PQ006", "consumer 'c' of stream 's' is not a group"),
         ("wide", "PQ006", "it has 2 partitions"),
         ("worked", "PQ006", "it has a worker, 'somebody'"),
     ):
@@ -463,8 +463,8 @@ def test_a_place_that_is_none_is_refused_by_the_name_of_the_option(queue: Queue,
     queue.send("s", 1, 1)
     foreign = start(stream="t").latest()["streams"]["t"]
     for place, says in (
-        (foreign, "option startingOffsets is of another stream"),
-        (foreign | {"next": 0}, "option startingOffsets is no offset"),
+        (foreign, "option startingOffsets belongs to another stream"),
+        (foreign | {"next": 0}, "option startingOffsets is not an offset"),
         ("seq 7", "option startingOffsets, as a number, is seq 1 to seq 2"),
     ):
         query = start(startingOffsets=json.dumps({"s": place}))

@@ -74,7 +74,7 @@ def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):
 def test_rows_with_a_dedup_key_that_was_sent_are_left_out(queue: Queue):
     """Whichever task they are in; the same in the next micro-batch, and from other producers."""
     queue.create("s")
-    with pytest.raises(Exception, match="has no dedup_window, and so takes no dedup keys"):
+    with pytest.raises(Exception, match="has no dedup_window, and accepts no dedup keys"):
         queue.write(frame(queue, 1, 2).withColumn("dedup_key", F.col("data")), "s")
     queue.sql("""select pgqueue.alter_stream('s', '{"dedup_window": "1 day"}')""")
     queue.sql("select pgqueue.send('s', 'first', p_dedup_key => '3')")

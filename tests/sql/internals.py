@@ -329,7 +329,8 @@ def set_hint(conn: psycopg.Connection, name: str, to: str) -> None:
 
 def noted_full(conn: psycopg.Connection, consumer_id: int) -> bool:
     """Whether a sender or a claim noted that this consumer is full: for a moment nobody counts."""
-    [[noted]] = rows(conn, "select pg_sequence_last_value(_pgqueue.room_of(%s)) < 0", consumer_id)
+    query = "select pg_sequence_last_value(_pgqueue.backlog_sequence(%s)) < 0"
+    [[noted]] = rows(conn, query, consumer_id)
     return noted
 
 
@@ -337,7 +338,7 @@ def wait_until_counted_again(conn: psycopg.Connection) -> None:
     """Until nobody takes a consumer for full because somebody noted that it is."""
     conn.execute(
         "select pg_sleep_until(to_timestamp(-pg_sequence_last_value(oid) / 1000000.0))"
-        " from pg_class where relkind = 'S' and relname ~ '^room_'"
+        " from pg_class where relkind = 'S' and relname ~ '^backlog_'"
         " and pg_sequence_last_value(oid) < 0"
     )
 
@@ -345,7 +346,7 @@ def wait_until_counted_again(conn: psycopg.Connection) -> None:
 def note_full(conn: psycopg.Connection, consumer_id: int, later: str) -> None:
     """A sender noted that this consumer is full, when the clock was so much later."""
     conn.execute(
-        "select setval(_pgqueue.room_of(%s)::regclass,"
+        "select setval(_pgqueue.backlog_sequence(%s)::regclass,"
         " -(extract(epoch from clock_timestamp() + %s::interval) * 1000000)::bigint)",
         [consumer_id, later],
     )

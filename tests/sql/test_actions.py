@@ -391,7 +391,7 @@ def test_blocks_of_several_streams_go_by_the_rules_of_each(conn: Conn, stream: i
     assert write(1, p_consumers=None) is True, "all of them duplicates"
     assert len(internals.published(conn)) == 2 + 2 - 2, "numbers of both streams"
     full = [stage(conn, stream, 1, 2, p_routed=True, p_consumers=[*to]) for to in ("c", "cd")]
-    with raises("PQ013", "takes no 2 messages now: consumer 'c'"):
+    with raises("PQ013", "cannot send 2 messages to stream 's': consumer 'c'"):
         value(conn, "publish_staged", "sink", 2, None, full, 2)
     assert len(acked(conn, "s", "c")) == 2
     assert value(conn, "publish_staged", "sink", 2, None, full, 2) is True

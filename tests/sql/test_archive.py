@@ -221,11 +221,11 @@ def test_consumers_and_read_have_what_postgres_stores(conn: Conn, archive: Path,
     conn.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
     value(conn, "replay", "s", "c", "earliest")
     assert len(said) == 1, "of what only the archive has"
-    assert said[0].startswith(f"p_from earliest begins with message {left[0]}: ")
+    assert said[0].startswith(f"p_from earliest starts with message {left[0]}: ")
     value(conn, "seek", "s", "c", "latest")
     read_all(conn)
     assert len(said) == 1
-    with pytest.raises(psycopg.DatabaseError, match="first message that there is"):
+    with pytest.raises(psycopg.DatabaseError, match="from the first stored message"):
         start(conn, f"seq {seqs[1]}", archive=False)
 
 

@@ -63,14 +63,13 @@ def test_a_full_consumer_makes_sends_fail_and_takes_more_when_some_are_claimed(
 ) -> None:
     id_ = limited(conn, 5, ordering=ordering)
     send_keys(conn, "a", "b", "c", "d")
-    assert "has 4 before it" in str(rejected(conn, 2)), "all or nothing"
+    assert "has a backlog of 4" in str(rejected(conn, 2)), "all or nothing"
     send(conn, p_key="e")
     assert not internals.noted_full(conn, id_)
     error = rejected(conn)
     assert internals.noted_full(conn, id_)
     assert error.diag.message_primary == (
-        "stream 's' takes no message now: consumer 'c' has 5 before it that nobody claimed,"
-        " and max_backlog is 5"
+        "cannot send a message to stream 's': consumer 'c' has a backlog of 5, and max_backlog is 5"
     )
     assert "Nothing was sent" in str(error.diag.message_hint)
     got = receive(conn, 3)
@@ -98,7 +97,7 @@ def test_what_goes_back_counts_again(conn: Conn) -> None:
     send_all(conn, ["x", "x"])
     value(conn, "nack", claim)
     assert stats(conn).backlog == 4, "a nack never fails"
-    assert "'c' has 2 or more before it" in str(rejected(conn))
+    assert "'c' has a backlog of 2 or more" in str(rejected(conn))
 
 
 def test_only_consumers_that_are_to_get_a_message_count(conn: Conn) -> None:
@@ -128,14 +127,14 @@ def test_the_limit_can_be_changed_and_taken_back(conn: Conn) -> None:
     assert not one(conn, "select limited from pgqueue.streams")
     send(conn)
     call(conn, "maintain")
-    assert not one(conn, "select count(*) from pg_class where relname like 'room%%'")
+    assert not one(conn, "select count(*) from pg_class where relname like 'backlog%%'")
 
 
 def test_a_batch_of_a_sink_is_rejected_whole(conn: Conn, stream: int) -> None:
     limited(conn, 3)
     block = stage(conn, stream, 2)
     send_all(conn, ["x", "x"])
-    with raises("PQ013", "has 2 before it"):
+    with raises("PQ013", "has a backlog of 2"):
         publish(conn, stream, [block], 2)
     value(conn, "ack", claim_of(receive(conn, 1)))
     assert publish(conn, stream, [block], 2), "the same batch, later"
@@ -239,7 +238,7 @@ def test_a_transaction_counts_what_it_sent_itself(conn: Conn) -> None:
     conn.execute("begin")
     send(conn)
     send(conn)
-    with pytest.raises(psycopg.Error, match="takes no message now"):
+    with pytest.raises(psycopg.Error, match="cannot send a message"):
         send(conn)
     conn.execute("rollback")
     assert stats(conn).backlog == 0

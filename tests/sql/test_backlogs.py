@@ -79,7 +79,7 @@ def test_nothing_is_refused_because_of_an_estimate(conn: Conn, pass_over: Any) -
     internals.publish_singly(conn, 1, MANY, "i::text")
     pass_over(conn)
     sent = [send(conn) for _ in range(3)]
-    with pytest.raises(psycopg.Error, match=f"has {MANY + 3} before it"):
+    with pytest.raises(psycopg.Error, match=f"has a backlog of {MANY + 3}"):
         send(conn)
     assert acked(conn, "s", "c")[-3:] == sent
 

@@ -93,8 +93,8 @@ def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, order
     first, *_ = send_keys(conn, "a", "b", "a", None, None, None, None)
     error = rejected(conn, "b", "a", "a", None)
     assert error.diag.message_primary == (
-        "stream 's' takes no 2 messages of key 'a' now: consumer 'c' is not done with 2 of it,"
-        f" the first of which is {first}, and per_key_capacity is 3"
+        "cannot send 2 messages with key 'a' to stream 's': consumer 'c' has 2 unfinished,"
+        f" the first with seq {first}, and per_key_capacity is 3"
     )
     assert "Nothing was sent" in str(error.diag.message_hint)
     send_keys(conn, "a", "b", "b")
@@ -119,7 +119,7 @@ def test_with_a_capacity_of_1_a_message_is_the_only_one_while_it_waits_or_runs(
     capped(conn, 1, ordering)
     due = now(conn) + seconds(3600)
     seq = send(conn, p_key="job", p_deliver_at=due)
-    assert f"the first of which is {seq}," in str(rejected(conn, "job"))
+    assert f"the first with seq {seq}," in str(rejected(conn, "job"))
     assert receive(conn) == []
     rejected(conn, "job")
     clock.pass_time(conn, seconds(3700))
@@ -134,8 +134,8 @@ def test_with_a_capacity_of_1_a_message_is_the_only_one_while_it_waits_or_runs(
     assert seqs_of(rows) == [seq]
     value(conn, "ack", claim_of(rows))
     again = send(conn, p_key="job")
-    assert f"of which is {again}," in str(rejected(conn, "job"))
-    with pytest.raises(psycopg.Error, match="is not done with none, and per_key_capacity is 1"):
+    assert f"first with seq {again}," in str(rejected(conn, "job"))
+    with pytest.raises(psycopg.Error, match="has 0 unfinished, and per_key_capacity is 1"):
         send_keys(conn, "other", "other")
 
 
@@ -324,7 +324,7 @@ def test_all_that_sends_is_limited(
     try:
         capped(conn, 2)
         publish_keys(conn, stream, ["a", "b"])
-        with raises("PQ013", "not done with 1 of it"):
+        with raises("PQ013", "has 1 unfinished"):
             publish_keys(conn, stream, ["a", "c", "a"])
         assert [room(conn, k) for k in "abc"] == [1, 1, 2]
         publish_keys(conn, stream, ["a", "c"])
@@ -354,7 +354,7 @@ def test_what_is_rolled_back_takes_no_room(conn: Conn, session: Session, opened:
         with conn.transaction(force_rollback=True):
             send_keys(conn, "k")
         send_keys(conn, "k")
-        with pytest.raises(psycopg.Error, match="not done with 2"), conn.transaction():
+        with pytest.raises(psycopg.Error, match="has 2 unfinished"), conn.transaction():
             send_keys(conn, "k")
     other = opened()
     value(other, "send", "s", "x", p_key="l")
@@ -372,7 +372,7 @@ def test_a_producer_with_an_old_snapshot_judges_by_it_and_forgets_nothing(
     with other.transaction():
         one(other, "select count(*) from pgqueue.streams")
         value(conn, "dead_letter", claim_of(receive(conn)))
-        with pytest.raises(psycopg.Error, match="not done with 1"), other.transaction():
+        with pytest.raises(psycopg.Error, match="has 1 unfinished"), other.transaction():
             value(other, "send", "s", "x", p_key="k")
     with other.transaction():
         value(other, "send", "s", "x", p_key="k")
@@ -787,7 +787,7 @@ def cost_of_a_look(conn: Conn, key: str, quick: bool = False) -> int:
         cost(
             conn,
             "select j.* from pgqueue.consumers c cross join lateral"
-            " _pgqueue.owed_of_keys(c, array[hashtextextended(%s, 0)], %s) j",
+            " _pgqueue.unfinished_by_key(c, array[hashtextextended(%s, 0)], %s) j",
             key, quick,
         )
         for _ in range(3)
@@ -806,8 +806,8 @@ def test_of_many_delayed_messages_each_is_found_by_its_time(conn: Conn) -> None:
     assert cost_of_a_look(conn, "job 1500", True) < 30
     assert one(
         conn,
-        "select owed <> '{}' from pgqueue.consumers c cross join lateral"
-        " _pgqueue.owed_of_keys(c, array[hashtextextended('job 1500', 0)], true)",
+        "select unfinished <> '{}' from pgqueue.consumers c cross join lateral"
+        " _pgqueue.unfinished_by_key(c, array[hashtextextended('job 1500', 0)], true)",
     )
     rejected(conn, "job 1500")
 

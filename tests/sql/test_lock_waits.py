@@ -22,7 +22,7 @@ LOCKED_PLACES = {"keep_newest", "mark_firsts", "cut_next", "end_delays"}
 """Functions that join rows by their places: they have the consumer's lock, without which nobody changes such rows."""
 
 AS_POSTGRES = {
-    "_pgqueue.take_dedup_keys": "each send",
+    "_pgqueue.delete_duplicates": "each send",
     "_pgqueue.take_dedup_key": "each send",
     "pgqueue.ack": "each acknowledgement",
     "_pgqueue.lock_bundles": "the claim is the caller's own; it has waited for the head before",

@@ -38,7 +38,7 @@ COUNTS_NO_ROWS = {
     "reserved_from": "kept in the session alone",
     "reserved_until": "kept in the session alone",
     "reserved_for": "kept in the session alone",
-    "room_": "a note of a consumer's backlog, which is counted again",
+    "backlog_": "the backlog of a consumer, which is counted again",
 }
 
 SEQUENCES = """

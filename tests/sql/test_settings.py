@@ -175,7 +175,7 @@ def test_settings_are_an_object(conn: Conn, settings: Any) -> None:
 
 def test_a_group_has_no_settings_of_claims(conn: Conn) -> None:
     value(conn, "create_group", "s", "g", 2)
-    with pytest.raises(psycopg.Error, match="a group has no such settings"):
+    with pytest.raises(psycopg.Error, match="a group has none of these settings"):
         alter(conn, {"max_deliver_count": 2}, "g")
     alter(conn, {"max_deliver_count": None}, "g")
     shown = rows(conn, "select settings, defaults from pgqueue.consumer_settings")

@@ -196,6 +196,20 @@ def test_consumers_and_streams_of_the_first_version_keep_their_settings(empty_ur
         assert value(old, "ack", claim_of(held)) == 1
 
 
+def test_the_recorded_backlog_of_a_consumer_is_kept(empty_url: str) -> None:
+    with connection.connect(empty_url) as old:
+        freeze.install(old, 2)
+        value(old, "create_stream", "s")
+        id_ = value(old, "create_consumer", "s", "c", p_settings='{"max_backlog": 2}')
+        value(old, "send", "s", "x")
+        schema.install(old)
+        names = "select relname from pg_class where relkind = 'S' and relname ~ '^(room|backlog)_'"
+        assert [row.relname for row in internals.rows(old, names)] == [f"backlog_{id_}"]
+        value(old, "send", "s", "x")
+        with pytest.raises(psycopg.Error, match="has a backlog of 2"):
+            value(old, "send", "s", "x")
+
+
 APART = ("per_key_capacity", "max_deliver_count")  # the first one contradicts on_full=drop_oldest
 PAUSED = ("fair", "per_key_limit", "per_key_interval", "per_key_burst", "per_key_latest")
 CHANGED = [

@@ -168,7 +168,7 @@ def test_a_binding_tells_a_sender_nothing_of_where_it_leads(
     value(conn, "bind", "from", "#", f"{SECRET}_full")
     with heard(mean) as said:
         value(mean, "send", "from", "{}", p_key="k")
-    assert "takes no message now" in " ".join(said)
+    assert "cannot send a message" in " ".join(said)
     assert SECRET not in " ".join(said)
 
 

@@ -196,10 +196,7 @@ def test_cancel_takes_messages_away(queue, run):
 
 def test_a_message_is_sent_once_per_dedup_key(queue, run):
     error = run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
-    assert (
-        "hint: Say for how long to remember them: pgqueue stream set 's' dedup_window='1 day'"
-        in error
-    )
+    assert "hint: Set how long to store them: pgqueue stream set 's' dedup_window='1 day'" in error
     run("stream", "set", "s", "dedup_window=1 day")
     assert len({run("send", "s", "--data", "a", "--dedup-key", "k") for _ in range(2)}) == 1
     run("stream", "set", "s", "dedup_window=")

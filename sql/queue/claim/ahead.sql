@@ -167,7 +167,7 @@ begin
         return v_claim;
     end if;
     v_no := nextval('pgqueue.claim_numbers');
-    v_token := _pgqueue.new_token(_pgqueue.notes_ends(p_consumer));
+    v_token := _pgqueue.new_token(_pgqueue.records_ends(p_consumer));
     insert into pgqueue.consumer_messages (
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, message_count, seqs,
         token, claimed_at, lease_until, visibility_timeout, owner)

@@ -39,7 +39,7 @@ returns pgqueue.consumers language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
 begin
-    p_visibility_timeout := _pgqueue.check_claim(p_call, p_max, p_visibility_timeout);
+    perform _pgqueue.check_claim(p_call, p_max, p_visibility_timeout);
     if p_call = 'reader' then
         v_consumer := _pgqueue.own_reader(p_reader, p_consumer_id);
     else
@@ -58,5 +58,6 @@ end $$;
 create or replace function _pgqueue.always_locks(p_consumer pgqueue.consumers) returns boolean
 language sql as $$
     select p_consumer.per_key_interval is not null or _pgqueue.is_throttled(p_consumer) or p_consumer.per_key_latest
-        or not _pgqueue.has_room(p_consumer)
+        or (p_consumer.on_full = 'drop_oldest' and p_consumer.max_backlog is not null
+            and _pgqueue.has_capacity(p_consumer, _pgqueue.last_seq(p_consumer.stream_id), 0) is null)
 $$;

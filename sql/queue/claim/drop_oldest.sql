@@ -10,7 +10,7 @@ declare
     v_backlog bigint;
     v_set     int8multirange;
 begin
-    if _pgqueue.recorded_backlog(p_consumer, v_last, 0) is not null then
+    if _pgqueue.has_capacity(p_consumer, v_last, 0) is not null then
         return p_cursor;
     end if;
     for i in 1..10 loop  -- new messages can be dropped once they are taken

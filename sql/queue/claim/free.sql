@@ -22,7 +22,7 @@ begin
             v_lane := _pgqueue.first_lane(v_hints);
         end if;
         update pgqueue.consumer_messages
-        set token = _pgqueue.new_token(_pgqueue.notes_ends(p_consumer)), claimed_at = clock_timestamp(),
+        set token = _pgqueue.new_token(_pgqueue.records_ends(p_consumer)), claimed_at = clock_timestamp(),
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
             visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name')
         where ctid = (select ctid from pgqueue.consumer_messages
@@ -39,7 +39,7 @@ begin
         into v_claim;
     elsif p_max >= v_hints.size and p_max < 2 * v_hints.size then
         update pgqueue.consumer_messages m
-        set token = _pgqueue.new_token(_pgqueue.notes_ends(p_consumer)), claimed_at = clock_timestamp(),
+        set token = _pgqueue.new_token(_pgqueue.records_ends(p_consumer)), claimed_at = clock_timestamp(),
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
             visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name')
         where ctid = (select ctid from pgqueue.consumer_messages c

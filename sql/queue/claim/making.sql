@@ -21,7 +21,7 @@ create or replace function _pgqueue.claim_bundles(p_consumer pgqueue.consumers, 
 language plpgsql as $$
 declare
     v_head    pgqueue.consumer_messages := p_bundles[1];
-    v_token   bigint := _pgqueue.new_token(p_reader is not null or _pgqueue.notes_ends(p_consumer));
+    v_token   bigint := _pgqueue.new_token(p_reader is not null or _pgqueue.records_ends(p_consumer));
     v_now     timestamptz := clock_timestamp();
     v_numbers bigint[] := array(select b.bundle_no from unnest(p_bundles) with ordinality b order by b.ordinality);
     v_all     int8multirange := case when cardinality(p_bundles) = 1 then v_head.seqs
@@ -121,7 +121,7 @@ begin
     v_no := nextval('pgqueue.claim_numbers');
     v_lane := case when v_keyed then _pgqueue.lane_assigned() else -v_first.priority end;
     v_place := case when v_keyed then v_no else o_cursor.last_arrival end;
-    v_token := _pgqueue.new_token(p_reader is not null or _pgqueue.notes_ends(p_consumer));
+    v_token := _pgqueue.new_token(p_reader is not null or _pgqueue.records_ends(p_consumer));
     insert into pgqueue.consumer_messages (
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, keys, message_count, seqs,
         token, claimed_at, lease_until, visibility_timeout, owner, reader)

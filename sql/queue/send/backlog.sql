@@ -1,17 +1,18 @@
 -- The backlog of a consumer: the messages that it has not claimed.
 
--- Counts the messages of the first p_limit publications of a set: publications are counted, never messages.
---   p_ids   the ids of the publications
---   p_kept  messages that do not count; null: none
+-- Counts the messages of the first p_limit publications of a set, without reading the messages.
+--   p_ids       the ids of the publications
+--   p_excluded  messages that do not count; null: none
 -- Returns how many messages these publications have for the consumer, and how many in all; the number after their
--- highest one; and the ids of the publications that are left: empty when these were all.
+-- highest one; and the ids of the remaining publications: empty when these were all.
 create or replace function _pgqueue.first_messages(p_consumer pgqueue.consumers, p_ids int8multirange,
-                                                   p_kept int8multirange, p_limit bigint, out o_count bigint,
+                                                   p_excluded int8multirange, p_limit bigint, out o_count bigint,
                                                    out o_of_all bigint, out o_seqs_end bigint,
                                                    out o_left int8multirange)
 language plpgsql stable as $$
 begin
-    select coalesce(sum(case when p.seqs && p_kept then _pgqueue.cardinality(p.seqs - p_kept) else p.message_count end)
+    select coalesce(sum(case when p.seqs && p_excluded then _pgqueue.cardinality(p.seqs - p_excluded)
+                             else p.message_count end)
                         filter (where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)), 0),
            sum(p.message_count), max(upper(p.seqs)),
            case when count(*) < p_limit then '{}'
@@ -28,12 +29,13 @@ begin
           fetch first p_limit rows with ties) p;
 end $$;
 
--- How many messages publications have for a consumer, counted. Whatever is decided goes by this.
---   p_ids     the ids of the publications
---   p_kept    messages that do not count; null: none
---   p_enough  the count may end when there are so many messages; null: all are counted
+-- Counts the messages that publications have for a consumer. The count is exact: decisions use it, never
+-- estimate_new().
+--   p_ids       the ids of the publications
+--   p_excluded  messages that do not count; null: none
+--   p_enough    the count may end at this number of messages; null: all are counted
 create or replace function _pgqueue.messages_in(p_consumer pgqueue.consumers, p_ids int8multirange,
-                                                p_kept int8multirange, p_enough bigint default null) returns bigint
+                                                p_excluded int8multirange, p_enough bigint default null) returns bigint
 language plpgsql stable as $$
 declare
     v_first record;
@@ -41,7 +43,7 @@ declare
     v_count bigint := 0;
 begin
     loop
-        v_first := _pgqueue.first_messages(p_consumer, v_left, p_kept, _pgqueue.limit_counted());
+        v_first := _pgqueue.first_messages(p_consumer, v_left, p_excluded, _pgqueue.limit_counted());
         v_count := v_count + v_first.o_count;
         v_left := v_first.o_left;
         exit when v_left = '{}' or v_count >= p_enough;
@@ -49,7 +51,7 @@ begin
     return v_count;
 end $$;
 
--- How many messages of a consumer are new or in some of its bundles, counted.
+-- Counts the messages of a consumer that are new or in some of its bundles.
 --   p_taken   how many are in those bundles
 --   p_enough  as for messages_in()
 create or replace function _pgqueue.with_new(p_consumer_id int, p_taken bigint, p_enough bigint) returns bigint
@@ -61,10 +63,10 @@ begin
                               where c.consumer_id = p_consumer_id and (p_taken >= p_enough) is not true), 0);
 end $$;
 
--- Estimates how many messages are new for a consumer, for those who ask every few seconds. It counts the first
--- limit_shown() publications, which takes a millisecond; beyond these it goes by the numbers that were given out since.
--- The estimate is too high by those of them that are not published, above all those that were rolled back. Nothing may
--- be decided by it.
+-- Estimates how many messages are new for a consumer, for programs that poll every few seconds. It counts the first
+-- limit_shown() publications, which takes a millisecond, and uses the numbers assigned since to estimate the rest. The
+-- estimate includes numbers that are not published, mostly those of rolled-back transactions. No decision may depend on
+-- it.
 create or replace function _pgqueue.estimate_new(p_consumer_id int, out o_count bigint, out o_estimated boolean)
 language plpgsql stable as $$
 declare
@@ -84,23 +86,17 @@ begin
     o_estimated := v_first.o_left <> '{}';
     v_last := _pgqueue.last_seq(v_consumer.stream_id);
     if o_estimated and v_last >= v_first.o_seqs_end then
+        -- no stored message has the numbers of trimmed segments, or those that closing a segment skipped
         o_count := o_count + v_first.o_count / v_first.o_of_all::float8
             * _pgqueue.cardinality(int8multirange(int8range(v_first.o_seqs_end, v_last, '[]'))
-                                   - _pgqueue.passed_over(v_consumer.stream_id));
+                                   - (_pgqueue.trimmed(v_consumer.stream_id)).o_seqs
+                                   - coalesce((select range_agg(int8range(last_seq + 1, hi)) from pgqueue.segments
+                                               where stream_id = v_consumer.stream_id and last_seq < hi - 1), '{}'));
     end if;
 end $$;
 
--- The numbers of a stream that no message has, or no message that is stored: those that were passed over when segments
--- were closed, and those of segments that were emptied.
-create or replace function _pgqueue.passed_over(p_stream_id int) returns int8multirange
-language sql stable as $$
-    select (_pgqueue.trimmed(p_stream_id)).o_seqs
-        + coalesce((select range_agg(int8range(last_seq + 1, hi)) from pgqueue.segments
-                    where stream_id = p_stream_id and last_seq < hi - 1), '{}')
-$$;
-
 -- Counts the messages that a consumer has not claimed yet.
---   p_enough  the count may end when there are so many; null: all are counted
+--   p_enough  the count may end at this number of messages; null: all are counted
 create or replace function pgqueue.consumer_backlog(p_consumer_id int, p_enough bigint default null) returns bigint
 language plpgsql stable as $$
 begin

@@ -1,46 +1,46 @@
--- Capacity of a key: while a consumer with per_key_capacity owes that many messages of a key, sends with that key
--- fail.
+-- Capacity of a key: while a consumer with per_key_capacity has that many unfinished messages of a key, new ones
+-- included, sends with that key fail.
 --
--- A send enters each message with a key in key_backlog, in its own transaction, for each such consumer that is to get
--- the message. Before that, it counts the entries of the key. The count is too high when messages have left meanwhile.
--- So when it reaches the capacity, and only then, the send finds which of these few messages the consumer still owes
--- (owed_of_keys()), and deletes the entries of the others. An acknowledgement deletes the entries of its messages, so
--- that few are left to look for; but nothing relies on that. Which messages a consumer owes is known from its bundles
--- and from the publications that it has not taken, and from nothing else. So a key has room again however a message
--- leaves (dead, expired, cancelled, skipped), and a new way to leave need not know of this. (Counters that sends raise
--- and settlements lower would be a rule in each of these ways, and wrong for ever after one that forgot it. Claims and
--- acknowledgements of other consumers would have to ask, too.)
+-- A send adds an entry to key_backlog for each message with a key and each such consumer of the message, in its own
+-- transaction. Before that, it counts the entries of the key. The count is too high when messages have left since. So
+-- only when it reaches the capacity, the send finds which of these few messages are unfinished (unfinished_by_key()),
+-- and deletes the entries of the others. An acknowledgement deletes the entries of its messages, so that few remain to
+-- be checked, but correctness does not depend on that: which messages are unfinished follows only from the consumer's
+-- bundles and from the publications that it has not taken. So a key has capacity again however a message leaves (dead,
+-- expired, cancelled, skipped), and a new way to leave needs no code here. (Counters that sends raise and settlements
+-- lower would need code for each of these ways, and would stay wrong after one that lacks it. Claims and
+-- acknowledgements of other consumers would have to check for counters, too.)
 --
 -- Bundles have no index by message, so a search for one may read all bundles of the consumer. Most messages are found
--- sooner: one that was not taken by its publication, one that waits for its key by the key, and one that was sent with
--- a delay by its time. A search begins with these, and ends there if they fill the key.
+-- sooner: one that is not taken by its publication, one that waits for its key by the key, and one that was sent with a
+-- delay by its time. A search begins with these, and ends if they fill the key.
 --
--- No call waits for another: a send passes over entries that another transaction is about to delete, and open
--- transactions do not see each other's entries. So producers that race may exceed a capacity by the messages of their
--- open transactions; a single producer never does. A message that does not pass the consumer's filter is not entered,
--- because filters never change. While a long transaction elsewhere keeps dead entries, a count of a key reads the dead
--- entries of its messages.
+-- No call waits for another: a send skips entries that another transaction is deleting, and open transactions do not
+-- see each other's entries. So concurrent producers may exceed a capacity by the messages of their open transactions; a
+-- single producer never does. A message that does not pass the consumer's filter gets no entry, because filters never
+-- change. While a long transaction elsewhere keeps dead entries, a count of a key reads the dead entries of its
+-- messages.
 
--- Of consumers with per_key_capacity: the messages with a key that they may not have finished.
+-- Of consumers with per_key_capacity: the messages with a key that may be unfinished.
 create table if not exists pgqueue.key_backlog (
     consumer_id    int    not null,
     key            bigint not null,  -- its hash
     seq            bigint not null,
-    publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before it was noted
+    publication_id bigint not null   -- that made it visible; 0: the consumer had taken it before the entry was added
 );
 
--- Consumers whose per_key_capacity is new: transactions that did not know of it may still publish messages, or bring
--- some back, without entering them in key_backlog. maintain() enters them, and deletes the row when none of the
--- transactions is left.
+-- Consumers whose per_key_capacity is new: transactions that began before may still publish messages, or return some,
+-- without adding entries to key_backlog. maintain() adds them, and deletes the row when none of the transactions is
+-- open.
 create table if not exists pgqueue.new_capacities (
     capacity_no  bigint primary key generated always as identity,
     consumer_id  int    not null,
-    set_by       xid8   not null,  -- a transaction that begins after its commit knows of the capacity
-    transactions text[]            -- the others that are open, by their virtual ids; null: maintain() has not asked yet
+    set_by       xid8   not null,  -- a transaction that begins after its commit sees the capacity
+    transactions text[]            -- the others that are open, by virtual id; null: maintain() has not read them yet
 );
 
--- Raises PQ013 when messages that are about to be published are too many of a key for one of their consumers. Locks
--- nothing that anybody waits for.
+-- Raises PQ013 when messages that are about to be published exceed the per_key_capacity of one of their consumers.
+-- Locks nothing for which other sessions wait.
 --   p_key  for a single message: an array with its key, which then need not be read; null: the keys are read
 -- Returns the entries of these messages, without the publication.
 create or replace function _pgqueue.check_keys(p_stream pgqueue.streams, p_seqs int8multirange, p_consumers int[],
@@ -82,7 +82,7 @@ begin
                              > v_consumer.per_key_capacity);
         end if;
         if v_full is not null then
-            perform _pgqueue.make_room(p_stream, v_consumer, v_full, v_entries);
+            perform _pgqueue.recount_keys(p_stream, v_consumer, v_full, v_entries);
         end if;
         v_all := v_all || v_entries;
     end loop;
@@ -93,85 +93,83 @@ end $$;
 create or replace function _pgqueue.entries_of(p_consumer pgqueue.consumers, p_seqs int8multirange)
 returns pgqueue.key_backlog[] language plpgsql as $$
 declare
-    v_seqs    int8multirange := case when p_consumer.filtered then _pgqueue.passing(p_consumer, p_seqs) else p_seqs end;
-    v_entries pgqueue.key_backlog[];
+    v_seqs int8multirange := case when p_consumer.filtered then _pgqueue.passing(p_consumer, p_seqs) else p_seqs end;
+    v_keys pgqueue.messages_by_key := _pgqueue.keys(p_consumer.stream_id, array[v_seqs], lower(v_seqs), upper(v_seqs));
 begin
-    execute format('select array_agg(($2, hashtextextended(m.key, 0), m.seq, 0)::pgqueue.key_backlog) '
-                   'from unnest($1) g cross join lateral (select seq, key from pgqueue.messages_%s '
-                   'where seq >= lower(g) and seq < upper(g) and seq >= $3 and seq < $4 offset 0) m '
-                   'where m.key is not null', p_consumer.stream_id)
-    into v_entries using v_seqs, p_consumer.consumer_id, lower(v_seqs), upper(v_seqs);
-    return v_entries;
+    return (select array_agg((p_consumer.consumer_id, k.key, s, 0)::pgqueue.key_backlog)
+            from unnest(v_keys.keys, v_keys.seqs) k (key, seqs)
+            cross join lateral unnest(k.seqs) g
+            cross join lateral generate_series(lower(g), upper(g) - 1) s
+            where k.key is not null);
 end $$;
 
--- Looks which messages of keys a consumer still owes. Raises PQ013 where a key has no room for the messages that are
--- about to be published; else deletes the entries of the messages that the consumer does not owe. (A transaction that
--- sees an old state of the database leaves them.)
+-- Finds which messages of keys are unfinished for a consumer. Raises PQ013 where these and the messages that are about
+-- to be published exceed the capacity of a key; else deletes the entries of finished messages. (A transaction with an
+-- old snapshot leaves them.)
 --   p_entries  the new entries, of these keys and of others
-create or replace function _pgqueue.make_room(p_stream pgqueue.streams, p_consumer pgqueue.consumers, p_keys bigint[],
-                                              p_entries pgqueue.key_backlog[]) returns void
+create or replace function _pgqueue.recount_keys(p_stream pgqueue.streams, p_consumer pgqueue.consumers,
+                                                 p_keys bigint[], p_entries pgqueue.key_backlog[]) returns void
 language plpgsql as $$
 declare
-    v_key  record;  -- the key with the most messages; but gone is of all keys
+    v_key  record;  -- the key with the most messages; but finished is of all keys
     v_name text;
 begin
     for v_pass in 1..2 loop
-        select n.new, n.one, h.held, lower(j.owed) as first_seq, range_agg(j.gone) over () as gone into v_key
+        select n.new, n.one, h.count, lower(j.unfinished) as first_seq, range_agg(j.finished) over () as finished
+        into v_key
         from (select key, count(*) as new, min(seq) as one from unnest(p_entries) where key = any (p_keys)
               group by key) n
-        left join _pgqueue.owed_of_keys(p_consumer, p_keys, v_pass = 1) j using (key)
-        cross join lateral (select coalesce(_pgqueue.cardinality(j.owed), 0) as held) h
-        order by n.new + h.held desc limit 1;
-        if v_key.new + v_key.held > p_consumer.per_key_capacity then
+        left join _pgqueue.unfinished_by_key(p_consumer, p_keys, v_pass = 1) j using (key)
+        cross join lateral (select coalesce(_pgqueue.cardinality(j.unfinished), 0) as count) h
+        order by n.new + h.count desc limit 1;
+        if v_key.new + v_key.count > p_consumer.per_key_capacity then
             execute format('select quote_literal(left(key, 100)) from pgqueue.messages_%s where seq = $1',
                            p_stream.stream_id) into v_name using v_key.one;
-            raise exception 'stream % takes no % of key % now: consumer % is not done with %, '
+            raise exception 'cannot send % with key % to stream %: consumer % has % unfinished%, '
                             'and per_key_capacity is %',
-                            _pgqueue.called(p_stream),
-                            case v_key.new when 1 then 'message' else v_key.new || ' messages' end, v_name,
-                            _pgqueue.called(p_stream, p_consumer),
-                            case v_key.held when 0 then 'none'
-                                 else v_key.held || ' of it, the first of which is ' || v_key.first_seq end,
-                            p_consumer.per_key_capacity
+                            case v_key.new when 1 then 'a message' else v_key.new || ' messages' end, v_name,
+                            _pgqueue.error_name(p_stream), _pgqueue.error_name(p_stream, p_consumer), v_key.count,
+                            coalesce(', the first with seq ' || v_key.first_seq, ''), p_consumer.per_key_capacity
                 using errcode = 'PQ013',
                       hint = 'Nothing was sent. ' || case when v_key.new > p_consumer.per_key_capacity
-                          then 'Send fewer of a key at once.'
-                          else 'Send it when one of them is done, or raise per_key_capacity with alter_consumer.' end;
+                          then 'Send fewer messages of a key at once.'
+                          else 'Try again when one of them is finished, or raise per_key_capacity with '
+                               'alter_consumer.' end;
         end if;
     end loop;
-    perform _pgqueue.delete_entries(p_consumer, p_keys, v_key.gone);
+    perform _pgqueue.delete_entries(p_consumer, p_keys, v_key.finished);
 end $$;
 
--- Which of the entered messages of some keys a consumer owes, and which it does not owe any more. A message may have
--- two entries: one without a publication, made after the consumer had taken the message, and one with it, made since a
--- seek made the message new again. The message is new then.
---   p_quick  only what is known without looking at all bundles; the rest counts as gone
+-- Which of the messages of some keys that have entries are unfinished for a consumer, and which are finished. A message
+-- may have two entries: one without a publication, made after the consumer had taken the message, and one with it, made
+-- after a seek made the message new again. The message is new then.
+--   p_quick  only what is found without reading all bundles; the rest counts as finished
 -- Returns a row per key that has entries. One snapshot, that of the caller's statement.
-create or replace function _pgqueue.owed_of_keys(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
-returns table (key bigint, owed int8multirange, gone int8multirange)
+create or replace function _pgqueue.unfinished_by_key(p_consumer pgqueue.consumers, p_keys bigint[], p_quick boolean)
+returns table (key bigint, unfinished int8multirange, finished int8multirange)
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
-    v_id     int := p_consumer.consumer_id;
-    v_cursor pgqueue.consumer_cursors;
-    v_next   bigint;
-    v_gaps   int8multirange;
-    v_kept   int8multirange;
-    v_new    int8multirange;  -- what it has not taken
-    v_taken  int8multirange;  -- what it has taken; in the end, what it is done with
-    v_first  bigint[];        -- and the publications of that
+    v_id       int := p_consumer.consumer_id;
+    v_cursor   pgqueue.consumer_cursors;
+    v_next     bigint;
+    v_gaps     int8multirange;
+    v_excluded int8multirange;
+    v_new      int8multirange;  -- what it has not taken
+    v_taken    int8multirange;  -- what it has taken; in the end, what is finished
+    v_first    bigint[];        -- and the publications of that
 begin
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = v_id order by version desc limit 1;
     v_next := coalesce(v_cursor.next_publication, 9223372036854775807);  -- it was dropped meanwhile
     v_gaps := _pgqueue.gap_ids(v_cursor);
-    v_kept := _pgqueue.excluded(v_cursor);
+    v_excluded := _pgqueue.excluded(v_cursor);
     select range_agg(int8range(b.seq, b.seq, '[]')) filter (where b.is_new),
            range_agg(int8range(b.seq, b.seq, '[]')) filter (where not b.is_new),
            array_agg(distinct b.publication_id) filter (where not b.is_new)
     into v_new, v_taken, v_first
     from (select seq, publication_id,
                  (publication_id >= v_next
-                  or (v_gaps @> publication_id and (v_kept @> seq) is not true)) is true as is_new
+                  or (v_gaps @> publication_id and (v_excluded @> seq) is not true)) is true as is_new
           from pgqueue.key_backlog where consumer_id = v_id and key = any (p_keys)) b;
     if v_taken is not null then
         v_taken := v_taken - coalesce(v_new, '{}');
@@ -185,9 +183,9 @@ begin
               where b.consumer_id = v_id and b.key = any (p_keys) group by b.key) e;
 end $$;
 
--- Deletes entries of messages that a consumer did not owe before, except those that another transaction is about to
--- delete. It looks again at what it has locked: a message may have come back since. A call that brings it back later
--- finds the entry locked, and makes another one (enter_keys()).
+-- Deletes entries of messages that were found finished, except those that another transaction is deleting. It checks
+-- again after locking them: a message may have returned since. A call that returns one later finds the entry locked,
+-- and adds another one (enter_keys()).
 --   p_keys  of these keys
 create or replace function _pgqueue.delete_entries(p_consumer pgqueue.consumers, p_keys bigint[], p_seqs int8multirange)
 returns void language plpgsql as $$
@@ -200,13 +198,13 @@ begin
                         for update skip locked);  -- lock: entry
         delete from pgqueue.key_backlog
         where ctid = any (v_rows)
-          and (select range_agg(j.gone) from _pgqueue.owed_of_keys(p_consumer, p_keys, false) j) @> seq;
+          and (select range_agg(j.finished) from _pgqueue.unfinished_by_key(p_consumer, p_keys, false) j) @> seq;
     end if;
 end $$;
 
--- Enters messages with a key that a consumer owes and that are not entered: it has a capacity from now on, or they
--- came back to it. Costs in proportion to the messages that it owes.
---   p_seqs  only these messages, which the consumer has in hand; null: all that it owes
+-- Adds entries for unfinished messages with a key that have none: the consumer has a capacity from now on, or they
+-- returned to it. The cost is proportional to the unfinished messages.
+--   p_seqs  only these messages, which the consumer has taken; null: all unfinished ones, new ones included
 create or replace function _pgqueue.enter_keys(p_consumer pgqueue.consumers, p_seqs int8multirange default null)
 returns void language plpgsql as $$
 declare
@@ -217,20 +215,20 @@ begin
     select * into v_cursor from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id
     order by version desc limit 1;
     if not found or p_consumer.per_key_capacity is null then
-        return;  -- it is being made, or does not count
+        return;  -- it is being created, or has no capacity
     end if;
     if p_seqs is null then
         v_new := _pgqueue.new_ids(v_cursor);
     end if;
     if p_consumer.filtered then
         v_passing := _pgqueue.passing(p_consumer, coalesce(p_seqs, (
-            select range_agg(o.seqs) from _pgqueue.owed_sets(p_consumer, v_new, null) o)));
+            select range_agg(o.seqs) from _pgqueue.new_and_unfinished(p_consumer, v_new, null) o)));
     end if;
     execute format($q$
         insert into pgqueue.key_backlog (consumer_id, key, seq, publication_id)
         select $1, k.key, k.seq, k.publication_id
         from (select hashtextextended(m.key, 0) as key, m.seq, o.publication_id
-              from _pgqueue.owed_sets($2, $3, $4) o
+              from _pgqueue.new_and_unfinished($2, $3, $4) o
               cross join lateral unnest(o.seqs) r
               cross join lateral (select seq, key from pgqueue.messages_%s
                                   where seq >= lower(r) and seq < upper(r) offset 0) m
@@ -239,15 +237,16 @@ begin
         where not exists (select from pgqueue.key_backlog b
                           where b.consumer_id = $1 and b.key = k.key and b.seq = k.seq
                             and (k.publication_id = 0 or b.publication_id = k.publication_id)
-                          -- one that another transaction is about to delete does not count, and no other is deleted
+                          -- one that another transaction is deleting does not count, and the others stay
                           for key share skip locked) $q$, p_consumer.stream_id)  -- lock: entry
     using p_consumer.consumer_id, p_consumer, v_new, p_seqs, v_passing, _pgqueue.excluded(v_cursor);
 end $$;
 
--- The messages that a consumer has in hand, with 0 as publication, and those that are new for it.
+-- The sets of messages that a consumer has taken and not finished, with publication 0, and those that are new for it.
 --   p_new   the publications that it has not taken
---   p_seqs  only these of the messages in hand; null: all
-create or replace function _pgqueue.owed_sets(p_consumer pgqueue.consumers, p_new int8multirange, p_seqs int8multirange)
+--   p_seqs  only these of the messages that it has taken; null: all
+create or replace function _pgqueue.new_and_unfinished(p_consumer pgqueue.consumers, p_new int8multirange,
+                                                       p_seqs int8multirange)
 returns table (publication_id bigint, seqs int8multirange)
 language sql stable as $$
     select 0::bigint, m.seqs * coalesce(p_seqs, m.seqs) from _pgqueue.unfinished(p_consumer.consumer_id) m
@@ -256,11 +255,11 @@ language sql stable as $$
     where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)
 $$;
 
--- Makes what a changed setting per_key_capacity needs: the note at the stream, and entries of the messages that the
--- consumer owes already. Transactions that began before may publish others, or bring some back by a seek, a replay or a
--- redrive: maintain() enters these.
+-- Applies a changed setting per_key_capacity: marks the stream, and adds entries for the unfinished messages.
+-- Transactions that began before may publish others, or return some by a seek, a replay or a redrive: maintain() adds
+-- their entries.
 --   p_new  the consumer had no capacity before
-create or replace function _pgqueue.limit_keys(p_consumer pgqueue.consumers, p_new boolean) returns void
+create or replace function _pgqueue.apply_key_capacity(p_consumer pgqueue.consumers, p_new boolean) returns void
 language plpgsql as $$
 begin
     perform _pgqueue.record_limited(p_consumer.stream_id);
@@ -272,9 +271,9 @@ begin
     end if;
 end $$;
 
--- Enters messages of transactions that did not know of a capacity. It waits for no transaction: the first call records
--- those that are open, and a later call enters again when some of them have ended. A transaction that begins after the
--- first call knows of the capacity.
+-- Adds entries for messages of transactions that did not see a capacity. It waits for no transaction: the first call
+-- records those that are open, and a later call adds entries again when some of them have ended. A transaction that
+-- begins after the first call sees the capacity.
 create or replace function _pgqueue.enter_missed() returns void
 language plpgsql as $$
 declare
@@ -286,9 +285,8 @@ begin
         select * from pgqueue.new_capacities where set_by is distinct from pg_current_xact_id_if_assigned()
         for update skip locked  -- lock: entry
     loop
-        -- before the look; and a prepared transaction has another virtual id after a restart
-        v_open := array(select t from unnest(_pgqueue.open_transactions(true)) t
-                        where (t = any (v_change.transactions)) is not false or t like '-1/%');
+        -- before the messages are read
+        v_open := _pgqueue.still_open(v_change.transactions, _pgqueue.open_transactions(true));
         continue when v_open = v_change.transactions;
         select * into v_consumer from pgqueue.consumers where consumer_id = v_change.consumer_id;
         perform _pgqueue.enter_keys(v_consumer);
@@ -300,9 +298,9 @@ begin
     end loop;
 end $$;
 
--- Deletes all entries of a consumer without a capacity, except those that another transaction is about to delete.
--- maintain() deletes entries that are made meanwhile. The consumer is read after its entries are locked: it may have a
--- capacity again. A call that sets one later finds the entries locked, and makes others.
+-- Deletes all entries of a consumer without a capacity, except those that another transaction is deleting. maintain()
+-- deletes entries that are added meanwhile. The consumer is read after its entries are locked: it may have a capacity
+-- again. A call that sets one later finds the entries locked, and adds others.
 -- on drop_consumer: perform _pgqueue.delete_old_entries(p_consumer_id);
 create or replace function _pgqueue.delete_old_entries(p_consumer_id int) returns void
 language plpgsql as $$
@@ -319,9 +317,9 @@ begin
     end if;
 end $$;
 
--- Deletes entries of messages that left without being acknowledged, and whose keys are not sent any more. It reads
--- limit_entries() entries of each consumer, from a random place on, since keys are known by their hash. It does not
--- wait. Locks: the entries that it deletes.
+-- Deletes entries of messages that left without an acknowledgement, and whose keys are not sent any more. It reads
+-- limit_entries() entries of each consumer, from a random hash on. It does not wait. Locks: the entries that it
+-- deletes.
 -- on maintain: perform _pgqueue.run_task('select 0 from _pgqueue.maintain_key_backlog()');
 create or replace function _pgqueue.maintain_key_backlog() returns void
 language plpgsql as $$
@@ -348,6 +346,6 @@ begin
                               (select b.key from pgqueue.key_backlog b where b.consumer_id = v_id and b.key < v_from
                                order by b.key limit _pgqueue.limit_entries())) n);
         perform _pgqueue.delete_entries(v_consumer, v_keys, (
-            select range_agg(j.gone) from _pgqueue.owed_of_keys(v_consumer, v_keys, false) j));
+            select range_agg(j.finished) from _pgqueue.unfinished_by_key(v_consumer, v_keys, false) j));
     end loop;
 end $$;

@@ -1,21 +1,22 @@
 -- Sending: publishing one message, or several together.
 
 -- Publishes a message to a stream, in the caller's transaction, and returns its number.
--- Postgres cannot prepare a transaction that has notified (two-phase commit): so such a transaction can send only to a
--- stream whose setting notify is false.
+-- Postgres cannot prepare a transaction that has notified. So with two-phase commit, a transaction can send only to
+-- streams whose setting notify is false.
 --   p_data        the payload of a text or json stream, p_data_bytes that of a binary stream; at most the stream's
 --                 max_bytes
---   p_key         the key for ordering=key, up to 1,024 bytes; null: in no order with others
+--   p_key         the key for ordering=key, up to 1,024 bytes; null: not ordered
 --   p_headers     a JSON object of at most the stream's max_header_bytes and 100 levels, or null
---   p_priority    -32768 to 32767, higher is earlier; consumers with ordering=none go by it
---   p_deliver_at  not before; null: at once
---   p_consumers   to these consumers only; null: to all
---   p_expires_at  from this time on the message is not delivered any more: the claimer that finds it dead-letters it as
---                 expired. To the second, rounded up. Null: it never expires
+--   p_priority    -32768 to 32767, for consumers with ordering=none: messages with a higher priority come first
+--   p_deliver_at  the message is not delivered before this time; null: it is delivered at once
+--   p_consumers   the names of the consumers that get the message; null: all
+--   p_expires_at  the message is not delivered from this time on, rounded up to the second: a claim that finds it makes
+--                 it a dead letter with reason expired. Null: it never expires
 --   p_dedup_key   1 to 1,024 bytes: the message is not published if one with this key was sent within the stream's
 --                 dedup_window; null: it is always published
--- Returns its seq, or that of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004, PQ011, PQ013.
--- Locks: the publish lock, shared; the dedup key: a transaction that sends the same one waits for this transaction.
+-- Returns its seq, or the seq of the first message with this dedup key. Errors: PQ001, PQ002, PQ003, PQ004, PQ011,
+-- PQ013. Locks: the publish lock, shared; the dedup key: a transaction that sends the same key waits for this
+-- transaction.
 create or replace function pgqueue.send(p_stream text, p_data text, p_key text default null,
                                         p_headers jsonb default null, p_priority int default 0,
                                         p_deliver_at timestamptz default null, p_consumers text[] default null,
@@ -27,15 +28,15 @@ declare
     v_seq       bigint;
     v_first     bigint;
     v_count     bigint;
-    v_headers   boolean;  -- they need a closer look
+    v_headers   boolean;  -- they need the full check
     v_expires   timestamptz;
     v_consumers int[];
 begin
     v_stream := s from pgqueue.streams s where s.name = p_stream;
     if v_stream.stream_id is null then
-        v_stream := _pgqueue.stream(p_stream);  -- it raises, or somebody made the stream meanwhile
+        v_stream := _pgqueue.stream(p_stream);  -- raises, unless the stream was created meanwhile
     end if;
-    -- (what most messages do not have is asked for once: PL/pgSQL prepares each expression anew for each message)
+    -- (one check for what most messages do not have: PL/pgSQL prepares each expression again for each message)
     if p_priority is distinct from 0 or p_headers is not null or p_deliver_at is not null or p_consumers is not null
        or p_expires_at is not null then
         perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
@@ -57,7 +58,7 @@ begin
     end if;
     insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
     values (v_seq, v_stream.stream_id, p_key, p_data, p_data_bytes, p_headers);
-    -- assigned, not performed: so Postgres calls it without a statement around it
+    -- an assignment is evaluated without a statement, unlike perform
     v_count := _pgqueue.publish(v_stream, int8multirange(int8range(v_seq, v_seq, '[]')), 1, p_priority, p_deliver_at,
                                 v_consumers, v_expires, array[p_key]);
     return v_seq;
@@ -65,12 +66,12 @@ end $$;
 
 -- Publishes messages together, in the order given, and returns their numbers.
 -- They become visible at once, when the caller's transaction commits.
---   p_data, p_keys, p_headers, p_data_bytes  of one length, or null
---   p_dedup_keys  one per message, null for a message without, or null; also of two of these messages only the first is
---                 published
+--   p_data, p_keys, p_headers, p_data_bytes  arrays of the same length, or null
+--   p_dedup_keys  one per message, null for a message without, or null for all; of messages with the same key in this
+--                 call, the first is published
 --   the rest      as in send
--- Returns their seqs in that order, of a duplicate that of the first. Errors: PQ001, PQ002, PQ003, PQ004, PQ013. Locks
--- and two-phase commit: as send; for many messages also the numbers of the stream, for a moment.
+-- Returns their seqs in that order; for a duplicate, the seq of the first message. Errors: PQ001, PQ002, PQ003, PQ004,
+-- PQ013. Locks and two-phase commit: as send; for many messages also the numbers of the stream, for a moment.
 -- (More than 60 lines: the checks of its arrays are most of it.)
 create or replace function pgqueue.send_batch(p_stream text, p_data text[], p_keys text[] default null,
                                               p_headers jsonb[] default null, p_priority int default 0,
@@ -81,7 +82,7 @@ language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_count  int := coalesce(cardinality(p_data), cardinality(p_data_bytes));
-    v_id     int := v_stream.stream_id;  -- looked up once, not for each message
+    v_id     int := v_stream.stream_id;  -- read once, not for each message
     v_taken  bigint[];
     v_seqs   int8multirange;
     v_first  bigint[];
@@ -134,11 +135,11 @@ begin
     return query select unnest(coalesce(v_first, v_taken));
 end $$;
 
--- Returns the server of a key, where a stream is on several servers: a number from 0 to below p_servers.
--- It is the first four bytes of the SHA-256 of the key in UTF-8, as a number without a sign, modulo p_servers. Clients
--- in other languages and Spark compute the same.
---   p_key      null: the message has no key, and may go by its data
---   p_servers  how many servers there are, from 1
+-- Returns the server of a key, where a stream is on several servers: a number from 0 to p_servers - 1.
+-- It is the first four bytes of the SHA-256 of the key in UTF-8, as an unsigned number, modulo p_servers. Spark and
+-- clients in other languages compute the same number.
+--   p_key      null: the message has no key, and can be sent to any server
+--   p_servers  the number of servers, at least 1
 -- Returns null for no key. Errors: PQ003. Locks: none.
 create or replace function pgqueue.server_of(p_key text, p_servers int) returns int
 language plpgsql immutable parallel safe as $$

@@ -1,22 +1,21 @@
--- What may be written by COPY: a producer writes its messages into pgqueue.written, and with the numbers alone that its
--- transaction reserved.
+-- COPY by producers: a producer writes its messages into pgqueue.written, with numbers that its transaction reserved.
 --
--- pgqueue.written holds nothing. Its one partition is the table of all messages, which has no condition, because it is
--- the default one. To route a row there, Postgres computes the key of the partition, and that is the check: reserved()
--- raises, or the row goes on to its stream. So a row is checked before it is anywhere, and nobody ever waits for a
--- number that somebody made up. Who inserts into pgqueue.messages, as send() does, is not asked: a trigger or a
--- constraint would cost each message there; and whoever may do that, as the owner, may do anything with messages, so
--- the owner's sink copies there too. Row security is no way either: Postgres refuses COPY with it.
+-- pgqueue.written stores nothing. Its only partition is the table of all messages, a default partition without a
+-- condition. To route a row there, Postgres computes the partition key, which is the check: reserved() raises, or the
+-- row is stored in its stream. So a row is checked before it is stored, and no session waits for a number that was not
+-- reserved. Inserts into pgqueue.messages, as by send(), are not checked: a trigger or a constraint would slow down
+-- each message, and a role that may insert there, as the owner, may change messages anyway. So the owner's sink copies
+-- there too. Row security cannot be used: Postgres does not support COPY FROM with it.
 --
--- The last reservation of a session is kept in the session, as the last value of three sequences: setval() keeps it
--- there, currval() reads it, and neither can be done without a right on the sequence. That makes a row 0.5 us slower
--- (0.1 us for each sequence); to look into the table of reservations would make it 10 us slower.
+-- The session has its last reservation as the last value of three sequences: setval() stores it, currval() reads it,
+-- and both need a right on the sequence. This makes a row 0.5 us slower (0.1 us for each sequence); reading the table
+-- of reservations would make it 10 us slower.
 
 create sequence if not exists pgqueue.reserved_from;                -- the first number, ...
 create sequence if not exists pgqueue.reserved_until;               -- ... the number after the last one, ...
-create sequence if not exists pgqueue.reserved_for minvalue 0;      -- ... and the stream << 32 | the transaction
+create sequence if not exists pgqueue.reserved_for minvalue 0;      -- ... and (stream << 32) | transaction
 
--- Notes a reservation for reserved(): of several ranges the last one, for the rows of the others are looked up then.
+-- Records a reservation for reserved(): of several ranges the last one. For the others, reserved() reads the table.
 create or replace function _pgqueue.record_reserved(p_stream_id int, p_seqs int8multirange) returns void
 language sql as $$
     select setval('pgqueue.reserved_from', lower(r)), setval('pgqueue.reserved_until', upper(r)),
@@ -25,13 +24,13 @@ language sql as $$
     from unnest(p_seqs) r
 $$;
 
--- Returns 0 for a number that this transaction reserved. Errors: PQ003 for any other one. (It is called immutable,
--- which it is not, because Postgres asks that of the key of a partition. It is called for each row that is inserted
+-- Returns 0 for a number that this transaction reserved. Errors: PQ003 for any other number. (It is declared immutable,
+-- although it is not, because Postgres requires that of a partition key. It is called for each row that is inserted
 -- into pgqueue.written, and nowhere else.)
 create or replace function _pgqueue.reserved(p_stream_id int, p_seq bigint) returns int
 language plpgsql immutable parallel safe as $$
 begin
-    -- of the transaction its last 32 bits: no session outlives 4 billion transactions
+    -- the last 32 bits of the transaction id: no session lasts for 4 billion transactions
     if p_seq >= currval('pgqueue.reserved_from'::regclass) and p_seq < currval('pgqueue.reserved_until'::regclass)
        and (p_stream_id::bigint << 32) | (txid_current_if_assigned() & 4294967295)
            = currval('pgqueue.reserved_for'::regclass) then

@@ -22,7 +22,7 @@
 -- it to lane_waiting() in the same transaction.
 --
 -- The id of a worker's claim consists of 20 bits of the number of its head and the token, of 43 bits. The token is odd
--- unless the acknowledgement must record something (notes_ends()).
+-- unless the acknowledgement must record something (records_ends()).
 
 -- The bundles: what a consumer has taken and not finished. All messages of a bundle are alike. A bundle with a token is
 -- claimed. Claims change only the columns from token on, which are in no index: so each page keeps space for a second

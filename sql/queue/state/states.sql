@@ -113,7 +113,7 @@ language sql stable as $$
     where _pgqueue.is_for(p.consumers, p_consumer.consumer_id) and (p.seqs <@ k.excluded) is not true
 $$;
 
--- What a consumer has taken and not finished of some messages, by their keys; for senders (owed_of_keys()).
+-- What a consumer has taken and not finished of some messages, by their keys; for senders (unfinished_by_key()).
 --   p_seqs          the messages
 --   p_keys          the hashes of their keys
 --   p_publications  the publications that made them visible
