@@ -1,6 +1,7 @@
-"""Checks of arguments for errors that only Python can make: their types.
+"""The arguments of the client: their checks, and their types and names in SQL.
 
-The database decides which values are allowed. `name` is the argument's name, for the message.
+The checks are for errors that only Python can make: wrong types. The database decides which values
+are allowed. `name` is the argument's name, for the message.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -15,13 +17,13 @@ from spark_pgqueue.postgres.errors import PgQueueError
 T = TypeVar("T")
 
 
+Check = Callable[[str, Any], Any]
+"""Checks an argument: returns the value as psycopg takes it, or raises PgQueueError."""
+
+
 def name_of(sql_name: str) -> str:
     """The client's name for an argument of an SQL function."""
-    others = {
-        "p_data_bytes": "data", "p_max": "max_messages", "p_from": "start",
-        "p_for": "keep_for", "p_bytes": "size", "p_dead": "keep_dead",
-    }  # fmt: skip
-    return others.get(sql_name, sql_name.removeprefix("p_"))
+    return _CLIENT_NAMES.get(sql_name, sql_name.removeprefix("p_"))
 
 
 def check(name: str, value: Any, kind: type, wanted: str) -> None:
@@ -189,6 +191,101 @@ def seqs(name: str, value: Iterable[int]) -> list[int]:
     return [number(item_name, seq, 1, 2**63 - 1) for item_name, seq in items(name, value)]
 
 
-def target(claim: int, seqs_: Iterable[int] | None) -> tuple[int, list[int] | None]:
-    """The claim's number and the numbers of messages, as the settling functions take them."""
-    return claim_id("claim_id", claim), maybe(seqs, "seqs", seqs_)
+def offset(name: str, value: dict[str, Any]) -> str:
+    check(name, value, dict, "an offset, which is a dict")
+    return json_text(name, value)
+
+
+def interval(name: str, value: timedelta | str) -> timedelta | str:
+    return text(name, value) if isinstance(value, str) else duration(name, value)
+
+
+def payload(value: str | bytes) -> dict[str, Any]:
+    """A payload, as the two arguments that it has in SQL."""
+    if isinstance(value, bytes):
+        return {"data": None, "data_bytes": value}
+    return {"data": text("data", value, "a str, or bytes for a binary stream"), "data_bytes": None}
+
+
+def _each_headers(name: str, value: Iterable[Mapping[str, Any] | None]) -> list[str | None]:
+    return [headers(item_name, item) for item_name, item in items(name, value)]
+
+
+def _checked_before(name: str, value: T) -> T:
+    return value
+
+
+_KINDS: dict[str, tuple[Check, str]] = {
+    name: (check, in_sql)
+    for check, in_sql, names in [
+        (text, "%s::text", "stream consumer name kind ordering unread topic to_stream pattern"),
+        (text, "%s::text", "time_zone"),
+        (partial(maybe, text), "%s::text", "create_consumer.topic key dedup_key reason cron uri"),
+        (text, "%s::text::regclass", "table"),
+        (partial(maybe, text), "pgqueue.as_jsonpath('p_where', %s::text)", "where"),
+        (position, "%s::text", "start to"),
+        (partial(maybe, texts), "%s::text[]", "consumers keys columns"),
+        (flag, "%s::boolean", "if_not_exists done old outbox backoff reset replace"),
+        (number, "%s::int", "max_messages limit look partitions"),
+        (partial(maybe, number), "%s::int", "redrive.max_messages purge_dead.max_messages"),
+        (partial(maybe, number), "%s::bigint", "read_to.max_messages"),
+        (partial(number, high=1000), "%s::int", "count"),
+        (partial(number, low=-32768, high=32767), "%s::int", "priority"),
+        (long, "%s::bigint", "seq"),
+        (partial(maybe, long), "%s::bigint", "messages size"),
+        (claim_id, "%s::bigint", "claim_id outcome.seq"),
+        (partial(maybe, claim_id), "%s::bigint", "ack"),
+        (partial(maybe, seqs), "%s::bigint[]", "seqs"),
+        (seqs, "%s::bigint[]", "cancel.seqs postpone.seqs"),
+        (partial(maybe, duration), "%s::interval", "keep_for keep_dead delay by"),
+        (partial(maybe, duration), "%s::interval", "visibility_timeout"),
+        (duration, "%s::interval", "defer.delay staged_age reader_age"),
+        (partial(maybe, interval), "%s::interval", "every"),
+        (partial(maybe, time), "%s::timestamptz", "deliver_at expires_at before after"),
+        (partial(maybe, time), "%s::timestamptz", "create_schedule.start schedule_times.start"),
+        (time, "%s::timestamptz", "until"),
+        (headers, "%s::jsonb", "headers"),
+        (settings, "%s::jsonb", "settings"),
+        (partial(maybe, json_text), "%s::jsonb", "result state details"),
+        (offset, "%s::jsonb", "offset first last"),
+        (json_text, "%s::jsonb", "note_offset.offset"),
+        (_checked_before, "%s::text", "data"),
+        (_checked_before, "%s::bytea", "data_bytes"),
+        (_checked_before, "%s::int", "pid stream_id reserve.count"),
+        (_checked_before, "%s::int8multirange", "publish_written.seqs"),
+        (_checked_before, "%s::bigint", "read_dead.after"),
+        # An array in binary format is three times as fast as one in text.
+        (_checked_before, "%b::text[]", "send_batch.data publish_written.dedup_keys"),
+        (_checked_before, "%b::bytea[]", "send_batch.data_bytes"),
+        (partial(maybe, maybe_texts), "%b::text[]", "send_batch.keys send_batch.dedup_keys"),
+        (partial(maybe, _each_headers), "%s::jsonb[]", "send_batch.headers"),
+    ]
+    for name in names.split()
+}
+"""The check and the placeholder of each argument, by `name`, or by `function.name` where the
+argument of one SQL function differs."""
+
+_SQL_NAMES = {
+    "limit": "max",
+    "max_messages": "max",
+    "keep_for": "for",
+    "set_archive.keep_for": "keep",
+    "keep_dead": "dead",
+    "size": "bytes",
+    "first": "from",
+    "last": "to",
+    "replay.start": "from",
+    "create_group.name": "group",
+    "note_offset.name": "group",
+}
+"""The names of arguments in SQL, without `p_`, where they differ."""
+
+_CLIENT_NAMES = {f"p_{theirs}": ours.split(".")[-1] for ours, theirs in _SQL_NAMES.items()}
+_CLIENT_NAMES |= {"p_data_bytes": "data", "p_to": "to"}
+
+
+def described(function: str, name: str) -> tuple[Check, str]:
+    """The check of an argument of an SQL function, and how a call gives it by name."""
+    own = f"{function}.{name}"
+    check, in_sql = _KINDS.get(own) or _KINDS[name]
+    return check, f"p_{_SQL_NAMES.get(own) or _SQL_NAMES.get(name, name)} => {in_sql}"

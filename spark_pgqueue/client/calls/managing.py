@@ -6,9 +6,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from psycopg.rows import class_row
-
-from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.managing_streams import ManagingStreams
 from spark_pgqueue.client.results import ConsumerHealth, ConsumerInfo, ConsumerStats
 
@@ -54,17 +51,16 @@ class Managing(ManagingStreams):
         Returns:
             its id.
         """
-        return self._value(
-            "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text,"
-            " %s::boolean, %s::text, pgqueue.as_jsonpath('p_where', %s::text), %s::jsonb)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.position("start", start),
-            arguments.text("ordering", ordering),
-            arguments.flag("if_not_exists", if_not_exists),
-            arguments.maybe(arguments.text, "topic", topic),
-            arguments.maybe(arguments.text, "where", where),
-            arguments.settings("settings", {} if settings is None else settings),
+        return self._call(
+            "create_consumer",
+            stream=stream,
+            name=name,
+            start=start,
+            ordering=ordering,
+            if_not_exists=if_not_exists,
+            topic=topic,
+            where=where,
+            settings={} if settings is None else settings,
         )
 
     def alter_consumer(self, stream: str, name: str, settings: Mapping[str, Any]) -> None:
@@ -85,23 +81,14 @@ class Managing(ManagingStreams):
             PgQueueError: PQ003 an unknown setting, a value that is not allowed, or one that
                 contradicts another setting; nothing was changed.
         """
-        self._value(
-            "select pgqueue.alter_consumer(%s::text, %s::text, %s::jsonb)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.settings("settings", settings),
-        )
+        self._call("alter_consumer", stream=stream, name=name, settings=settings)
 
     def drop_consumer(self, stream: str, name: str) -> None:
         """Delete a consumer or a group with its unfinished messages; its claims end.
 
         >>> queue.drop_consumer("orders", "billing")
         """
-        self._value(
-            "select pgqueue.drop_consumer(%s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-        )
+        self._call("drop_consumer", stream=stream, name=name)
 
     def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
         """The consumers of a stream, or of all streams, by name.
@@ -109,14 +96,9 @@ class Managing(ManagingStreams):
         >>> [(consumer.name, consumer.ordering) for consumer in queue.consumers("orders")]
         [('billing', 'none')]
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
-            " created_at, paused, topic, condition::text as where, settings, defaults"
-            " from pgqueue.consumer_settings"
-            " where stream = coalesce(%s::text, stream) order by stream, consumer",
-            [stream],
-            row_factory=class_row(ConsumerInfo),
+        columns = {"name": "consumer", "where": "condition::text"}
+        return self._view(
+            ConsumerInfo, "consumer_settings", "stream, consumer", {"stream": stream}, **columns
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:
@@ -125,15 +107,7 @@ class Managing(ManagingStreams):
         >>> [(stats.consumer, stats.backlog) for stats in queue.stats("orders")]
         [('billing', 2)]
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
-            " backlog, claims, expired, next_expiry, skipped, paused, taken, settled, oldest_at,"
-            " oldest_claim_at, estimated, stuck, status, because from pgqueue.consumer_stats"
-            " where stream = coalesce(%s::text, stream) order by stream, consumer",
-            [stream],
-            row_factory=class_row(ConsumerStats),
-        )
+        return self._view(ConsumerStats, "consumer_stats", "stream, consumer", {"stream": stream})
 
     def health(self, stream: str | None = None) -> list[ConsumerHealth]:
         """The health of the consumers of a stream, or of all: which need attention, and why.
@@ -142,14 +116,7 @@ class Managing(ManagingStreams):
         ...     print(health.status, "-", health.because)
         unattended - 2 are new or ready and no lease ended, and nobody has claimed anything yet
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer, status, because, backlog, max_backlog, attended_at, estimated"
-            " from pgqueue.consumer_health"
-            " where stream = coalesce(%s::text, stream) order by stream, consumer",
-            [stream],
-            row_factory=class_row(ConsumerHealth),
-        )
+        return self._view(ConsumerHealth, "consumer_health", "stream, consumer", {"stream": stream})
 
     def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a consumer, as if it were created at that position.
@@ -173,12 +140,7 @@ class Managing(ManagingStreams):
             PgQueueError: PQ003 not a position; 55P03 a transaction that locks some of the messages
                 stays open for 10 s.
         """
-        return self._value(
-            "select pgqueue.seek(%s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.position("to", to),
-        )
+        return self._call("seek", stream=stream, consumer=consumer, to=to)
 
     def replay(
         self,
@@ -206,13 +168,7 @@ class Managing(ManagingStreams):
         Returns:
             how many messages come again; an estimate for very many.
         """
-        return self._value(
-            "select pgqueue.replay(%s::text, %s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.position("start", start),
-            arguments.position("to", to),
-        )
+        return self._call("replay", stream=stream, consumer=consumer, start=start, to=to)
 
     def pause(self, stream: str, consumer: str) -> None:
         """Let a consumer claim nothing until `resume`. Claimed messages can be settled as before.
@@ -221,22 +177,14 @@ class Managing(ManagingStreams):
         >>> queue.receive("orders", "billing") is None
         True
         """
-        self._value(
-            "select pgqueue.pause(%s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-        )
+        self._call("pause", stream=stream, consumer=consumer)
 
     def resume(self, stream: str, consumer: str) -> None:
         """Let a paused consumer claim again.
 
         >>> queue.resume("orders", "billing")
         """
-        self._value(
-            "select pgqueue.resume(%s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-        )
+        self._call("resume", stream=stream, consumer=consumer)
 
     def retry(self, stream: str, consumer: str, seqs: Iterable[int] | None = None) -> int:
         """End the delays of messages that are not claimed, for instance after an outage.
@@ -257,12 +205,7 @@ class Managing(ManagingStreams):
         Returns:
             how many delays were ended.
         """
-        return self._value(
-            "select pgqueue.retry(%s::text, %s::text, %s::bigint[])",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.maybe(arguments.seqs, "seqs", seqs),
-        )
+        return self._call("retry", stream=stream, consumer=consumer, seqs=seqs)
 
     def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
         """Take unfinished messages from a consumer, in whatever state they are.
@@ -286,12 +229,7 @@ class Managing(ManagingStreams):
             PgQueueError: 55P03 a transaction that claims or settles some of them stays open for
                 10 s; PQ006 a group.
         """
-        return self._value(
-            "select pgqueue.cancel(%s::text, %s::text, %s::bigint[])",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.seqs("seqs", seqs),
-        )
+        return self._call("cancel", stream=stream, consumer=consumer, seqs=seqs)
 
     def postpone(self, stream: str, consumer: str, seqs: Iterable[int], until: datetime) -> int:
         """Deliver messages that nobody has claimed later, or sooner than they would come.
@@ -315,10 +253,4 @@ class Managing(ManagingStreams):
             PgQueueError: 55P03 a transaction that claims some of them stays open for 10 s; PQ006 a
                 group.
         """
-        return self._value(
-            "select pgqueue.postpone(%s::text, %s::text, %s::bigint[], %s::timestamptz)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.seqs("seqs", seqs),
-            arguments.time("until", until),
-        )
+        return self._call("postpone", stream=stream, consumer=consumer, seqs=seqs, until=until)

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from psycopg.rows import class_row
-
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.results import Archive, Binding, Capture, Retention, Stream
@@ -43,12 +41,12 @@ class ManagingStreams(Calls):
         Returns:
             its id.
         """
-        return self._value(
-            "select pgqueue.create_stream(%s::text, %s::text, %s::boolean, %s::jsonb)",
-            arguments.text("name", name),
-            arguments.text("kind", kind),
-            arguments.flag("if_not_exists", if_not_exists),
-            arguments.settings("settings", {} if settings is None else settings),
+        return self._call(
+            "create_stream",
+            name=name,
+            kind=kind,
+            if_not_exists=if_not_exists,
+            settings={} if settings is None else settings,
         )
 
     def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> None:
@@ -75,18 +73,14 @@ class ManagingStreams(Calls):
                 would allow more than a stream that it is copied to, or less than a stream that is
                 copied to it; or a schema would not take all that the one before it took.
         """
-        self._value(
-            "select pgqueue.alter_stream(%s::text, %s::jsonb)",
-            arguments.text("stream", stream),
-            arguments.settings("settings", settings),
-        )
+        self._call("alter_stream", stream=stream, settings=settings)
 
     def drop_stream(self, name: str) -> None:
         """Delete a stream with its messages and consumers, and the files of its archive.
 
         >>> queue.drop_stream("orders")
         """
-        self._value("select pgqueue.drop_stream(%s::text)", arguments.text("name", name))
+        self._call("drop_stream", name=name)
 
     def streams(self) -> list[Stream]:
         """All streams, by name.
@@ -94,11 +88,7 @@ class ManagingStreams(Calls):
         >>> [(stream.name, stream.kind, stream.sent) for stream in queue.streams()]
         [('orders', 'text', 2)]
         """
-        return self._statements.rows(
-            "select stream as name, kind, created_at, consumers, messages, bytes, sent, settings,"
-            " defaults from pgqueue.stream_stats order by stream",
-            row_factory=class_row(Stream),
-        )
+        return self._view(Stream, "stream_stats", "stream", name="stream")
 
     def kind(self, stream: str) -> str:
         """The kind of the messages of a stream: "text", "json" or "binary".
@@ -106,8 +96,7 @@ class ManagingStreams(Calls):
         >>> queue.kind("orders")
         'text'
         """
-        sql = "select kind from pgqueue.open_stream(%s::text)"
-        return self._value(sql, arguments.text("stream", stream))
+        return self._call("open_stream", "kind", stream=stream)
 
     def schema_of(self, stream: str) -> dict[str, Any] | None:
         """The columns of a stream's schema, for Spark's `StructType.fromJson`; None without one.
@@ -116,8 +105,7 @@ class ManagingStreams(Calls):
         >>> [(column["name"], column["type"]) for column in queue.schema_of("rows")["fields"]]
         [('id', 'long')]
         """
-        sql = "select pgqueue.schema_of(%s::text)"
-        return self._value(sql, arguments.text("stream", stream))
+        return self._call("schema_of", stream=stream)
 
     def set_retention(
         self,
@@ -148,16 +136,15 @@ class ManagingStreams(Calls):
             keep_dead: how long dead letters are kept after their death; None for ever. Dead letters
                 keep their messages.
         """
-        self._value(
-            "select pgqueue.set_retention(%s::text, %s::interval, %s::bigint, %s::bigint,"
-            " %s::boolean, %s::text, %s::interval)",
-            arguments.text("stream", stream),
-            arguments.maybe(arguments.duration, "keep_for", keep_for),
-            arguments.maybe(arguments.long, "messages", messages),
-            arguments.maybe(arguments.long, "size", size),
-            arguments.flag("done", done),
-            arguments.text("unread", unread),
-            arguments.maybe(arguments.duration, "keep_dead", keep_dead),
+        self._call(
+            "set_retention",
+            stream=stream,
+            keep_for=keep_for,
+            messages=messages,
+            size=size,
+            done=done,
+            unread=unread,
+            keep_dead=keep_dead,
         )
 
     def retention(self, stream: str | None = None) -> list[Retention]:
@@ -166,15 +153,7 @@ class ManagingStreams(Calls):
         >>> [(each.stream, each.keep_for) for each in queue.retention()]
         [('orders', None)]
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, keep_for, keep_messages, keep_bytes, until_done, unread, keep_dead,"
-            " bytes, oldest_at, trimmed, held_bytes, held_by, maintained_at, advice"
-            " from pgqueue.stream_retention"
-            " where stream = coalesce(%s::text, stream) order by stream",
-            [stream],
-            row_factory=class_row(Retention),
-        )
+        return self._view(Retention, "stream_retention", "stream", {"stream": stream})
 
     def set_archive(
         self, stream: str, uri: str | None, *, keep_for: timedelta | None = None
@@ -191,12 +170,7 @@ class ManagingStreams(Calls):
                 the like; None to archive no more, and keep what is there.
             keep_for: how long files are kept, from their last message; None for ever.
         """
-        self._value(
-            "select pgqueue.set_archive(%s::text, %s::text, %s::interval)",
-            arguments.text("stream", stream),
-            arguments.maybe(arguments.text, "uri", uri),
-            arguments.maybe(arguments.duration, "keep_for", keep_for),
-        )
+        self._call("set_archive", stream=stream, uri=uri, keep_for=keep_for)
 
     def drop_archive(self, stream: str) -> None:
         """End the archive of a stream, with all that is in it.
@@ -206,7 +180,7 @@ class ManagingStreams(Calls):
             >>> queue.set_archive("orders", "/var/lib/orders-archive")
             >>> queue.drop_archive("orders")
         """
-        self._value("select pgqueue.drop_archive(%s::text)", arguments.text("stream", stream))
+        self._call("drop_archive", stream=stream)
 
     def archives(self, stream: str | None = None) -> list[Archive]:
         """What is in the archive of a stream, or in those of all streams.
@@ -214,14 +188,7 @@ class ManagingStreams(Calls):
         >>> queue.archives()
         []
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, uri, keep_for, segments, messages, bytes, newest_at, archived_at,"
-            " waiting, waiting_since, attempts, advice from pgqueue.stream_archives"
-            " where stream = coalesce(%s::text, stream) order by stream",
-            [stream],
-            row_factory=class_row(Archive),
-        )
+        return self._view(Archive, "stream_archives", "stream", {"stream": stream})
 
     def bind(self, stream: str, topic: str, to_stream: str) -> None:
         """Copy messages of a stream to another stream from now on, in the sender's transaction.
@@ -243,12 +210,7 @@ class ManagingStreams(Calls):
         Raises:
             PgQueueError: PQ003 not a topic; another kind; or messages would go round in a circle.
         """
-        self._value(
-            "select pgqueue.bind(%s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("topic", topic),
-            arguments.text("to_stream", to_stream),
-        )
+        self._call("bind", stream=stream, topic=topic, to_stream=to_stream)
 
     def unbind(self, stream: str, topic: str, to_stream: str) -> bool:
         """Remove a binding; returns whether it existed.
@@ -258,12 +220,7 @@ class ManagingStreams(Calls):
         >>> queue.unbind("orders", "orders.*.eu", "eu")
         True
         """
-        return self._value(
-            "select pgqueue.unbind(%s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("topic", topic),
-            arguments.text("to_stream", to_stream),
-        )
+        return self._call("unbind", stream=stream, topic=topic, to_stream=to_stream)
 
     def bindings(self, stream: str | None = None) -> list[Binding]:
         """The bindings of a stream, or of all.
@@ -271,13 +228,8 @@ class ManagingStreams(Calls):
         >>> queue.bindings("orders")
         []
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, topic, to_stream, bound_at from pgqueue.stream_bindings"
-            " where stream = coalesce(%s::text, stream) order by stream, to_stream, topic",
-            [stream],
-            row_factory=class_row(Binding),
-        )
+        order = "stream, to_stream, topic"
+        return self._view(Binding, "stream_bindings", order, {"stream": stream})
 
     def test_topic(self, pattern: str, key: str | None) -> bool:
         """Whether a key matches a topic.
@@ -285,11 +237,7 @@ class ManagingStreams(Calls):
         >>> queue.test_topic("orders.*.eu", "orders.books.eu")
         True
         """
-        return self._value(
-            "select pgqueue.test_topic(%s::text, %s::text)",
-            arguments.text("pattern", pattern),
-            arguments.maybe(arguments.text, "key", key),
-        )
+        return self._call("test_topic", pattern=pattern, key=key)
 
     def capture(
         self,
@@ -321,15 +269,14 @@ class ManagingStreams(Calls):
             PgQueueError: PQ001 unknown stream, PQ003 a table, column or stream that cannot be
                 captured like this. An unknown table is psycopg's UndefinedTable.
         """
-        self._value(
-            "select pgqueue.capture(%s::text::regclass, %s::text, %s::text[], %s::text[],"
-            " %s::boolean, %s::boolean)",
-            arguments.text("table", table),
-            arguments.text("stream", stream),
-            arguments.maybe(arguments.texts, "keys", keys),
-            arguments.maybe(arguments.texts, "columns", columns),
-            arguments.flag("old", old),
-            arguments.flag("outbox", outbox),
+        self._call(
+            "capture",
+            table=table,
+            stream=stream,
+            keys=keys,
+            columns=columns,
+            old=old,
+            outbox=outbox,
         )
 
     def release(self, table: str, stream: str) -> None:
@@ -338,11 +285,7 @@ class ManagingStreams(Calls):
         >>> queue.capture("bills", "orders")
         >>> queue.release("bills", "orders")
         """
-        self._value(
-            "select pgqueue.release(%s::text::regclass, %s::text)",
-            arguments.text("table", table),
-            arguments.text("stream", stream),
-        )
+        self._call("release", table=table, stream=stream)
 
     def captures(self) -> list[Capture]:
         """All tables that are captured, by name.
@@ -351,11 +294,7 @@ class ManagingStreams(Calls):
         >>> [(capture.table, capture.stream) for capture in queue.captures()]
         [('public.bills', 'orders')]
         """
-        return self._statements.rows(
-            'select "table", stream, owner, options, outbox, uncaptured_partitions'
-            ' from pgqueue.captures order by "table", stream',
-            row_factory=class_row(Capture),
-        )
+        return self._view(Capture, "captures", '"table", stream')
 
     def install(self, *, pgmq: bool = False, without: Collection[str] = ()) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
@@ -397,15 +336,11 @@ class ManagingStreams(Calls):
         Returns:
             how many were deleted, by kind.
         """
-        ages = [
-            arguments.duration("staged_age", staged_age),
-            arguments.duration("reader_age", reader_age),
-        ]
         deleted: Counter[str] = Counter()
         for _ in range(_MAINTAIN_CALLS):
             done = dict(
-                self._statements.rows(
-                    "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)", ages
+                self._rows(
+                    "maintain", "what, deleted", staged_age=staged_age, reader_age=reader_age
                 )
             )
             unfinished = done.pop("unfinished")
@@ -429,4 +364,4 @@ class ManagingStreams(Calls):
         Raises:
             PgQueueError: the server is a standby, or a session is publishing (55P03).
         """
-        return dict(self._statements.rows("select stream, last_publication from pgqueue.recover()"))
+        return dict(self._rows("recover", "stream, last_publication"))

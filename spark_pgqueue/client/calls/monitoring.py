@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from psycopg.rows import class_row
-
 from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import statement
 from spark_pgqueue.client.calls.managing import Managing
 from spark_pgqueue.client.calls.reading import Reading
 from spark_pgqueue.client.calls.sending import Sending
@@ -18,6 +17,11 @@ from spark_pgqueue.client.reading import headers_of
 from spark_pgqueue.client.results import KeyStats, Look, OpenClaim, PartitionStats, Position
 
 PAGE = 500  # messages that are read at once
+
+_DEAD = (
+    "seq, key, data, data_bytes, headers::text, priority, inserted_at, reason, error, details,"
+    " deliver_count, owner, died_at"
+)
 
 
 class Monitoring(Sending, Reading, Managing):
@@ -42,15 +46,8 @@ class Monitoring(Sending, Reading, Managing):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 no number.
         """
-        (found,) = self._statements.rows(
-            "select state, because, until"
-            " from pgqueue.explain_message(%s::text, %s::text, %s::bigint)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.long("seq", seq),
-            ],
-            row_factory=class_row(Explanation),
+        (found,) = self._read(
+            "explain_message", Explanation, stream=stream, consumer=consumer, seq=seq
         )
         return found
 
@@ -71,15 +68,7 @@ class Monitoring(Sending, Reading, Managing):
             the failures in their order; none for a message that is done. The call is for people: it
             may read all messages that the consumer has taken and not finished.
         """
-        return self._statements.rows(
-            "select failed_at, owner, error from pgqueue.failures(%s::text, %s::text, %s::bigint)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.long("seq", seq),
-            ],
-            row_factory=class_row(Failure),
-        )
+        return self._read("failures", Failure, stream=stream, consumer=consumer, seq=seq)
 
     def open_claims(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
@@ -95,19 +84,9 @@ class Monitoring(Sending, Reading, Managing):
             consumer: the consumer's name; None for all.
             limit: return at most this many claims.
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer, claim_id, owner, query, claimed_at, lease_until, expired,"
-            " messages, remaining, first_seq from pgqueue.open_claims"
-            " where stream = coalesce(%s::text, stream) and consumer = coalesce(%s::text, consumer)"
-            " order by lease_until limit %s",
-            [
-                stream,
-                arguments.maybe(arguments.text, "consumer", consumer),
-                arguments.number("limit", limit),
-            ],
-            row_factory=class_row(OpenClaim),
-        )
+        chosen = {"stream": stream, "consumer": consumer}
+        limit = arguments.number("limit", limit)
+        return self._view(OpenClaim, "open_claims", "lease_until", chosen, limit)
 
     def key_stats(self, stream: str, consumer: str, *, limit: int = 100) -> list[KeyStats]:
         """The keys with the most messages that a consumer has taken and not finished.
@@ -124,16 +103,7 @@ class Monitoring(Sending, Reading, Managing):
         Raises:
             PgQueueError: PQ006 a consumer with ordering "stream", and as `explain`.
         """
-        return self._statements.rows(
-            "select key, waiting, delayed, in_flight, first_seq, until, unfinished"
-            " from pgqueue.key_stats(%s::text, %s::text, %s::int)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.number("limit", limit),
-            ],
-            row_factory=class_row(KeyStats),
-        )
+        return self._read("key_stats", KeyStats, stream=stream, consumer=consumer, limit=limit)
 
     def look(self) -> Look:
         """All figures of all streams, for a display that polls: the call counts no messages.
@@ -168,18 +138,10 @@ class Monitoring(Sending, Reading, Managing):
             consumer: the consumer's name; None for all.
             limit: return at most this many entries.
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer, reason, error, message_count as messages, first_seq,"
-            " last_seq, deliver_count, owner, died_at from pgqueue.dead_letters"
-            " where stream = coalesce(%s::text, stream) and consumer = coalesce(%s::text, consumer)"
-            " order by died_at desc, first_seq limit %s",
-            [
-                stream,
-                arguments.maybe(arguments.text, "consumer", consumer),
-                arguments.number("limit", limit),
-            ],
-            row_factory=class_row(DeadLetters),
+        chosen = {"stream": stream, "consumer": consumer}
+        limit, order = arguments.number("limit", limit), "died_at desc, first_seq"
+        return self._view(
+            DeadLetters, "dead_letters", order, chosen, limit, messages="message_count"
         )
 
     def read_dead(
@@ -207,18 +169,14 @@ class Monitoring(Sending, Reading, Managing):
             reason: only messages that died of this reason; None for any.
             before: only messages that died before this time; None for any.
         """
-        given = _choice(stream, consumer, seqs, reason, before)
-        return self._dead_pages(given)
+        given = {"stream": stream, "consumer": consumer, "seqs": seqs, "reason": reason}
+        given |= {"before": before, "limit": PAGE, "after": 0}
+        return self._dead_pages(*statement("read_dead", _DEAD, given))
 
-    def _dead_pages(self, given: list[Any]) -> Iterator[DeadMessage]:
+    def _dead_pages(self, sql: Any, given: list[Any]) -> Iterator[DeadMessage]:
         after = 0
         while True:
-            rows = self._statements.rows(
-                "select seq, key, data, data_bytes, headers::text, priority, inserted_at, reason,"
-                " error, details, deliver_count, owner, died_at from pgqueue.read_dead(%s::text,"
-                " %s::text, %s::bigint[], %s::text, %s::timestamptz, %s, %s)",
-                [*given, PAGE, after],
-            )
+            rows = self._statements.rows(sql, [*given[:-1], after])
             for row in rows:
                 yield _dead_message(*row)
             if len(rows) < PAGE:
@@ -259,12 +217,15 @@ class Monitoring(Sending, Reading, Managing):
         Returns:
             how many messages are delivered again.
         """
-        return self._value(
-            "select pgqueue.redrive(%s::text, %s::text, %s::bigint[], %s::text, %s::timestamptz,"
-            " %s::int, %s::boolean)",
-            *_choice(stream, consumer, seqs, reason, before),
-            arguments.maybe(arguments.number, "max_messages", max_messages),
-            arguments.flag("reset", reset),
+        return self._call(
+            "redrive",
+            stream=stream,
+            consumer=consumer,
+            seqs=seqs,
+            reason=reason,
+            before=before,
+            max_messages=max_messages,
+            reset=reset,
         )
 
     def purge_dead(
@@ -295,11 +256,14 @@ class Monitoring(Sending, Reading, Managing):
         Returns:
             how many messages were deleted.
         """
-        return self._value(
-            "select pgqueue.purge_dead(%s::text, %s::text, %s::bigint[], %s::text,"
-            " %s::timestamptz, %s::int)",
-            *_choice(stream, consumer, seqs, reason, before),
-            arguments.maybe(arguments.number, "max_messages", max_messages),
+        return self._call(
+            "purge_dead",
+            stream=stream,
+            consumer=consumer,
+            seqs=seqs,
+            reason=reason,
+            before=before,
+            max_messages=max_messages,
         )
 
     def position(self, stream: str, consumer: str) -> Position:
@@ -311,12 +275,7 @@ class Monitoring(Sending, Reading, Managing):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
         """
-        (found,) = self._statements.rows(
-            "select next_seq, published_at, in_gaps"
-            " from pgqueue.consumer_position(%s::text, %s::text)",
-            [arguments.text("stream", stream), arguments.text("consumer", consumer)],
-            row_factory=class_row(Position),
-        )
+        (found,) = self._read("consumer_position", Position, stream=stream, consumer=consumer)
         return found
 
     def describe_stream(self, stream: str) -> StreamDescription:
@@ -374,19 +333,3 @@ def _dead_message(
     data = binary if text is None else text
     found, why = headers_of(headers)
     return DeadMessage(seq, key, data, found, priority, inserted_at, reason, error or why, *others)
-
-
-def _choice(
-    stream: str,
-    consumer: str,
-    seqs: Iterable[int] | None,
-    reason: str | None,
-    before: datetime | None,
-) -> list[Any]:
-    return [
-        arguments.text("stream", stream),
-        arguments.text("consumer", consumer),
-        arguments.maybe(arguments.seqs, "seqs", seqs),
-        arguments.maybe(arguments.text, "reason", reason),
-        arguments.maybe(arguments.time, "before", before),
-    ]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.client import arguments, reading
 from spark_pgqueue.client.calls.base import Calls
@@ -63,15 +64,53 @@ class Reading(Calls):
                 stream, or of the database before it was restored; `wait` inside a transaction, or
                 on the caller's connection. Some are raised when the first batch is asked for.
         """
-        arguments.number("max_messages", max_messages, 1, 2**31 - 1)
+        arguments.number("max_messages", max_messages)
         if offset is not None and not isinstance(offset, dict):
             arguments.position("offset", offset)
         patience = arguments.maybe(arguments.patience, "wait", wait)
         if patience is not None:
             self._check_can_wait()
-        return reading.read(
-            self._statements, self._long_poll, stream, offset, max_messages, patience
-        )
+        return self._batches(stream, offset, max_messages, patience)
+
+    def _batches(
+        self,
+        stream: str,
+        offset: dict[str, Any] | str | datetime | None,
+        max_messages: int,
+        seconds: float | None,
+    ) -> Iterator[Batch]:
+        stream_id, kind = self._id_and_kind(stream)
+        if not isinstance(offset, dict):
+            offset = self.start_offset(stream, "earliest" if offset is None else offset)
+
+        def look() -> Batch | None:
+            nonlocal offset
+            while True:
+                # One statement for both, so that a batch takes two statements.
+                rows = self._statements.rows(
+                    "with following as materialized (select o from pgqueue.read_to(%s::text,"
+                    " %s::jsonb, %s::bigint) o) select o, lo, hi from following left join lateral"
+                    " pgqueue.read_plan(%s::text, %s::jsonb, o) on true",
+                    [stream, Jsonb(offset), max_messages, stream, Jsonb(offset)],
+                )
+                following = rows[0][0]
+                ranges = [(lo, hi) for _, lo, hi in rows if lo is not None]
+                unchanged, offset = following == offset, following
+                if ranges:
+                    found = reading.all_messages(self._statements, stream, stream_id, kind, ranges)
+                    return Batch(found, following)
+                if unchanged:
+                    return None
+
+        while True:
+            batch = self._long_poll.first(stream, look, look, seconds) if seconds else look()
+            if batch is None:
+                return
+            yield batch
+
+    def _id_and_kind(self, stream: str) -> tuple[int, str]:
+        ((stream_id, kind),) = self._rows("open_stream", "stream_id, kind", stream=stream)
+        return stream_id, kind
 
     def start_offset(self, stream: str, start: str | datetime = "earliest") -> dict[str, Any]:
         """The offset at which a reader begins. A stored offset stays the same place for ever.
@@ -88,7 +127,7 @@ class Reading(Calls):
         Returns:
             a dict that JSON can hold.
         """
-        return reading.start_offset(self._statements, stream, start)
+        return self._call("start_offset", stream=stream, start=start)
 
     def read_to(
         self, stream: str, offset: dict[str, Any], max_messages: int | None = None
@@ -108,7 +147,7 @@ class Reading(Calls):
         Returns:
             the next offset; the same offset when there are no messages.
         """
-        return reading.read_to(self._statements, stream, offset, max_messages)
+        return self._call("read_to", stream=stream, offset=offset, max_messages=max_messages)
 
     def read_between(
         self, stream: str, first: dict[str, Any], last: dict[str, Any]
@@ -119,7 +158,8 @@ class Reading(Calls):
         >>> [message.data for message in queue.read_between("orders", first, last)]
         ['order 1', 'order 2']
         """
-        return reading.read_between(self._statements, stream, first, last)
+        ranges = self._rows("read_plan", "lo, hi", stream=stream, first=first, last=last)
+        return reading.all_messages(self._statements, stream, *self._id_and_kind(stream), ranges)
 
     def peek(self, stream: str, consumer: str, max_messages: int = 10) -> list[PeekedMessage]:
         """The next messages of a consumer, with their content, without claiming them.
@@ -139,14 +179,13 @@ class Reading(Calls):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range.
         """
-        rows = self._statements.rows(
-            "select seq, state, key, data, data_bytes, headers::text, priority, deliver_count,"
-            " not_visible_until, error, inserted_at from pgqueue.peek(%s::text, %s::text, %s::int)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.number("max_messages", max_messages),
-            ],
+        rows = self._rows(
+            "peek",
+            "seq, state, key, data, data_bytes, headers::text, priority, deliver_count,"
+            " not_visible_until, error, inserted_at",
+            stream=stream,
+            consumer=consumer,
+            max_messages=max_messages,
         )
         return [
             PeekedMessage(seq, state, key, _data(text, binary), *_headers(headers, *others))
@@ -167,15 +206,13 @@ class Reading(Calls):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ003 a value out of range.
         """
-        rows = self._statements.rows(
-            "select seq, key, data, data_bytes, headers::text, priority, inserted_at,"
-            " published_at, deliver_at, consumers"
-            " from pgqueue.peek_at(%s::text, %s::bigint, %s::int)",
-            [
-                arguments.text("stream", stream),
-                arguments.long("seq", seq),
-                arguments.number("max_messages", max_messages),
-            ],
+        rows = self._rows(
+            "peek_at",
+            "seq, key, data, data_bytes, headers::text, priority, inserted_at, published_at,"
+            " deliver_at, consumers",
+            stream=stream,
+            seq=seq,
+            max_messages=max_messages,
         )
         return [
             PublishedMessage(seq, key, _data(text, binary), *_headers(headers, *others))
@@ -198,16 +235,7 @@ class Reading(Calls):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
         """
-        (found,) = self._statements.rows(
-            "select state, result, reason, error, deliver_count, owner, claimed_at, ended_at,"
-            " due_at from pgqueue.outcome(%s::text, %s::text, %s::bigint)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.number("seq", seq, 1, 2**63 - 1),
-            ],
-            row_factory=class_row(Outcome),
-        )
+        (found,) = self._read("outcome", Outcome, stream=stream, consumer=consumer, seq=seq)
         return found
 
     def wait_for(self, stream: str, consumer: str, seq: int, timeout: timedelta) -> Outcome:
@@ -234,13 +262,8 @@ class Reading(Calls):
         seconds = arguments.patience("timeout", timeout)
         self._check_can_wait()
         look = partial(self.outcome, stream, consumer, seq)
-        listen = partial(
-            self._value,
-            "select pgqueue.listen_done(%s::text, %s::text, %s::int)",
-            stream,
-            consumer,
-            self._statements.connection().info.backend_pid,
-        )
+        pid = self._statements.connection().info.backend_pid
+        listen = partial(self._call, "listen_done", stream=stream, consumer=consumer, pid=pid)
         return self._long_poll.until(look, lambda found: found.is_final, listen, seconds)
 
     def history(
@@ -307,13 +330,13 @@ class Reading(Calls):
         Returns:
             the group's id.
         """
-        return self._value(
-            "select pgqueue.create_group(%s::text, %s::text, %s::int, %s::text, %s::boolean)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.number("partitions", partitions),
-            arguments.position("start", start),
-            arguments.flag("if_not_exists", if_not_exists),
+        return self._call(
+            "create_group",
+            stream=stream,
+            name=name,
+            partitions=partitions,
+            start=start,
+            if_not_exists=if_not_exists,
         )
 
     def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
@@ -336,12 +359,7 @@ class Reading(Calls):
             PgQueueError: PQ003 not an offset, PQ005 an offset of another stream, PQ006 a group with
                 workers, PQ007 another isolation than read committed.
         """
-        self._value(
-            "select pgqueue.note_offset(%s::text, %s::text, %s::jsonb)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.json_text("offset", offset),
-        )
+        self._call("note_offset", stream=stream, name=name, offset=offset)
 
     def group(self, stream: str, name: str) -> Group:
         """A group, whose messages `Group.run` handles.

@@ -8,24 +8,14 @@ from functools import partial
 from typing import Any
 
 from spark_pgqueue.client import arguments, consuming
-from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.calls.base import Calls, statement
 from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.client.reading import headers_of, json_of
 from spark_pgqueue.client.unseen import undeliver
 
 _COLUMNS = (
-    "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
-    " inserted_at, saved::text"
-)
-
-
-_RECEIVE = f"{_COLUMNS} from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval, %s::bigint)"
-
-
-_RECEIVE_WHERE = (
-    f"{_COLUMNS} from pgqueue.receive_where(%s::text, %s::text, p_max => %s::int,"
-    " p_visibility_timeout => %s::interval, p_ack => %s::bigint,"
-    " p_where => pgqueue.as_jsonpath('p_where', %s::text), p_look => %s::int)"
+    "claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count, inserted_at,"
+    " saved::text"
 )
 
 
@@ -129,11 +119,8 @@ class Receiving(Calls):
         arguments.number("prefetch", prefetch, 1, 2**31 - 1)
         timeout = visibility_timeout
         if timeout is None:
-            timeout = self._value(
-                "select visibility_timeout from pgqueue.open_consumer(%s::text, %s::text)",
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-            )
+            columns = "visibility_timeout"
+            timeout = self._call("open_consumer", columns, stream=stream, consumer=consumer)
         arguments.duration("visibility_timeout", timeout)
         arguments.maybe(arguments.patience, "wait", wait)
 
@@ -171,12 +158,8 @@ class Receiving(Calls):
             raise
 
     def _due(self, stream: str, consumer: str) -> float | None:
-        return self._value(
-            "select extract(epoch from pgqueue.next_due(%s::text, %s::text) - clock_timestamp())"
-            "::float8",
-            stream,
-            consumer,
-        )
+        seconds = "extract(epoch from next_due - clock_timestamp())::float8"
+        return self._call("next_due", seconds, stream=stream, consumer=consumer)
 
     def _claim(
         self,
@@ -190,20 +173,18 @@ class Receiving(Calls):
         where: str | None = None,
         look: int = 0,
     ) -> Claim | None:
-        given = [
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.number("max_messages", max_messages, 1, 2**31 - 1),
-            arguments.maybe(arguments.duration, "visibility_timeout", visibility_timeout),
-            arguments.maybe(
-                arguments.claim_id, "ack", ack.claim_id if isinstance(ack, Claim) else ack
-            ),
-        ]
+        given = {
+            "stream": stream,
+            "consumer": consumer,
+            "max_messages": max_messages,
+            "visibility_timeout": visibility_timeout,
+            "ack": ack.claim_id if isinstance(ack, Claim) else ack,
+        }
         if where is None:
-            self._statements.rows(_RECEIVE, given, into=rows)
+            call = statement("receive", _COLUMNS, given)
         else:
-            given += [arguments.text("where", where), arguments.number("look", look)]
-            self._statements.rows(_RECEIVE_WHERE, given, into=rows)
+            call = statement("receive_where", _COLUMNS, given | {"where": where, "look": look})
+        self._statements.rows(*call, into=rows)
         if not rows:
             return None
         claim = self._claim_of(rows)
@@ -236,11 +217,7 @@ class Receiving(Calls):
             PgQueueError: PQ007 a transaction that is not read committed; an argument of the wrong
                 type.
         """
-        return self._value(
-            "select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)",
-            *arguments.target(claim_id, seqs),
-            arguments.maybe(arguments.json_text, "result", result),
-        )
+        return self._call("ack", claim_id=claim_id, seqs=seqs, result=result)
 
     def nack(
         self,
@@ -277,12 +254,8 @@ class Receiving(Calls):
         Raises:
             PgQueueError: PQ003 a delay below 0, and as `ack`.
         """
-        return self._value(
-            "select pgqueue.nack(%s::bigint, %s::bigint[], %s::interval, %s::text, %s::boolean)",
-            *arguments.target(claim_id, seqs),
-            arguments.maybe(arguments.duration, "delay", delay),
-            arguments.maybe(arguments.text, "reason", reason),
-            arguments.flag("backoff", backoff),
+        return self._call(
+            "nack", claim_id=claim_id, seqs=seqs, delay=delay, reason=reason, backoff=backoff
         )
 
     def defer(
@@ -316,12 +289,7 @@ class Receiving(Calls):
         Raises:
             PgQueueError: PQ003 a delay below 0, and as `ack`.
         """
-        return self._value(
-            "select pgqueue.defer(%s::bigint, %s::bigint[], %s::interval, %s::jsonb)",
-            *arguments.target(claim_id, seqs),
-            arguments.duration("delay", delay),
-            arguments.maybe(arguments.json_text, "state", state),
-        )
+        return self._call("defer", claim_id=claim_id, seqs=seqs, delay=delay, state=state)
 
     def extend(self, claim_id: int, by: timedelta | None = None) -> int:
         """Hold a claim longer.
@@ -340,11 +308,7 @@ class Receiving(Calls):
         Raises:
             PgQueueError: PQ003 not longer than 0, and as `ack`.
         """
-        return self._value(
-            "select pgqueue.extend(%s::bigint, %s::interval)",
-            arguments.target(claim_id, None)[0],
-            arguments.maybe(arguments.duration, "by", by),
-        )
+        return self._call("extend", claim_id=claim_id, by=by)
 
     def dead_letter(
         self,
@@ -372,11 +336,8 @@ class Receiving(Calls):
         Raises:
             PgQueueError: as `ack`.
         """
-        return self._value(
-            "select pgqueue.dead_letter(%s::bigint, %s::bigint[], %s::text, %s::jsonb)",
-            *arguments.target(claim_id, seqs),
-            arguments.maybe(arguments.text, "reason", reason),
-            arguments.maybe(arguments.json_text, "details", details),
+        return self._call(
+            "dead_letter", claim_id=claim_id, seqs=seqs, reason=reason, details=details
         )
 
 

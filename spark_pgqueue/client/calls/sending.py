@@ -9,7 +9,7 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from spark_pgqueue.client import arguments, copying
-from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.calls.base import Calls, statement
 from spark_pgqueue.client.results import Schedule
 
 
@@ -54,22 +54,17 @@ class Sending(Calls):
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
                 PQ004 data that does not fit the stream's kind; an argument of the wrong type.
         """
-        binary = isinstance(data, bytes)
-        if not isinstance(data, bytes):
-            arguments.text("data", data, "a str, or bytes for a binary stream")
-        return self._value(
-            "select pgqueue.send(%s::text, %s::text, %s::text, %s::jsonb, %s::int,"
-            " %s::timestamptz, %s::text[], %s::bytea, %s::text, %s::timestamptz)",
-            arguments.text("stream", stream),
-            None if binary else data,
-            arguments.maybe(arguments.text, "key", key),
-            arguments.headers("headers", headers),
-            arguments.number("priority", priority, -32768, 32767),
-            arguments.maybe(arguments.time, "deliver_at", deliver_at),
-            arguments.maybe(arguments.texts, "consumers", consumers),
-            data if binary else None,
-            arguments.maybe(arguments.text, "dedup_key", dedup_key),
-            arguments.maybe(arguments.time, "expires_at", expires_at),
+        return self._call(
+            "send",
+            stream=stream,
+            **arguments.payload(data),
+            key=key,
+            headers=headers,
+            priority=priority,
+            deliver_at=deliver_at,
+            consumers=consumers,
+            dedup_key=dedup_key,
+            expires_at=expires_at,
         )
 
     def send_batch(
@@ -110,41 +105,25 @@ class Sending(Calls):
         """
         payloads = arguments.payloads("data", data)
         binary = bool(payloads) and isinstance(payloads[0], bytes)
-        stream = arguments.text("stream", stream)
-        all_keys = arguments.maybe(arguments.maybe_texts, "keys", keys)
-        all_headers = (
-            None
-            if headers is None
-            else [arguments.headers(n, h) for n, h in arguments.items("headers", headers)]
-        )
-        all_dedup_keys = arguments.maybe(arguments.maybe_texts, "dedup_keys", dedup_keys)
-        of_all = (
-            arguments.number("priority", priority, -32768, 32767),
-            arguments.maybe(arguments.time, "deliver_at", deliver_at),
-            arguments.maybe(arguments.texts, "consumers", consumers),
-        )
-        expires = arguments.maybe(arguments.time, "expires_at", expires_at)
-        given = (payloads, all_keys, all_headers, all_dedup_keys)
-        counts = {len(each) for each in given if each is not None}
-        if sum(map(len, payloads)) >= copying.WORTH_IT and len(counts) == 1:
-            seqs = copying.copy_messages(self._statements, stream, *given, *of_all, expires)
+        given = {
+            "stream": stream,
+            "data": None if binary else payloads,
+            "data_bytes": payloads if binary else None,
+            "keys": keys,
+            "headers": headers,
+            "dedup_keys": dedup_keys,
+            "priority": priority,
+            "deliver_at": deliver_at,
+            "consumers": consumers,
+            "expires_at": expires_at,
+        }
+        sql, values = statement("send_batch", "*", given)
+        if sum(map(len, payloads)) >= copying.WORTH_IT:
+            checked = dict(zip(given, values, strict=True))
+            seqs = copying.copy_messages(self._statements, payloads, checked)
             if seqs is not None:
                 return seqs
-        # An array in binary format is three times as fast as one in text.
-        rows = self._statements.rows(
-            "select * from pgqueue.send_batch(%s::text, %b::text[], %b::text[], %s::jsonb[],"
-            " %s::int, %s::timestamptz, %s::text[], %b::bytea[], %b::text[], %s::timestamptz)",
-            [
-                stream,
-                None if binary else payloads,
-                all_keys,
-                all_headers,
-                *of_all,
-                payloads if binary else None,
-                all_dedup_keys,
-                expires,
-            ],
-        )
+        rows = self._statements.rows(sql, values)
         return [seq for (seq,) in rows]
 
     def create_schedule(
@@ -200,26 +179,20 @@ class Sending(Calls):
             PgQueueError: PQ003 times that never come or are not valid; PQ006 a schedule of that
                 name exists; and as `send`.
         """
-        binary = isinstance(data, bytes)
-        if not isinstance(data, bytes):
-            arguments.text("data", data, "a str, or bytes for a binary stream")
-        return self._value(
-            "select pgqueue.create_schedule(%s::text, %s::text, %s::text, %s::interval, %s::text,"
-            " %s::text, %s::text, %s::jsonb, %s::int, %s::text[], %s::bytea, %s::timestamptz,"
-            " %s::boolean)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.maybe(arguments.text, "cron", cron),
-            arguments.maybe(_interval, "every", every),
-            arguments.text("time_zone", time_zone),
-            None if binary else data,
-            arguments.maybe(arguments.text, "key", key),
-            arguments.headers("headers", headers),
-            arguments.number("priority", priority, -32768, 32767),
-            arguments.maybe(arguments.texts, "consumers", consumers),
-            data if binary else None,
-            arguments.maybe(arguments.time, "start", start),
-            arguments.flag("replace", replace),
+        return self._call(
+            "create_schedule",
+            stream=stream,
+            name=name,
+            cron=cron,
+            every=every,
+            time_zone=time_zone,
+            **arguments.payload(data),
+            key=key,
+            headers=headers,
+            priority=priority,
+            consumers=consumers,
+            start=start,
+            replace=replace,
         )
 
     def drop_schedule(self, stream: str, name: str) -> None:
@@ -228,7 +201,7 @@ class Sending(Calls):
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.drop_schedule("orders", "hourly")
         """
-        self._value("select pgqueue.drop_schedule(%s::text, %s::text)", *_names(stream, name))
+        self._call("drop_schedule", stream=stream, name=name)
 
     def pause_schedule(self, stream: str, name: str) -> None:
         """Let a schedule send nothing, until it is resumed. Safe to repeat.
@@ -236,7 +209,7 @@ class Sending(Calls):
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.pause_schedule("orders", "hourly")
         """
-        self._value("select pgqueue.pause_schedule(%s::text, %s::text)", *_names(stream, name))
+        self._call("pause_schedule", stream=stream, name=name)
 
     def resume_schedule(self, stream: str, name: str) -> datetime:
         """Let a paused schedule send again; returns its next time.
@@ -245,9 +218,7 @@ class Sending(Calls):
         >>> queue.resume_schedule("orders", "hourly") > datetime.now(UTC)
         True
         """
-        return self._value(
-            "select pgqueue.resume_schedule(%s::text, %s::text)", *_names(stream, name)
-        )
+        return self._call("resume_schedule", stream=stream, name=name)
 
     def schedules(self, stream: str | None = None) -> list[Schedule]:
         """The schedules of a stream, or of all, by name.
@@ -293,29 +264,17 @@ class Sending(Calls):
             after: only times after this one (with its zone); None for now.
             count: how many times, 1 to 1,000.
         """
-        rows = self._statements.rows(
-            "select * from pgqueue.schedule_times(%s::text, %s::interval, %s::text,"
-            " %s::timestamptz, %s::int, %s::timestamptz)",
-            [
-                arguments.maybe(arguments.text, "cron", cron),
-                arguments.maybe(_interval, "every", every),
-                arguments.text("time_zone", time_zone),
-                arguments.maybe(arguments.time, "after", after),
-                arguments.number("count", count, 1, 1000),
-                arguments.maybe(arguments.time, "start", start),
-            ],
+        rows = self._rows(
+            "schedule_times",
+            "*",
+            cron=cron,
+            every=every,
+            time_zone=time_zone,
+            start=start,
+            after=after,
+            count=count,
         )
         return [at for (at,) in rows]
-
-
-def _names(stream: str, name: str) -> tuple[str, str]:
-    return arguments.text("stream", stream), arguments.text("name", name)
-
-
-def _interval(name: str, value: timedelta | str) -> timedelta | str:
-    return (
-        arguments.text(name, value) if isinstance(value, str) else arguments.duration(name, value)
-    )
 
 
 def _schedule(data: str | None, data_bytes: bytes | None, **others: Any) -> Schedule:
