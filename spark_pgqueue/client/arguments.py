@@ -211,59 +211,55 @@ def _each_headers(name: str, value: Iterable[Mapping[str, Any] | None]) -> list[
     return [headers(item_name, item) for item_name, item in items(name, value)]
 
 
-def _checked_before(name: str, value: T) -> T:
-    return value
-
-
-_KINDS: dict[str, tuple[Check, str]] = {
-    name: (check, in_sql)
-    for check, in_sql, names in [
-        (text, "%s::text", "stream consumer name kind ordering unread topic to_stream pattern"),
-        (text, "%s::text", "time_zone"),
-        (partial(maybe, text), "%s::text", "create_consumer.topic key dedup_key reason cron uri"),
-        (text, "%s::text::regclass", "table"),
-        (partial(maybe, text), "pgqueue.as_jsonpath('p_where', %s::text)", "where"),
-        (position, "%s::text", "start to"),
-        (partial(maybe, texts), "%s::text[]", "consumers keys columns"),
-        (flag, "%s::boolean", "if_not_exists done old outbox backoff reset replace"),
-        (number, "%s::int", "max_messages limit look partitions"),
-        (partial(maybe, number), "%s::int", "redrive.max_messages purge_dead.max_messages"),
-        (partial(maybe, number), "%s::bigint", "read_to.max_messages"),
-        (partial(number, high=1000), "%s::int", "count"),
-        (partial(number, low=-32768, high=32767), "%s::int", "priority"),
-        (long, "%s::bigint", "seq"),
-        (partial(maybe, long), "%s::bigint", "messages size"),
-        (claim_id, "%s::bigint", "claim_id outcome.seq"),
-        (partial(maybe, claim_id), "%s::bigint", "ack"),
-        (partial(maybe, seqs), "%s::bigint[]", "seqs"),
-        (seqs, "%s::bigint[]", "cancel.seqs postpone.seqs"),
-        (partial(maybe, duration), "%s::interval", "keep_for keep_dead delay by"),
-        (partial(maybe, duration), "%s::interval", "visibility_timeout"),
-        (duration, "%s::interval", "defer.delay staged_age reader_age"),
-        (partial(maybe, interval), "%s::interval", "every"),
-        (partial(maybe, time), "%s::timestamptz", "deliver_at expires_at before after"),
-        (partial(maybe, time), "%s::timestamptz", "create_schedule.start schedule_times.start"),
-        (time, "%s::timestamptz", "until"),
-        (headers, "%s::jsonb", "headers"),
-        (settings, "%s::jsonb", "settings"),
-        (partial(maybe, json_text), "%s::jsonb", "result state details"),
-        (offset, "%s::jsonb", "offset first last"),
-        (json_text, "%s::jsonb", "note_offset.offset"),
-        (_checked_before, "%s::text", "data"),
-        (_checked_before, "%s::bytea", "data_bytes"),
-        (_checked_before, "%s::int", "pid stream_id reserve.count"),
-        (_checked_before, "%s::int8multirange", "publish_written.seqs"),
-        (_checked_before, "%s::bigint", "read_dead.after"),
+_KINDS: dict[str, tuple[Check | None, bool, str]] = {
+    name: (check, may_be_none, in_sql)
+    for check, may_be_none, in_sql, names in [
+        (text, False, "%s::text", "stream consumer name kind ordering unread topic to_stream"),
+        (text, False, "%s::text", "pattern time_zone"),
+        (text, True, "%s::text", "create_consumer.topic key dedup_key reason cron uri"),
+        (text, False, "%s::text::regclass", "table"),
+        (text, True, "pgqueue.as_jsonpath('p_where', %s::text)", "where"),
+        (position, False, "%s::text", "start to"),
+        (texts, True, "%s::text[]", "consumers keys columns"),
+        (flag, False, "%s::boolean", "if_not_exists done old outbox backoff reset replace"),
+        (number, False, "%s::int", "max_messages limit look partitions"),
+        (number, True, "%s::int", "redrive.max_messages purge_dead.max_messages"),
+        (number, True, "%s::bigint", "read_to.max_messages"),
+        (partial(number, high=1000), False, "%s::int", "count"),
+        (partial(number, low=-32768, high=32767), False, "%s::int", "priority"),
+        (long, False, "%s::bigint", "seq"),
+        (long, True, "%s::bigint", "messages size"),
+        (claim_id, False, "%s::bigint", "claim_id outcome.seq"),
+        (claim_id, True, "%s::bigint", "ack"),
+        (seqs, True, "%s::bigint[]", "seqs"),
+        (seqs, False, "%s::bigint[]", "cancel.seqs postpone.seqs"),
+        (duration, True, "%s::interval", "keep_for keep_dead delay by"),
+        (duration, True, "%s::interval", "visibility_timeout"),
+        (duration, False, "%s::interval", "defer.delay staged_age reader_age"),
+        (interval, True, "%s::interval", "every"),
+        (time, True, "%s::timestamptz", "deliver_at expires_at before after"),
+        (time, True, "%s::timestamptz", "create_schedule.start schedule_times.start"),
+        (time, False, "%s::timestamptz", "until"),
+        (headers, True, "%s::jsonb", "headers"),
+        (settings, False, "%s::jsonb", "settings"),
+        (json_text, True, "%s::jsonb", "result state details"),
+        (offset, False, "%s::jsonb", "offset first last"),
+        (json_text, False, "%s::jsonb", "note_offset.offset"),
+        (None, True, "%s::text", "data"),
+        (None, True, "%s::bytea", "data_bytes"),
+        (None, True, "%s::int", "pid stream_id reserve.count"),
+        (None, True, "%s::int8multirange", "publish_written.seqs"),
+        (None, True, "%s::bigint", "read_dead.after"),
         # An array in binary format is three times as fast as one in text.
-        (_checked_before, "%b::text[]", "send_batch.data publish_written.dedup_keys"),
-        (_checked_before, "%b::bytea[]", "send_batch.data_bytes"),
-        (partial(maybe, maybe_texts), "%b::text[]", "send_batch.keys send_batch.dedup_keys"),
-        (partial(maybe, _each_headers), "%s::jsonb[]", "send_batch.headers"),
+        (None, True, "%b::text[]", "send_batch.data publish_written.dedup_keys"),
+        (None, True, "%b::bytea[]", "send_batch.data_bytes"),
+        (maybe_texts, True, "%b::text[]", "send_batch.keys send_batch.dedup_keys"),
+        (_each_headers, True, "%s::jsonb[]", "send_batch.headers"),
     ]
     for name in names.split()
 }
-"""The check and the placeholder of each argument, by `name`, or by `function.name` where the
-argument of one SQL function differs."""
+"""The check of each argument, None where its value was checked before; whether it may be None; and
+its placeholder. By `name`, or by `function.name` where the argument of one SQL function differs."""
 
 _SQL_NAMES = {
     "limit": "max",
@@ -284,8 +280,11 @@ _CLIENT_NAMES = {f"p_{theirs}": ours.split(".")[-1] for ours, theirs in _SQL_NAM
 _CLIENT_NAMES |= {"p_data_bytes": "data", "p_to": "to"}
 
 
-def described(function: str, name: str) -> tuple[Check, str]:
-    """The check of an argument of an SQL function, and how a call gives it by name."""
+def described(function: str, name: str) -> tuple[Check | None, bool, str]:
+    """An argument of an SQL function: its check, whether it may be None, and how a call gives it by
+    name.
+    """
     own = f"{function}.{name}"
-    check, in_sql = _KINDS.get(own) or _KINDS[name]
-    return check, f"p_{_SQL_NAMES.get(own) or _SQL_NAMES.get(name, name)} => {in_sql}"
+    check, may_be_none, in_sql = _KINDS.get(own) or _KINDS[name]
+    theirs = _SQL_NAMES.get(own) or _SQL_NAMES.get(name, name)
+    return check, may_be_none, f"p_{theirs} => {in_sql}"

@@ -233,6 +233,9 @@ def sqlstate_of(error: BaseException) -> str | None:
     return sqlstate if isinstance(sqlstate, str) and sqlstate.strip("\0") else None
 
 
+_FIELDS = ("message_primary", "message_detail", "message_hint", "context", "column_name")
+
+
 class Said(NamedTuple):
     """The fields of an error message of the server; None for a missing field."""
 
@@ -247,27 +250,12 @@ class Said(NamedTuple):
         """The fields of an error of psycopg or of ADBC."""
         diagnostic = getattr(error, "diag", None)
         if diagnostic is not None and diagnostic.message_primary:
-            return cls(
-                diagnostic.message_primary,
-                diagnostic.message_detail,
-                diagnostic.message_hint,
-                diagnostic.context,
-                diagnostic.column_name,
-            )
+            return cls(*(getattr(diagnostic, name) for name in _FIELDS))
         # ADBC gives the fields as pairs of bytes.
         details = dict(getattr(error, "details", None) or [])
-
-        def field(name: str) -> str | None:
-            value = details.get(f"PG_DIAG_{name}".encode())
-            return value.decode() if value else None
-
-        return cls(
-            field("MESSAGE_PRIMARY") or str(error).strip(),
-            field("MESSAGE_DETAIL"),
-            field("MESSAGE_HINT"),
-            field("CONTEXT"),
-            field("COLUMN_NAME"),
-        )
+        found = [details.get(f"PG_DIAG_{name.upper()}".encode()) for name in _FIELDS]
+        message, *others = [value.decode() if value else None for value in found]
+        return cls(message or str(error).strip(), *others)
 
 
 def _shown(text: str) -> str:

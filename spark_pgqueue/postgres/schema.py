@@ -277,17 +277,16 @@ def grant(conn: psycopg.Connection, group: str, role: str) -> None:
             conn.execute(
                 SQL("grant {} to {}").format(Identifier(f"pgqueue_{group}"), Identifier(role))
             )
-        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidGrantOperation) as error:
+        except (
+            psycopg.errors.UndefinedObject,
+            psycopg.errors.InvalidGrantOperation,
+            psycopg.errors.InsufficientPrivilege,
+        ) as error:
+            hint = f"create the role first: create role {role} login"
+            if isinstance(error, psycopg.errors.InsufficientPrivilege):
+                hint = f"an administrator of the role runs: grant pgqueue_{group} to {role}"
             raise PgQueueError(
-                str(error.diag.message_primary),
-                hint=f"create the role first: create role {role} login",
-                sqlstate=error.sqlstate,
-            ) from None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise PgQueueError(
-                str(error.diag.message_primary),
-                hint=f"an administrator of the role runs: grant pgqueue_{group} to {role}",
-                sqlstate=error.sqlstate,
+                str(error.diag.message_primary), hint=hint, sqlstate=error.sqlstate
             ) from None
 
 

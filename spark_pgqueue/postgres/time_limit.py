@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from spark_pgqueue.postgres.forks import HasDescriptor
 from spark_pgqueue.postgres.url import conninfo
 from spark_pgqueue.printable import warn
 
@@ -24,14 +24,6 @@ ANSWER = 10.0
 """Seconds in which a server that is not frozen answers a statement that does nothing."""
 
 _IDLE_LOOKS = 10  # after so many looks without a statement the thread ends
-
-
-class HasSocket(Protocol):
-    """A connection."""
-
-    def fileno(self) -> int:
-        """The descriptor of its socket."""
-        ...
 
 
 class TimeLimit:
@@ -45,16 +37,16 @@ class TimeLimit:
             may go on for as long again; None for statements that should be short.
     """
 
-    def __init__(self, seconds: float, is_alive: Callable[[HasSocket], bool] | None = None):
+    def __init__(self, seconds: float, is_alive: Callable[[HasDescriptor], bool] | None = None):
         self._seconds = seconds
         self._is_alive = is_alive
         self._lock = threading.Lock()
-        self._conn: HasSocket | None = None  # that waits for an answer
+        self._conn: HasDescriptor | None = None  # that waits for an answer
         self._until = 0.0
         self._is_watched = False
 
     @contextmanager
-    def around(self, conn: HasSocket) -> Iterator[None]:
+    def around(self, conn: HasDescriptor) -> Iterator[None]:
         """Around one statement. After the limit it fails, as for a connection that was lost."""
         with self._lock:
             self._conn, self._until = conn, time.monotonic() + self._seconds
@@ -92,7 +84,7 @@ class TimeLimit:
             warn("no answer from Postgres for %s s: the connection is lost", self._seconds)
 
 
-def answers(url: str | None, beside: HasSocket) -> bool:
+def answers(url: str | None, beside: HasDescriptor) -> bool:
     """Whether a server is at work: it answers another connection, be it by an error.
 
     Args:
@@ -116,7 +108,7 @@ def answers(url: str | None, beside: HasSocket) -> bool:
         conn.close()
 
 
-def _same_server(url: str | None, conn: HasSocket) -> str:
+def _same_server(url: str | None, conn: HasDescriptor) -> str:
     """The url with the address alone to which the connection leads."""
     info = conninfo(url)
     with socket.socket(fileno=os.dup(conn.fileno())) as shared:
@@ -128,7 +120,7 @@ def _same_server(url: str | None, conn: HasSocket) -> str:
     return make_conninfo(info, host=host, hostaddr=address, port=port)
 
 
-def _shut(conn: HasSocket) -> None:
+def _shut(conn: HasDescriptor) -> None:
     # The thread of the statement waits for the socket, and finds it at its end. Only that thread
     # may close the connection.
     try:

@@ -87,29 +87,35 @@ class Calls:
         return self._statements.rows(sql, [*values, limit], row_factory=class_row(kind))
 
 
-def statement(function: str, what: str, given: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """The statement that calls a function, always the same for the same arguments; and its values.
+def statement(function: str, what: str, given: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The statement that calls a function, and its values. Calls with the same arguments have the
+    same text.
 
     Args:
         function: the function of the schema.
         what: columns, or expressions, of its rows; empty for a function that returns a value.
-        given: the arguments, by the client's names.
+        given: the arguments, by the client's names. Afterwards their values are those of SQL.
 
     Raises:
         PgQueueError: an argument is of the wrong type.
     """
     sql, checks = _described(function, what, tuple(given))
-    return sql, [check(*each) for check, each in zip(checks, given.items(), strict=True)]
+    for name, check, may_be_none in checks:
+        value = given[name]
+        if value is not None or not may_be_none:
+            given[name] = check(name, value)
+    return sql, list(given.values())
 
 
 @cache
 def _described(
     function: str, what: str, names: tuple[str, ...]
-) -> tuple[str, list[arguments.Check]]:
-    described = [arguments.described(function, name) for name in names]
-    given = ", ".join(by_name for _, by_name in described)
+) -> tuple[str, list[tuple[str, arguments.Check, bool]]]:
+    described = [(name, *arguments.described(function, name)) for name in names]
+    given = ", ".join(by_name for *_, by_name in described)
     columns = f" {what} from" if what else ""
-    return f"select{columns} pgqueue.{function}({given})", [check for check, _ in described]
+    checks = [(name, check, maybe) for name, check, maybe, _ in described if check is not None]
+    return f"select{columns} pgqueue.{function}({given})", checks
 
 
 def _columns(kind: Any, **others: str) -> str:

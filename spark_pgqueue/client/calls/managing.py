@@ -35,12 +35,12 @@ class Managing(ManagingStreams):
         Args:
             stream: the stream's name.
             name: 1 to 200 characters.
-            start: "earliest" for all messages that there are, "latest" for what is published from
-                now on, a time (with its zone) for what was published since, "seq 41" for the
-                messages from that number on, or the offset of a reader (see `read`) for what that
-                has not read.
-            ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
-            if_not_exists: accept an existing one of the same ordering and filter, whatever its
+            start: "earliest" for all stored messages, "latest" for messages published from now on,
+                a time (with its zone) for messages published since, "seq 41" for messages from that
+                number on, or the offset of a reader (see `read`) for messages that it has not read.
+            ordering: "none"; "key": one message of each key at a time; "stream": one message at a
+                time.
+            if_not_exists: accept an existing consumer of the same ordering and filter, whatever its
                 settings.
             topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
                 between them; * stands for one word, # for any number of them.
@@ -75,7 +75,7 @@ class Managing(ManagingStreams):
             stream: the stream's name.
             name: the consumer's name.
             settings: the new value of each: a number, bool, str or timedelta; None for the default,
-                also that of later versions.
+                which a later version may change.
 
         Raises:
             PgQueueError: PQ003 an unknown setting, a value that is not allowed, or one that
@@ -84,7 +84,7 @@ class Managing(ManagingStreams):
         self._call("alter_consumer", stream=stream, name=name, settings=settings)
 
     def drop_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer or a group with its unfinished messages; its claims end.
+        """Delete a consumer or a group. Its claims end; its unfinished messages are forgotten.
 
         >>> queue.drop_consumer("orders", "billing")
         """
@@ -102,7 +102,7 @@ class Managing(ManagingStreams):
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:
-        """The figures of the consumers of a stream, or of all streams; the call counts no rows.
+        """The figures of the consumers of a stream, or of all streams, from counters.
 
         >>> [(stats.consumer, stats.backlog) for stats in queue.stats("orders")]
         [('billing', 2)]
@@ -121,9 +121,9 @@ class Managing(ManagingStreams):
     def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a consumer, as if it were created at that position.
 
-        The consumer forgets messages that it has taken and not finished, and its claims end: their
-        workers notice it at their next call. Dead letters stay dead. The workers of a group go on
-        from the position.
+        The consumer forgets the messages that it has taken and not finished. Its claims end, which
+        their workers notice at their next call. Dead letters are kept. The workers of a group
+        continue from the position.
 
             >>> queue.seek("orders", "billing", "latest")
             2
@@ -134,7 +134,7 @@ class Managing(ManagingStreams):
             to: as `start` of `create_consumer`.
 
         Returns:
-            how many messages it forgot or skips; an estimate for very many.
+            how many messages it forgot or skips; an estimate for large numbers.
 
         Raises:
             PgQueueError: PQ003 not a position; 55P03 a transaction that locks some of the messages
@@ -151,8 +151,8 @@ class Managing(ManagingStreams):
     ) -> int:
         """Deliver messages again that a consumer has finished or skipped.
 
-        They arrive at the end of its line. Messages that it has not finished, or not taken yet,
-        come as before; dead letters stay dead.
+        They are delivered after all other messages. Unfinished messages, and messages not yet
+        taken, are delivered as before. Dead letters are kept.
 
             >>> queue.receive("orders", "billing", max_messages=100).ack()
             2
@@ -163,15 +163,15 @@ class Managing(ManagingStreams):
             stream: the stream's name.
             consumer: the consumer's name.
             start: the first position, as `start` of `create_consumer`.
-            to: the position behind the last message.
+            to: the position after the last message.
 
         Returns:
-            how many messages come again; an estimate for very many.
+            how many messages are delivered again; an estimate for large numbers.
         """
         return self._call("replay", stream=stream, consumer=consumer, start=start, to=to)
 
     def pause(self, stream: str, consumer: str) -> None:
-        """Let a consumer claim nothing until `resume`. Claimed messages can be settled as before.
+        """Suspend claims for a consumer until `resume`. Claimed messages can still be settled.
 
         >>> queue.pause("orders", "billing")
         >>> queue.receive("orders", "billing") is None
@@ -180,7 +180,7 @@ class Managing(ManagingStreams):
         self._call("pause", stream=stream, consumer=consumer)
 
     def resume(self, stream: str, consumer: str) -> None:
-        """Let a paused consumer claim again.
+        """Resume a paused consumer.
 
         >>> queue.resume("orders", "billing")
         """
@@ -189,7 +189,7 @@ class Managing(ManagingStreams):
     def retry(self, stream: str, consumer: str, seqs: Iterable[int] | None = None) -> int:
         """End the delays of messages that are not claimed, for instance after an outage.
 
-        They come in large claims again, also the messages of claims that failed as a whole.
+        They are delivered in large claims again, even after claims that failed as a whole.
 
             >>> queue.receive("orders", "billing").nack(delay=timedelta(hours=1))
             1
@@ -199,8 +199,8 @@ class Managing(ManagingStreams):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            seqs: only these messages, and with ordering the messages that wait behind them; None
-                for all messages that were delivered before.
+            seqs: only these messages, and with ordering the messages that wait for them; None for
+                all messages that were delivered before.
 
         Returns:
             how many delays were ended.
@@ -208,11 +208,11 @@ class Managing(ManagingStreams):
         return self._call("retry", stream=stream, consumer=consumer, seqs=seqs)
 
     def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
-        """Take unfinished messages from a consumer, in whatever state they are.
+        """Cancel unfinished messages of a consumer, in any state.
 
-        Claimed messages leave their claim. The worker is not stopped; it sees smaller numbers when
-        it extends or settles the claim. All or nothing. Dead letters, and messages that a Spark
-        query has claimed, are passed over.
+        Claimed messages are removed from their claim. The worker is not stopped, but extending or
+        settling the claim returns smaller numbers. All or nothing. Dead letters, and messages that
+        a Spark query has claimed, are skipped.
 
             >>> queue.cancel("orders", "billing", [1, 2])
             2
@@ -232,10 +232,10 @@ class Managing(ManagingStreams):
         return self._call("cancel", stream=stream, consumer=consumer, seqs=seqs)
 
     def postpone(self, stream: str, consumer: str, seqs: Iterable[int], until: datetime) -> int:
-        """Deliver messages that nobody has claimed later, or sooner than they would come.
+        """Change the time of the next delivery of messages that are not claimed.
 
         With ordering, later messages of the same keys wait. Claimed messages and dead letters are
-        passed over: for a claim see `defer`.
+        skipped: for a claim see `defer`.
 
             >>> queue.postpone("orders", "billing", [1], datetime.now(UTC) + timedelta(hours=1))
             1
@@ -244,7 +244,7 @@ class Managing(ManagingStreams):
             stream: the stream's name.
             consumer: the consumer's name.
             seqs: the numbers of the messages.
-            until: not before then, with a time zone; a time that has passed: they are due at once.
+            until: the earliest time of the delivery (with its zone); a time in the past for now.
 
         Returns:
             how many messages were postponed.

@@ -57,21 +57,21 @@ class ManagingStreams(Calls):
         Args:
             stream: the stream's name.
             settings: the new value of each, None for the default:
-                notify: wake up who waits at each publication; without, they look once a second.
-                Where somebody waits, it costs producers a lock of the whole server at commit.
+                notify: each publication wakes clients that wait; otherwise they poll once a second.
+                While clients wait, a producer's commit takes a lock of the whole server.
                 max_bytes: of a payload, 16 MB by default.
                 max_header_bytes: of a message's headers, as JSON text, 64 kB by default.
-                dedup_window: within that time after a message, no other one with its dedup key is
+                dedup_window: for that time after a message, no other message with its dedup key is
                 published. Longer than the longest transaction that sends; by default, messages
                 have no dedup keys.
                 schema: of a json stream, the columns of its payloads in Spark's DDL, such as
-                "id bigint not null, name string". What does not fit is refused (PQ004). Later, only
-                columns that may be null are added.
+                "id bigint not null, name string". Other payloads are refused (PQ004). Later changes
+                may only add nullable columns.
 
         Raises:
             PgQueueError: PQ003 an unknown setting, or a value that is not allowed; or the stream
                 would allow more than a stream that it is copied to, or less than a stream that is
-                copied to it; or a schema would not take all that the one before it took.
+                copied to it; or the schema would refuse payloads that the previous one allowed.
         """
         self._call("alter_stream", stream=stream, settings=settings)
 
@@ -118,23 +118,23 @@ class ManagingStreams(Calls):
         unread: str = "keep",
         keep_dead: timedelta | None = None,
     ) -> None:
-        """Set how long the messages of a stream are kept; without any limit, for ever.
+        """Set how long the messages of a stream are kept; without any limit, forever.
 
-        A message may be trimmed as soon as one limit allows it; `maintain` trims it. Each call sets
-        all limits anew: an argument that is left out is no limit, whatever an earlier call has set.
+        A message may be trimmed as soon as one limit allows it; `maintain` trims it. Each call
+        replaces all limits: an argument that is left out removes that limit.
 
             >>> queue.set_retention("orders", keep_for=timedelta(days=7), unread="drop")
 
         Args:
             stream: the stream's name.
             keep_for: how long a message is kept after its publication.
-            messages: a message is kept while fewer messages than this came after it.
+            messages: a message is kept while fewer messages than this follow it.
             size: a message is kept while the messages after it take fewer bytes than this on disk.
             done: a message is kept only until every consumer is done with it.
             unread: "keep" messages that a consumer is not done with; or "drop" them: they count as
-                skipped, and are not taken out of a live claim.
-            keep_dead: how long dead letters are kept after their death; None for ever. Dead letters
-                keep their messages.
+                skipped, and are not removed from a live claim.
+            keep_dead: how long dead letters are kept; None forever. The messages of dead letters
+                are kept, too.
         """
         self._call(
             "set_retention",
@@ -158,24 +158,24 @@ class ManagingStreams(Calls):
     def set_archive(
         self, stream: str, uri: str | None, *, keep_for: timedelta | None = None
     ) -> None:
-        """Have the old messages of a stream written to files, before retention takes them away.
+        """Archive the messages of a stream in files before retention deletes them.
 
-        `pgqueue archive run` writes the files. Spark reads them, without a consumer.
+        `pgqueue archive run` writes the files. Spark reads them without a consumer.
 
             >>> queue.set_archive("orders", "/var/lib/orders-archive", keep_for=timedelta(days=365))
 
         Args:
             stream: the stream's name.
-            uri: a folder that the exporter and all readers reach: `/path`, `s3://bucket/path` and
-                the like; None to archive no more, and keep what is there.
-            keep_for: how long files are kept, from their last message; None for ever.
+            uri: a folder that the exporter and all readers can access, such as `/path` or
+                `s3://bucket/path`; None to stop archiving and keep the files.
+            keep_for: how long files are kept, from their last message; None forever.
         """
         self._call("set_archive", stream=stream, uri=uri, keep_for=keep_for)
 
     def drop_archive(self, stream: str) -> None:
-        """End the archive of a stream, with all that is in it.
+        """Delete the archive of a stream with all its messages.
 
-        `maintain` takes it away, and the next `pgqueue archive run` deletes the files.
+        `maintain` removes it, and the next `pgqueue archive run` deletes the files.
 
             >>> queue.set_archive("orders", "/var/lib/orders-archive")
             >>> queue.drop_archive("orders")
@@ -193,7 +193,7 @@ class ManagingStreams(Calls):
     def bind(self, stream: str, topic: str, to_stream: str) -> None:
         """Copy messages of a stream to another stream from now on, in the sender's transaction.
 
-        A message is copied once, also where several bindings match. Safe to repeat.
+        A message is copied once, even if several bindings match. Safe to repeat.
 
             >>> stream_id = queue.create_stream("eu")
             >>> queue.bind("orders", "orders.*.eu", "eu")
@@ -208,7 +208,7 @@ class ManagingStreams(Calls):
             to_stream: the other stream's name; of the same kind, with limits at least as wide.
 
         Raises:
-            PgQueueError: PQ003 not a topic; another kind; or messages would go round in a circle.
+            PgQueueError: PQ003 not a topic; another kind; or a cycle of bindings.
         """
         self._call("bind", stream=stream, topic=topic, to_stream=to_stream)
 
@@ -252,8 +252,8 @@ class ManagingStreams(Calls):
         """Turn the changes of a table into messages, in the transaction that changes it.
 
         A message has the row as JSON in `data`, its key, and the headers table, operation (insert,
-        update, delete, truncate), time and transaction. For a table that is captured already, the
-        arguments replace the old ones.
+        update, delete, truncate), time and transaction. For a table that is already captured, the
+        arguments replace the previous ones.
 
             >>> queue.capture("bills", "orders", columns=["id", "total"])
 
@@ -304,15 +304,15 @@ class ManagingStreams(Calls):
         Args:
             pgmq: also make the schema pgmq, whose functions let clients of pgmq use this queue.
             without: features to leave out: schedules, capture, archive, table_sink (Spark's sink
-                into tables), typed (schemas of payloads). One that is there and not in use is
-                removed; without the argument, all are there afterwards.
+                into tables), typed (schemas of payloads). An installed feature is removed if it is
+                not in use. By default all features are installed.
 
         Returns:
             its version.
 
         Raises:
             PgQueueError: the database has a newer schema, the role lacks a permission, or a
-                feature to leave out is in use, or is none. Nothing is changed then.
+                feature to leave out is in use or unknown. Nothing is changed then.
         """
         return self._statements.install(pgmq=arguments.flag("pgmq", pgmq), without=without)
 
@@ -321,10 +321,10 @@ class ManagingStreams(Calls):
         staged_age: timedelta = timedelta(days=1),
         reader_age: timedelta = timedelta(days=30),
     ) -> dict[str, int]:
-        """Trim messages that need not be kept, and delete the chunks of failed writers.
+        """Trim messages according to retention, and delete the chunks of failed writers.
 
-        The call also forgets abandoned checkpoints. It runs many short transactions. Streams with a
-        retention need it about every half minute. Do not call it inside of `transaction`, which
+        The call also deletes abandoned checkpoints. It runs many short transactions. Call it about
+        every 30 seconds if streams have a retention. Do not call it inside `transaction`, which
         would hold all its locks.
 
             >>> deleted = queue.maintain()
@@ -352,8 +352,8 @@ class ManagingStreams(Calls):
     def recover(self) -> dict[str, int]:
         """Begin a new incarnation of each stream, after a restore or the promotion of a standby.
 
-        Call it once, before producers come back. Offsets that are past the restored messages are
-        refused from then on; all others go on.
+        Call it once, before producers start again. Offsets after the restored messages are refused
+        from then on; all other offsets stay valid.
 
             >>> queue.recover()
             {'orders': 1}

@@ -1,4 +1,4 @@
-"""Where messages are, dead letters, and how consumers are doing."""
+"""The state of messages and consumers, and dead letters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEAD = (
 
 
 class Monitoring(Sending, Reading, Managing):
-    """Where messages are, dead letters, and how consumers are doing."""
+    """The state of messages and consumers, and dead letters."""
 
     def explain(self, stream: str, consumer: str, seq: int) -> Explanation:
         """Why a message is in its state, for one consumer.
@@ -40,11 +40,11 @@ class Monitoring(Sending, Reading, Managing):
             seq: the message's number.
 
         Returns:
-            the state, the reason, and the end of the state. The call is for people: it may read all
-            messages that the consumer has taken and not finished.
+            the state, the reason, and the end of the state. The call is for interactive use: it may
+            read all messages that the consumer has taken and not finished.
 
         Raises:
-            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 no number.
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 not a number.
         """
         (found,) = self._read(
             "explain_message", Explanation, stream=stream, consumer=consumer, seq=seq
@@ -52,7 +52,7 @@ class Monitoring(Sending, Reading, Managing):
         return found
 
     def failures(self, stream: str, consumer: str, seq: int) -> list[Failure]:
-        """The failed deliveries of a message that a consumer has or gave up: the last ten.
+        """The last ten failed deliveries of an unfinished message or a dead letter.
 
             >>> queue.receive("orders", "billing").nack(delay=timedelta(0), reason="no answer")
             1
@@ -65,8 +65,8 @@ class Monitoring(Sending, Reading, Managing):
             seq: the message's number.
 
         Returns:
-            the failures in their order; none for a message that is done. The call is for people: it
-            may read all messages that the consumer has taken and not finished.
+            the failures, the oldest first; none for a message that is done. The call is for
+            interactive use: it may read all messages that the consumer has taken and not finished.
         """
         return self._read("failures", Failure, stream=stream, consumer=consumer, seq=seq)
 
@@ -106,7 +106,7 @@ class Monitoring(Sending, Reading, Managing):
         return self._read("key_stats", KeyStats, stream=stream, consumer=consumer, limit=limit)
 
     def look(self) -> Look:
-        """All figures of all streams, for a display that polls: the call counts no messages.
+        """All figures of all streams, from counters, for a display that polls.
 
         >>> [(each.stream, each.consumer, each.backlog) for each in queue.look().consumers]
         [('orders', 'billing', 2)]
@@ -126,7 +126,7 @@ class Monitoring(Sending, Reading, Managing):
     def dead_letters(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[DeadLetters]:
-        """The dead letters of consumers, the newest first; one entry for those that died together.
+        """The dead letters of consumers, the newest first; those dead-lettered together are one entry.
 
             >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
             2
@@ -155,7 +155,7 @@ class Monitoring(Sending, Reading, Managing):
     ) -> Iterator[DeadMessage]:
         """Read dead letters of a consumer with their content, in the order of their numbers.
 
-        The call changes nothing. It reads 500 messages at a time, when they are asked for.
+        The call changes nothing. It reads 500 messages at a time, as the iteration proceeds.
 
             >>> queue.receive("orders", "billing").dead_letter(reason="no such customer")
             1
@@ -166,8 +166,8 @@ class Monitoring(Sending, Reading, Managing):
             stream: the stream's name.
             consumer: the consumer's name.
             seqs: only these messages; None for all.
-            reason: only messages that died of this reason; None for any.
-            before: only messages that died before this time; None for any.
+            reason: only messages with this reason; None for any.
+            before: only messages that were dead-lettered before this time; None for any.
         """
         given = {"stream": stream, "consumer": consumer, "seqs": seqs, "reason": reason}
         given |= {"before": before, "limit": PAGE, "after": 0}
@@ -194,10 +194,10 @@ class Monitoring(Sending, Reading, Managing):
         max_messages: int | None = 1000,
         reset: bool = True,
     ) -> int:
-        """Deliver dead letters again, only to the consumer that gave them up.
+        """Deliver dead letters of a consumer to it again.
 
-        They arrive at the end of its line, in the order of their numbers. If several clients call
-        this at once, each message comes once.
+        They are delivered after all other messages, in the order of their numbers. If several
+        clients call this at once, each message is delivered once.
 
             >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
             2
@@ -211,8 +211,8 @@ class Monitoring(Sending, Reading, Managing):
             reason: ...
             before: ...
             max_messages: at most this many messages, the lowest numbers first; None for all.
-            reset: whether their deliver_count starts again at 0. If not, and the consumer has a
-                max_deliver_count, their next failure is the last.
+            reset: whether their deliver_count starts again at 0. Otherwise, if the consumer has a
+                max_deliver_count, the next failure dead-letters them again.
 
         Returns:
             how many messages are delivered again.

@@ -1,4 +1,4 @@
-"""Reading messages without claiming them, what became of them, and groups."""
+"""Reading messages without claiming them, their outcomes, and groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 
 
 class Reading(Calls):
-    """Reading messages without claiming them, what became of them, and groups."""
+    """Reading messages without claiming them, their outcomes, and groups."""
 
     def read(
         self,
@@ -40,8 +40,8 @@ class Reading(Calls):
         """Iterate over the messages after an offset, in batches, without claiming them.
 
         Any number of readers can read the same messages, independently of each other. The messages
-        between two offsets never change. A transaction that stays open delays no reader: its
-        messages come in a batch after its commit.
+        between two offsets never change. An open transaction delays no reader: its messages are
+        in a batch after its commit.
 
             >>> offset = "earliest"
             >>> for batch in queue.read("orders", offset):
@@ -56,13 +56,13 @@ class Reading(Calls):
             offset: the offset of the last batch; or, to begin, "earliest" (or None), "latest", or
                 a time (with its zone) for messages published since.
             max_messages: the most messages of a batch.
-            wait: how long to wait for a message when there is none, as in `receive`; None for not
-                at all. The iteration ends when no message came.
+            wait: how long to wait for a message when there is none, as in `receive`; None not to
+                wait. The iteration ends when no message arrived.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ003 not an offset, PQ005 an offset of another
                 stream, or of the database before it was restored; `wait` inside a transaction, or
-                on the caller's connection. Some are raised when the first batch is asked for.
+                on the caller's connection. Some are raised when the first batch is requested.
         """
         arguments.number("max_messages", max_messages)
         if offset is not None and not isinstance(offset, dict):
@@ -113,7 +113,7 @@ class Reading(Calls):
         return stream_id, kind
 
     def start_offset(self, stream: str, start: str | datetime = "earliest") -> dict[str, Any]:
-        """The offset at which a reader begins. A stored offset stays the same place for ever.
+        """The offset at which a reader begins. The position of an offset never changes.
 
             >>> offset = queue.start_offset("orders", "latest")
             >>> list(queue.read("orders", offset))
@@ -142,7 +142,7 @@ class Reading(Calls):
         Args:
             stream: the stream's name.
             offset: where to begin.
-            max_messages: how many messages to pass, if there are as many; None for all messages.
+            max_messages: advance by at most this many messages; None for all messages.
 
         Returns:
             the next offset; the same offset when there are no messages.
@@ -152,7 +152,7 @@ class Reading(Calls):
     def read_between(
         self, stream: str, first: dict[str, Any], last: dict[str, Any]
     ) -> list[StoredMessage]:
-        """The messages between two offsets, which never change: so a batch can be read again.
+        """The messages between two offsets. They never change, so a batch can be read again.
 
         >>> first, last = (queue.start_offset("orders", each) for each in ("earliest", "latest"))
         >>> [message.data for message in queue.read_between("orders", first, last)]
@@ -164,9 +164,9 @@ class Reading(Calls):
     def peek(self, stream: str, consumer: str, max_messages: int = 10) -> list[PeekedMessage]:
         """The next messages of a consumer, with their content, without claiming them.
 
-        They come about in the order of delivery; last are messages that wait for their key, and
-        delayed messages. Claimed messages and dead letters are left out. The call is for people:
-        it may read all messages that the consumer has taken and not finished.
+        They are approximately in the order of delivery; messages that wait for their key, and
+        delayed messages, are last. Claimed messages and dead letters are left out. The call is for
+        interactive use: it may read all messages that the consumer has taken and not finished.
 
             >>> [(message.state, message.data) for message in queue.peek("orders", "billing")]
             [('new', 'order 1'), ('new', 'order 2')]
@@ -193,7 +193,7 @@ class Reading(Calls):
         ]
 
     def peek_at(self, stream: str, seq: int, max_messages: int = 1) -> list[PublishedMessage]:
-        """Messages of a stream by their numbers, with their content, for whichever consumers.
+        """Messages of a stream by their numbers, with their content, of any consumer.
 
             >>> [message.data for message in queue.peek_at("orders", 2)]
             ['order 2']
@@ -239,10 +239,10 @@ class Reading(Calls):
         return found
 
     def wait_for(self, stream: str, consumer: str, seq: int, timeout: timedelta) -> Outcome:
-        """Wait until a consumer is done with a message, or the message died; return its outcome.
+        """Wait until a message is done or dead-lettered for a consumer; return its outcome.
 
-        Where the consumer has the setting `notify_done`, the outcome arrives at once. Else the
-        client asks repeatedly, after a while once a second.
+        If the consumer has the setting `notify_done`, the outcome arrives at once. Otherwise the
+        client polls, with growing pauses of up to a second.
 
             >>> queue.wait_for("orders", "billing", 1, timedelta(milliseconds=10)).state
             'new'
@@ -254,7 +254,7 @@ class Reading(Calls):
             timeout: how long to wait.
 
         Returns:
-            the outcome; its state is not final when the time was over before.
+            the outcome; its state is not final after a timeout.
 
         Raises:
             PgQueueError: as `outcome`; or inside a transaction, or on the caller's connection.
@@ -285,7 +285,7 @@ class Reading(Calls):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            since: only from this time on (with its zone); None for all that is kept.
+            since: only from this time on (with its zone); None for the whole history.
             limit: return at most this many acknowledgements.
 
         Returns:
@@ -323,7 +323,7 @@ class Reading(Calls):
         Args:
             stream: the stream's name.
             name: 1 to 200 characters, none of a consumer of the stream.
-            partitions: the highest number of workers, 1 to 1,024. It never changes.
+            partitions: the maximum number of workers, 1 to 1,024. It never changes.
             start: as in `create_consumer`.
             if_not_exists: accept an existing group with as many partitions.
 
@@ -340,9 +340,9 @@ class Reading(Calls):
         )
 
     def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
-        """Store the offset of a reader that keeps its offset itself as the position of a group.
+        """Store the offset of a reader, which keeps its own offset, as the position of a group.
 
-        So the reader's lag is visible, and retention waits for it.
+        This makes the reader's lag visible, and retention waits for the reader.
 
             >>> group_id = queue.create_group("orders", "report", partitions=1, start="earliest")
             >>> for batch in queue.read("orders"):

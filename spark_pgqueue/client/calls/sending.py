@@ -37,7 +37,7 @@ class Sending(Calls):
         Args:
             stream: the stream's name.
             data: the payload: bytes for a binary stream, str for others (JSON text for json).
-            key: the key for ordering "key"; None for a message without an order.
+            key: the key for ordering "key"; None for an unordered message.
             headers: values that JSON can hold, by name.
             priority: -32768 to 32767; higher is earlier, for consumers with ordering "none".
             deliver_at: not delivered before this time (with its zone); None for at once.
@@ -80,7 +80,7 @@ class Sending(Calls):
         dedup_keys: Iterable[str | None] | None = None,
         expires_at: datetime | None = None,
     ) -> list[int]:
-        """Publish messages together: they become visible at once, in the order given.
+        """Publish messages together: they become visible at the same time, in the order given.
 
             >>> queue.send_batch("orders", ["order 3", "order 4"], keys=["customer 7", None])
             [3, 4]
@@ -119,8 +119,7 @@ class Sending(Calls):
         }
         sql, values = statement("send_batch", "*", given)
         if sum(map(len, payloads)) >= copying.WORTH_IT:
-            checked = dict(zip(given, values, strict=True))
-            seqs = copying.copy_messages(self._statements, payloads, checked)
+            seqs = copying.copy_messages(self._statements, payloads, given)
             if seqs is not None:
                 return seqs
         rows = self._statements.rows(sql, values)
@@ -142,10 +141,10 @@ class Sending(Calls):
         consumers: Iterable[str] | None = None,
         replace: bool = False,
     ) -> datetime:
-        """Send a message at each time that a cron expression, or an interval, says.
+        """Send a message at the times of a cron expression or an interval.
 
-        The next claim for a consumer of the stream, or the next `maintain`, sends it. Times that
-        were missed share one message. It has two more headers: `schedule`, the name, and
+        The next claim for a consumer of the stream, or the next `maintain`, sends it. Missed times
+        are merged into one message. It has two more headers: `schedule`, the name, and
         `planned_at`, the time (of several missed times the first), in UTC.
 
             >>> at = queue.create_schedule(
@@ -160,8 +159,8 @@ class Sending(Calls):
             data: the payload, as in `send`.
             cron: minute, hour, day of the month, month and day of the week, in the syntax of
                 Vixie's cron; or "@hourly", "@daily", ...
-            every: an interval instead: whole seconds, or Postgres' words, such as "1 month". Days
-                and months follow the calendar; "24 hours" follows the clock.
+            every: an interval instead: whole seconds, or an interval of Postgres, such as "1
+                month". Days and months follow the calendar; "24 hours" is a fixed duration.
             time_zone: the name of the time zone of the expression, and of days and months.
             start: the first time (with its zone), from which `every` counts; None for one interval
                 from now.
@@ -169,7 +168,7 @@ class Sending(Calls):
             headers: as in `send`.
             priority: as in `send`.
             consumers: as in `send`.
-            replace: change an existing schedule. Where its times stay the same, so does its next
+            replace: change an existing schedule. If its times do not change, neither does its next
                 time.
 
         Returns:
@@ -196,7 +195,7 @@ class Sending(Calls):
         )
 
     def drop_schedule(self, stream: str, name: str) -> None:
-        """Delete a schedule; what it sent stays.
+        """Delete a schedule. Messages that it has sent are kept.
 
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.drop_schedule("orders", "hourly")
@@ -204,7 +203,7 @@ class Sending(Calls):
         self._call("drop_schedule", stream=stream, name=name)
 
     def pause_schedule(self, stream: str, name: str) -> None:
-        """Let a schedule send nothing, until it is resumed. Safe to repeat.
+        """Suspend a schedule until it is resumed. Safe to repeat.
 
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.pause_schedule("orders", "hourly")
@@ -212,7 +211,7 @@ class Sending(Calls):
         self._call("pause_schedule", stream=stream, name=name)
 
     def resume_schedule(self, stream: str, name: str) -> datetime:
-        """Let a paused schedule send again; returns its next time.
+        """Resume a paused schedule; returns its next time.
 
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.resume_schedule("orders", "hourly") > datetime.now(UTC)
@@ -249,7 +248,7 @@ class Sending(Calls):
         after: datetime | None = None,
         count: int = 5,
     ) -> list[datetime]:
-        """The next times of a schedule that does not exist: arguments as in `create_schedule`.
+        """The next times of a hypothetical schedule: arguments as in `create_schedule`.
 
             >>> after = datetime(2026, 1, 31, tzinfo=UTC)
             >>> times = queue.schedule_times(cron="0 2 * * *", after=after, count=2)
