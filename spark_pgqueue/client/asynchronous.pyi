@@ -240,7 +240,7 @@ class AsyncClient:
     async def dead_letters(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[DeadLetters]:
-        """The dead letters of consumers, the newest first; those dead-lettered together are one entry."""
+        """The dead letters of consumers, newest first; one entry for those dead-lettered together."""
 
     async def defer(
         self,

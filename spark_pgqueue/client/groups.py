@@ -144,7 +144,7 @@ class Group:
         self._is_stopped = True
 
     def _passes(self, error: Exception) -> bool:
-        """Whether the run continues. An error in the handler ends it unless the connection was lost."""
+        """Whether the run continues. Of a handler's errors, only a lost connection lets it."""
         is_handlers, self._is_handling = self._is_handling, False
         if getattr(error, "sqlstate", None) == LEASE_LOST:
             return True

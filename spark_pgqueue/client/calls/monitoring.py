@@ -126,7 +126,7 @@ class Monitoring(Sending, Reading, Managing):
     def dead_letters(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[DeadLetters]:
-        """The dead letters of consumers, the newest first; those dead-lettered together are one entry.
+        """The dead letters of consumers, newest first; one entry for those dead-lettered together.
 
             >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
             2

@@ -139,8 +139,8 @@ class Receiving(Calls):
         look: Callable[[], Claim | None],
         look_again: Callable[[], Claim | None],
     ) -> Claim | None:
-        """Poll until messages are found or `patience` has passed. A claim, whose rows are in `rows`,
-        is returned to the queue if the caller does not receive it.
+        """Poll until messages are found or `patience` has passed. If the caller is interrupted, the
+        claim, whose rows are in `rows`, is returned to the queue.
         """
         seconds = arguments.maybe(arguments.patience, "wait", patience)
         if seconds is not None:
