@@ -1,4 +1,4 @@
-"""Sending many messages by COPY: they are written into a table, and then published."""
+"""Sends many messages by COPY into a table, and then publishes them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def copy_messages(
 
     Args:
         statements: the connection's statements.
-        payloads: at least one payload, all of one type.
-        given: the other arguments of `send_batch`, checked; headers as JSON text.
+        payloads: at least one, all of one type.
+        given: the other arguments of `send_batch`, as SQL takes them.
 
     Returns:
         the seqs; None when nothing was done, because COPY is not possible: the role may only call
@@ -79,7 +79,7 @@ def copy_messages(
 
 
 def _may(statements: Statements) -> bool:
-    """Whether the role may call the functions for COPY, which are more than `send_batch` needs."""
+    """Whether the role may call the functions for COPY, which `send_batch` does not need."""
     (may,) = statements.row(
         "select pg_catalog.bool_and(pg_catalog.has_function_privilege(p.oid, 'execute'))"
         " from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace"

@@ -1,4 +1,4 @@
-"""The messages of ranges, which were read without a claim."""
+"""Reads messages by ranges of their numbers, without a claim."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from spark_pgqueue.postgres.statements import Statements
 def all_messages(
     statements: Statements, stream: str, stream_id: int, kind: str, ranges: list[tuple[int, int]]
 ) -> list[StoredMessage]:
-    """The messages of a plan, whose plan and payloads are two statements.
+    """The messages of a plan.
 
     Raises:
-        PgQueueError: PQ010, retention took some of them between the two.
+        PgQueueError: PQ010, retention deleted some of them since the statement that planned.
     """
     found = messages(statements, stream_id, kind, ranges)
     missing = sum(hi - lo for lo, hi in ranges) - len(found)
@@ -40,14 +40,10 @@ def messages(
     ranges: list[tuple[int, int]],
     condition: str = "true",
 ) -> list[StoredMessage]:
-    """The messages of ranges, in order. From Python, a statement is faster than COPY.
+    """The messages of at least one range, in order. In Python, a statement is faster than COPY.
 
-    Args:
-        statements: the connection's statements.
-        stream_id: the stream's id.
-        kind: the stream's kind.
-        ranges: the first number, and the number behind the last; at least one range.
-        condition: a condition on columns of the messages, from the database.
+    A range has the first number, and the number after the last. The database provides the
+    condition, on columns of the messages.
     """
     data = "data_bytes" if kind == "binary" else "data"
     columns = _sql(f"m.seq, m.key, m.{data}, m.headers::text, m.inserted_at, null::text")
@@ -86,7 +82,7 @@ def _stored(row: Any) -> StoredMessage:
 
 def headers_of(text: str | None) -> tuple[dict[str, Any], str | None]:
     """The headers of a message, and the reason why they cannot be read, for its `error`."""
-    if text is None:  # most messages have no headers, and a batch has many messages
+    if text is None:  # a fast path: most messages have no headers
         return {}, None
     found, why = json_of("headers", text)
     return found or {}, why

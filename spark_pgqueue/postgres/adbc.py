@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dbapi.Connection]:
     """An ADBC connection in a transaction, which is rolled back at the end unless it was committed.
 
-    If the server is frozen, statements fail as for a lost connection.
-
-    Args:
-        url: the database.
-        patience: seconds to try to connect; see `connect_adbc`.
+    If the server is frozen, statements fail as for a lost connection. `patience` is as in
+    `connect_adbc`.
 
     Raises:
         PgQueueError: no connection can be made; or PQ011, see `owners`.

@@ -32,9 +32,6 @@ COPIES = Path("/var/lib/spark-pgqueue")
 def find_binaries(version: int) -> Path:
     """The folder of the programs of a major version of Postgres.
 
-    Args:
-        version: for instance 18.
-
     Raises:
         PgQueueError: the machine has none; the hint is what to install.
     """

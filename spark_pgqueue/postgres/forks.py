@@ -60,11 +60,7 @@ class Origin:
         return os.getpid() == self._pid
 
     def check(self, what: str, way_out: str) -> None:
-        """Refuse a use in another process.
-
-        Args:
-            what: the object, for the error.
-            way_out: what to do in the child, for the hint.
+        """Refuse a use of `what` in another process; `way_out` is the hint.
 
         Raises:
             PgQueueError: this is a child of the process.

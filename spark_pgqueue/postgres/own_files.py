@@ -20,10 +20,8 @@ def check_own_folder(folder: Path) -> None:
     """As root, refuse a folder whose content other users may replace.
 
     A user who may write in a folder, or in one above it, can replace its content by links. In a
-    folder with the sticky bit, such as /tmp, users cannot replace files of others.
-
-    Args:
-        folder: an existing folder; its path has no links.
+    folder with the sticky bit, such as /tmp, users cannot replace files of others. The path of the
+    folder must have no links.
 
     Raises:
         PgQueueError: this is root, and the folder, or one above it, belongs to another user or is
@@ -50,10 +48,6 @@ def open_own(path: Path, flags: int) -> int:
     """Open a plain file of the user who owns its folder; returns its descriptor.
 
     With `os.O_CREAT`, only its user can access the file afterwards, even if it existed.
-
-    Args:
-        path: the file.
-        flags: as for `os.open`.
 
     Raises:
         FileNotFoundError: there is none.

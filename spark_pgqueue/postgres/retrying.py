@@ -72,10 +72,8 @@ _NOT_REACHED = "08001"  # sqlclient_unable_to_establish_sqlconnection
 def is_passing(error: BaseException) -> bool:
     """Whether a restart, a failover or a lost connection caused the error.
 
-    A new connection resolves it. Whether the statement took effect is unknown.
-
-    Args:
-        error: an error of psycopg or of ADBC, or the error that `connect` made of it.
+    A new connection resolves it. Whether the statement took effect is unknown. The error is one of
+    psycopg or of ADBC, or the error that `connect` made of it.
     """
     if is_crash(error):
         return True

@@ -215,10 +215,7 @@ def install(conn: psycopg.Connection, *, pgmq: bool = False, without: Collection
 
 
 def uninstall(conn: psycopg.Connection) -> None:
-    """Remove the schema pgqueue with all streams, in one transaction.
-
-    Args:
-        conn: a connection as the owner of the schema, in no transaction.
+    """Remove the schema pgqueue with all streams, in one transaction, as the schema's owner.
 
     Raises:
         PgQueueError: objects of others depend on the schema, the role lacks a permission, or
@@ -254,12 +251,9 @@ def content(conn: psycopg.Connection) -> str | None:
 
 
 def grant(conn: psycopg.Connection, group: str, role: str) -> None:
-    """Make a role a member of a group role, after creating the group roles.
+    """Make a role a member of a group role: "producer", "consumer", "observer" or "admin".
 
-    Args:
-        conn: a connection as the owner of the schema, which may create roles.
-        group: "producer", "consumer", "observer" or "admin".
-        role: an existing role.
+    It creates the group roles, as the schema's owner, who must be allowed to create roles.
 
     Raises:
         PgQueueError: the role does not exist, the connection's role may not grant, or does not
@@ -299,12 +293,7 @@ def check(conn: psycopg.Connection) -> None:
 
 
 def check_by(ask: Ask, database: str) -> None:
-    """As `check`, on any connection; database errors are not translated.
-
-    Args:
-        ask: runs a statement, and returns its first row.
-        database: the name of the database, for error messages.
-    """
+    """As `check`, on any connection; database errors are not translated."""
     look = owners.judge(ask(owners.LOOK))
     if look.array_nulls == "off":
         raise PgQueueError(

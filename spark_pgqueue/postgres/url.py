@@ -38,13 +38,7 @@ _PASSWORD_FILE = re.compile(r" passwordfile='([^'\\]*(?:\\.[^'\\]*)*)'\Z", re.DO
 def with_credentials(
     url: str | None, user: str | None, password: str | None, password_file: str | None
 ) -> str | None:
-    """The `url` with user and password, in the form that this package uses.
-
-    Args:
-        url: a libpq URI or conninfo string; None for libpq's environment.
-        user: the user, unless None.
-        password: the password, unless None.
-        password_file: a file that holds the password, read at each connection; unless None.
+    """The `url` with user and password, which may be in a file that is read at each connection.
 
     Raises:
         PgQueueError: the url is not valid, or user or password are given twice.
