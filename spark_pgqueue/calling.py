@@ -1,8 +1,8 @@
-"""Calling functions of the user: the one rule for handlers, hooks and whatever else is called.
+"""Calls functions of the user, such as handlers and hooks.
 
-A call is over when its body has run. What can never be called like that is refused by `check`,
-before the first message. Otherwise what comes back decides: something to await is awaited, an
-exception counts as raised, and work that nobody would do is an error.
+A call must run the body of its function. `check` refuses functions whose calls never do, before the
+first message. The return value decides about the others: an awaitable is awaited, an exception is
+raised, and an object that stands for work not done is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spark_pgqueue.postgres.url import redact
 
 _PLAIN = (str, int, float, bool, type(None))
 _BOXES = (dict, list, tuple, set, frozenset, deque)
-# An iterator that is one of these is a way to what was done: an open file, a cursor.
+# An iterator with one of these gives access to finished work: an open file, a cursor.
 _HANDLES = ("__enter__", "__aenter__", "fetchone")
 _MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
 
@@ -41,7 +41,7 @@ async def _async_manager() -> AsyncIterator[None]:
     yield
 
 
-# Each function that contextlib's decorators make has the code of these.
+# All functions that contextlib's decorators make have the code of these.
 _MADE = {
     _manager.__code__: "context manager",
     _async_manager.__code__: "asynchronous context manager",
@@ -51,14 +51,14 @@ _loops = OfThisThread()
 
 
 def name_of(function: Any) -> str:
-    """The name of something that is called."""
+    """The name of a callable."""
     bare = _bare(function)
     return getattr(function, "__qualname__", None) or getattr(bare, "__qualname__", repr(bare))
 
 
 def kind_of(function: Any) -> str:
-    """What a call gives: "coroutine", "generator", "asynchronous generator", "context manager",
-    "asynchronous context manager", or else "".
+    """What a call returns: "coroutine", "generator", "asynchronous generator", "context manager",
+    "asynchronous context manager", or "" for anything else.
     """
     bare = _bare(function)
     if isinstance(bare, type):
@@ -72,14 +72,14 @@ def kind_of(function: Any) -> str:
         return "asynchronous generator"
     if inspect.isgeneratorfunction(bare):
         return "generator"
-    # Of the function as it was given, too: a mark may be on either.
+    # The mark of a coroutine function may be on either.
     if inspect.iscoroutinefunction(bare) or inspect.iscoroutinefunction(function):
         return "coroutine"
     return _MADE.get(bare.__code__, "") if isinstance(bare, FunctionType) else ""
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call gives something to await, as far as one can tell before it."""
+    """Whether a call returns a coroutine, as far as is known before it."""
     return kind_of(function) == "coroutine"
 
 
@@ -91,17 +91,17 @@ def check(
     hint: str | None = None,
     is_wrap: bool = False,
 ) -> None:
-    """Refuse what no call would run.
+    """Refuse a function whose body no call would run.
 
     Args:
         name: the option, for the error.
-        function: what is to be called.
-        given: what each argument of a call is, for the error; None if that is not known.
-        hint: for arguments that do not fit.
+        function: the function.
+        given: a description of each argument, for the error; None if they are not known.
+        hint: the hint for arguments that do not match.
         is_wrap: whether a call has to return a context manager.
 
     Raises:
-        PgQueueError: it is no function, its body would not run, or it does not take the arguments.
+        PgQueueError: not a function, a body that would not run, or other parameters.
     """
     if not callable(function):
         raise PgQueueError(f"{name} must be a function, not {type(function).__name__}")
@@ -129,7 +129,7 @@ def call(function: Callable[..., Any], *given: Any) -> Any:
     `end_loop`.
 
     Returns:
-        what the function has returned in the end; as `returned`.
+        the final return value, as in `returned`.
     """
     here = os.getpid()
     try:
@@ -148,7 +148,7 @@ async def call_async(function: Callable[..., Any], *given: Any) -> Any:
 
 
 def check_no_loop() -> None:
-    """Refuse to wait for a coroutine where a loop, which would stop meanwhile, runs.
+    """Refuse to wait for a coroutine in a thread with a running loop, which would be blocked.
 
     Raises:
         PgQueueError: a loop is running in this thread.
@@ -177,23 +177,22 @@ class OnLoop:
         value = function(*given)
         if inspect.isawaitable(value):
             self._running = asyncio.run_coroutine_threadsafe(returned_async(value), self._loop)
-            if self._is_cancelled:  # just now
+            if self._is_cancelled:  # in the meantime
                 self._running.cancel()
             value = self._running.result()
         return _done(function, returned(value))
 
     def cancel(self) -> None:
-        """Cancel the coroutine that runs, and those that come."""
+        """Cancel the running coroutine, and all later ones."""
         self._is_cancelled = True
         if self._running is not None:
             self._running.cancel()
 
 
 def _end_child_of(caller: int) -> None:
-    """End this process, if the function has forked, and this is the child that returns from it.
+    """End this process if the function has forked and this is the child.
 
-    What called the function belongs to the parent: the child must not report, nor go on with
-    other messages.
+    Only the parent may report the outcome and handle other messages.
     """
     if os.getpid() == caller:
         return
@@ -209,11 +208,11 @@ def _end_child_of(caller: int) -> None:
 
 
 def returned(value: Any) -> Any:
-    """The value that a call has in the end, after a wait for what came back.
+    """The final return value of a call, after awaiting it where needed.
 
     Raises:
-        BaseException: the exception that came back.
-        PgQueueError: the value is to be awaited, and a loop is running in this thread.
+        BaseException: the exception that the call returned.
+        PgQueueError: the value must be awaited, and a loop is running in this thread.
     """
     while True:
         if isinstance(value, Future):
@@ -240,7 +239,7 @@ async def returned_async(value: Any) -> Any:
 
 
 def end_loop() -> None:
-    """End the loop of this thread, if `call` made one, and is not running in it."""
+    """Close the loop of this thread, if `call` made one and it is not running."""
     loop = getattr(_loops, "kept", None)
     if loop is not None and not loop.get_loop().is_running():
         _loops.kept = None
@@ -251,7 +250,7 @@ def enter(stack: contextlib.ExitStack, wrap: Callable[..., Any] | None, given: A
     """Enter the context manager that the option wrap returns for a message.
 
     Raises:
-        PgQueueError: it returned something else, or one that is asynchronous.
+        PgQueueError: it returned something else, or an asynchronous context manager.
     """
     if wrap is not None:
         manager = returned(wrap(given))
@@ -263,7 +262,7 @@ def enter(stack: contextlib.ExitStack, wrap: Callable[..., Any] | None, given: A
 async def enter_async(
     stack: contextlib.AsyncExitStack, wrap: Callable[..., Any] | None, given: Any
 ) -> None:
-    """As `enter`, in the running loop, where an asynchronous context manager will do, too."""
+    """As `enter`, in the running loop, also for an asynchronous context manager."""
     if wrap is not None:
         manager = await returned_async(wrap(given))
         if isinstance(manager, contextlib.AbstractContextManager):
@@ -275,7 +274,7 @@ async def enter_async(
 
 
 def _bare(function: Any) -> Any:
-    """The function that a partial, a method or an object with `__call__` calls in the end."""
+    """The function that a partial, a method or an object with `__call__` finally calls."""
     while True:
         if isinstance(function, partial):
             function = function.func
@@ -292,7 +291,7 @@ def _bare(function: Any) -> Any:
 def _check_arguments(name: str, function: Any, given: list[str], hint: str | None) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some functions in C nobody knows it
+    except (TypeError, ValueError):  # not known for some functions in C
         return
     try:
         signature.bind(*given)
@@ -317,7 +316,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _close(value: Any) -> None:
-    """Close a coroutine that nobody awaits: else Python warns of it."""
+    """Close a coroutine that is never awaited: otherwise Python logs a warning."""
     if inspect.iscoroutine(value):
         value.close()
 
@@ -329,17 +328,17 @@ def _is_exception(value: Any) -> bool:
 
 
 def _raised(value: Any) -> Any:
-    """A value, unless it is an exception, which is raised."""
+    """Return a value, or raise it if it is an exception."""
     if _is_exception(value):
         raise value
     return value
 
 
 def _done(function: Callable[..., Any], value: Any) -> Any:
-    """A value that a function returned, unless it says that not all of the work was done.
+    """Return a return value, unless it shows that work was not done.
 
     Raises:
-        PgQueueError: it is, or contains, what nobody would run.
+        PgQueueError: it is, or contains, an object that nothing would run.
     """
     if isinstance(value, _PLAIN):
         return value
@@ -355,7 +354,7 @@ def _done(function: Callable[..., Any], value: Any) -> Any:
 
 
 def _within(value: Any) -> Iterator[tuple[Any, Any]]:
-    """All elements of a collection, also of those inside, each with the collection it is in."""
+    """All elements of nested collections, each with its collection."""
     boxes, seen = [value], set()
     while boxes:
         box = boxes.pop()
@@ -368,7 +367,7 @@ def _within(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _lost(value: Any) -> str | None:
-    """Why an element of what was returned is not the result of work."""
+    """Why an element of a return value is not a result; None if it is one."""
     if isinstance(value, _PLAIN):
         return None
     if inspect.isawaitable(value) or isinstance(value, Future):
@@ -381,7 +380,7 @@ def _lost(value: Any) -> str | None:
 
 
 def _undone(value: Any) -> str | None:
-    """What a value is that stands for work which has not begun; None for every other value."""
+    """The kind of a value that stands for work not begun; None for other values."""
     if isinstance(value, FunctionType | MethodType | partial):
         return "a function that nobody calls"
     if isinstance(value, _MANAGERS):

@@ -1,7 +1,6 @@
 """The client for asyncio: the methods of `Client`, awaited, with the same arguments.
 
-They are made from the methods of `Client`, which threads call, so no call is written twice. The
-loop goes on meanwhile.
+They are generated from the methods of `Client`, which run in threads and do not block the loop.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial, wraps
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from psycopg import AsyncConnection
 
@@ -39,8 +37,8 @@ async def connect_async(
 ) -> AsyncClient:
     """Connect to the database of a queue, for asyncio.
 
-    Arguments and errors as in `connect`; and `connections`, at least 2: how many connections there
-    are at most. One is for calls that do not wait, the others are made for calls that wait.
+    Arguments and errors as in `connect`, and `connections`: the maximum number of connections, at
+    least 2. One is for calls that do not wait, the others are opened for calls that wait.
 
         >>> async def main():
         ...     async with await spark_pgqueue.connect_async(url) as queue:
@@ -55,14 +53,14 @@ async def connect_async(
 
 
 class _Line:
-    """A connection, and a thread that runs calls over it one after the other."""
+    """A connection, and a thread that runs calls over it one at a time."""
 
     client: Client
 
     def __init__(self):
         self.wake = WakeEvent()
         self.stop: Callable[[], None] | None = None
-        """Ends the running call, where waking it is not enough."""
+        """Ends the running call, where the wake event is not enough."""
         self.is_open = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue")
         self._lock = threading.Lock()
@@ -70,14 +68,14 @@ class _Line:
         self._origin = Origin()
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function in the thread. A cancelled call stops waiting for messages."""
+        """Run a function in the thread. If cancelled, the call stops waiting for messages."""
         token = threading.Event()
         future = self._submit(token, function)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             with self._lock:
-                token.set()  # for a call that begins just now
+                token.set()  # for a call that is about to begin
                 if self._at is token:
                     self._interrupt()
             with suppress(RuntimeError):  # the thread has ended
@@ -85,11 +83,11 @@ class _Line:
             raise
 
     async def finish(self, function: Callable[[], Any]) -> Any:
-        """As `call`, and a cancelled caller does not keep the function from running."""
+        """As `call`, but the function runs even if the caller is cancelled."""
         return await asyncio.shield(asyncio.wrap_future(self._submit(threading.Event(), function)))
 
     async def close(self) -> None:
-        """Close the connection, and end the thread. A running call stops waiting."""
+        """Close the connection and end the thread. A running call stops waiting."""
         if not self._origin.is_here:
             return
         with self._lock:
@@ -101,7 +99,7 @@ class _Line:
             self.end()
 
     def end(self) -> None:
-        """End the thread, after all calls are over."""
+        """End the thread after its calls have ended."""
         self.is_open = False
         self._thread.submit(self.wake.close)
         self._thread.shutdown(wait=False)
@@ -133,7 +131,7 @@ class _Line:
 
 
 class _Lines:
-    """The lines of a client: one for calls that do not wait, and others for calls that wait.
+    """The lines of a client: one for calls that do not wait, the others for calls that wait.
 
     Args:
         connect: makes a connection.
@@ -161,7 +159,7 @@ class _Lines:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[_Line]:
-        """A line that no other call uses meanwhile."""
+        """A line for the exclusive use of one call."""
         if self._is_closed:
             raise PgQueueError("the connection is closed")
         line = self._idle.pop() if self._idle else await self.open()
@@ -179,14 +177,14 @@ class _Lines:
 
 
 def _begun(client: Client) -> AbstractContextManager[Client]:
-    """A transaction that has begun."""
+    """A transaction, begun."""
     transaction = client.transaction()
     transaction.__enter__()
     return transaction
 
 
 class _Steps:
-    """The steps of an iteration, which a line's thread makes.
+    """The steps of an iteration, which run in a line's thread.
 
     Args:
         items: the iteration.
@@ -204,11 +202,11 @@ class _Steps:
         return next(self._items, _END)
 
     def got(self) -> None:
-        """Note that the caller got the item."""
+        """Record that the caller received the item."""
         self.is_asked = self._has_begun = False
 
     def end(self) -> None:
-        """End the iteration. An item that the caller waited for in vain was not seen."""
+        """End the iteration. An item that the caller did not receive counts as not delivered."""
         if not self.is_asked:
             self._items.close()
             return
@@ -220,16 +218,16 @@ class AsyncClient:
     """A queue, for asyncio: see `Client`. Made by `connect_async`, or with a connection of the
     caller, in whose transaction each call then takes part.
 
-    It has each method of `Client`, with the same arguments. Methods are awaited; methods that
+    It has all methods of `Client`, with the same arguments. Methods are awaited; methods that
     iterate are for `async for`. Methods of claims are awaited, too: `await claim.ack()`.
 
-    Tasks may share a client. Calls that do not wait for messages take turns on one connection. A
-    call that waits has another connection meanwhile, so it keeps no other task waiting; when
-    `connections` of `connect_async` are in use, the call waits for its turn. An iteration with
-    `wait`, and the run of a group, have a connection that does not count there.
+    Tasks may share a client. Calls that do not wait for messages share one connection, one at a
+    time. A call that waits uses another connection and delays no other task; when all `connections`
+    of `connect_async` are in use, it waits for one. An iteration with `wait`, and the run of a
+    group, have a connection of their own, which does not count there.
 
-    `transaction` is for one task. A call that is cancelled may have taken effect; but a claim that
-    its caller did not get is given back.
+    `transaction` is for one task. A cancelled call may have taken effect, but a claim that its
+    caller did not receive is returned.
 
         >>> async def main():
         ...     async with await psycopg.AsyncConnection.connect(url) as connection:
@@ -246,7 +244,7 @@ class AsyncClient:
     """
 
     def __init__(self, connection: AsyncConnection[Any]):
-        # No call opens another line: what would wait is refused.
+        # No call opens another line: calls that would wait are refused.
         self._begin(CallersLine(connection), _Lines(connect), 1)
 
     @classmethod
@@ -275,24 +273,19 @@ class AsyncClient:
             await self._line.finish(partial(context.__exit__, None, None, None))
 
     async def close(self) -> None:
-        """Close the connections. Calls that wait return, as if their time was over."""
+        """Close the connections. Calls that wait return as after a timeout."""
         await self._lines.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @asynccontextmanager
     async def _line_for(self, method: _Method, turns: Any) -> AsyncIterator[_Line | CallersLine]:
-        """The line for a call: one of its own for a call that waits."""
-        # In a transaction, no call may wait; the client's own line says so.
+        """The line for a call; a call that waits has a line of its own."""
+        # In a transaction no call may wait: on the client's own line it raises the error.
         if method.waits and self._client._statements.can_wait:
             async with turns, self._lines.waiting() as line:
                 yield line
@@ -303,11 +296,11 @@ class AsyncClient:
         async with self._line_for(method, self._turns) as line:
             found = await line.call(partial(method, line.client))
         if isinstance(found, Claim):
-            return AsyncClaim(found.claim_id, found.messages, cast("Any", self))
+            return AsyncClaim(found.claim_id, found.messages, self)
         return AsyncGroup(method, self._lines) if isinstance(found, Group) else found
 
     async def _iterate(self, method: _Method) -> AsyncIterator[Any]:
-        # An iteration takes no turn: it may last for ever.
+        # An iteration does not count as a call that waits: it may have no end.
         async with self._line_for(method, nullcontext()) as line:
             steps = _Steps(await line.call(partial(method, line.client)))
             try:
@@ -317,7 +310,7 @@ class AsyncClient:
                     yield item
                     steps.is_asked = True
             finally:
-                with suppress(PgQueueError):  # `close` was faster, and has ended the iteration
+                with suppress(PgQueueError):  # `close` has ended the iteration before
                     await line.finish(steps.end)
 
     if TYPE_CHECKING:

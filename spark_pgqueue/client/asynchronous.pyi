@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -62,7 +61,7 @@ class AsyncClaim:
         reason: str | None = None,
         details: Any = None,
     ) -> int:
-        """Give up on them: see `Client.dead_letter`. `messages`: None for all of them."""
+        """Dead-letter: see `Client.dead_letter`. `messages`: None for all of them."""
 
     async def defer(
         self,
@@ -71,10 +70,10 @@ class AsyncClaim:
         delay: timedelta = ...,
         state: Any = None,
     ) -> int:
-        """Put off, with a state: see `Client.defer`. `messages`: None for all of them."""
+        """Deliver later, with a state: see `Client.defer`. `messages`: None for all of them."""
 
     async def extend(self, by: timedelta | None = None) -> int:
-        """Hold the claim longer: see `Client.extend`."""
+        """Extend the lease: see `Client.extend`."""
 
     async def nack(
         self,
@@ -89,16 +88,16 @@ class AsyncClient:
     """A queue, for asyncio: see `Client`. Made by `connect_async`, or with a connection of the
     caller, in whose transaction each call then takes part.
 
-    It has each method of `Client`, with the same arguments. Methods are awaited; methods that
+    It has all methods of `Client`, with the same arguments. Methods are awaited; methods that
     iterate are for `async for`. Methods of claims are awaited, too: `await claim.ack()`.
 
-    Tasks may share a client. Calls that do not wait for messages take turns on one connection. A
-    call that waits has another connection meanwhile, so it keeps no other task waiting; when
-    `connections` of `connect_async` are in use, the call waits for its turn. An iteration with
-    `wait`, and the run of a group, have a connection that does not count there.
+    Tasks may share a client. Calls that do not wait for messages share one connection, one at a
+    time. A call that waits uses another connection and delays no other task; when all `connections`
+    of `connect_async` are in use, it waits for one. An iteration with `wait`, and the run of a
+    group, have a connection of their own, which does not count there.
 
-    `transaction` is for one task. A call that is cancelled may have taken effect; but a claim that
-    its caller did not get is given back.
+    `transaction` is for one task. A cancelled call may have taken effect, but a claim that its
+    caller did not receive is returned.
 
         >>> async def main():
         ...     async with await psycopg.AsyncConnection.connect(url) as connection:
@@ -119,15 +118,10 @@ class AsyncClient:
         """Make the calls inside one transaction: see `Client.transaction`."""
 
     async def close(self) -> None:
-        """Close the connections. Calls that wait return, as if their time was over."""
+        """Close the connections. Calls that wait return as after a timeout."""
 
     async def __aenter__(self) -> AsyncClient: ...
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
     async def ack(
         self, claim_id: int, seqs: Iterable[int] | None = None, *, result: Any = None
     ) -> int:
@@ -149,7 +143,7 @@ class AsyncClient:
         """The bindings of a stream, or of all."""
 
     async def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
-        """Take unfinished messages from a consumer, in whatever state they are."""
+        """Cancel unfinished messages of a consumer, in any state."""
 
     async def capture(
         self,
@@ -221,7 +215,7 @@ class AsyncClient:
         consumers: Iterable[str] | None = None,
         replace: bool = False,
     ) -> datetime:
-        """Send a message at each time that a cron expression, or an interval, says."""
+        """Send a message at the times of a cron expression or an interval."""
 
     async def create_stream(
         self,
@@ -246,7 +240,7 @@ class AsyncClient:
     async def dead_letters(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[DeadLetters]:
-        """The dead letters of consumers, the newest first; one entry for those that died together."""
+        """The dead letters of consumers, newest first; one entry for those dead-lettered together."""
 
     async def defer(
         self,
@@ -265,13 +259,13 @@ class AsyncClient:
         """A stream with its settings, its sizes, and everything that belongs to it."""
 
     async def drop_archive(self, stream: str) -> None:
-        """End the archive of a stream, with all that is in it."""
+        """Delete the archive of a stream with all its messages."""
 
     async def drop_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer or a group with its unfinished messages; its claims end."""
+        """Delete a consumer or a group. Its claims end; its unfinished messages are forgotten."""
 
     async def drop_schedule(self, stream: str, name: str) -> None:
-        """Delete a schedule; what it sent stays."""
+        """Delete a schedule. Messages that it has sent are kept."""
 
     async def drop_stream(self, name: str) -> None:
         """Delete a stream with its messages and consumers, and the files of its archive."""
@@ -280,10 +274,10 @@ class AsyncClient:
         """Why a message is in its state, for one consumer."""
 
     async def extend(self, claim_id: int, by: timedelta | None = None) -> int:
-        """Hold a claim longer."""
+        """Extend the lease of a claim."""
 
     async def failures(self, stream: str, consumer: str, seq: int) -> list[Failure]:
-        """The failed deliveries of a message that a consumer has or gave up: the last ten."""
+        """The last ten failed deliveries of an unfinished message or a dead letter."""
 
     async def group(self, stream: str, name: str) -> AsyncGroup:
         """A group, whose messages `Group.run` handles."""
@@ -309,12 +303,12 @@ class AsyncClient:
         """The kind of the messages of a stream: "text", "json" or "binary"."""
 
     async def look(self) -> Look:
-        """All figures of all streams, for a display that polls: the call counts no messages."""
+        """All figures of all streams, from counters, for a display that polls."""
 
     async def maintain(
         self, staged_age: timedelta = ..., reader_age: timedelta = ...
     ) -> dict[str, int]:
-        """Trim messages that need not be kept, and delete the chunks of failed writers."""
+        """Trim messages according to retention, and delete the chunks of failed writers."""
 
     async def nack(
         self,
@@ -325,10 +319,10 @@ class AsyncClient:
         reason: str | None = None,
         backoff: bool = False,
     ) -> int:
-        """Return a claim, to be delivered again."""
+        """Return a claim: its messages are delivered again."""
 
     async def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
-        """Store the offset of a reader that keeps its offset itself as the position of a group."""
+        """Store the offset of a reader, which keeps its own offset, as the position of a group."""
 
     async def open_claims(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
@@ -342,16 +336,16 @@ class AsyncClient:
         """The partitions of a group, with their workers, and how far behind they are."""
 
     async def pause(self, stream: str, consumer: str) -> None:
-        """Let a consumer claim nothing until `resume`. Claimed messages can be settled as before."""
+        """Suspend claims for a consumer until `resume`. Claimed messages can still be settled."""
 
     async def pause_schedule(self, stream: str, name: str) -> None:
-        """Let a schedule send nothing, until it is resumed. Safe to repeat."""
+        """Suspend a schedule until it is resumed. Safe to repeat."""
 
     async def peek(self, stream: str, consumer: str, max_messages: int = 10) -> list[PeekedMessage]:
         """The next messages of a consumer, with their content, without claiming them."""
 
     async def peek_at(self, stream: str, seq: int, max_messages: int = 1) -> list[PublishedMessage]:
-        """Messages of a stream by their numbers, with their content, for whichever consumers."""
+        """Messages of a stream by their numbers, with their content, of any consumer."""
 
     async def position(self, stream: str, consumer: str) -> Position:
         """The position of a consumer in its stream."""
@@ -359,7 +353,7 @@ class AsyncClient:
     async def postpone(
         self, stream: str, consumer: str, seqs: Iterable[int], until: datetime
     ) -> int:
-        """Deliver messages that nobody has claimed later, or sooner than they would come."""
+        """Change the time of the next delivery of messages that are not claimed."""
 
     async def purge_dead(
         self,
@@ -386,7 +380,7 @@ class AsyncClient:
     async def read_between(
         self, stream: str, first: dict[str, Any], last: dict[str, Any]
     ) -> list[StoredMessage]:
-        """The messages between two offsets, which never change: so a batch can be read again."""
+        """The messages between two offsets. They never change, so a batch can be read again."""
 
     def read_dead(
         self,
@@ -432,7 +426,7 @@ class AsyncClient:
         max_messages: int | None = 1000,
         reset: bool = True,
     ) -> int:
-        """Deliver dead letters again, only to the consumer that gave them up."""
+        """Deliver dead letters of a consumer to it again."""
 
     async def release(self, table: str, stream: str) -> None:
         """Stop capturing a table. Arguments and errors as in `capture`."""
@@ -447,10 +441,10 @@ class AsyncClient:
         """Deliver messages again that a consumer has finished or skipped."""
 
     async def resume(self, stream: str, consumer: str) -> None:
-        """Let a paused consumer claim again."""
+        """Resume a paused consumer."""
 
     async def resume_schedule(self, stream: str, name: str) -> datetime:
-        """Let a paused schedule send again; returns its next time."""
+        """Resume a paused schedule; returns its next time."""
 
     async def retention(self, stream: str | None = None) -> list[Retention]:
         """How long the messages of a stream, or of all streams, are kept, and what is stored."""
@@ -468,7 +462,7 @@ class AsyncClient:
         after: datetime | None = None,
         count: int = 5,
     ) -> list[datetime]:
-        """The next times of a schedule that does not exist: arguments as in `create_schedule`."""
+        """The next times of a hypothetical schedule: arguments as in `create_schedule`."""
 
     async def schedules(self, stream: str | None = None) -> list[Schedule]:
         """The schedules of a stream, or of all, by name."""
@@ -507,12 +501,12 @@ class AsyncClient:
         dedup_keys: Iterable[str | None] | None = None,
         expires_at: datetime | None = None,
     ) -> list[int]:
-        """Publish messages together: they become visible at once, in the order given."""
+        """Publish messages together: they become visible at the same time, in the order given."""
 
     async def set_archive(
         self, stream: str, uri: str | None, *, keep_for: timedelta | None = None
     ) -> None:
-        """Have the old messages of a stream written to files, before retention takes them away."""
+        """Archive the messages of a stream in files before retention deletes them."""
 
     async def set_retention(
         self,
@@ -525,13 +519,13 @@ class AsyncClient:
         unread: str = "keep",
         keep_dead: timedelta | None = None,
     ) -> None:
-        """Set how long the messages of a stream are kept; without any limit, for ever."""
+        """Set how long the messages of a stream are kept; without any limit, forever."""
 
     async def start_offset(self, stream: str, start: str | datetime = "earliest") -> dict[str, Any]:
-        """The offset at which a reader begins. A stored offset stays the same place for ever."""
+        """The offset at which a reader begins. The position of an offset never changes."""
 
     async def stats(self, stream: str | None = None) -> list[ConsumerStats]:
-        """The figures of the consumers of a stream, or of all streams; the call counts no rows."""
+        """The figures of the consumers of a stream, or of all streams, from counters."""
 
     async def streams(self) -> list[Stream]:
         """All streams, by name."""
@@ -543,7 +537,7 @@ class AsyncClient:
         """Remove a binding; returns whether it existed."""
 
     async def wait_for(self, stream: str, consumer: str, seq: int, timeout: timedelta) -> Outcome:
-        """Wait until a consumer is done with a message, or the message died; return its outcome."""
+        """Wait until a message is done or dead-lettered for a consumer; return its outcome."""
 
 class AsyncGroup:
     """A group, for asyncio: see `Group`. Made by `AsyncClient.group`."""

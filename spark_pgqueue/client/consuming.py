@@ -1,4 +1,4 @@
-"""Messages one at a time, claimed many at a time."""
+"""Iterates over single messages, which are claimed in batches."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Look = Callable[[], Claim | None]
 
 
 class Asked(asyncio.CancelledError):
-    """Thrown in when the next message was asked for, and the question was cancelled before this
-    iteration got it: the last message is done.
+    """Thrown into the iteration when the request for the next message was cancelled before it
+    reached the iteration. The previous message is done.
     """
 
 
 class _Mine:
-    """The claim that an iteration has, if any.
+    """The current claim of an iteration.
 
     Attributes:
-        claim: the claim.
+        claim: the claim, or None.
         done: how many of its messages, from the first, are done.
-        begun: how many of them were handed out.
+        begun: how many of them the iteration has yielded.
         origin: the process of the iteration.
     """
 
@@ -36,7 +36,7 @@ class _Mine:
         self.origin = Origin()
 
     def got(self, claim: Claim | None) -> Claim | None:
-        """Note the claim that took the place of the last one, which it acknowledged."""
+        """Record the next claim. The call that made it acknowledged the previous claim."""
         self.done = self.begun = 0
         self.claim = claim
         return claim
@@ -55,16 +55,16 @@ def consume(
     """Iterate over the messages of claim after claim. See `Client.consume`.
 
     Args:
-        claim: acknowledges the claim that it is given, and makes the next claim; None when there
-            are no messages. A claim whose caller does not get it is given back.
-        first: calls its first argument, and then waits: calls its second argument until this
-            returns a claim. Returns the claim; None when the wait is over.
-        visibility_timeout: of the claims.
+        claim: acknowledges the given claim and makes the next one; None without messages. If the
+            caller does not receive the claim, its messages are returned.
+        first: calls its first argument, then its second argument repeatedly, until one of them
+            returns a claim. Returns the claim; None after a timeout.
+        visibility_timeout: the visibility timeout of the claims.
     """
     mine = _Mine()
     renew_after = visibility_timeout.total_seconds() / 3
     try:
-        # A look that fails takes its acknowledgement back.
+        # A failed call rolls back its acknowledgement, so only the first call acknowledges.
         while first(lambda: mine.got(claim(mine.claim)), lambda: mine.got(claim(None))) is not None:
             yield from _each(mine, renew_after)
     except asyncio.CancelledError as error:  # thrown in by the asynchronous client

@@ -1,57 +1,52 @@
-"""Sending many messages by COPY: they are written into a table, and then published."""
+"""Sends many messages by COPY into a table, and then publishes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.sql import SQL, Identifier
 
+from spark_pgqueue.client.calls.base import statement
 from spark_pgqueue.postgres.copy_target import COPY_TARGET
 from spark_pgqueue.postgres.statements import Statements
 
 WORTH_IT = 2 << 20
 """Characters or bytes of payloads above which COPY is faster than one call with an array."""
 
+_SINK = (
+    f"stream_id, kind, {COPY_TARGET},"
+    " pg_catalog.has_any_column_privilege('pgqueue.written', 'insert')"
+)
+
 
 def copy_messages(
     statements: Statements,
-    stream: str,
     payloads: Sequence[str] | Sequence[bytes],
-    keys: Sequence[str | None] | None,
-    headers: Sequence[str | None] | None,
-    dedup_keys: Sequence[str | None] | None,
-    priority: int,
-    deliver_at: datetime | None,
-    consumers: Sequence[str] | None,
-    expires_at: datetime | None,
+    given: Mapping[str, Any],
 ) -> list[int] | None:
     """Publish messages together, in the caller's transaction if there is one.
 
     Args:
         statements: the connection's statements.
-        stream: the stream's name.
-        payloads: at least one payload, all of one type.
-        keys: a key for each payload, or None.
-        headers: JSON text for each payload, or None.
-        dedup_keys: a key for each payload, or None.
-        priority: as in `send`; so are the others.
-        deliver_at: for all messages.
-        consumers: for all messages.
-        expires_at: for all messages.
+        payloads: at least one, all of one type.
+        given: the other arguments of `send_batch`, as SQL takes them.
 
     Returns:
         the seqs; None when nothing was done, because COPY is not possible: the role may only call
-            functions, the connection is in pipeline mode or asynchronous, or the payloads do not
-        fit the stream.
+        functions, the connection is in pipeline mode or asynchronous, or the arguments do not fit
+        each other or the stream.
 
     Raises:
         PgQueueError: as `send_batch`.
     """
+    keys, headers = given["keys"], given["headers"]
+    lists = [each for each in (keys, headers, given["dedup_keys"]) if each is not None]
+    if any(len(each) != len(payloads) for each in lists):
+        return None
     with statements.turn:
         conn = statements.connection()
         binary = isinstance(payloads[0], bytes)
@@ -61,30 +56,30 @@ def copy_messages(
             return None
         alone = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
         with statements.transaction() if alone else nullcontext():
+            receivers = {"stream": given["stream"], "consumers": given["consumers"]}
             stream_id, kind, table, may_write = statements.row(
-                f"select stream_id, kind, {COPY_TARGET},"
-                " pg_catalog.has_any_column_privilege('pgqueue.written', 'insert')"
-                " from pgqueue.open_sink(%s::text, %s::text[])",
-                [stream, consumers],
+                *statement("open_sink", _SINK, receivers)
             )
             if not may_write or binary != (kind == "binary"):
                 return None
-            (reserved,) = statements.row(
-                "select pgqueue.reserve(%s::int, %s::int)", [stream_id, len(payloads)]
-            )
+            count = {"stream_id": stream_id, "count": len(payloads)}
+            (reserved,) = statements.row(*statement("reserve", "", count))
             seqs = [seq for block in reserved for seq in range(block.lower, block.upper)]
             with statements.explained(), statements.limited(conn):
                 _write(conn, table, stream_id, seqs, payloads, keys, headers)
-            (first_seqs,) = statements.row(
-                "select first_seqs from pgqueue.publish_written(%s::text, %s::int8multirange,"
-                " %s::int, %s::timestamptz, %s::text[], %b::text[], %s::timestamptz)",
-                [stream, reserved, priority, deliver_at, consumers, dedup_keys, expires_at],
-            )
+            written = receivers | {
+                "seqs": reserved,
+                "priority": given["priority"],
+                "deliver_at": given["deliver_at"],
+                "dedup_keys": given["dedup_keys"],
+                "expires_at": given["expires_at"],
+            }
+            (first_seqs,) = statements.row(*statement("publish_written", "first_seqs", written))
         return seqs if first_seqs is None else first_seqs
 
 
 def _may(statements: Statements) -> bool:
-    """Whether the role may call the functions for COPY, which are more than `send_batch` needs."""
+    """Whether the role may call the functions for COPY, which `send_batch` does not need."""
     (may,) = statements.row(
         "select pg_catalog.bool_and(pg_catalog.has_function_privilege(p.oid, 'execute'))"
         " from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace"

@@ -1,4 +1,7 @@
-"""Long polling: waiting for messages by notifications, and by looking again each second."""
+"""Long polling: waits for messages by notifications, and polls once a second.
+
+All methods raise PgQueueError when the connection is lost.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from spark_pgqueue.postgres.wake_event import WakeEvent
 T = TypeVar("T")
 
 ASK_AGAIN = 1.0
-"""Seconds between two looks without a notification: the end of a delay or of a lease sends none."""
+"""Seconds between two polls without a notification: the end of a delay or a lease sends none."""
 
 _AT_LEAST = 0.02
-"""Seconds to pause when messages are due and were not to be had: other workers claim them."""
+"""Seconds to pause when messages are due but could not be claimed: other workers claim them."""
 
 
 class LongPoll:
-    """Looks for messages that wait until they find some, on a connection that goes on listening.
+    """Polls that wait until they find messages. The connection keeps listening between them.
 
     Args:
         statements: the connection's statements.
@@ -44,21 +47,18 @@ class LongPoll:
         is_stopped: Callable[[], bool] = lambda: False,
         due: Callable[[], float | None] = lambda: None,
     ) -> T | None:
-        """Look, and again at each publication and each second, until a look finds something.
+        """Poll, then again at each publication and each second, until a poll finds something.
 
         Args:
             stream: the stream to wait for.
-            look: claims or reads; None when there is nothing.
-            look_again: the same, for the looks after the first.
+            look: claims or reads; returns None when there is nothing.
+            look_again: the same, for all polls but the first.
             seconds: how long to wait.
-            is_stopped: whether to wait no longer; asked once a second.
+            is_stopped: whether to stop waiting; called once a second.
             due: the seconds until a message is due without a notification; None for never.
 
         Returns:
-            the result of the look; None when the time was over, or the wait was ended by `wake`.
-
-        Raises:
-            PgQueueError: a look failed, or the connection was lost.
+            the result of the poll; None after a timeout, or when `wake` ended the wait.
         """
         end = time.monotonic() + seconds
         with self._statements.explained():
@@ -87,19 +87,16 @@ class LongPoll:
         listen: Callable[[], str | None],
         seconds: float,
     ) -> T:
-        """Look, and again at each notification and each second, until the result is final.
+        """Poll, then again at each notification and each second, until the result is final.
 
         Args:
             look: returns the current result.
             is_over: whether a result is final.
-            listen: listens to a channel, and returns its name; None where no notifications come.
+            listen: listens on a channel and returns its name; None where no notifications come.
             seconds: how long to wait.
 
         Returns:
-            the last result, also when the wait was ended by `wake`.
-
-        Raises:
-            PgQueueError: a look failed, or the connection was lost.
+            the last result, even if it is not final.
         """
         end = time.monotonic() + seconds
         with self._statements.explained():
@@ -125,31 +122,19 @@ class LongPoll:
                         listener.wait(channel, min(left, ASK_AGAIN))
 
     def until_due(self, stream: str, due: Callable[[], float | None]) -> float:
-        """The seconds to pause after a look that found nothing.
-
-        Args:
-            stream: the stream to wait for.
-            due: as in `first`.
-
-        Raises:
-            PgQueueError: the connection was lost.
-        """
+        """The seconds to pause after a poll that found nothing. Arguments as in `first`."""
         with self._statements.explained():
             soon = due() if self._subscription(stream).is_started else None
         return ASK_AGAIN if soon is None else min(max(soon, _AT_LEAST), ASK_AGAIN)
 
     def forget(self, stream: str) -> None:
-        """Forget all notifications so far. Call this before looking.
-
-        Raises:
-            PgQueueError: the connection was lost.
-        """
+        """Discard all notifications received so far. Call this before a poll."""
         with self._statements.explained():
             self._subscription(stream).forget()
 
     def note_messages(self, stream: str) -> None:
-        """Note that a look found messages at once. After several in a row, producers need not
-        notify.
+        """Record that a poll found messages at once. After several in a row, the subscription ends,
+        and producers stop notifying.
         """
         # The caller must get the messages that were found, whatever happens here.
         try:
@@ -158,7 +143,7 @@ class LongPoll:
             self._statements.disconnect()
 
     def pause(self, stream: str, seconds: float) -> bool:
-        """Wait until looking again makes sense, after a look that found nothing.
+        """Wait for a publication, after a poll that found nothing.
 
         Args:
             stream: the stream to wait for.
@@ -166,10 +151,7 @@ class LongPoll:
                 notification.
 
         Returns:
-            whether looking makes sense; False when the time was over, or `wake` ended the wait.
-
-        Raises:
-            PgQueueError: the connection was lost.
+            whether there may be messages; False after a timeout, or when `wake` ended the wait.
         """
         with self._statements.explained():
             subscription = self._subscription(stream)
@@ -179,11 +161,7 @@ class LongPoll:
             return subscription.wait(seconds)
 
     def doubt(self, stream: str) -> None:
-        """Subscribe anew before the next pause: messages came without a notification.
-
-        Raises:
-            PgQueueError: the connection was lost.
-        """
+        """Subscribe again before the next pause: messages arrived without a notification."""
         self._subscription(stream).doubt()
 
     def _subscription(self, stream: str) -> StreamSubscription:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from spark_pgqueue.client import arguments
 
@@ -22,9 +22,9 @@ class Message:
         priority: the priority of the publication, -32768 to 32767; higher is earlier.
         deliver_count: how many times the message was delivered, this time included.
         inserted_at: when the message was sent, by the database's clock. A time that Python cannot
-            hold (infinity, or after the year 9999) becomes the nearest time that it can.
+            represent (infinity, or after the year 9999) becomes the nearest one that it can.
         error: None, or why the headers cannot be read (they are nested too deeply, or hold a number
-            with too many digits for Python). The headers are empty then; all else is as it was
+            with too many digits for Python). The headers are empty then; everything else is as
             sent. Call `nack` or `dead_letter` for the message, or handle it without its headers.
         saved: the state that `defer` saved with the message; None without.
     """
@@ -74,46 +74,12 @@ class Batch:
     offset: dict[str, Any]
 
 
-class Settles(Protocol):
-    """The methods that settle a claim; `Client` has them."""
-
-    def ack(
-        self, claim_id: int, seqs: Iterable[int] | None = None, *, result: Any = None
-    ) -> int: ...
-    def nack(
-        self,
-        claim_id: int,
-        seqs: Iterable[int] | None = None,
-        *,
-        delay: timedelta | None = None,
-        reason: str | None = None,
-        backoff: bool = False,
-    ) -> int: ...
-    def defer(
-        self,
-        claim_id: int,
-        seqs: Iterable[int] | None = None,
-        *,
-        delay: timedelta = timedelta(),
-        state: Any = None,
-    ) -> int: ...
-    def extend(self, claim_id: int, by: timedelta | None = None) -> int: ...
-    def dead_letter(
-        self,
-        claim_id: int,
-        seqs: Iterable[int] | None = None,
-        *,
-        reason: str | None = None,
-        details: Any = None,
-    ) -> int: ...
-
-
 @dataclass(frozen=True)
 class Claim:
-    """Messages that are this worker's until it settles them or its visibility timeout passes.
+    """Messages that this worker holds until it settles them or their visibility timeout expires.
 
     The methods settle the whole claim or the given messages, and return how many messages they
-    changed. On a claim that another worker has taken over they change nothing, return 0 and log a
+    changed. For a claim that another worker has taken over they change nothing, return 0 and log a
     warning.
 
         >>> claim = queue.receive("orders", "billing", max_messages=100)
@@ -129,7 +95,7 @@ class Claim:
 
     claim_id: int
     messages: tuple[Message, ...]
-    _client: Settles = field(repr=False, compare=False)
+    _client: Any = field(repr=False, compare=False)
 
     def ack(self, messages: Iterable[Message] | None = None, *, result: Any = None) -> int:
         """Acknowledge: see `Client.ack`. `messages`: None for all of them."""
@@ -152,11 +118,11 @@ class Claim:
         delay: timedelta = timedelta(),
         state: Any = None,
     ) -> int:
-        """Put off, with a state: see `Client.defer`. `messages`: None for all of them."""
+        """Deliver later, with a state: see `Client.defer`. `messages`: None for all of them."""
         return self._client.defer(self.claim_id, _seqs_of(messages), delay=delay, state=state)
 
     def extend(self, by: timedelta | None = None) -> int:
-        """Hold the claim longer: see `Client.extend`."""
+        """Extend the lease: see `Client.extend`."""
         return self._client.extend(self.claim_id, by)
 
     def dead_letter(
@@ -166,7 +132,7 @@ class Claim:
         reason: str | None = None,
         details: Any = None,
     ) -> int:
-        """Give up on them: see `Client.dead_letter`. `messages`: None for all of them."""
+        """Dead-letter: see `Client.dead_letter`. `messages`: None for all of them."""
         seqs = _seqs_of(messages)
         return self._client.dead_letter(self.claim_id, seqs, reason=reason, details=details)
 
@@ -182,11 +148,11 @@ class Outcome:
             without, and where the consumer keeps no history.
         reason: of a dead letter, the reason in a word.
         error: the last error.
-        deliver_count: how often the message was delivered; None where that is not known.
-        owner: the application_name of the worker that has the message, or had it last.
+        deliver_count: how many times the message was delivered; None where this is not known.
+        owner: the application_name of the last worker that claimed the message.
         claimed_at: when that worker claimed it.
-        ended_at: when the message was done, or died.
-        due_at: when its delay or its lease ends: the message is delivered again, then or later.
+        ended_at: when the message was done or dead-lettered.
+        due_at: when its delay or its lease ends: the earliest time of the next delivery.
     """
 
     state: str
@@ -201,7 +167,7 @@ class Outcome:
 
     @property
     def is_final(self) -> bool:
-        """Whether the state will not change by itself."""
+        """Whether the state is final."""
         return self.state in _FINAL
 
 
@@ -238,7 +204,7 @@ class Done:
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """Messages of a consumer that died together.
+    """Messages of a consumer that were dead-lettered together.
 
     Attributes:
         stream: the stream's name.
@@ -251,7 +217,7 @@ class DeadLetters:
         last_seq: the highest number.
         deliver_count: how many times they were delivered.
         owner: the application_name of the last worker.
-        died_at: when they died.
+        died_at: when they were dead-lettered.
     """
 
     stream: str
@@ -273,7 +239,7 @@ class DeadMessage:
     Attributes:
         seq: the message's number in the stream.
         key: as in `Message`; so are `data`, `headers`, `priority` and `inserted_at`. None where the
-            message was deleted by hand.
+            row of the message was deleted.
         data: ...
         headers: ...
         priority: ...
@@ -306,11 +272,11 @@ class Explanation:
 
     Attributes:
         state: new, unfiltered, ready, delayed, waiting, claimed or dead; or unknown (no message has
-            the number, or its transaction is not over), unpublished, not for it, filtered out,
+            the number, or its transaction has not ended), unpublished, not for it, filtered out,
             skipped, trimmed, done.
-        because: what the message waits for, which worker has it, or what happened to it.
-        until: when the state ends by itself: the latest end of a lease, or the earliest end of a
-            delay; None where time does not end it.
+        because: what the message waits for, which worker holds it, or what happened to it.
+        until: when the state times out: the latest end of a lease, or the earliest end of a delay;
+            None where it has no timeout.
     """
 
     state: str
@@ -324,7 +290,7 @@ class Failure:
 
     Attributes:
         failed_at: when the message was returned, or its lease ended; to the second.
-        owner: the application_name of the worker that had the message.
+        owner: the application_name of the worker that held the message.
         error: the first 500 characters of the error; None for none.
     """
 
@@ -375,7 +341,7 @@ class PeekedMessage:
 
 @dataclass(frozen=True)
 class PublishedMessage:
-    """A published message, as it was at the call, for whichever consumers.
+    """A published message, as it was at the call, of any consumer.
 
     Attributes:
         seq: the message's number in the stream.
@@ -384,7 +350,7 @@ class PublishedMessage:
         headers: the sender's headers; empty for none.
         priority: as in `Message`.
         inserted_at: as in `Message`.
-        published_at: when the statement that published the message was run.
+        published_at: when the statement that published the message ran.
         deliver_at: not delivered before this time; None for at once.
         consumers: the names of the consumers that get it; None for all.
         error: as in `Message`.

@@ -1,7 +1,7 @@
-"""Calls of the client over an asynchronous connection of the caller.
+"""Client calls over an asynchronous connection of the caller.
 
-A call runs in a thread, where the client's own code may block. Each of its statements goes back to
-the event loop, which runs the statement on the caller's connection and thus in its transaction.
+A call runs in a thread, where the code of the client may block. The thread passes each statement to
+the event loop, which runs it on the caller's connection, in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spark_pgqueue.postgres.statements import Statements, took_effect
 
 
 class CallersLine:
-    """Runs calls over the caller's connection, one after the other.
+    """Runs calls over the caller's connection, one at a time.
 
     Args:
         connection: an open connection, which stays open.
@@ -48,7 +48,7 @@ class CallersLine:
             )
         statements = _Statements(connection, self.on_loop)
         self.client = Client(cast("Any", connection), _statements=statements)
-        # Not the loop's threads: calls that wait for locks of each other may take all of them.
+        # Not the loop's executor: calls that wait for each other's locks could use all its threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue")
         self._turn = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -56,7 +56,7 @@ class CallersLine:
         self._is_cancelled = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function in a thread. A cancelled call has no statement under way when it ends."""
+        """Run a function in a thread. A cancelled call ends after its current statement."""
         self.client._statements.check_process()
         async with self._turn:
             self._loop, self._is_cancelled = asyncio.get_running_loop(), False
@@ -64,7 +64,7 @@ class CallersLine:
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:
-                # A later statement of this call would be outside of the caller's transaction.
+                # A later statement of this call could run outside the caller's transaction.
                 self._is_cancelled = True
                 if self._statement is not None:
                     self._statement.cancel()
@@ -78,11 +78,11 @@ class CallersLine:
         return asyncio.get_running_loop().run_in_executor(self._thread, within.run, function)
 
     async def finish(self, function: Callable[[], Any]) -> Any:
-        """As `call`, and a cancelled caller does not keep the function from running."""
+        """As `call`, but the function runs even if the caller is cancelled."""
         return await asyncio.shield(asyncio.ensure_future(self.call(function)))
 
     def on_loop(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Have the loop do some work, for the call that runs in this thread."""
+        """Run a coroutine in the loop, for the call in this thread, and return the result."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self._do(work), self._loop).result()
 
@@ -97,22 +97,22 @@ class CallersLine:
 
 
 async def _over(running: asyncio.Future[Any]) -> None:
-    """Wait until a call is over, however often the waiting task is cancelled."""
+    """Wait until a call has ended, even if the waiting task is cancelled repeatedly."""
     while not running.done():
         try:
             await asyncio.wait([running])
         except asyncio.CancelledError:
             continue
     if not running.cancelled():
-        running.exception()  # the caller is told of the cancellation
+        running.exception()  # retrieved: the caller gets the CancelledError
 
 
 class _Statements(Statements):
-    """Statements that the loop runs, for a thread that waits for them.
+    """Statements that run in the loop, for a thread that waits for them.
 
     Args:
         connection: the caller's.
-        on_loop: has the loop do some work, and returns the result.
+        on_loop: runs a coroutine in the loop and returns the result.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class _Statements(Statements):
             except asyncio.CancelledError:
                 if not took_effect(cursor):
                     raise
-                # Before psycopg could cancel it: `CallersLine.call` gives back what it claimed.
+                # The statement ended before psycopg cancelled it: `CallersLine.call` undoes it.
             try:
                 return await cursor.fetchall()
             except psycopg.DataError:  # a value that Python cannot hold

@@ -1,4 +1,4 @@
-"""Rates per second, computed from two looks: nobody counts, and the database keeps no history."""
+"""Rates per second, from two snapshots of the counters. The database keeps no history of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from spark_pgqueue.client.results import Look
 
 
 class Rates(NamedTuple):
-    """Messages per second between two looks.
+    """Messages per second between two calls of `look`.
 
     Attributes:
-        sent: messages sent to the stream; None where the stream or the consumer is not in both
-            looks, or began anew.
-        settled: messages that the consumer acknowledged, or that died.
+        sent: messages sent to the stream; None where the stream or the consumer is missing in one
+            of the snapshots, or was created again between them.
+        settled: messages that the consumer acknowledged or dead-lettered.
         empty_in: seconds until the backlog is empty at this rate; None where it does not shrink.
     """
 
@@ -23,7 +23,7 @@ class Rates(NamedTuple):
 
 
 def rates(before: Look | None, after: Look) -> dict[tuple[str, str], Rates]:
-    """The rates of each consumer of the second look, by stream and name.
+    """The rates of each consumer in the second snapshot, by stream and name.
 
     >>> before = queue.look()
     >>> count = queue.receive("orders", "billing", max_messages=100).ack()
@@ -45,7 +45,7 @@ def rates(before: Look | None, after: Look) -> dict[tuple[str, str], Rates]:
 
 
 def _rate(before: int | None, after: int | None, seconds: float) -> float | None:
-    # A counter that fell belongs to a stream or consumer that was made anew, or restored.
+    # A counter decreases when the stream or consumer was dropped and created, or restored.
     if before is None or after is None or after < before or seconds <= 0:
         return None
     return (after - before) / seconds

@@ -18,7 +18,7 @@ class Stream:
         consumers: how many consumers it has.
         messages: how many messages are stored, by the planner's estimate, or by what was sent.
         bytes: the size of the messages on disk.
-        sent: how many messages were sent in all, also by transactions that were rolled back.
+        sent: how many messages were sent in total, including rolled-back transactions.
         settings: the settings that the stream was given, as `alter_stream` takes them.
         defaults: its other settings, which have their defaults.
     """
@@ -50,11 +50,11 @@ class Retention:
         keep_dead: how long dead letters are kept; None for ever.
         bytes: the size of the messages on disk.
         oldest_at: when the oldest message was published; None without messages.
-        trimmed: how many messages were trimmed in all.
-        held_bytes: bytes on disk that are due to be trimmed, and cannot be.
-        held_by: what prevents that.
-        maintained_at: when `maintain` was last called, within a minute.
-        advice: what to do; None where nothing is to be done.
+        trimmed: how many messages were trimmed in total.
+        held_bytes: bytes on disk that should be trimmed but cannot be.
+        held_by: what prevents trimming them.
+        maintained_at: when `maintain` was last called, to the minute.
+        advice: what to do; None where nothing needs to be done.
     """
 
     stream: str
@@ -79,17 +79,17 @@ class Archive:
 
     Attributes:
         stream: the stream's name.
-        uri: the folder of new files; None where no more segments go there.
+        uri: the folder of new files; None where no more segments are archived.
         keep_for: how long files are kept, from their last message; None for ever.
         segments: how many segments are in files.
-        messages: how many messages these have.
+        messages: how many messages these segments have.
         bytes: the size of the files.
         newest_at: when the last of the messages was published; None without messages.
         archived_at: when the last segment was written.
-        waiting: how many segments are closed, and not written yet.
-        waiting_since: since when the first of them is.
-        attempts: how many attempts have files that nothing refers to, or are at work.
-        advice: what to do; None where nothing is to be done.
+        waiting: how many segments are closed and not yet written.
+        waiting_since: when the first of them was closed.
+        attempts: how many attempts are running or have left unreferenced files.
+        advice: what to do; None where nothing needs to be done.
     """
 
     stream: str
@@ -131,8 +131,8 @@ class Schedule:
         stream: the stream's name.
         name: the schedule's name.
         cron: a cron expression, or None.
-        every: or an interval, in Postgres' words.
-        time_zone: the time zone of these.
+        every: or an interval, as Postgres prints it.
+        time_zone: the time zone of `cron` and `every`.
         next_at: the next time; None while the schedule is paused.
         paused: whether the schedule sends nothing until it is resumed.
         last_planned_at: the planned time of the last message; None before the first.
@@ -197,15 +197,15 @@ class ConsumerInfo:
 
 @dataclass(frozen=True)
 class ConsumerStats:
-    """The figures of a consumer: numbers of messages, except where it says otherwise.
+    """The figures of a consumer: numbers of messages, unless stated otherwise.
 
     Attributes:
         stream: the stream's name.
         consumer: the consumer's name.
         ordering: "none", "key" or "stream".
-        new: published, and not taken yet.
+        new: published, not yet taken by the consumer.
         ready: can be delivered now.
-        delayed: to be delivered later.
+        delayed: delivered later.
         waiting: behind an earlier message of the same key.
         claimed: held by workers.
         dead: dead letters.
@@ -213,17 +213,17 @@ class ConsumerStats:
         claims: how many claims there are.
         expired: how many claims are past their visibility timeout.
         next_expiry: when the first claim expires; None without claims.
-        skipped: how many messages retention took from the consumer, in all.
+        skipped: how many unread messages retention has dropped, in total.
         paused: whether the consumer claims nothing until it is resumed.
-        taken: how many messages it has taken, in all; messages after a seek count again.
-        settled: how many messages were acknowledged or died, in all; the difference of two looks is
-            a rate.
+        taken: how many messages it has taken, in total; messages after a seek count again.
+        settled: how many messages were acknowledged or dead-lettered, in total; the difference
+            between two calls is a rate.
         oldest_at: when the oldest message was sent that can be delivered now; None without.
         oldest_claim_at: when the oldest claim was made; None without.
         estimated: whether new and backlog are estimates, because very many publications are new.
-        stuck: how many claims a worker extends beyond ten visibility timeouts: it may hang.
-        status: the condition in one word, as in `ConsumerHealth`.
-        because: why, for people.
+        stuck: how many claims were extended beyond ten visibility timeouts: their workers may hang.
+        status: as in `ConsumerHealth`.
+        because: the reason for the status, for people.
     """
 
     stream: str
@@ -253,19 +253,18 @@ class ConsumerStats:
 
 @dataclass(frozen=True)
 class OpenClaim:
-    """A claim that is not settled.
+    """A claim that is not settled yet.
 
     Attributes:
         stream: the stream's name.
         consumer: the consumer's name.
         claim_id: the claim's number.
         owner: the application_name of the connection that claimed.
-        query: the id of the Spark query that has the claim; None for a worker.
+        query: the id of the Spark query that holds the claim; None for a worker.
         claimed_at: when the claim was made.
-        lease_until: until when no other worker may take it over.
-        expired: whether that time is over.
-        messages: how many messages a Spark query's claim had at first; of another claim, those that
-            are left.
+        lease_until: when its lease ends; afterwards other workers may take it over.
+        expired: whether the lease has ended.
+        messages: how many messages it holds; of a Spark query's claim, how many it held at first.
         remaining: how many messages are not settled.
         first_seq: the first number of these.
     """
@@ -285,7 +284,7 @@ class OpenClaim:
 
 @dataclass(frozen=True)
 class KeyStats:
-    """A key of a consumer: numbers of messages that it has taken and not finished.
+    """A key of a consumer: numbers of messages that the consumer has taken and not finished.
 
     Attributes:
         key: the key; None for messages without one.
@@ -294,8 +293,8 @@ class KeyStats:
         in_flight: in claims.
         first_seq: the lowest number of all these.
         until: when the first delay ends; without delays, when the last lease ends.
-        unfinished: all unfinished messages of the key, where the consumer has a `per_key_capacity`;
-            else None.
+        unfinished: all unfinished messages of the key, if the consumer has a `per_key_capacity`;
+            otherwise None.
     """
 
     key: str | None
@@ -331,16 +330,16 @@ class ConsumerHealth:
     Attributes:
         stream: the stream's name.
         consumer: the consumer's name.
-        status: the first that holds of: "full", the backlog has reached max_backlog; "paused";
-            "unattended", messages can be claimed or a lease ended, and for a minute no worker has
-            claimed; "stuck", a worker extends a claim beyond ten visibility timeouts; "failing",
-            messages died in the last hour, or were delivered ten times without a limit;
-            "dead_letters", there are older ones; "ok".
-        because: why, for people.
+        status: the first of these that applies: "full", the backlog has reached max_backlog;
+            "paused"; "unattended", messages can be claimed or a lease has ended, and no worker has
+            claimed for a minute; "stuck", a worker extends a claim beyond ten visibility timeouts;
+            "failing", messages were dead-lettered in the last hour, or delivered ten times without
+            a limit; "dead_letters", there are older dead letters; "ok".
+        because: the reason for the status, for people.
         backlog: how many messages are not claimed.
         max_backlog: how many messages the backlog may have; None for any number.
         attended_at: when a worker last claimed messages, to about a second; None for never.
-        estimated: whether backlog is an estimate; the status is never judged by one.
+        estimated: whether backlog is an estimate; the status never depends on an estimate.
     """
 
     stream: str
@@ -362,7 +361,7 @@ class GroupStats:
         name: the group's name.
         partitions: how many partitions it has.
         workers: how many workers have partitions.
-        behind: how many messages, of all keys, come after the position of the slowest partition.
+        behind: how many messages, of all keys, are after the position of the slowest partition.
         estimated: whether behind is an estimate, because very many publications are new.
     """
 
@@ -380,10 +379,10 @@ class PartitionStats:
 
     Attributes:
         partition: the partition's number, from 0.
-        worker: the worker that has the partition; None for none.
-        lease_until: until when no other worker may take it; None without a worker.
+        worker: the worker that leases the partition; None for none.
+        lease_until: when the lease ends; None without a worker.
         committed_at: when its offset was last committed; None for never.
-        behind: how many messages of the group, of all keys, come after its position.
+        behind: how many messages of the group, of all keys, are after its position.
         estimated: whether behind is an estimate, because very many publications are new.
     """
 
@@ -403,10 +402,10 @@ class Capture:
         table: the table's name, with its schema.
         stream: the stream of the messages.
         owner: the role that owns the table, and that sends the messages.
-        options: key and columns as they were captured, in words.
+        options: the captured key and columns, as text.
         outbox: whether only inserts are captured, and the rows deleted again.
-        uncaptured_partitions: how many partitions there are where rows that are written directly
-            are not captured.
+        uncaptured_partitions: how many partitions do not capture rows that are written to them
+            directly.
     """
 
     table: str
@@ -425,7 +424,7 @@ class Position:
         next_seq: the number of the first message that was not taken; without one, at most the
             number of the next message to be sent.
         published_at: when that message was published; None without one.
-        in_gaps: publications before it that were not visible yet, or are to be delivered again.
+        in_gaps: earlier publications that were not visible yet, or will be delivered again.
     """
 
     next_seq: int

@@ -1,4 +1,4 @@
-"""What a call claimed or began whose caller was interrupted, so that nobody has seen it."""
+"""Undoes a call whose caller was interrupted before it received the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_pgqueue.printable import warn
 
 
 def give_back(call: Future[Any] | asyncio.Future[Any]) -> None:
-    """Undo what a call has done that is over: give back its claim, or undo its transaction."""
+    """Undo a finished call: return the messages of its claim, or roll back its transaction."""
     found = None if call.cancelled() or call.exception() is not None else call.result()
     if isinstance(found, Claim):
         undeliver(found)
@@ -21,15 +21,15 @@ def give_back(call: Future[Any] | asyncio.Future[Any]) -> None:
 
 
 def undeliver(claim: Claim, done: int = 0, begun: int = 0) -> None:
-    """Settle a claim whose owner leaves it. An error is logged: the caller has another to raise.
+    """Settle a claim that its owner abandons. Errors are logged, as the caller raises another.
 
-    Messages that nobody has seen are given back as those that a worker has not begun: that is
-    neither a delivery nor a failure.
+    Messages that were not handed out are returned as by `defer`, which counts neither as a delivery
+    nor as a failure.
 
     Args:
         claim: the claim.
         done: how many messages, from the first, are done.
-        begun: how many messages were handed out; one that is not done goes back as by `nack`.
+        begun: how many messages were handed out; those not done are returned as by `nack`.
     """
     messages = claim.messages
     try:

@@ -1,5 +1,5 @@
-"""Postgres: what to connect to, patience with a restart, statements, errors, and installing.
+"""Postgres: connections, retries during a restart, statements, errors, and the installation.
 
-errors → url → retrying → connection → schema → statements: each needs only those before it. `adbc`
-is for executors; `embedded` is a Postgres from PyPI.
+errors → url → retrying → connection → schema → statements: each imports only those before it.
+`adbc` is for executors; `embedded` is a Postgres from PyPI.
 """

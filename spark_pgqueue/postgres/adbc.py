@@ -1,7 +1,7 @@
 """Connections of executors: COPY to and from Arrow, with ADBC.
 
-A connection is kept for the next task of the same Python worker, because making one costs ADBC
-about 40 ms (it reads the catalogue of types). A connection that broke meanwhile is replaced.
+A connection is kept for the next task of the same Python worker, because ADBC takes about 40 ms to
+connect (it reads the catalogue of types). A broken connection is replaced.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dbapi.Connection]:
     """An ADBC connection in a transaction, which is rolled back at the end unless it was committed.
 
-    Where the server is frozen, what runs inside fails as for a lost connection.
-
-    Args:
-        url: the database.
-        patience: seconds to try to connect; see `connect_adbc`.
+    If the server is frozen, statements fail as for a lost connection. `patience` is as in
+    `connect_adbc`.
 
     Raises:
         PgQueueError: no connection can be made; or PQ011, see `owners`.
@@ -49,7 +46,7 @@ def kept_connection(url: str | None, patience: float = PATIENCE) -> Iterator[dba
             yield conn
             conn.rollback()
     except BaseException:
-        # Also when Spark has read enough rows: only closing ends a running COPY.
+        # Also when Spark has read enough rows: only closing the connection ends a running COPY.
         with contextlib.suppress(Exception):
             conn.close()
         raise
@@ -63,7 +60,7 @@ def let_go(url: str | None) -> None:
 
 
 class _Socket(NamedTuple):
-    """A connection's socket, by its inode too: the descriptor may be another file's later."""
+    """A connection's socket, with its inode, as the descriptor may be reused for another file."""
 
     descriptor: int
     inode: int
@@ -88,7 +85,7 @@ class _Kept(NamedTuple):
 
 
 def _connect(url: str | None, patience: float) -> _Kept:
-    # ADBC does not tell its socket: it is the only new one.
+    # ADBC does not expose its socket: it is the only new one.
     before = _sockets()
     conn = connect_adbc(url, patience=patience, autocommit=False)
     new = _sockets() - before

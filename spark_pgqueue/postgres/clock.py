@@ -1,4 +1,4 @@
-"""The clock of leases: it goes on while the machine sleeps, as the database's clock does."""
+"""The clock of leases. It continues while the machine sleeps, as the database's clock does."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now() -> float:
-    """Seconds since some moment; never set back."""
+    """Seconds since an arbitrary moment; never decreases."""
     return time.clock_gettime(_CLOCK)

@@ -1,10 +1,9 @@
 """Connecting to Postgres, with psycopg and with ADBC.
 
-The functions here hold no state, and connections rely on no session settings but those that a
-transaction pooler carries along (see `odd_settings`). The role or the database sets the search
-path. So statements name functions with their schema, or use only names that no other schema can
-match better than pg_catalog. Where that is not enough, a transaction pins its path (see
-`PIN_PATH`).
+The functions here hold no state, and connections need no session settings but those that a
+transaction pooler preserves (see `odd_settings`). The role or the database sets the search path. So
+statements qualify functions with their schema, or use only names that no other schema can match
+better than pg_catalog. Where that is not enough, a transaction pins its path (see `PIN_PATH`).
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ __all__ = [
 ]
 
 PIN_PATH = "pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)"
-"""For the start of a transaction: only pg_catalog is searched for functions and operators.
+"""For the start of a transaction: functions and operators are found only in pg_catalog.
 
 Postgres prefers a better match of another schema to pg_catalog, such as public.lower(int8range) to
-pg_catalog.lower(anyrange). The setting is local to the transaction: a session setting would stay
-with a connection that a transaction pooler shares, and many poolers refuse settings at connect.
+pg_catalog.lower(anyrange). The setting is local to the transaction: a session setting would persist
+in a connection that a transaction pooler shares, and many poolers refuse settings at connect.
 """
 
 _READABLE = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
-# psycopg reads no other styles. The server reports both, so a pooler carries them along.
+# psycopg parses no other styles. The server reports both, so poolers preserve them.
 
 
 def odd_settings(info: psycopg.ConnectionInfo) -> bytes:
     """The statements that give a connection the settings that psycopg needs.
 
-    Empty where the connection has them, which costs nothing: the server reported them.
+    Empty if the connection has them. The check needs no query: the server reports them.
     """
     return b"".join(
         f"set {name} = {value};".encode()
@@ -59,9 +58,9 @@ def odd_settings(info: psycopg.ConnectionInfo) -> bytes:
 def connect(
     url: str | None = None, *, patience: float = PATIENCE, autocommit: bool = True
 ) -> psycopg.Connection:
-    """Connect with psycopg, waiting out a restart of Postgres.
+    """Connect with psycopg; retry while Postgres restarts.
 
-    When attempts have failed for a moment, the log says once which database is tried, and why.
+    If attempts keep failing, one warning is logged with the database and the cause.
 
     Args:
         url: a libpq URI or conninfo string; None for libpq's environment and service files.
@@ -72,12 +71,12 @@ def connect(
         a connection that makes no server-side prepared statements.
 
     Raises:
-        PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
+        PgQueueError: the url is not valid, Postgres refuses it, or `patience` has passed.
     """
     info = conninfo(url)
 
     def attempt() -> psycopg.Connection:
-        # Prepared statements would not survive when a transaction pooler changes the backend.
+        # With a transaction pooler, prepared statements are lost when the backend changes.
         made = psycopg.connect(info, autocommit=True, prepare_threshold=None)
         conn = cut_in_children(made)
         if odd := odd_settings(conn.info):
@@ -89,9 +88,9 @@ def connect(
 
 
 async def connect_async(url: str | None) -> psycopg.AsyncConnection[Any]:
-    """As `connect`, once, for a loop of asyncio, and checks the owners of the schema.
+    """As `connect`, for asyncio, without retries; also checks the owners of the schema.
 
-    Errors are those of psycopg, and of `owners.judge`.
+    Errors are those of psycopg and of `owners.judge`.
     """
     conn = await psycopg.AsyncConnection.connect(
         conninfo(url), autocommit=True, prepare_threshold=None
@@ -113,7 +112,7 @@ def connect_adbc(
     """As `connect`, with ADBC, for COPY from and to Arrow.
 
     Raises:
-        PgQueueError: the url is not valid, Postgres refuses it, or patience is over.
+        PgQueueError: as `connect`.
     """
     from adbc_driver_postgresql import dbapi
 
@@ -125,7 +124,7 @@ def connect_adbc(
         except dbapi.Error as error:
             if sqlstate_of(error) is not None:
                 raise
-            # ADBC's own class would be that of values, too, which it cannot convert.
+            # ADBC raises the same class for values that it cannot convert.
             raise psycopg.OperationalError(str(error)) from None
 
     return with_backoff(attempt, url, patience)

@@ -10,7 +10,7 @@ COPY_TARGET: LiteralString = (
 )
 """An expression in SQL: the table's name in the schema pgqueue.
 
-Rows of `written` go to `messages` too, and Postgres checks the number of each on the way
-(`sql/queue/send/written.sql`). A session that may insert into `messages`, as the owner's may, could
-write any number anyway, and saves that.
+Rows written to `written` are inserted into `messages` after a check of their numbers
+(`sql/queue/send/written.sql`). A session that may insert into `messages` directly, such as the
+owner's, skips this check.
 """

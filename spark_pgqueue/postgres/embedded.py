@@ -3,24 +3,23 @@
     with embedded.start("my-data") as server:
         connection = spark_pgqueue.connect(server.url)
 
-The server listens only on a Unix socket, which only its own user (and root) can reach. Where the
-setting listen_addresses opens TCP, pg_hba.conf rejects all connections by TCP until you change it.
+The server listens only on a Unix socket, which only its own user (and root) can access. If the
+setting listen_addresses enables TCP, pg_hba.conf rejects all TCP connections until you change it.
 Any number of processes can use one directory. The server stops with the last process that called
-`start`; processes that were only given the `url` do not count. If that last process is killed, the
-server runs on until the next process that uses the directory ends.
+`start`; processes that only use the `url` do not count. If that last process is killed, the server
+runs until the next process that uses the directory ends.
 
-    directory/data     the data directory, with the socket; its server.log is what the server says
-    directory/users    locked (shared) by each process that uses the server, as long as it lives
+    directory/data     the data directory, with the socket and the log, server.log
+    directory/users    locked (shared) by each process that uses the server, until it ends
     directory/lock     held while a server is started or stopped
     directory/kept     exists while the server stays up without users: see `keep_up`
-    directory/socket   names a short way to the socket, when the directory's own path is too long
+    directory/socket   the path of a short link to the socket, if the directory's path is too long
 
-`binaries` finds the programs of Postgres, and the user that root's servers run as. That user need
-not be able to reach the directory, which may be in /root: Postgres gets its data directory as an
-open descriptor, /proc/self/fd/N. The kernel then asks for no permission on the folders above. So no
-folder has to be opened to others, and the data stays in the directory and goes with it. (The
-current directory would not do: before version 16 Postgres leaves it for a moment, and returns to it
-by its name.)
+`binaries` finds the programs of Postgres, and the user that root's servers run as. This user does
+not need access to the folders above the directory, which may be in /root: Postgres gets its data
+directory as an open descriptor, /proc/self/fd/N, for which the kernel checks no permissions on
+those folders. (The current directory would not work: before version 16 Postgres leaves it for a
+moment, and returns to it by its name.)
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 from urllib.parse import quote
 
@@ -57,7 +55,7 @@ from spark_pgqueue.postgres.own_files import (
 _PORT = 5432  # only part of the socket's name
 _TIMEOUT = 120  # seconds for a start (it may have to recover from a crash) or a stop
 _DESCRIPTORS = Path("/proc/self/fd")
-# The lines that initdb writes for TCP when it is told to trust.
+# The lines that initdb writes for TCP with --auth-host=trust.
 _TRUSTED = r"(?m)^(host\s+\w+\s+all\s+(?:127\.0\.0\.1/32|::1/128)\s+)trust$"
 
 
@@ -74,11 +72,11 @@ def start(
         ...     version = queue.install()
 
     Args:
-        directory: the server's folder; made when missing. It must be empty, or hold such a server.
+        directory: the server's folder; created if missing. It must be empty, or hold such a server.
         version: major version of Postgres; must be that of existing data.
         settings: Postgres settings by name, for instance `{"fsync": "off"}`. They apply only when
             this call starts the server.
-        keep: whether the server stays up when this process is the last that uses it.
+        keep: whether the server keeps running after the last process that uses it.
 
     Returns:
         the server; its `url` connects to it from this machine.
@@ -94,7 +92,7 @@ def version_in(directory: str | os.PathLike[str]) -> int | None:
     """The major version of the embedded Postgres of a directory; None where there is none.
 
     Raises:
-        PgQueueError: the data belongs to another user, or says no version.
+        PgQueueError: the data belongs to another user, or has no version.
     """
     written = Path(directory).expanduser().resolve() / "data" / "PG_VERSION"
     try:
@@ -160,7 +158,7 @@ class Server:
 
     def is_running(self) -> bool:
         """Whether the server runs."""
-        # Not `pg_ctl status`: for it, any process with the id in a stale postmaster.pid is the
+        # Not `pg_ctl status`: it takes any process with the id in a stale postmaster.pid for the
         # server.
         with socket.socket(socket.AF_UNIX) as probe:
             try:
@@ -179,7 +177,7 @@ class Server:
             return
         atexit.unregister(self.close)
         users, self._users = self._users, None
-        if not self._data.exists():  # the data was deleted: the server notices it, and ends
+        if not self._data.exists():  # the data was deleted: the server ends by itself
             self._remove_way()
             users.close()
             return
@@ -193,11 +191,11 @@ class Server:
                 self._remove_way()
 
     def keep_up(self) -> None:
-        """Leave the server running without users, until `stop`."""
+        """Keep the server running without users, until `stop`."""
         self._open_own("kept").close()
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server now, also while other processes use it.
+        """Stop the server now, even while other processes use it.
 
         Args:
             mode: "fast" aborts running transactions; "immediate" is a crash, from which the next
@@ -216,12 +214,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -234,11 +227,11 @@ class Server:
             yield
 
     def _open_own(self, name: str) -> IO[bytes]:
-        """A file to lock, which no other user can open and so lock."""
+        """A file to lock, which no other user can open."""
         return os.fdopen(open_own(self.directory / name, os.O_WRONLY | os.O_CREAT), "wb")
 
     def _initialize(self) -> None:
-        # Under another name first: the files of a killed initdb are not a data directory.
+        # Under another name first: a killed initdb leaves an incomplete data directory.
         half_made = self.directory / "data.new"
         shutil.rmtree(half_made, ignore_errors=True)
         half_made.mkdir(mode=0o700)
@@ -284,7 +277,7 @@ class Server:
     def _close_tcp(self) -> None:
         """Reject TCP connections that initdb trusted, in a directory made by an earlier version."""
         rules = self._data / "pg_hba.conf"
-        with suppress(FileNotFoundError):  # Postgres says so itself
+        with suppress(FileNotFoundError):  # Postgres reports it
             text = read_own(rules)
             closed = re.sub(_TRUSTED, r"\1reject", text)
             if closed != text:
@@ -292,12 +285,12 @@ class Server:
 
     def _socket_directory(self) -> str:
         """Where clients find the server's socket: the data directory, or a short link to it."""
-        # The path of a socket has at most 103 bytes (on macOS; 107 on Linux), and libpq reads a
-        # list of hosts.
+        # The path of a socket has at most 103 bytes (on macOS; 107 on Linux), and libpq splits
+        # host at commas.
         folder = os.fsencode(self._data)
         if len(folder) <= 103 - len(f"/.s.PGSQL.{_PORT}") and re.fullmatch(rb"[\w./+-]+", folder):
             return str(self._data)
-        # The directory has a note of it, for other processes and for the next start.
+        # The file `socket` has the path for other processes and for the next start.
         note = self.directory / "socket"
         with suppress(FileNotFoundError):
             self._way = Path(read_own(note))
@@ -311,7 +304,7 @@ class Server:
         return str(self._way / "data")
 
     def _is_ours(self, way: Path) -> bool:
-        """Whether a folder in /tmp is a link that this code made, and not another user's trap."""
+        """Whether a folder in /tmp is a link that this code made, and not another user's."""
         try:
             found = way.lstat()
             trusted = {os.geteuid(), pwd.getpwnam(self._owner).pw_uid if self._owner else None}
@@ -337,13 +330,13 @@ class Server:
 
     @contextmanager
     def _handed_over(self, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        """A name of a folder in `directory` that the owner can use, and how to run a process so."""
-        # Names without quotes: pg_ctl puts them into a shell's command, between mere double quotes.
+        """A path of a folder in `directory` for the owner, and options to run a process with it."""
+        # Paths without quotes: pg_ctl puts them into a shell command, between double quotes.
         if self._owner is None:
             yield folder.name, {"cwd": self.directory}
             return
         how = {"user": self._owner, "group": self._owner_group(), "extra_groups": []}
-        if not _DESCRIPTORS.is_dir():  # not Linux: the folders above must let the owner pass
+        if not _DESCRIPTORS.is_dir():  # not Linux: the owner needs access to the folders above
             yield folder.name, {"cwd": self.directory, **how}
             return
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -356,10 +349,10 @@ class Server:
     def _postgres(
         self, how: Mapping[str, Any], program: str, *arguments: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of Postgres, as `_handed_over` says; returns its output as `stdout`."""
-        # PGPORT, PGDATA and other such variables are meant for the user's other servers.
+        """Run a program of Postgres with the options of `_handed_over`; its output is `stdout`."""
+        # PGPORT, PGDATA and similar variables are for the user's other servers.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
-        # A file and no pipe: the server inherits it, and would keep a pipe open while it runs.
+        # A file, not a pipe: the server inherits it, and would keep a pipe open while it runs.
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 [self._bin / program, *arguments],
@@ -383,10 +376,10 @@ def _size_of(log: Path) -> int:
 
 
 def _check_directory(directory: Path, version: int) -> None:
-    """Make the directory if it is missing; refuse a foreign directory, or one of another version.
+    """Create the directory if it is missing; refuse one of other files, or of another version.
 
     Raises:
-        PgQueueError: the directory is refused, or cannot be made.
+        PgQueueError: the directory is refused, or cannot be created.
     """
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The package's only exception, and how database errors become it.
+"""The package's only exception, and the translation of database errors into it.
 
-Every `PgQueueError` names the object and the way out, and never holds a password. Database errors
-without a clear way out are raised unchanged.
+Every `PgQueueError` has the object and what to do about the error, and never a password. Database
+errors without a known remedy are raised unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Code(NamedTuple):
 
 
 INSTALL_HINT = "run `pgqueue install` (with --url, or PGQUEUE_URL set) as the owner of the database"
-"""The hint where the schema is missing."""
+"""The hint if the schema is missing."""
 
 UNKNOWN_STREAM = "PQ001"
 UNKNOWN_CONSUMER = "PQ002"
@@ -99,15 +99,15 @@ CODES = {
 
 
 class PgQueueError(Exception):
-    """An error with a way out.
+    """An error of this package.
 
     Attributes:
         message (str): the cause: what was given, and what is allowed.
         hint (str | None): what to do about it.
         sqlstate (str | None): five characters; those of class PQ are in `CODES`. None when the
             error did not come from the database.
-        argument (str | None): the argument of the SQL function that the error is about, such as
-            `p_deliver_at`, when the database named one.
+        argument (str | None): the argument of the SQL function that caused the error, such as
+            `p_deliver_at`, if the database named one.
     """
 
     __module__ = "spark_pgqueue"  # users import it from here, and tracebacks show this name
@@ -134,7 +134,7 @@ class PgQueueError(Exception):
         return f"{code}{self.message}{hint}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception pickles only its positional arguments, and would lose the others.
+        # Exception pickles only positional arguments.
         return _rebuild, (self.message, self.hint, self.sqlstate, self.argument)
 
 
@@ -149,7 +149,7 @@ Names = Callable[[str], str | None]
 
 
 def how_to_install(extra: str = "", option: str = "") -> str:
-    """The command that installs this package, for a hint. No package index has it.
+    """The command that installs this package, for a hint. It is on no package index.
 
     Args:
         extra: an extra to install; empty for none.
@@ -169,7 +169,7 @@ def translate(error: BaseException, names: Names | None = None) -> PgQueueError 
         names: the user's names for the arguments of SQL functions; None for the names in SQL.
 
     Returns:
-        the error to raise instead; None where no clear way out exists.
+        the error to raise instead; None for unknown errors.
     """
     sqlstate = sqlstate_of(error)
     if sqlstate is None or isinstance(error, PgQueueError):
@@ -223,7 +223,7 @@ def translated(names: Names | None = None) -> Iterator[None]:
         known = translate(error, names)
         if known is None:
             raise
-        # The database error adds nothing, and its traceback would hide the message.
+        # "from None": the traceback of the database error would hide the message.
         raise known from None
 
 
@@ -231,6 +231,9 @@ def sqlstate_of(error: BaseException) -> str | None:
     """The SQLSTATE of an error of psycopg or ADBC, five characters; None without one."""
     sqlstate = getattr(error, "sqlstate", None)
     return sqlstate if isinstance(sqlstate, str) and sqlstate.strip("\0") else None
+
+
+_FIELDS = ("message_primary", "message_detail", "message_hint", "context", "column_name")
 
 
 class Said(NamedTuple):
@@ -247,27 +250,12 @@ class Said(NamedTuple):
         """The fields of an error of psycopg or of ADBC."""
         diagnostic = getattr(error, "diag", None)
         if diagnostic is not None and diagnostic.message_primary:
-            return cls(
-                diagnostic.message_primary,
-                diagnostic.message_detail,
-                diagnostic.message_hint,
-                diagnostic.context,
-                diagnostic.column_name,
-            )
+            return cls(*(getattr(diagnostic, name) for name in _FIELDS))
         # ADBC gives the fields as pairs of bytes.
         details = dict(getattr(error, "details", None) or [])
-
-        def field(name: str) -> str | None:
-            value = details.get(f"PG_DIAG_{name}".encode())
-            return value.decode() if value else None
-
-        return cls(
-            field("MESSAGE_PRIMARY") or str(error).strip(),
-            field("MESSAGE_DETAIL"),
-            field("MESSAGE_HINT"),
-            field("CONTEXT"),
-            field("COLUMN_NAME"),
-        )
+        found = [details.get(f"PG_DIAG_{name.upper()}".encode()) for name in _FIELDS]
+        message, *others = [value.decode() if value else None for value in found]
+        return cls(message or str(error).strip(), *others)
 
 
 def _shown(text: str) -> str:
@@ -275,6 +263,6 @@ def _shown(text: str) -> str:
 
 
 def _renamed(name: str, here: str, text: str) -> str:
-    """The text with `here` instead of `name`, except inside quotes, which hold given values."""
+    """The text with `here` instead of `name`, except in quotes, which contain given values."""
     pattern = rf"'[^']*'|\b{re.escape(name)}\b"
     return re.sub(pattern, lambda found: here if found[0] == name else found[0], text)

@@ -1,6 +1,6 @@
-"""What stands beside the queue: features that a schema may be without, a folder of `sql/` each.
+"""Optional features of the schema, each a folder of `sql/`.
 
-No other file names them but `hooks.sql`, whose calls stand below the names of their files.
+Of all other files only `hooks.sql` refers to them: each call is preceded by its file's name.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def known(without: Collection[str]) -> frozenset[str]:
     """The names of features, checked.
 
     Raises:
-        PgQueueError: there is no feature of a name, or this is no list of names.
+        PgQueueError: an unknown feature, or not a list of names.
     """
     if isinstance(without, str):
         raise PgQueueError(
@@ -87,11 +87,11 @@ def known(without: Collection[str]) -> frozenset[str]:
 
 
 def removal(feature: str, texts: Iterable[str]) -> str:
-    """What runs in place of a feature's files: removes it, if it is there and nothing uses it.
+    """SQL that runs instead of a feature's files: removes the feature if it is not in use.
 
     Args:
         feature: its name.
-        texts: of its files. `-- in use: <query>` in one of them says what uses it.
+        texts: its files. The query after `-- in use:` in one of them finds what uses it.
     """
     text = "\n".join(texts)
     names, tables = set[str](), set[str]()

@@ -1,7 +1,7 @@
-"""Forks: what belongs to the process that made it, and is of no use to its children.
+"""Forks: objects that only the process that made them can use.
 
-A child has copies of all objects, but the socket of a connection is one: what either process reads
-or sends there, the other misses, and a child that closes its copy ends the session of its parent.
+A child inherits copies of all objects, but shares the socket of a connection with its parent: each
+process misses what the other reads, and a child that closes its copy ends its parent's session.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 
 class OfThisProcess(WeakSet[T]):
-    """Objects of this process: empty where Spark unpickles a module that was pickled by value."""
+    """Objects of this process: empty after Spark unpickles a module that was pickled by value."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OfThisProcess, ()
 
 
 class OfThisThread(threading.local):
-    """Attributes for each thread: none where Spark unpickles a module that was pickled by value."""
+    """Attributes of each thread: none after Spark unpickles a module that was pickled by value."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OfThisThread, ()
@@ -49,7 +49,7 @@ _connections: OfThisProcess[HasDescriptor] = OfThisProcess()
 
 
 class Origin:
-    """Remembers the process that made something."""
+    """The process that made an object."""
 
     def __init__(self):
         self._pid = os.getpid()
@@ -60,11 +60,7 @@ class Origin:
         return os.getpid() == self._pid
 
     def check(self, what: str, way_out: str) -> None:
-        """Refuse a use in another process.
-
-        Args:
-            what: what was made, for the error.
-            way_out: what to do in the child, for the hint.
+        """Refuse a use of `what` in another process; `way_out` is the hint.
 
         Raises:
             PgQueueError: this is a child of the process.
@@ -78,7 +74,7 @@ class Origin:
 
 
 def cut_in_children(connection: C) -> C:
-    """Let children have no access to the session of a connection, whatever they do with it."""
+    """Keep the children of this process from using the session of a connection."""
     _connections.add(connection)
     return connection
 
@@ -93,7 +89,7 @@ def _cut() -> None:
 
 
 def after_fork(do: Callable[[], None]) -> None:
-    """Call a function in each child, where the system has forks."""
+    """Call a function in each forked child, if the system supports forks."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=do)
 
@@ -101,12 +97,12 @@ def after_fork(do: Callable[[], None]) -> None:
 def around_fork(
     before: Callable[[], T], in_child: Callable[[], None], after: Callable[[T], None]
 ) -> None:
-    """Call functions at each fork, where the system has forks.
+    """Call functions at each fork, if the system supports forks.
 
     Args:
-        before: called before it, by the thread that forks.
+        before: called before the fork, in the thread that forks.
         in_child: called in the child.
-        after: called afterwards in both processes, with what `before` returned.
+        after: called afterwards in both processes, with the result of `before`.
     """
     held = threading.local()
 

@@ -1,8 +1,7 @@
-"""Connections that a process keeps for their next use.
+"""Connections that a process keeps for reuse.
 
-Making a connection takes longer than most statements: ADBC reads the catalogue of types. An unused
-connection is closed soon, because a cluster has more workers than tasks, and other clients need
-connections.
+Connecting takes longer than most statements, as ADBC reads the catalogue of types. An idle
+connection is closed soon, because a cluster has more workers than tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 IDLE_SECONDS = 3.0
-"""Seconds for which a connection is kept."""
+"""Seconds for which an idle connection is kept."""
 
 
 class Closable(Protocol):
@@ -32,21 +31,16 @@ C = TypeVar("C", bound=Closable)
 
 
 def take(kind: type[C], url: str | None) -> C | None:
-    """The connection that was kept last, if there is one. The caller owns it.
-
-    Args:
-        kind: what `keep` was given.
-        url: its database.
-    """
+    """The kept connection of a kind and a database, if there is one. The caller owns it."""
     found = _idle().pop((kind.__qualname__, url), None)
     return None if found is None else found[0]
 
 
 def keep(kind: type[C], url: str | None, connection: C) -> None:
-    """Keep a connection for the next `take`, which may be some seconds later.
+    """Keep a connection for the next `take`, for some seconds.
 
-    A process has at most one of each kind and database: a Python worker of Spark runs one task at a
-    time. Another one is closed.
+    A process keeps at most one of each kind and database, as a Python worker of Spark runs one task
+    at a time. A connection that was kept before is closed.
     """
     if older := take(kind, url):
         older.close()
@@ -59,14 +53,14 @@ def keep(kind: type[C], url: str | None, connection: C) -> None:
 
 
 def _idle() -> dict[tuple[str, str | None], tuple[Any, float]]:
-    return _shared(f"idle in {os.getpid()}", {})  # a child has none of its parent
+    return _shared(f"idle in {os.getpid()}", {})  # a child does not use those of its parent
 
 
 def _shared(name: str, default: Any) -> Any:
-    """What all copies of this module in a process have in common.
+    """An object that all copies of this module in a process share.
 
-    Spark may pickle this module by value. So the module holds no connection and no thread, and each
-    copy finds them here.
+    Spark may pickle this module by value, which makes copies. Connections and threads are kept
+    outside of them, in a module of their own.
     """
     module = sys.modules.setdefault("_spark_pgqueue_kept", ModuleType("_spark_pgqueue_kept"))
     return vars(module).setdefault(name, default)

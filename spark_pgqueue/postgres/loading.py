@@ -1,4 +1,4 @@
-"""Times of Postgres that Python cannot hold: infinity, and times after the year 9999."""
+"""Times of Postgres that Python cannot represent: infinity, and times after the year 9999."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from psycopg.types.datetime import TimestamptzLoader
 def load_nearest(
     cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any], row_factory: RowFactory[Any]
 ) -> list[Any]:
-    """The rows of a cursor, with the nearest times that Python can hold.
+    """The rows of a cursor, with the nearest times that Python can represent.
 
-    Called only after `fetchall` has failed: psycopg's own loader is ten times as fast as one in
-    Python.
+    Call it only after `fetchall` has failed: psycopg's own loader is ten times as fast.
     """
     result = cursor.pgresult
     assert result is not None

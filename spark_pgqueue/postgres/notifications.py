@@ -1,6 +1,6 @@
-"""Waiting for publications: `pgqueue.start_waiting` makes producers notify, listeners hear it.
+"""Waiting for publications: `pgqueue.start_waiting` makes producers notify listeners.
 
-sql/queue/claim/listen.sql explains why no publication is missed.
+sql/queue/claim/listen.sql explains why no publication is missed. Errors are those of psycopg.
 """
 
 from __future__ import annotations
@@ -18,23 +18,20 @@ from spark_pgqueue.postgres.wake_event import WakeEvent
 
 _FIRST_LOOK = 0.001
 _LAST_LOOK = 0.05
-"""Seconds between two checks whether a transaction that may publish without notifying is over: the
+"""Seconds between two checks for the end of a transaction that may publish without notifying: the
 first pause, as most end soon, and the longest pause, for a transaction that stays open."""
 
 _BUSY = 10
-"""After this many reads in a row that find messages at once, the subscription stops. A later start
+"""After this many polls in a row that find messages at once, the subscription stops. A later start
 costs more than a notification."""
 
 
 class Listener:
-    """A connection that listens, and the channels that it has heard.
-
-    It stores one name for each channel, however many notifications come. Errors are those of
-    psycopg.
+    """A connection that listens, and the set of channels that sent notifications.
 
     Args:
-        conn: the connection, in autocommit. Notifications that come with its other statements
-            count.
+        conn: the connection, in autocommit. Notifications that arrive with the results of its other
+            statements count, too.
         wake: ends each wait when it is set.
     """
 
@@ -43,40 +40,40 @@ class Listener:
         self._wake = wake
         self._heard: set[str] = set()
         self._limit = TimeLimit(SHORT)
-        # Without a handler, psycopg would keep notifications that come with a statement's answer.
+        # Without a handler, psycopg would queue notifications that arrive with a result.
         conn.add_notify_handler(lambda notify: self._heard.add(notify.channel))
 
     def row(self, sql: Any, parameters: list[Any]) -> tuple[Any, ...]:
-        """The only row of a statement that should be short; see `TimeLimit`."""
+        """The only row of a short statement; see `TimeLimit`."""
         with self._limit.around(self.conn):
             row = self.conn.execute(sql, parameters).fetchone()
         assert row is not None
         return row
 
     def forget(self, channel: str) -> None:
-        """Forget all notifications so far. Call this before looking for messages."""
+        """Discard all notifications received so far. Call this before a poll."""
         with self.conn.lock:
             self._read()
         self._heard.discard(channel)
 
     @property
     def is_woken(self) -> bool:
-        """Whether the wake event is set, so that no wait may last."""
+        """Whether the wake event is set, which ends all waits."""
         return self._wake is not None and self._wake.wait(0)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until the time is over or the wake event is set, whatever notifications come."""
+        """Sleep until a timeout or the wake event. Notifications do not end the sleep."""
         if self._wake is None:
             time.sleep(max(seconds, 0))
         else:
             self._wake.wait(seconds)
 
     def wait(self, channel: str, seconds: float) -> bool:
-        """Wait for a notification of the channel. Returns whether one came, and forgets it."""
+        """Wait for a notification of the channel and discard it. Returns whether one arrived."""
         return self.wait_for_any([channel], seconds)
 
     def wait_for_any(self, channels: Collection[str], seconds: float) -> bool:
-        """Wait for a notification of any channel. Returns whether one came, and forgets all."""
+        """Wait for notifications of any channel and discard them. Returns whether one arrived."""
         end = time.monotonic() + seconds
         with self.conn.lock:
             self._read()
@@ -90,7 +87,7 @@ class Listener:
         return heard
 
     def _read(self) -> None:
-        # Packet by packet, until nothing is left: unread notifications fill the server's queue.
+        # Until nothing is left: unread notifications fill the server's queue.
         pgconn = self.conn.pgconn
         while True:
             pgconn.consume_input()
@@ -100,7 +97,7 @@ class Listener:
                 return
 
     def _readable(self, seconds: float) -> bool:
-        """Whether data came; false also when the wake event was set."""
+        """Whether data arrived; false also when the wake event was set."""
         poll = select.poll()
         socket = self.conn.pgconn.socket
         poll.register(socket, select.POLLIN)
@@ -110,10 +107,10 @@ class Listener:
 
 
 class StreamSubscription:
-    """A connection's subscription to the publications of a stream. Errors are those of psycopg.
+    """A connection's subscription to the publications of a stream.
 
-    A started subscription lasts until messages come often, or the connection is closed. So a caller
-    that looks, finds nothing and waits, again and again, starts it only once.
+    A subscription lasts until messages arrive often or the connection is closed. So a caller that
+    repeatedly finds nothing and waits starts it only once.
 
     Args:
         listener: the connection's listener.
@@ -134,9 +131,9 @@ class StreamSubscription:
         self.is_started: bool = False
 
     def start(self) -> None:
-        """Subscribe. The next look finds all messages that were published before. Safe to repeat.
+        """Subscribe. The next poll finds all messages that were published before. Safe to repeat.
 
-        Behind a pooler, and for a stream without notifications, no publication will be heard.
+        Behind a pooler, and for a stream without notifications, no notifications arrive.
         """
         pid = self._listener.conn.info.backend_pid
         self._channel, self._publishers = self._row(
@@ -148,8 +145,8 @@ class StreamSubscription:
         self.forget()
 
     def note_messages(self) -> None:
-        """Note that a look found messages at once. After several in a row, producers need not
-        notify.
+        """Record that a poll found messages at once. After several in a row, the subscription ends,
+        and producers stop notifying.
         """
         self._found += 1
         if self._found >= _BUSY:
@@ -163,21 +160,21 @@ class StreamSubscription:
             self._row("select pgqueue.stop_waiting(%s::text)", [self._stream])
 
     def doubt(self) -> None:
-        """Subscribe anew before the next wait: another stream may have the name now."""
+        """Subscribe again before the next wait: another stream may have the name now."""
         self.is_started = False
 
     def forget(self) -> None:
-        """Forget all notifications so far. Call this before looking for messages."""
+        """Discard all notifications received so far. Call this before a poll."""
         if self._channel is not None:
             with self._turn:
                 self._listener.forget(self._channel)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until looking makes sense; returns whether it does, and forgets notifications."""
+        """Wait for a publication; see `wait_for_any`."""
         return wait_for_any([self], seconds)
 
     def _publishes_less(self) -> bool:
-        """Whether a transaction is over that may have published without notifying."""
+        """Whether a transaction has ended that may have published without notifying."""
         self._look = min(2 * self._look, _LAST_LOOK)
         before = len(self._publishers)
         (self._publishers,) = self._row(
@@ -192,14 +189,14 @@ class StreamSubscription:
 
 
 def wait_for_any(subscriptions: Sequence[StreamSubscription], seconds: float) -> bool:
-    """Wait until looking for messages of one of several streams makes sense.
+    """Wait for a publication in one of several streams, and discard the notifications.
 
     Args:
         subscriptions: at least one; all of one connection and one listener.
         seconds: the longest time to wait.
 
     Returns:
-        whether looking makes sense; the notifications are forgotten.
+        whether there may be messages.
     """
     end = time.monotonic() + seconds
     listener, turn = subscriptions[0]._listener, subscriptions[0]._turn

@@ -1,7 +1,7 @@
-"""Files in the directory of an embedded Postgres, beside users who may lay traps there.
+"""Files in the directory of an embedded Postgres, safe from other users who may write there.
 
-The user that Postgres runs as can put anything in the place of a file of the data directory: a link
-to a file of root's, or a pipe that is never written to. Root opens only plain files of that user.
+The user that Postgres runs as can replace a file of the data directory by a link to a file of root,
+or by a pipe that is never written to. Root opens only plain files of that user.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from spark_pgqueue.postgres.errors import PgQueueError
 
 
 def check_own_folder(folder: Path) -> None:
-    """Refuse a folder in which root would work beside users who may lay traps there.
+    """As root, refuse a folder whose content other users may replace.
 
-    A user who may write in a folder, or in one above it, can put a link in place of what is in it.
-    In a folder with the sticky bit, such as /tmp, nobody replaces what is another user's.
-
-    Args:
-        folder: the folder, which exists; its path has no links.
+    A user who may write in a folder, or in one above it, can replace its content by links. In a
+    folder with the sticky bit, such as /tmp, users cannot replace files of others. The path of the
+    folder must have no links.
 
     Raises:
-        PgQueueError: this is root, and the folder, or one above it, belongs to another user or may
-            be written by others.
+        PgQueueError: this is root, and the folder, or one above it, belongs to another user or is
+            writable by others.
     """
     if os.geteuid() != 0:
         return
@@ -47,26 +45,22 @@ def check_own_folder(folder: Path) -> None:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of the user who owns its folder, and nothing else; returns its descriptor.
+    """Open a plain file of the user who owns its folder; returns its descriptor.
 
-    With `os.O_CREAT`, the file is for its user alone, also if it was made before.
-
-    Args:
-        path: the file.
-        flags: as for `os.open`.
+    With `os.O_CREAT`, only its user can access the file afterwards, even if it existed.
 
     Raises:
         FileNotFoundError: there is none.
         PermissionError: this user may not open it.
-        PgQueueError: there is something else, or a file of another user.
+        PgQueueError: not a plain file, or a file of another user.
     """
-    # O_NONBLOCK: a pipe is opened at once, and found to be one
+    # O_NONBLOCK: opening a pipe does not wait
     careful = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags | careful, 0o600)
     except (FileNotFoundError, PermissionError):
         raise
-    except OSError:  # a link, a folder, a pipe that nobody reads
+    except OSError:  # a link, a folder, a pipe without a reader
         raise _refused(path) from None
     found = os.fstat(descriptor)
     owners = {path.parent.stat().st_uid} | ({os.geteuid()} - {0})
@@ -79,21 +73,21 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def read_own(path: Path, start: int = 0) -> str:
-    """The text of such a file, from a position on. Raises what `open_own` does."""
+    """The text of such a file, from a position on. Errors as in `open_own`."""
     with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
         file.seek(start)
         return file.read().decode(errors="replace")
 
 
 def replace_own(path: Path, text: str) -> None:
-    """Write a text into such a file, which is there. Raises what `open_own` does."""
+    """Replace the text of such a file, which exists. Errors as in `open_own`."""
     with os.fdopen(open_own(path, os.O_WRONLY), "wb") as file:
         file.truncate()
         file.write(text.encode())
 
 
 def put_own(path: Path, text: str) -> None:
-    """Put a new file with this text in the place of what is there, for its user alone."""
+    """Replace a file by a new one with this text, which only its user can access."""
     descriptor, made = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
@@ -101,7 +95,7 @@ def put_own(path: Path, text: str) -> None:
 
 
 def owner_of_own(path: Path) -> str:
-    """The name of the user who owns a file or folder; the number where there is no name."""
+    """The name of the user who owns a file or folder; the uid if it has no name."""
     number = path.stat().st_uid
     with suppress(KeyError):
         return pwd.getpwuid(number).pw_name

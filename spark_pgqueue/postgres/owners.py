@@ -1,17 +1,15 @@
-"""Whose functions may run: nothing of the schema pgqueue is called before its owners are known.
+"""Trusted owners: nothing of the schema pgqueue is called before its owners are checked.
 
-A role that may create a schema in a database may prepare a schema pgqueue there, before the
-installation: its functions, views and triggers would run with all rights of their caller. So
-each connection looks into the catalogue first, and refuses what belongs to a role that it does not
-trust:
+A role that may create schemas could create a schema pgqueue before the installation; its functions,
+views and triggers would run with all privileges of their caller. So each connection first reads the
+catalogue, and refuses a schema with objects of a role that it does not trust. A session trusts
 
-- a role that may do all that the session may do anyway: its own role, a member of that role, a
-  superuser;
-- unless the session's role is privileged: the role that it took on (`set role`), the database's
-  owner, and members of the role pgqueue_owner, which only somebody who creates roles can make. A
-  privileged session trusts none of these, since a function can `reset role`. And since a function
-  can `set role`, too, a role is privileged by each role that it is a member of: a superuser, one
-  that creates roles, or one that reaches the server's files and programs.
+- a role that has all its privileges anyway: its own role, a member of that role, a superuser;
+- unless its role is privileged: the current role (`set role`), the database's owner, and members of
+  the role pgqueue_owner, which only a role with CREATEROLE can create. A privileged session trusts
+  none of these, since a function can `reset role`. As a function can `set role`, too, a role is
+  privileged if it is a member of a superuser, of a role with CREATEROLE, or of one that accesses
+  files and programs of the server.
 """
 
 from __future__ import annotations
@@ -78,15 +76,15 @@ from me left join lateral (
         select from trusted t where pg_catalog.pg_has_role(o.owner, t.oid, 'member'))
     limit 1) f on true
 """
-"""One row for `judge`. It calls functions and operators of pg_catalog alone, in any search path."""
+"""One row for `judge`. It uses only functions and operators of pg_catalog, in any search path."""
 
 
 class Look(NamedTuple):
-    """What a look found, where all owners are trusted.
+    """The result of the check, if all owners are trusted.
 
     Attributes:
         array_nulls: the setting of this name.
-        is_installed: whether the schema is there.
+        is_installed: whether the schema is installed.
     """
 
     array_nulls: str
@@ -94,11 +92,11 @@ class Look(NamedTuple):
 
 
 def judge(row: tuple[Any, ...] | None) -> Look:
-    """What the row of `LOOK` says.
+    """Judge the row of `LOOK`.
 
     Raises:
-        PgQueueError: PQ011, when the schema or something in it belongs to a role that this session
-            does not trust.
+        PgQueueError: PQ011, the schema or an object in it belongs to a role that this session does
+            not trust.
     """
     if row is None:
         raise PgQueueError("the session's role is gone", sqlstate=SCHEMA_VERSION)
@@ -123,7 +121,7 @@ def judge(row: tuple[Any, ...] | None) -> Look:
 
 
 def check(conn: psycopg.Connection[Any]) -> Look:
-    """Look, and judge. Errors as in `judge`."""
+    """Read the catalogue and judge. Errors as in `judge`."""
     # Plain rows, whatever row factory the caller's connection has.
     with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
         return judge(cursor.execute(LOOK).fetchone())

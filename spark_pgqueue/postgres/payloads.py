@@ -1,4 +1,4 @@
-"""Messages by COPY into Arrow: what Spark's tasks and the exporter of an archive share."""
+"""Messages by COPY into Arrow, for Spark's tasks and the exporter of an archive."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
 
 BATCH_BYTES = 8 << 20
-"""About the size of an Arrow batch. A task holds a few of them in memory."""
+"""The approximate size of an Arrow batch. A task has a few of them in memory."""
 
 
 def set_up(cursor: dbapi.Cursor) -> None:
     """Prepare the transaction for statements with `ranges_sql`."""
-    # Only one plan is right, whatever the statistics say: an index scan for each range, in order.
-    # The settings are local to the transaction, because a transaction pooler keeps no others.
+    # Force an index scan for each range, in order, regardless of the statistics. The settings are
+    # local to the transaction, as others are lost with a transaction pooler.
     cursor.execute(
         f"select {PIN_PATH}, "
         + ", ".join(
@@ -41,7 +41,7 @@ def expression(column: str, kind: str) -> str:
     if column == "data" and kind == "binary":
         return "m.data_bytes as data"
     if column == "headers":
-        # One array with names and values in turn is cheaper than two arrays, above all for nulls.
+        # One array of alternating names and values is cheaper than two, especially for nulls.
         return (
             "case when m.headers is not null then array(select x from "
             "jsonb_each_text(m.headers) h, unnest(array[h.key, h.value]) x) end as headers"
@@ -50,7 +50,7 @@ def expression(column: str, kind: str) -> str:
 
 
 def headers_map(pairs: pa.ListArray, type_: pa.DataType) -> pa.Array:
-    """Headers as Spark's map, from an array with names and values in turn."""
+    """Headers as Spark's map, from an array of alternating names and values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -70,7 +70,7 @@ def headers_map(pairs: pa.ListArray, type_: pa.DataType) -> pa.Array:
 
 
 def numbers(ranges: Sequence[tuple[int, int]]) -> pa.Int64Array:
-    """The numbers of ascending ranges lo <= number < hi, at least one; there may be many."""
+    """The numbers of ascending ranges lo <= number < hi, of which there may be many."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

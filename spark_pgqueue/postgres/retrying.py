@@ -1,4 +1,4 @@
-"""Patience: which errors a restart of Postgres explains, and retrying until Postgres is back."""
+"""Retries while Postgres restarts, and the errors that allow them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from spark_pgqueue.printable import LONGEST, warn
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds for which a connection is retried while Postgres may be restarting."""
+"""Seconds for which connecting is retried while Postgres may be restarting."""
 
 _SILENT = 1.5
-"""Seconds of waiting after which the log says so."""
+"""Seconds of retries after which a warning is logged."""
 
-# libpq gives no SQLSTATE for a refused connection, only text. These texts are explained by a
-# restart, a failover or a moment of too many connections; all other errors are final.
+# libpq gives no SQLSTATE for a refused connection, only text. These texts mean a restart, a
+# failover or temporarily too many connections; all other errors are final.
 _PASSING = re.compile(
     r"connection refused|no such file or directory|could not connect|starting up|shutting down"
     r"|recovery|not (yet )?accepting connections|too many (clients|connections)"
@@ -53,7 +53,7 @@ PASSING_SQLSTATES: dict[str, str] = {
     "53300": "too many connections",
     "25006": "read-only, after a failover to a standby",
 }
-"""The SQLSTATEs of errors that pass with a new connection."""
+"""The SQLSTATEs of errors that a new connection resolves."""
 
 STATEMENT_SQLSTATES: dict[str, str] = {
     "40001": "a serialization failure, or a standby that had to cancel a query",
@@ -62,7 +62,7 @@ STATEMENT_SQLSTATES: dict[str, str] = {
     "55P03": "a lock timeout",
     "57014": "a statement timeout, or a statement that an administrator cancelled",
 }
-"""The SQLSTATEs of errors that concern one statement, which is made again where that is safe."""
+"""The SQLSTATEs of errors of one statement, which is retried if it is safe to repeat."""
 
 _CANCELLED = "57014"
 
@@ -70,12 +70,10 @@ _NOT_REACHED = "08001"  # sqlclient_unable_to_establish_sqlconnection
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a restart, a failover or a lost connection explains the error.
+    """Whether a restart, a failover or a lost connection caused the error.
 
-    Such an error passes with a new connection. Nobody can say whether its statement took effect.
-
-    Args:
-        error: an error of psycopg or of ADBC, or the error that `connect` made of it.
+    A new connection resolves it. Whether the statement took effect is unknown. The error is one of
+    psycopg or of ADBC, or the error that `connect` made of it.
     """
     if is_crash(error):
         return True
@@ -89,28 +87,28 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_crash(error: BaseException) -> bool:
-    """Whether the server crashes by the error, as of a log that it cannot write."""
+    """Whether the error crashes the server, such as a failure to write its log."""
     diagnostics = getattr(error, "diag", None)
     return getattr(diagnostics, "severity_nonlocalized", None) == "PANIC"
 
 
 def is_worth_a_retry(error: BaseException) -> bool:
-    """Whether a worker or a query goes on after the error: it passes, or is of one statement."""
+    """Whether a worker or a query continues after the error: it is passing, or of one statement."""
     return is_passing(error) or sqlstate_of(error) in STATEMENT_SQLSTATES
 
 
 class Attempts:
-    """Attempts in a row at work that is safe to repeat: which errors allow one more.
+    """Consecutive attempts at work that is safe to repeat, and the errors that allow another one.
 
-    A worker goes on for ever. All others make a statement that was cancelled once more, and no
-    more: what an administrator cancelled passes, a statement_timeout would end it each time.
+    A cancelled statement is retried once: this resolves a cancellation by an administrator, but not
+    a statement_timeout, which would cancel each attempt.
     """
 
     def __init__(self) -> None:
         self._was_cancelled = False
 
     def may_go_on(self, error: BaseException) -> bool:
-        """Whether another attempt makes sense after this error."""
+        """Whether to make another attempt after this error."""
         if sqlstate_of(error) == _CANCELLED:
             is_first, self._was_cancelled = not self._was_cancelled, True
             return is_first
@@ -118,11 +116,11 @@ class Attempts:
 
 
 def with_backoff(attempt: Callable[[], T], url: str | None, patience: float = PATIENCE) -> T:
-    """Call `attempt` again, with growing pauses, while it fails by errors that pass.
+    """Call `attempt` repeatedly, with growing pauses, while it fails with passing errors.
 
     Args:
-        attempt: connects. If it does other work too, that work must be safe to repeat, and must
-            not go on in a transaction.
+        attempt: connects. Other work in it must be safe to repeat, and not be part of an open
+            transaction.
         url: the database, for messages.
         patience: seconds after the first failure until the error is raised.
 
@@ -130,8 +128,8 @@ def with_backoff(attempt: Callable[[], T], url: str | None, patience: float = PA
         the return value of `attempt`.
 
     Raises:
-        PgQueueError: a connection error that does not pass, or not in time; or a known database
-            error (see `errors.translate`). Other errors are raised as they are.
+        PgQueueError: a connection error that is final, or lasts longer than `patience`; or a known
+            database error (see `errors.translate`). Other errors are raised unchanged.
     """
     pause, end, attempts = 0.1, None, Attempts()
     with _notice_of(url, patience) as notice:
@@ -153,7 +151,7 @@ def with_backoff(attempt: Callable[[], T], url: str | None, patience: float = PA
 
 
 class _Notice:
-    """Logs once that the thread waits for a connection: after a failure, with its cause."""
+    """Logs one warning, with its cause, when a thread keeps failing to connect."""
 
     def __init__(self, url: str | None, patience: float):
         self._url = url
@@ -162,7 +160,7 @@ class _Notice:
         self._is_given = False
 
     def failed(self, error: Exception) -> None:
-        """Note an attempt that failed: if the first is a moment ago, the log says so."""
+        """Record a failed attempt; log the warning if the first failure was some time ago."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if self._is_given or now - self._since < _SILENT:
@@ -173,8 +171,8 @@ class _Notice:
         warn(said, describe(self._url), f"{self._patience:.0f}", cause[:LONGEST])
 
 
-# An attempt of `with_backoff` contains attempts to connect; only the outermost gives notice. The
-# notices are in a dict by thread, and in no ContextVar, which could not be pickled by value.
+# An attempt of `with_backoff` may contain attempts to connect; only the outermost logs. The notices
+# are in a dict by thread, not in a ContextVar, which cannot be pickled by value.
 _notices: dict[int, _Notice] = {}
 
 
@@ -194,7 +192,8 @@ def _notice_of(url: str | None, patience: float) -> Iterator[_Notice]:
 def raise_clear(error: Exception, url: str | None) -> NoReturn:
     """Raise the PgQueueError that explains `error`, or `error` itself if there is none.
 
-    A value that a driver cannot convert is no lost connection, although it has no SQLSTATE either.
+    Errors of drivers that cannot convert a value have no SQLSTATE either, but are not failures to
+    connect.
 
     Raises:
         PgQueueError: for a failure to connect, and for errors that `errors.translate` knows.
@@ -206,7 +205,7 @@ def raise_clear(error: Exception, url: str | None) -> NoReturn:
         clear = PgQueueError(
             f"no connection to Postgres ({describe(url)}): {reason}",
             hint=_hint(reason),
-            # `is_passing` must say the same of this error as of the original.
+            # `is_passing` must return the same for this error as for the original.
             sqlstate=_NOT_REACHED if is_passing(error) else None,
         )
     # "from None": the text of the original may hold a password.
@@ -228,8 +227,8 @@ def _hint(reason: str) -> str:
 
 
 def _is_database_error(error: BaseException) -> bool:
-    # ADBC's errors are known by name, so that a psycopg error does not load its driver manager.
-    # Arrow turns an error of ADBC while rows are fetched into an OSError.
+    # ADBC's errors are recognized by name, so that its driver manager need not be imported. Arrow
+    # converts errors of ADBC during a fetch to OSError.
     return (
         isinstance(error, psycopg.Error)
         or type(error).__module__.startswith("adbc_driver_manager")

@@ -1,4 +1,4 @@
-"""Installing the SQL, and checking that the database and this package fit each other."""
+"""Installs the SQL, and checks that the versions of the database and this package match."""
 
 from __future__ import annotations
 
@@ -32,23 +32,22 @@ Ask = Callable[[LiteralString], tuple[Any, ...] | None]
 """Runs a statement, and returns its first row."""
 
 ATTEMPTS = 10
-"""How often an installation is tried while other sessions hold locks that it needs."""
+"""The maximum number of attempts to install while other sessions hold locks that it needs."""
 
 PAUSE = 1.0
 """Seconds between two attempts, in which other sessions proceed."""
 
-
 PGMQ = "pgmq/install.sql"
-"""The file that makes the schema pgmq, a face of the queue for clients of pgmq."""
+"""The file that creates the schema pgmq, an interface for clients of pgmq."""
 
 _FRAME = ("begin isolation", "commit;")
-"""How the lines begin that make a file a transaction."""
+"""Prefixes of the lines that begin and commit the transaction of a file."""
 
 _shipped_version: int | None = None
 
 
 def ship_version() -> None:
-    """Store the version of the SQL files for functions of this module that are pickled by value."""
+    """Store the version of the SQL files, for copies of this module that are pickled by value."""
     global _shipped_version
     _shipped_version = expected_version()
 
@@ -79,13 +78,13 @@ def script(*, transaction: bool = True, pgmq: bool = False, without: Collection[
     r"""All of sql/install.sql as one file that is only SQL: without psql's own commands.
 
     Args:
-        pgmq: the face of pgmq in its place, see `install`.
-        transaction: whether the script begins and commits a transaction; not for tools that run
+        pgmq: the interface for pgmq instead, see `install`.
+        transaction: whether the script begins and commits a transaction; False for tools that run
             each file in a transaction of their own.
-        without: features that are left out, see `install`.
+        without: features to leave out, see `install`.
 
     Raises:
-        PgQueueError: there is no feature of a name.
+        PgQueueError: an unknown feature.
     """
     name = PGMQ if pgmq else "install.sql"
     return "\n".join(text for _, text in _parts(name, transaction, features.known(without)))
@@ -116,9 +115,9 @@ def _parts(name: str, transaction: bool, without: frozenset[str]) -> Iterator[tu
 
 
 def _messages(name: str, without: frozenset[str]) -> Iterator[tuple[Path, str]]:
-    """The parts of a file as they are sent: those of a folder that follow each other in one trip.
+    """The parts of a file, those of one folder together, which saves round trips.
 
-    The file's own first lines go alone: they say how the server reads the rest.
+    The file's own first lines are separate, as they set how the server parses the rest.
     """
     parts = [part for part in _parts(name, False, without) if part[1].strip()]
     own = sql_directory() / name
@@ -129,8 +128,7 @@ def _messages(name: str, without: frozenset[str]) -> Iterator[tuple[Path, str]]:
 def _run(conn: psycopg.Connection, name: str, without: frozenset[str] = frozenset()) -> None:
     """Run a file of the folder in one transaction, with retries while other sessions hold locks.
 
-    Other sessions hold the locks for moments, or in a transaction that stays open. So each attempt
-    gives up soon, and lets the sessions pass that wait behind it.
+    Each attempt has a short lock timeout, so that it does not block sessions that wait behind it.
     """
     if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         raise PgQueueError(
@@ -177,7 +175,7 @@ def installed_version(conn: psycopg.Connection) -> int | None:
     """The schema version of the database; None when nothing is installed.
 
     Raises:
-        PgQueueError: the role may not use the schema pgqueue, or does not trust its owner.
+        PgQueueError: the role may not use the schema pgqueue or does not trust its owner.
     """
     with translated():
         return _version_by(partial(_first_row, conn), owners.check(conn))
@@ -199,17 +197,16 @@ def install(conn: psycopg.Connection, *, pgmq: bool = False, without: Collection
 
     Args:
         conn: a connection as the role that owns, or will own, the schema, in no transaction.
-        pgmq: also make the schema pgmq, a face for clients of pgmq, in a transaction of its own.
-        without: features that the schema does not have, of `FEATURES`. They are removed where
-            they are; all others are there afterwards.
+        pgmq: also create the schema pgmq for clients of pgmq, in a separate transaction.
+        without: features of `FEATURES` to leave out, or to remove. All others are installed.
 
     Returns:
         the version installed.
 
     Raises:
         PgQueueError: the database has a newer schema or another owner's schema pgqueue, the role
-            lacks a permission, another session holds locks, or a feature that is to be left out
-            is in use, or is none. Nothing is changed then.
+            lacks a permission, another session holds locks, or a feature to leave out is in use or
+            unknown. Nothing is changed then.
     """
     _run(conn, "install.sql", features.known(without))
     if pgmq:
@@ -218,10 +215,7 @@ def install(conn: psycopg.Connection, *, pgmq: bool = False, without: Collection
 
 
 def uninstall(conn: psycopg.Connection) -> None:
-    """Remove the schema pgqueue with all streams, in one transaction.
-
-    Args:
-        conn: a connection as the owner of the schema, in no transaction.
+    """Remove the schema pgqueue with all streams, in one transaction, as the schema's owner.
 
     Raises:
         PgQueueError: objects of others depend on the schema, the role lacks a permission, or
@@ -236,10 +230,10 @@ def uninstall(conn: psycopg.Connection) -> None:
 
 
 def content(conn: psycopg.Connection) -> str | None:
-    """What a removal of the schema would delete, in a few words; None without a schema.
+    """A summary of what removing the schema would delete; None without a schema.
 
     Raises:
-        PgQueueError: the role may not read the streams, or does not trust the schema's owner.
+        PgQueueError: the role may not read the streams or does not trust the schema's owner.
     """
     with translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
         owners.check(conn)
@@ -257,12 +251,9 @@ def content(conn: psycopg.Connection) -> str | None:
 
 
 def grant(conn: psycopg.Connection, group: str, role: str) -> None:
-    """Make a role a member of a group role, after creating the group roles.
+    """Make a role a member of a group role: "producer", "consumer", "observer" or "admin".
 
-    Args:
-        conn: a connection as the owner of the schema, which may create roles.
-        group: "producer", "consumer", "observer" or "admin".
-        role: an existing role.
+    It creates the group roles, as the schema's owner, who must be allowed to create roles.
 
     Raises:
         PgQueueError: the role does not exist, the connection's role may not grant, or does not
@@ -271,23 +262,22 @@ def grant(conn: psycopg.Connection, group: str, role: str) -> None:
     with translated(), conn.transaction():
         owners.check(conn)
         conn.execute("select pgqueue.create_roles()")
-    # Where another role has to grant the membership, the group's rights in this database stay.
+    # In a second transaction: the group roles are kept if another role has to grant the membership.
     with translated(), conn.transaction():
         try:
             conn.execute(
                 SQL("grant {} to {}").format(Identifier(f"pgqueue_{group}"), Identifier(role))
             )
-        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidGrantOperation) as error:
+        except (
+            psycopg.errors.UndefinedObject,
+            psycopg.errors.InvalidGrantOperation,
+            psycopg.errors.InsufficientPrivilege,
+        ) as error:
+            hint = f"create the role first: create role {role} login"
+            if isinstance(error, psycopg.errors.InsufficientPrivilege):
+                hint = f"an administrator of the role runs: grant pgqueue_{group} to {role}"
             raise PgQueueError(
-                str(error.diag.message_primary),
-                hint=f"create the role first: create role {role} login",
-                sqlstate=error.sqlstate,
-            ) from None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise PgQueueError(
-                str(error.diag.message_primary),
-                hint=f"an administrator of the role runs: grant pgqueue_{group} to {role}",
-                sqlstate=error.sqlstate,
+                str(error.diag.message_primary), hint=hint, sqlstate=error.sqlstate
             ) from None
 
 
@@ -295,20 +285,15 @@ def check(conn: psycopg.Connection) -> None:
     """Check that the database has the schema version that this package needs.
 
     Raises:
-        PgQueueError: PQ011, when the schema is missing, older, newer, or another role's that this
-            one does not trust (see `owners`); or the role sets array_nulls to off.
+        PgQueueError: PQ011, the schema is missing, older, newer, or of a role that this one does
+            not trust (see `owners`); or the role sets array_nulls to off.
     """
     with translated():
         check_by(partial(_first_row, conn), conn.info.dbname)
 
 
 def check_by(ask: Ask, database: str) -> None:
-    """Do as `check`, on any connection; database errors are not explained.
-
-    Args:
-        ask: runs a statement, and returns its first row.
-        database: the name of the database, for error messages.
-    """
+    """As `check`, on any connection; database errors are not translated."""
     look = owners.judge(ask(owners.LOOK))
     if look.array_nulls == "off":
         raise PgQueueError(

@@ -1,4 +1,4 @@
-"""A connection for statements that survives restarts of Postgres, and explains its errors."""
+"""Runs statements over a connection that survives restarts of Postgres; translates errors."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ _LOST = "08006"  # connection_failure
 class Statements:
     """Runs statements, each in a transaction of its own unless `transaction` is open.
 
-    The connection is made at its first use, and replaced when it was lost. The first statement of
+    The connection is made at its first use and replaced when it is lost. The first statement of
     each connection checks that the database has the schema version that this package needs. Threads
-    may share this object, and then wait for each other.
+    may share this object; their statements run one at a time.
 
     Args:
         url: the database; None for libpq's environment.
         patience: seconds to try to connect; 0 to try once.
-        repeat: whether a statement runs again, also for `patience` seconds, whose connection was
-            lost, or which waited for a lock for too long. It must be safe to repeat: nobody can
-            say whether it took effect.
+        repeat: whether to retry a statement, for `patience` seconds, whose connection was lost or
+            that waited too long for a lock. It must be safe to repeat, as it may have taken effect.
         connection: an open connection of the caller, instead of `url`. It is neither replaced nor
             closed.
         names: the user's names for the arguments of SQL functions, for error messages.
         prepare: called with each connection before its first statement.
-        limit: seconds after which a statement without an answer fails, as for a lost connection;
-            None for statements that may be long: these fail where the server is frozen.
+        limit: seconds after which a statement without a response fails, as for a lost connection;
+            None for statements that may take long, which fail only if the server is frozen.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Statements:
         self._conn = connection
         self._names = names
         self._prepare = prepare
-        # Of the caller's connection nothing says how to ask its server.
+        # For the caller's connection there is no url with which to check its server.
         self._limit = None if connection is not None else _limit(url, limit)
         self._checked = self._closed = False
         self._transactions = 0
@@ -75,16 +74,16 @@ class Statements:
 
     @property
     def turn(self) -> RLock:
-        """The lock that each statement holds. A caller holds it to keep several together.
+        """The lock that each statement holds. Callers hold it around consecutive statements.
 
         Raises:
-            PgQueueError: the connection is that of the process that has forked this one.
+            PgQueueError: this is a child of the process that made the connection.
         """
         self.check_process()
         return self._turn
 
     def check_process(self) -> None:
-        """Refuse a use of the connection by a child of the process that made it.
+        """Refuse a use of the connection in a child of the process that made it.
 
         Raises:
             PgQueueError: this is a child.
@@ -94,14 +93,12 @@ class Statements:
 
     @property
     def is_here(self) -> bool:
-        """Whether the connection is of this process, which may close it."""
+        """Whether this process made the connection, and may close it."""
         return self._origin.is_here
 
     @property
     def can_wait(self) -> bool:
-        """Whether the connection may be used to wait: it is not the caller's, and in no
-        transaction.
-        """
+        """Whether the connection may wait: it is not the caller's, and not in a transaction."""
         return self._is_own and not self._transactions
 
     def rows(
@@ -120,14 +117,13 @@ class Statements:
             parameters: its values.
             row_factory: makes the rows.
             binary: whether to use Postgres' binary format, which is faster for many rows. The
-                statement must be safe to repeat: it runs again when a value cannot be read.
-            into: gets the rows, too, even if the caller is interrupted (Ctrl-C) after the statement
-                took effect.
+                statement must be safe to repeat: it runs again if a value cannot be loaded.
+            into: receives the rows, too, even if the caller is interrupted (Ctrl-C) after the
+                statement took effect.
 
         Raises:
-            PgQueueError: a known database error; a lost connection; Postgres stayed away longer
-                than patience; or PQ011: the schema is missing, older, newer, or another role's that
-                this one does not trust.
+            PgQueueError: a known database error; a lost connection; Postgres was not available for
+                `patience` seconds; or PQ011, as in `schema.check`.
         """
         into = [] if into is None else into
         attempt = partial(self._attempt, sql, parameters, row_factory, binary, into)
@@ -136,7 +132,7 @@ class Statements:
         return attempt()
 
     def row(self, sql: LiteralString, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """The only row of a statement that always has one. Errors as in `rows`."""
+        """The row of a statement that returns exactly one. Errors as in `rows`."""
         (row,) = self.rows(sql, parameters)
         return row
 
@@ -159,7 +155,7 @@ class Statements:
             # With `repeat`, the caller retries the connection together with the statement.
             self._conn = connect(self._url, patience=0 if self._repeat else self._patience)
             self._origin = Origin()
-            self._checked = False  # an upgrade may be why the connection was lost
+            self._checked = False  # the connection may have been lost by an upgrade
             if self._prepare is not None:
                 self._prepare(self._conn)
         if self._conn is None:
@@ -188,7 +184,7 @@ class Statements:
         Raises:
             PgQueueError: the connection is lost.
         """
-        # Errors of the caller's own statements inside are not explained here.
+        # Errors of the caller's own statements inside are not translated.
         with ExitStack() as stack:
             with self.explained():
                 conn = self.connection()
@@ -207,9 +203,7 @@ class Statements:
         return conn.transaction()
 
     def another(self) -> Statements:
-        """A new object for another connection to the same database, with `repeat`, for statements
-        that should be short.
-        """
+        """Another connection to the same database, with `repeat`, for short statements."""
         return Statements(
             self._url,
             patience=self._patience,
@@ -231,8 +225,8 @@ class Statements:
 
     @contextmanager
     def kept(self) -> Iterator[Statements]:
-        """These statements, over the connection that this process kept for the database, if it
-        did. The connection is kept for the next use, unless an error ends this one.
+        """Use the connection that this process kept for the database, if there is one. Keep it for
+        the next use, unless there is an error.
         """
         self._conn = take(psycopg.Connection, self._url)
         if self._conn is not None and not _is_quiet(self._conn):
@@ -247,15 +241,15 @@ class Statements:
         self._conn, self._closed = None, True
 
     def limited(self, conn: psycopg.Connection[Any]) -> AbstractContextManager[None]:
-        """Around a use of the connection, which fails where no answer comes in time."""
+        """A context for a use of the connection, which fails after the time limit."""
         return nullcontext() if self._limit is None else self._limit.around(conn)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise a PgQueueError instead of every database error that has a way out.
+        """Raise a PgQueueError instead of every known database error.
 
         Raises:
-            PgQueueError: for those; every other error is raised as it is.
+            PgQueueError: for those; other errors are raised unchanged.
         """
         try:
             yield
@@ -282,7 +276,7 @@ class Statements:
                     try:
                         cursor.execute(sql, parameters, binary=binary)
                         into += cursor.fetchall()
-                    except psycopg.DataError:  # a value that Python cannot hold
+                    except psycopg.DataError:  # a value that Python cannot represent
                         if not took_effect(cursor):
                             raise
                         if binary:
@@ -321,13 +315,13 @@ class Statements:
 
 
 def took_effect(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
-    """Whether a statement that was interrupted has returned rows all the same."""
+    """Whether a statement that was interrupted has nevertheless returned rows."""
     result = cursor.pgresult
     return result is not None and result.status == psycopg.pq.ExecStatus.TUPLES_OK
 
 
 def _is_quiet(conn: psycopg.Connection[Any]) -> bool:
-    """Whether an idle connection is open, and its server has not ended it meanwhile."""
+    """Whether an idle connection is still open."""
     return not conn.closed and not select.select([conn], [], [], 0)[0]
 
 

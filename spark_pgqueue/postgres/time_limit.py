@@ -1,4 +1,4 @@
-"""A limit for an answer of Postgres: a server that is frozen answers TCP for ever."""
+"""A time limit for responses of Postgres: TCP stays connected to a server that is frozen."""
 
 from __future__ import annotations
 
@@ -9,53 +9,45 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from spark_pgqueue.postgres.forks import HasDescriptor
 from spark_pgqueue.postgres.url import conninfo
 from spark_pgqueue.printable import warn
 
 SHORT = 90.0
-"""Seconds. A statement that should be short may wait a minute for a lock."""
+"""Seconds for a short statement, which may wait a minute for a lock."""
 
 ANSWER = 10.0
-"""Seconds in which a server that is not frozen answers a statement that does nothing."""
+"""Seconds in which a server that is not frozen responds to a trivial statement."""
 
-_IDLE_LOOKS = 10  # after so many looks without a statement the thread ends
-
-
-class HasSocket(Protocol):
-    """A connection."""
-
-    def fileno(self) -> int:
-        """The descriptor of its socket."""
-        ...
+_IDLE_LOOKS = 10  # the thread ends after so many checks without a statement
 
 
 class TimeLimit:
-    """Shuts a connection down whose server leaves a statement without an answer for too long.
+    """Shuts down a connection whose server does not respond to a statement in time.
 
-    A thread looks each second, or more often for a shorter limit, while there are statements.
+    A thread checks each second, or more often for a shorter limit, while there are statements.
 
     Args:
         seconds: the limit.
-        is_alive: says at the limit whether the connection's server is at work, and the statement
-            may go on for as long again; None for statements that should be short.
+        is_alive: called at the limit; returns whether the connection's server is working, and the
+            statement may continue for as long again. None for short statements.
     """
 
-    def __init__(self, seconds: float, is_alive: Callable[[HasSocket], bool] | None = None):
+    def __init__(self, seconds: float, is_alive: Callable[[HasDescriptor], bool] | None = None):
         self._seconds = seconds
         self._is_alive = is_alive
         self._lock = threading.Lock()
-        self._conn: HasSocket | None = None  # that waits for an answer
+        self._conn: HasDescriptor | None = None  # that waits for an answer
         self._until = 0.0
         self._is_watched = False
 
     @contextmanager
-    def around(self, conn: HasSocket) -> Iterator[None]:
-        """Around one statement. After the limit it fails, as for a connection that was lost."""
+    def around(self, conn: HasDescriptor) -> Iterator[None]:
+        """A context for one statement. After the limit it fails, as for a lost connection."""
         with self._lock:
             self._conn, self._until = conn, time.monotonic() + self._seconds
             if not self._is_watched:
@@ -92,12 +84,12 @@ class TimeLimit:
             warn("no answer from Postgres for %s s: the connection is lost", self._seconds)
 
 
-def answers(url: str | None, beside: HasSocket) -> bool:
-    """Whether a server is at work: it answers another connection, be it by an error.
+def answers(url: str | None, beside: HasDescriptor) -> bool:
+    """Whether a server is working: it responds to another connection, even with an error.
 
     Args:
         url: the database.
-        beside: a connection to the server. Another host or address of the url says nothing.
+        beside: a connection to the server. Other hosts and addresses of the url are not tried.
     """
     try:
         conn = psycopg.connect(_same_server(url, beside), autocommit=True)
@@ -116,21 +108,21 @@ def answers(url: str | None, beside: HasSocket) -> bool:
         conn.close()
 
 
-def _same_server(url: str | None, conn: HasSocket) -> str:
-    """The url with the address alone to which the connection leads."""
+def _same_server(url: str | None, conn: HasDescriptor) -> str:
+    """The url with only the address of the connection."""
     info = conninfo(url)
     with socket.socket(fileno=os.dup(conn.fileno())) as shared:
-        if shared.family == socket.AF_UNIX:  # the name may be relative to the server's directory
+        if shared.family == socket.AF_UNIX:  # its name may be relative to the server's directory
             return info
         address, port = shared.getpeername()[:2]
     host = str(conninfo_to_dict(info).get("host") or address)
-    host = address if "," in host else host  # the name, where there is one: of a certificate
+    host = address if "," in host else host  # the name, for a certificate
     return make_conninfo(info, host=host, hostaddr=address, port=port)
 
 
-def _shut(conn: HasSocket) -> None:
-    # The thread of the statement waits for the socket, and finds it at its end. Only that thread
-    # may close the connection.
+def _shut(conn: HasDescriptor) -> None:
+    # Wakes the thread of the statement, which waits for the socket. Only that thread may close the
+    # connection.
     try:
         with socket.socket(fileno=os.dup(conn.fileno())) as shared:
             shared.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The url of a connection, and how to show it: no message holds a password.
+"""The url of a connection, and its description without a password for messages.
 
 A connection is described by `url`: any libpq URI (`postgresql://user@host/db?sslmode=require`) or
 conninfo string (`host=... dbname=...`). Without a url, libpq's own environment (`PGHOST`,
@@ -17,8 +17,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import redact
 
-# Without these limits, a connection whose server or network vanished silently would wait for
-# minutes or for ever: for an answer (keepalives), or to send (tcp_user_timeout, in milliseconds).
+# Without these limits, a connection whose server or network fails silently would wait for minutes
+# or forever: to receive (keepalives), or to send (tcp_user_timeout, in milliseconds).
 _DEFAULTS = {
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -27,8 +27,8 @@ _DEFAULTS = {
     "tcp_user_timeout": "20000",
 }
 
-# The server sends and takes all text in this encoding, whatever the role, the database or the
-# environment say: Arrow's text is UTF-8, and ADBC hands it on as it comes.
+# The encoding of all text, whatever the role, the database or the environment set: Arrow's text is
+# UTF-8, and ADBC does not convert it.
 _ENCODING = {"client_encoding": "UTF8"}
 
 # `with_credentials` adds this for a password file, which is read at each connection.
@@ -38,13 +38,7 @@ _PASSWORD_FILE = re.compile(r" passwordfile='([^'\\]*(?:\\.[^'\\]*)*)'\Z", re.DO
 def with_credentials(
     url: str | None, user: str | None, password: str | None, password_file: str | None
 ) -> str | None:
-    """The `url` with user and password, in the form that all of this package takes.
-
-    Args:
-        url: a libpq URI or conninfo string; None for libpq's environment.
-        user: the user, unless None.
-        password: the password, unless None.
-        password_file: a file that holds the password, read at each connection; unless None.
+    """The `url` with user and password, which may be in a file that is read at each connection.
 
     Raises:
         PgQueueError: the url is not valid, or user or password are given twice.
@@ -87,23 +81,22 @@ def _password_in(file: str) -> str:
 def conninfo(url: str | None) -> str:
     """The complete conninfo string for `url`, as psycopg and ADBC both take it.
 
-    It adds an application name and time limits where neither `url` nor the environment has them.
-    The encoding is always UTF-8. The string holds the password if `url` does: never show it, show
-    `describe(url)`.
+    It adds an application name and time limits if neither `url` nor the environment has them. The
+    encoding is always UTF-8. The string has the password of `url`: in messages use `describe(url)`.
 
     Raises:
         PgQueueError: the url is not a valid libpq URI or conninfo string.
     """
     given = parse(url)
     defaults = {"fallback_application_name": "spark-pgqueue"}
-    # The settings of a service file are not visible here, and a parameter would override them.
+    # The settings of a service file are unknown here, and a parameter would override them.
     if "service" not in given:
         defaults |= _DEFAULTS
     return make_conninfo("", **{**defaults, **_environment(defaults), **given, **_ENCODING})
 
 
 def describe(url: str | None) -> str:
-    """The target of `url`, for messages: host, port, dbname, user and service, and no secret."""
+    """The target of `url`, for messages: host, port, dbname, user and service, without secrets."""
     shown = ("service", "host", "hostaddr", "port", "dbname", "user")
     target = {**_environment(shown), **parse(url)}
     if "user" in target:  # in user=me:secret, the user meant a password
@@ -113,7 +106,7 @@ def describe(url: str | None) -> str:
 
 
 def without_passwords(text: str, url: str | None) -> str:
-    """The text without the passwords of `url`, and without the passwords of other urls in it."""
+    """The text without the passwords of `url` and of other urls in it."""
     given = parse(url)
     for secret in (given.get("password"), given.get("user", "").partition(":")[2]):
         text = text.replace(secret, "***") if secret else text
@@ -124,8 +117,8 @@ def parse(url: str | None) -> dict[str, str]:
     """The parameters in `url` itself.
 
     Raises:
-        PgQueueError: the url is not valid. libpq's message quotes parts of the url, which may be
-            parts of the password, so only the text outside quotes is repeated.
+        PgQueueError: the url is not valid. The text in quotes of libpq's message is left out, as it
+            may be a part of the password.
     """
     hint = (
         "give a libpq URI (postgresql://user@host:5432/dbname) or conninfo string (host=... "
@@ -138,7 +131,7 @@ def parse(url: str | None) -> dict[str, str]:
         plain = parse(url[: file.start()])
         return {**plain, "password": _password_in(re.sub(r"\\(.)", r"\1", file[1]))}
     if url is not None and re.match(r"\s*jdbc:", url, re.IGNORECASE):
-        # The hint repeats only a text that is surely host, port and database.
+        # The hint repeats only host, port and database.
         same = re.match(r"\s*jdbc:(postgresql://[\w.:-]+(?:/[\w-]+)?)(?![^?])", url, re.IGNORECASE)
         instead = same[1] if same else "postgresql://host:5432/dbname"
         raise PgQueueError(
@@ -150,8 +143,8 @@ def parse(url: str | None) -> dict[str, str]:
     except psycopg.ProgrammingError as error:
         reason = re.sub(r'".*"', '"..."', str(error).strip(), flags=re.DOTALL)
         raise PgQueueError(f"url is not valid: {reason}", hint=hint) from None
-    # "postgres://u:p@ss@host" and "postgres://u:p/ss@host" parse, into a host, a port or a dbname
-    # that holds a piece of the password.
+    # "postgres://u:p@ss@host" and "postgres://u:p/ss@host" are valid, with a part of the password
+    # as host, port or dbname.
     if "@" in given.get("host", "") or re.match(r"\w+://[^/?]*/[^?]*@", url or ""):
         raise PgQueueError("url is not valid: there is an '@' too many", hint=hint)
     if not re.fullmatch(r"\d*(,\d*)*", given.get("port", "")):

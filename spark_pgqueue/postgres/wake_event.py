@@ -1,4 +1,4 @@
-"""An event that wakes a thread from a wait for a connection: it is polled beside the socket."""
+"""An event that ends a thread's wait for a connection: it is polled together with the socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class WakeEvent:
-    """Ends the current or the next wait of another thread; a signal handler may set it."""
+    """Ends the current or the next wait of another thread. Safe to set in a signal handler."""
 
     def __init__(self):
         self._read, self._write = os.pipe()
@@ -21,7 +21,7 @@ class WakeEvent:
 
     @property
     def writable(self) -> int:
-        """A descriptor that sets the event when something is written to it."""
+        """A descriptor; any write to it sets the event."""
         return self._write
 
     def set(self) -> None:
@@ -30,13 +30,13 @@ class WakeEvent:
             os.write(self._write, b"\0")
 
     def clear(self) -> None:
-        """Let later waits last."""
+        """Reset the event."""
         with suppress(BlockingIOError):
             while os.read(self._read, 65536):
                 pass
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the event is set or the time is over; returns whether it is set."""
+        """Wait until the event is set or a timeout; returns whether it is set."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         return bool(poll.poll(max(seconds, 0) * 1000))

@@ -667,6 +667,8 @@ BAD = [
     (("extend", 1, timedelta()), "by is an interval longer than 0"),
     (("dead_letter", 1, ("details", {1, 2})), "details must hold what JSON can"),
     (("maintain", timedelta()), "staged_age is an interval longer than 0"),
+    (("set_archive", "s", "/a", ("keep_for", timedelta())), "keep_for is "),
+    (("key_stats", "s", "c", ("limit", 0)), "limit must be from 1"),
 ]
 
 

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from psycopg.rows import class_row
-
-from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.managing_streams import ManagingStreams
 from spark_pgqueue.client.results import ConsumerHealth, ConsumerInfo, ConsumerStats
 
@@ -38,12 +35,12 @@ class Managing(ManagingStreams):
         Args:
             stream: the stream's name.
             name: 1 to 200 characters.
-            start: "earliest" for all messages that there are, "latest" for what is published from
-                now on, a time (with its zone) for what was published since, "seq 41" for the
-                messages from that number on, or the offset of a reader (see `read`) for what that
-                has not read.
-            ordering: "none"; "key": the messages of a key one after the other; "stream": all so.
-            if_not_exists: accept an existing one of the same ordering and filter, whatever its
+            start: "earliest" for all stored messages, "latest" for messages published from now on,
+                a time (with its zone) for messages published since, "seq 41" for messages from that
+                number on, or the offset of a reader (see `read`) for messages that it has not read.
+            ordering: "none"; "key": one message of each key at a time; "stream": one message at a
+                time.
+            if_not_exists: accept an existing consumer of the same ordering and filter, whatever its
                 settings.
             topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
                 between them; * stands for one word, # for any number of them.
@@ -54,17 +51,16 @@ class Managing(ManagingStreams):
         Returns:
             its id.
         """
-        return self._value(
-            "select pgqueue.create_consumer(%s::text, %s::text, %s::text, %s::text,"
-            " %s::boolean, %s::text, pgqueue.as_jsonpath('p_where', %s::text), %s::jsonb)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.position("start", start),
-            arguments.text("ordering", ordering),
-            arguments.flag("if_not_exists", if_not_exists),
-            arguments.maybe(arguments.text, "topic", topic),
-            arguments.maybe(arguments.text, "where", where),
-            arguments.settings("settings", {} if settings is None else settings),
+        return self._call(
+            "create_consumer",
+            stream=stream,
+            name=name,
+            start=start,
+            ordering=ordering,
+            if_not_exists=if_not_exists,
+            topic=topic,
+            where=where,
+            settings={} if settings is None else settings,
         )
 
     def alter_consumer(self, stream: str, name: str, settings: Mapping[str, Any]) -> None:
@@ -79,29 +75,20 @@ class Managing(ManagingStreams):
             stream: the stream's name.
             name: the consumer's name.
             settings: the new value of each: a number, bool, str or timedelta; None for the default,
-                also that of later versions.
+                which a later version may change.
 
         Raises:
             PgQueueError: PQ003 an unknown setting, a value that is not allowed, or one that
                 contradicts another setting; nothing was changed.
         """
-        self._value(
-            "select pgqueue.alter_consumer(%s::text, %s::text, %s::jsonb)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.settings("settings", settings),
-        )
+        self._call("alter_consumer", stream=stream, name=name, settings=settings)
 
     def drop_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer or a group with its unfinished messages; its claims end.
+        """Delete a consumer or a group. Its claims end; its unfinished messages are forgotten.
 
         >>> queue.drop_consumer("orders", "billing")
         """
-        self._value(
-            "select pgqueue.drop_consumer(%s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-        )
+        self._call("drop_consumer", stream=stream, name=name)
 
     def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
         """The consumers of a stream, or of all streams, by name.
@@ -109,31 +96,18 @@ class Managing(ManagingStreams):
         >>> [(consumer.name, consumer.ordering) for consumer in queue.consumers("orders")]
         [('billing', 'none')]
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer as name, ordering, max_deliver_count, visibility_timeout,"
-            " created_at, paused, topic, condition::text as where, settings, defaults"
-            " from pgqueue.consumer_settings"
-            " where stream = coalesce(%s::text, stream) order by stream, consumer",
-            [stream],
-            row_factory=class_row(ConsumerInfo),
+        columns = {"name": "consumer", "where": "condition::text"}
+        return self._view(
+            ConsumerInfo, "consumer_settings", "stream, consumer", {"stream": stream}, **columns
         )
 
     def stats(self, stream: str | None = None) -> list[ConsumerStats]:
-        """The figures of the consumers of a stream, or of all streams; the call counts no rows.
+        """The figures of the consumers of a stream, or of all streams, from counters.
 
         >>> [(stats.consumer, stats.backlog) for stats in queue.stats("orders")]
         [('billing', 2)]
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer, ordering, new, ready, delayed, waiting, claimed, dead,"
-            " backlog, claims, expired, next_expiry, skipped, paused, taken, settled, oldest_at,"
-            " oldest_claim_at, estimated, stuck, status, because from pgqueue.consumer_stats"
-            " where stream = coalesce(%s::text, stream) order by stream, consumer",
-            [stream],
-            row_factory=class_row(ConsumerStats),
-        )
+        return self._view(ConsumerStats, "consumer_stats", "stream, consumer", {"stream": stream})
 
     def health(self, stream: str | None = None) -> list[ConsumerHealth]:
         """The health of the consumers of a stream, or of all: which need attention, and why.
@@ -142,21 +116,14 @@ class Managing(ManagingStreams):
         ...     print(health.status, "-", health.because)
         unattended - 2 are new or ready and no lease ended, and nobody has claimed anything yet
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer, status, because, backlog, max_backlog, attended_at, estimated"
-            " from pgqueue.consumer_health"
-            " where stream = coalesce(%s::text, stream) order by stream, consumer",
-            [stream],
-            row_factory=class_row(ConsumerHealth),
-        )
+        return self._view(ConsumerHealth, "consumer_health", "stream, consumer", {"stream": stream})
 
     def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a consumer, as if it were created at that position.
 
-        The consumer forgets messages that it has taken and not finished, and its claims end: their
-        workers notice it at their next call. Dead letters stay dead. The workers of a group go on
-        from the position.
+        The consumer forgets the messages that it has taken and not finished. Its claims end, which
+        their workers notice at their next call. Dead letters are kept. The workers of a group
+        continue from the position.
 
             >>> queue.seek("orders", "billing", "latest")
             2
@@ -167,18 +134,13 @@ class Managing(ManagingStreams):
             to: as `start` of `create_consumer`.
 
         Returns:
-            how many messages it forgot or skips; an estimate for very many.
+            how many messages it forgot or skips; an estimate for large numbers.
 
         Raises:
             PgQueueError: PQ003 not a position; 55P03 a transaction that locks some of the messages
                 stays open for 10 s.
         """
-        return self._value(
-            "select pgqueue.seek(%s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.position("to", to),
-        )
+        return self._call("seek", stream=stream, consumer=consumer, to=to)
 
     def replay(
         self,
@@ -189,8 +151,8 @@ class Managing(ManagingStreams):
     ) -> int:
         """Deliver messages again that a consumer has finished or skipped.
 
-        They arrive at the end of its line. Messages that it has not finished, or not taken yet,
-        come as before; dead letters stay dead.
+        They are delivered after all other messages. Unfinished messages, and messages not yet
+        taken, are delivered as before. Dead letters are kept.
 
             >>> queue.receive("orders", "billing", max_messages=100).ack()
             2
@@ -201,47 +163,33 @@ class Managing(ManagingStreams):
             stream: the stream's name.
             consumer: the consumer's name.
             start: the first position, as `start` of `create_consumer`.
-            to: the position behind the last message.
+            to: the position after the last message.
 
         Returns:
-            how many messages come again; an estimate for very many.
+            how many messages are delivered again; an estimate for large numbers.
         """
-        return self._value(
-            "select pgqueue.replay(%s::text, %s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.position("start", start),
-            arguments.position("to", to),
-        )
+        return self._call("replay", stream=stream, consumer=consumer, start=start, to=to)
 
     def pause(self, stream: str, consumer: str) -> None:
-        """Let a consumer claim nothing until `resume`. Claimed messages can be settled as before.
+        """Suspend claims for a consumer until `resume`. Claimed messages can still be settled.
 
         >>> queue.pause("orders", "billing")
         >>> queue.receive("orders", "billing") is None
         True
         """
-        self._value(
-            "select pgqueue.pause(%s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-        )
+        self._call("pause", stream=stream, consumer=consumer)
 
     def resume(self, stream: str, consumer: str) -> None:
-        """Let a paused consumer claim again.
+        """Resume a paused consumer.
 
         >>> queue.resume("orders", "billing")
         """
-        self._value(
-            "select pgqueue.resume(%s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-        )
+        self._call("resume", stream=stream, consumer=consumer)
 
     def retry(self, stream: str, consumer: str, seqs: Iterable[int] | None = None) -> int:
         """End the delays of messages that are not claimed, for instance after an outage.
 
-        They come in large claims again, also the messages of claims that failed as a whole.
+        They are delivered in large claims again, even after claims that failed as a whole.
 
             >>> queue.receive("orders", "billing").nack(delay=timedelta(hours=1))
             1
@@ -251,25 +199,20 @@ class Managing(ManagingStreams):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            seqs: only these messages, and with ordering the messages that wait behind them; None
-                for all messages that were delivered before.
+            seqs: only these messages, and with ordering the messages that wait for them; None for
+                all messages that were delivered before.
 
         Returns:
             how many delays were ended.
         """
-        return self._value(
-            "select pgqueue.retry(%s::text, %s::text, %s::bigint[])",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.maybe(arguments.seqs, "seqs", seqs),
-        )
+        return self._call("retry", stream=stream, consumer=consumer, seqs=seqs)
 
     def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
-        """Take unfinished messages from a consumer, in whatever state they are.
+        """Cancel unfinished messages of a consumer, in any state.
 
-        Claimed messages leave their claim. The worker is not stopped; it sees smaller numbers when
-        it extends or settles the claim. All or nothing. Dead letters, and messages that a Spark
-        query has claimed, are passed over.
+        Claimed messages are removed from their claim. The worker is not stopped, but extending or
+        settling the claim returns smaller numbers. All or nothing. Dead letters, and messages that
+        a Spark query has claimed, are skipped.
 
             >>> queue.cancel("orders", "billing", [1, 2])
             2
@@ -286,18 +229,13 @@ class Managing(ManagingStreams):
             PgQueueError: 55P03 a transaction that claims or settles some of them stays open for
                 10 s; PQ006 a group.
         """
-        return self._value(
-            "select pgqueue.cancel(%s::text, %s::text, %s::bigint[])",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.seqs("seqs", seqs),
-        )
+        return self._call("cancel", stream=stream, consumer=consumer, seqs=seqs)
 
     def postpone(self, stream: str, consumer: str, seqs: Iterable[int], until: datetime) -> int:
-        """Deliver messages that nobody has claimed later, or sooner than they would come.
+        """Change the time of the next delivery of messages that are not claimed.
 
         With ordering, later messages of the same keys wait. Claimed messages and dead letters are
-        passed over: for a claim see `defer`.
+        skipped: for a claim see `defer`.
 
             >>> queue.postpone("orders", "billing", [1], datetime.now(UTC) + timedelta(hours=1))
             1
@@ -306,7 +244,7 @@ class Managing(ManagingStreams):
             stream: the stream's name.
             consumer: the consumer's name.
             seqs: the numbers of the messages.
-            until: not before then, with a time zone; a time that has passed: they are due at once.
+            until: the earliest time of the delivery (with its zone); a time in the past for now.
 
         Returns:
             how many messages were postponed.
@@ -315,10 +253,4 @@ class Managing(ManagingStreams):
             PgQueueError: 55P03 a transaction that claims some of them stays open for 10 s; PQ006 a
                 group.
         """
-        return self._value(
-            "select pgqueue.postpone(%s::text, %s::text, %s::bigint[], %s::timestamptz)",
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.seqs("seqs", seqs),
-            arguments.time("until", until),
-        )
+        return self._call("postpone", stream=stream, consumer=consumer, seqs=seqs, until=until)

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from psycopg.rows import class_row
-
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import Calls
 from spark_pgqueue.client.results import Archive, Binding, Capture, Retention, Stream
@@ -43,12 +41,12 @@ class ManagingStreams(Calls):
         Returns:
             its id.
         """
-        return self._value(
-            "select pgqueue.create_stream(%s::text, %s::text, %s::boolean, %s::jsonb)",
-            arguments.text("name", name),
-            arguments.text("kind", kind),
-            arguments.flag("if_not_exists", if_not_exists),
-            arguments.settings("settings", {} if settings is None else settings),
+        return self._call(
+            "create_stream",
+            name=name,
+            kind=kind,
+            if_not_exists=if_not_exists,
+            settings={} if settings is None else settings,
         )
 
     def alter_stream(self, stream: str, settings: Mapping[str, Any]) -> None:
@@ -59,34 +57,30 @@ class ManagingStreams(Calls):
         Args:
             stream: the stream's name.
             settings: the new value of each, None for the default:
-                notify: wake up who waits at each publication; without, they look once a second.
-                Where somebody waits, it costs producers a lock of the whole server at commit.
+                notify: each publication wakes clients that wait; otherwise they poll once a second.
+                While clients wait, a producer's commit takes a lock of the whole server.
                 max_bytes: of a payload, 16 MB by default.
                 max_header_bytes: of a message's headers, as JSON text, 64 kB by default.
-                dedup_window: within that time after a message, no other one with its dedup key is
+                dedup_window: for that time after a message, no other message with its dedup key is
                 published. Longer than the longest transaction that sends; by default, messages
                 have no dedup keys.
                 schema: of a json stream, the columns of its payloads in Spark's DDL, such as
-                "id bigint not null, name string". What does not fit is refused (PQ004). Later, only
-                columns that may be null are added.
+                "id bigint not null, name string". Other payloads are refused (PQ004). Later changes
+                may only add nullable columns.
 
         Raises:
             PgQueueError: PQ003 an unknown setting, or a value that is not allowed; or the stream
                 would allow more than a stream that it is copied to, or less than a stream that is
-                copied to it; or a schema would not take all that the one before it took.
+                copied to it; or the schema would refuse payloads that the previous one allowed.
         """
-        self._value(
-            "select pgqueue.alter_stream(%s::text, %s::jsonb)",
-            arguments.text("stream", stream),
-            arguments.settings("settings", settings),
-        )
+        self._call("alter_stream", stream=stream, settings=settings)
 
     def drop_stream(self, name: str) -> None:
         """Delete a stream with its messages and consumers, and the files of its archive.
 
         >>> queue.drop_stream("orders")
         """
-        self._value("select pgqueue.drop_stream(%s::text)", arguments.text("name", name))
+        self._call("drop_stream", name=name)
 
     def streams(self) -> list[Stream]:
         """All streams, by name.
@@ -94,11 +88,7 @@ class ManagingStreams(Calls):
         >>> [(stream.name, stream.kind, stream.sent) for stream in queue.streams()]
         [('orders', 'text', 2)]
         """
-        return self._statements.rows(
-            "select stream as name, kind, created_at, consumers, messages, bytes, sent, settings,"
-            " defaults from pgqueue.stream_stats order by stream",
-            row_factory=class_row(Stream),
-        )
+        return self._view(Stream, "stream_stats", "stream", name="stream")
 
     def kind(self, stream: str) -> str:
         """The kind of the messages of a stream: "text", "json" or "binary".
@@ -106,8 +96,7 @@ class ManagingStreams(Calls):
         >>> queue.kind("orders")
         'text'
         """
-        sql = "select kind from pgqueue.open_stream(%s::text)"
-        return self._value(sql, arguments.text("stream", stream))
+        return self._call("open_stream", "kind", stream=stream)
 
     def schema_of(self, stream: str) -> dict[str, Any] | None:
         """The columns of a stream's schema, for Spark's `StructType.fromJson`; None without one.
@@ -116,8 +105,7 @@ class ManagingStreams(Calls):
         >>> [(column["name"], column["type"]) for column in queue.schema_of("rows")["fields"]]
         [('id', 'long')]
         """
-        sql = "select pgqueue.schema_of(%s::text)"
-        return self._value(sql, arguments.text("stream", stream))
+        return self._call("schema_of", stream=stream)
 
     def set_retention(
         self,
@@ -130,34 +118,33 @@ class ManagingStreams(Calls):
         unread: str = "keep",
         keep_dead: timedelta | None = None,
     ) -> None:
-        """Set how long the messages of a stream are kept; without any limit, for ever.
+        """Set how long the messages of a stream are kept; without any limit, forever.
 
-        A message may be trimmed as soon as one limit allows it; `maintain` trims it. Each call sets
-        all limits anew: an argument that is left out is no limit, whatever an earlier call has set.
+        A message may be trimmed as soon as one limit allows it; `maintain` trims it. Each call
+        replaces all limits: an argument that is left out removes that limit.
 
             >>> queue.set_retention("orders", keep_for=timedelta(days=7), unread="drop")
 
         Args:
             stream: the stream's name.
             keep_for: how long a message is kept after its publication.
-            messages: a message is kept while fewer messages than this came after it.
+            messages: a message is kept while fewer messages than this follow it.
             size: a message is kept while the messages after it take fewer bytes than this on disk.
             done: a message is kept only until every consumer is done with it.
             unread: "keep" messages that a consumer is not done with; or "drop" them: they count as
-                skipped, and are not taken out of a live claim.
-            keep_dead: how long dead letters are kept after their death; None for ever. Dead letters
-                keep their messages.
+                skipped, and are not removed from a live claim.
+            keep_dead: how long dead letters are kept; None forever. The messages of dead letters
+                are kept, too.
         """
-        self._value(
-            "select pgqueue.set_retention(%s::text, %s::interval, %s::bigint, %s::bigint,"
-            " %s::boolean, %s::text, %s::interval)",
-            arguments.text("stream", stream),
-            arguments.maybe(arguments.duration, "keep_for", keep_for),
-            arguments.maybe(arguments.long, "messages", messages),
-            arguments.maybe(arguments.long, "size", size),
-            arguments.flag("done", done),
-            arguments.text("unread", unread),
-            arguments.maybe(arguments.duration, "keep_dead", keep_dead),
+        self._call(
+            "set_retention",
+            stream=stream,
+            keep_for=keep_for,
+            messages=messages,
+            size=size,
+            done=done,
+            unread=unread,
+            keep_dead=keep_dead,
         )
 
     def retention(self, stream: str | None = None) -> list[Retention]:
@@ -166,47 +153,34 @@ class ManagingStreams(Calls):
         >>> [(each.stream, each.keep_for) for each in queue.retention()]
         [('orders', None)]
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, keep_for, keep_messages, keep_bytes, until_done, unread, keep_dead,"
-            " bytes, oldest_at, trimmed, held_bytes, held_by, maintained_at, advice"
-            " from pgqueue.stream_retention"
-            " where stream = coalesce(%s::text, stream) order by stream",
-            [stream],
-            row_factory=class_row(Retention),
-        )
+        return self._view(Retention, "stream_retention", "stream", {"stream": stream})
 
     def set_archive(
         self, stream: str, uri: str | None, *, keep_for: timedelta | None = None
     ) -> None:
-        """Have the old messages of a stream written to files, before retention takes them away.
+        """Archive the messages of a stream in files before retention deletes them.
 
-        `pgqueue archive run` writes the files. Spark reads them, without a consumer.
+        `pgqueue archive run` writes the files. Spark reads them without a consumer.
 
             >>> queue.set_archive("orders", "/var/lib/orders-archive", keep_for=timedelta(days=365))
 
         Args:
             stream: the stream's name.
-            uri: a folder that the exporter and all readers reach: `/path`, `s3://bucket/path` and
-                the like; None to archive no more, and keep what is there.
-            keep_for: how long files are kept, from their last message; None for ever.
+            uri: a folder that the exporter and all readers can access, such as `/path` or
+                `s3://bucket/path`; None to stop archiving and keep the files.
+            keep_for: how long files are kept, from their last message; None forever.
         """
-        self._value(
-            "select pgqueue.set_archive(%s::text, %s::text, %s::interval)",
-            arguments.text("stream", stream),
-            arguments.maybe(arguments.text, "uri", uri),
-            arguments.maybe(arguments.duration, "keep_for", keep_for),
-        )
+        self._call("set_archive", stream=stream, uri=uri, keep_for=keep_for)
 
     def drop_archive(self, stream: str) -> None:
-        """End the archive of a stream, with all that is in it.
+        """Delete the archive of a stream with all its messages.
 
-        `maintain` takes it away, and the next `pgqueue archive run` deletes the files.
+        `maintain` removes it, and the next `pgqueue archive run` deletes the files.
 
             >>> queue.set_archive("orders", "/var/lib/orders-archive")
             >>> queue.drop_archive("orders")
         """
-        self._value("select pgqueue.drop_archive(%s::text)", arguments.text("stream", stream))
+        self._call("drop_archive", stream=stream)
 
     def archives(self, stream: str | None = None) -> list[Archive]:
         """What is in the archive of a stream, or in those of all streams.
@@ -214,19 +188,12 @@ class ManagingStreams(Calls):
         >>> queue.archives()
         []
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, uri, keep_for, segments, messages, bytes, newest_at, archived_at,"
-            " waiting, waiting_since, attempts, advice from pgqueue.stream_archives"
-            " where stream = coalesce(%s::text, stream) order by stream",
-            [stream],
-            row_factory=class_row(Archive),
-        )
+        return self._view(Archive, "stream_archives", "stream", {"stream": stream})
 
     def bind(self, stream: str, topic: str, to_stream: str) -> None:
         """Copy messages of a stream to another stream from now on, in the sender's transaction.
 
-        A message is copied once, also where several bindings match. Safe to repeat.
+        A message is copied once, even if several bindings match. Safe to repeat.
 
             >>> stream_id = queue.create_stream("eu")
             >>> queue.bind("orders", "orders.*.eu", "eu")
@@ -241,14 +208,9 @@ class ManagingStreams(Calls):
             to_stream: the other stream's name; of the same kind, with limits at least as wide.
 
         Raises:
-            PgQueueError: PQ003 not a topic; another kind; or messages would go round in a circle.
+            PgQueueError: PQ003 not a topic; another kind; or a cycle of bindings.
         """
-        self._value(
-            "select pgqueue.bind(%s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("topic", topic),
-            arguments.text("to_stream", to_stream),
-        )
+        self._call("bind", stream=stream, topic=topic, to_stream=to_stream)
 
     def unbind(self, stream: str, topic: str, to_stream: str) -> bool:
         """Remove a binding; returns whether it existed.
@@ -258,12 +220,7 @@ class ManagingStreams(Calls):
         >>> queue.unbind("orders", "orders.*.eu", "eu")
         True
         """
-        return self._value(
-            "select pgqueue.unbind(%s::text, %s::text, %s::text)",
-            arguments.text("stream", stream),
-            arguments.text("topic", topic),
-            arguments.text("to_stream", to_stream),
-        )
+        return self._call("unbind", stream=stream, topic=topic, to_stream=to_stream)
 
     def bindings(self, stream: str | None = None) -> list[Binding]:
         """The bindings of a stream, or of all.
@@ -271,13 +228,8 @@ class ManagingStreams(Calls):
         >>> queue.bindings("orders")
         []
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, topic, to_stream, bound_at from pgqueue.stream_bindings"
-            " where stream = coalesce(%s::text, stream) order by stream, to_stream, topic",
-            [stream],
-            row_factory=class_row(Binding),
-        )
+        order = "stream, to_stream, topic"
+        return self._view(Binding, "stream_bindings", order, {"stream": stream})
 
     def test_topic(self, pattern: str, key: str | None) -> bool:
         """Whether a key matches a topic.
@@ -285,11 +237,7 @@ class ManagingStreams(Calls):
         >>> queue.test_topic("orders.*.eu", "orders.books.eu")
         True
         """
-        return self._value(
-            "select pgqueue.test_topic(%s::text, %s::text)",
-            arguments.text("pattern", pattern),
-            arguments.maybe(arguments.text, "key", key),
-        )
+        return self._call("test_topic", pattern=pattern, key=key)
 
     def capture(
         self,
@@ -304,8 +252,8 @@ class ManagingStreams(Calls):
         """Turn the changes of a table into messages, in the transaction that changes it.
 
         A message has the row as JSON in `data`, its key, and the headers table, operation (insert,
-        update, delete, truncate), time and transaction. For a table that is captured already, the
-        arguments replace the old ones.
+        update, delete, truncate), time and transaction. For a table that is already captured, the
+        arguments replace the previous ones.
 
             >>> queue.capture("bills", "orders", columns=["id", "total"])
 
@@ -321,15 +269,14 @@ class ManagingStreams(Calls):
             PgQueueError: PQ001 unknown stream, PQ003 a table, column or stream that cannot be
                 captured like this. An unknown table is psycopg's UndefinedTable.
         """
-        self._value(
-            "select pgqueue.capture(%s::text::regclass, %s::text, %s::text[], %s::text[],"
-            " %s::boolean, %s::boolean)",
-            arguments.text("table", table),
-            arguments.text("stream", stream),
-            arguments.maybe(arguments.texts, "keys", keys),
-            arguments.maybe(arguments.texts, "columns", columns),
-            arguments.flag("old", old),
-            arguments.flag("outbox", outbox),
+        self._call(
+            "capture",
+            table=table,
+            stream=stream,
+            keys=keys,
+            columns=columns,
+            old=old,
+            outbox=outbox,
         )
 
     def release(self, table: str, stream: str) -> None:
@@ -338,11 +285,7 @@ class ManagingStreams(Calls):
         >>> queue.capture("bills", "orders")
         >>> queue.release("bills", "orders")
         """
-        self._value(
-            "select pgqueue.release(%s::text::regclass, %s::text)",
-            arguments.text("table", table),
-            arguments.text("stream", stream),
-        )
+        self._call("release", table=table, stream=stream)
 
     def captures(self) -> list[Capture]:
         """All tables that are captured, by name.
@@ -351,11 +294,7 @@ class ManagingStreams(Calls):
         >>> [(capture.table, capture.stream) for capture in queue.captures()]
         [('public.bills', 'orders')]
         """
-        return self._statements.rows(
-            'select "table", stream, owner, options, outbox, uncaptured_partitions'
-            ' from pgqueue.captures order by "table", stream',
-            row_factory=class_row(Capture),
-        )
+        return self._view(Capture, "captures", '"table", stream')
 
     def install(self, *, pgmq: bool = False, without: Collection[str] = ()) -> int:
         """Install or upgrade the schema pgqueue, in one transaction. Safe to repeat.
@@ -365,15 +304,15 @@ class ManagingStreams(Calls):
         Args:
             pgmq: also make the schema pgmq, whose functions let clients of pgmq use this queue.
             without: features to leave out: schedules, capture, archive, table_sink (Spark's sink
-                into tables), typed (schemas of payloads). One that is there and not in use is
-                removed; without the argument, all are there afterwards.
+                into tables), typed (schemas of payloads). An installed feature is removed if it is
+                not in use. By default all features are installed.
 
         Returns:
             its version.
 
         Raises:
             PgQueueError: the database has a newer schema, the role lacks a permission, or a
-                feature to leave out is in use, or is none. Nothing is changed then.
+                feature to leave out is in use or unknown. Nothing is changed then.
         """
         return self._statements.install(pgmq=arguments.flag("pgmq", pgmq), without=without)
 
@@ -382,10 +321,10 @@ class ManagingStreams(Calls):
         staged_age: timedelta = timedelta(days=1),
         reader_age: timedelta = timedelta(days=30),
     ) -> dict[str, int]:
-        """Trim messages that need not be kept, and delete the chunks of failed writers.
+        """Trim messages according to retention, and delete the chunks of failed writers.
 
-        The call also forgets abandoned checkpoints. It runs many short transactions. Streams with a
-        retention need it about every half minute. Do not call it inside of `transaction`, which
+        The call also deletes abandoned checkpoints. It runs many short transactions. Call it about
+        every 30 seconds if streams have a retention. Do not call it inside `transaction`, which
         would hold all its locks.
 
             >>> deleted = queue.maintain()
@@ -397,15 +336,11 @@ class ManagingStreams(Calls):
         Returns:
             how many were deleted, by kind.
         """
-        ages = [
-            arguments.duration("staged_age", staged_age),
-            arguments.duration("reader_age", reader_age),
-        ]
         deleted: Counter[str] = Counter()
         for _ in range(_MAINTAIN_CALLS):
             done = dict(
-                self._statements.rows(
-                    "select what, deleted from pgqueue.maintain(%s::interval, %s::interval)", ages
+                self._rows(
+                    "maintain", "what, deleted", staged_age=staged_age, reader_age=reader_age
                 )
             )
             unfinished = done.pop("unfinished")
@@ -417,8 +352,8 @@ class ManagingStreams(Calls):
     def recover(self) -> dict[str, int]:
         """Begin a new incarnation of each stream, after a restore or the promotion of a standby.
 
-        Call it once, before producers come back. Offsets that are past the restored messages are
-        refused from then on; all others go on.
+        Call it once, before producers start again. Offsets after the restored messages are refused
+        from then on; all other offsets stay valid.
 
             >>> queue.recover()
             {'orders': 1}
@@ -429,4 +364,4 @@ class ManagingStreams(Calls):
         Raises:
             PgQueueError: the server is a standby, or a session is publishing (55P03).
         """
-        return dict(self._statements.rows("select stream, last_publication from pgqueue.recover()"))
+        return dict(self._rows("recover", "stream, last_publication"))

@@ -1,4 +1,4 @@
-"""Where messages are, dead letters, and how consumers are doing."""
+"""The state of messages and consumers, and dead letters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from psycopg.rows import class_row
-
 from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import statement
 from spark_pgqueue.client.calls.managing import Managing
 from spark_pgqueue.client.calls.reading import Reading
 from spark_pgqueue.client.calls.sending import Sending
@@ -19,9 +18,14 @@ from spark_pgqueue.client.results import KeyStats, Look, OpenClaim, PartitionSta
 
 PAGE = 500  # messages that are read at once
 
+_DEAD = (
+    "seq, key, data, data_bytes, headers::text, priority, inserted_at, reason, error, details,"
+    " deliver_count, owner, died_at"
+)
+
 
 class Monitoring(Sending, Reading, Managing):
-    """Where messages are, dead letters, and how consumers are doing."""
+    """The state of messages and consumers, and dead letters."""
 
     def explain(self, stream: str, consumer: str, seq: int) -> Explanation:
         """Why a message is in its state, for one consumer.
@@ -36,26 +40,19 @@ class Monitoring(Sending, Reading, Managing):
             seq: the message's number.
 
         Returns:
-            the state, the reason, and the end of the state. The call is for people: it may read all
-            messages that the consumer has taken and not finished.
+            the state, the reason, and the end of the state. The call is for interactive use: it may
+            read all messages that the consumer has taken and not finished.
 
         Raises:
-            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 no number.
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 not a number.
         """
-        (found,) = self._statements.rows(
-            "select state, because, until"
-            " from pgqueue.explain_message(%s::text, %s::text, %s::bigint)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.long("seq", seq),
-            ],
-            row_factory=class_row(Explanation),
+        (found,) = self._read(
+            "explain_message", Explanation, stream=stream, consumer=consumer, seq=seq
         )
         return found
 
     def failures(self, stream: str, consumer: str, seq: int) -> list[Failure]:
-        """The failed deliveries of a message that a consumer has or gave up: the last ten.
+        """The last ten failed deliveries of an unfinished message or a dead letter.
 
             >>> queue.receive("orders", "billing").nack(delay=timedelta(0), reason="no answer")
             1
@@ -68,18 +65,10 @@ class Monitoring(Sending, Reading, Managing):
             seq: the message's number.
 
         Returns:
-            the failures in their order; none for a message that is done. The call is for people: it
-            may read all messages that the consumer has taken and not finished.
+            the failures, the oldest first; none for a message that is done. The call is for
+            interactive use: it may read all messages that the consumer has taken and not finished.
         """
-        return self._statements.rows(
-            "select failed_at, owner, error from pgqueue.failures(%s::text, %s::text, %s::bigint)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.long("seq", seq),
-            ],
-            row_factory=class_row(Failure),
-        )
+        return self._read("failures", Failure, stream=stream, consumer=consumer, seq=seq)
 
     def open_claims(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
@@ -95,19 +84,9 @@ class Monitoring(Sending, Reading, Managing):
             consumer: the consumer's name; None for all.
             limit: return at most this many claims.
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer, claim_id, owner, query, claimed_at, lease_until, expired,"
-            " messages, remaining, first_seq from pgqueue.open_claims"
-            " where stream = coalesce(%s::text, stream) and consumer = coalesce(%s::text, consumer)"
-            " order by lease_until limit %s",
-            [
-                stream,
-                arguments.maybe(arguments.text, "consumer", consumer),
-                arguments.number("limit", limit),
-            ],
-            row_factory=class_row(OpenClaim),
-        )
+        chosen = {"stream": stream, "consumer": consumer}
+        limit = arguments.number("limit", limit)
+        return self._view(OpenClaim, "open_claims", "lease_until", chosen, limit)
 
     def key_stats(self, stream: str, consumer: str, *, limit: int = 100) -> list[KeyStats]:
         """The keys with the most messages that a consumer has taken and not finished.
@@ -124,19 +103,10 @@ class Monitoring(Sending, Reading, Managing):
         Raises:
             PgQueueError: PQ006 a consumer with ordering "stream", and as `explain`.
         """
-        return self._statements.rows(
-            "select key, waiting, delayed, in_flight, first_seq, until, unfinished"
-            " from pgqueue.key_stats(%s::text, %s::text, %s::int)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.number("limit", limit),
-            ],
-            row_factory=class_row(KeyStats),
-        )
+        return self._read("key_stats", KeyStats, stream=stream, consumer=consumer, limit=limit)
 
     def look(self) -> Look:
-        """All figures of all streams, for a display that polls: the call counts no messages.
+        """All figures of all streams, from counters, for a display that polls.
 
         >>> [(each.stream, each.consumer, each.backlog) for each in queue.look().consumers]
         [('orders', 'billing', 2)]
@@ -156,7 +126,7 @@ class Monitoring(Sending, Reading, Managing):
     def dead_letters(
         self, stream: str | None = None, consumer: str | None = None, *, limit: int = 1000
     ) -> list[DeadLetters]:
-        """The dead letters of consumers, the newest first; one entry for those that died together.
+        """The dead letters of consumers, newest first; one entry for those dead-lettered together.
 
             >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
             2
@@ -168,18 +138,10 @@ class Monitoring(Sending, Reading, Managing):
             consumer: the consumer's name; None for all.
             limit: return at most this many entries.
         """
-        self._must_exist(stream)
-        return self._statements.rows(
-            "select stream, consumer, reason, error, message_count as messages, first_seq,"
-            " last_seq, deliver_count, owner, died_at from pgqueue.dead_letters"
-            " where stream = coalesce(%s::text, stream) and consumer = coalesce(%s::text, consumer)"
-            " order by died_at desc, first_seq limit %s",
-            [
-                stream,
-                arguments.maybe(arguments.text, "consumer", consumer),
-                arguments.number("limit", limit),
-            ],
-            row_factory=class_row(DeadLetters),
+        chosen = {"stream": stream, "consumer": consumer}
+        limit, order = arguments.number("limit", limit), "died_at desc, first_seq"
+        return self._view(
+            DeadLetters, "dead_letters", order, chosen, limit, messages="message_count"
         )
 
     def read_dead(
@@ -193,7 +155,7 @@ class Monitoring(Sending, Reading, Managing):
     ) -> Iterator[DeadMessage]:
         """Read dead letters of a consumer with their content, in the order of their numbers.
 
-        The call changes nothing. It reads 500 messages at a time, when they are asked for.
+        The call changes nothing. It reads 500 messages at a time, as the iteration proceeds.
 
             >>> queue.receive("orders", "billing").dead_letter(reason="no such customer")
             1
@@ -204,21 +166,17 @@ class Monitoring(Sending, Reading, Managing):
             stream: the stream's name.
             consumer: the consumer's name.
             seqs: only these messages; None for all.
-            reason: only messages that died of this reason; None for any.
-            before: only messages that died before this time; None for any.
+            reason: only messages with this reason; None for any.
+            before: only messages that were dead-lettered before this time; None for any.
         """
-        given = _choice(stream, consumer, seqs, reason, before)
-        return self._dead_pages(given)
+        given = {"stream": stream, "consumer": consumer, "seqs": seqs, "reason": reason}
+        given |= {"before": before, "limit": PAGE, "after": 0}
+        return self._dead_pages(*statement("read_dead", _DEAD, given))
 
-    def _dead_pages(self, given: list[Any]) -> Iterator[DeadMessage]:
+    def _dead_pages(self, sql: Any, given: list[Any]) -> Iterator[DeadMessage]:
         after = 0
         while True:
-            rows = self._statements.rows(
-                "select seq, key, data, data_bytes, headers::text, priority, inserted_at, reason,"
-                " error, details, deliver_count, owner, died_at from pgqueue.read_dead(%s::text,"
-                " %s::text, %s::bigint[], %s::text, %s::timestamptz, %s, %s)",
-                [*given, PAGE, after],
-            )
+            rows = self._statements.rows(sql, [*given[:-1], after])
             for row in rows:
                 yield _dead_message(*row)
             if len(rows) < PAGE:
@@ -236,10 +194,10 @@ class Monitoring(Sending, Reading, Managing):
         max_messages: int | None = 1000,
         reset: bool = True,
     ) -> int:
-        """Deliver dead letters again, only to the consumer that gave them up.
+        """Deliver dead letters of a consumer to it again.
 
-        They arrive at the end of its line, in the order of their numbers. If several clients call
-        this at once, each message comes once.
+        They are delivered after all other messages, in the order of their numbers. If several
+        clients call this at once, each message is delivered once.
 
             >>> queue.receive("orders", "billing", max_messages=100).dead_letter(reason="too late")
             2
@@ -253,18 +211,21 @@ class Monitoring(Sending, Reading, Managing):
             reason: ...
             before: ...
             max_messages: at most this many messages, the lowest numbers first; None for all.
-            reset: whether their deliver_count starts again at 0. If not, and the consumer has a
-                max_deliver_count, their next failure is the last.
+            reset: whether their deliver_count starts again at 0. Otherwise, if the consumer has a
+                max_deliver_count, the next failure dead-letters them again.
 
         Returns:
             how many messages are delivered again.
         """
-        return self._value(
-            "select pgqueue.redrive(%s::text, %s::text, %s::bigint[], %s::text, %s::timestamptz,"
-            " %s::int, %s::boolean)",
-            *_choice(stream, consumer, seqs, reason, before),
-            arguments.maybe(arguments.number, "max_messages", max_messages),
-            arguments.flag("reset", reset),
+        return self._call(
+            "redrive",
+            stream=stream,
+            consumer=consumer,
+            seqs=seqs,
+            reason=reason,
+            before=before,
+            max_messages=max_messages,
+            reset=reset,
         )
 
     def purge_dead(
@@ -295,11 +256,14 @@ class Monitoring(Sending, Reading, Managing):
         Returns:
             how many messages were deleted.
         """
-        return self._value(
-            "select pgqueue.purge_dead(%s::text, %s::text, %s::bigint[], %s::text,"
-            " %s::timestamptz, %s::int)",
-            *_choice(stream, consumer, seqs, reason, before),
-            arguments.maybe(arguments.number, "max_messages", max_messages),
+        return self._call(
+            "purge_dead",
+            stream=stream,
+            consumer=consumer,
+            seqs=seqs,
+            reason=reason,
+            before=before,
+            max_messages=max_messages,
         )
 
     def position(self, stream: str, consumer: str) -> Position:
@@ -311,12 +275,7 @@ class Monitoring(Sending, Reading, Managing):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
         """
-        (found,) = self._statements.rows(
-            "select next_seq, published_at, in_gaps"
-            " from pgqueue.consumer_position(%s::text, %s::text)",
-            [arguments.text("stream", stream), arguments.text("consumer", consumer)],
-            row_factory=class_row(Position),
-        )
+        (found,) = self._read("consumer_position", Position, stream=stream, consumer=consumer)
         return found
 
     def describe_stream(self, stream: str) -> StreamDescription:
@@ -374,19 +333,3 @@ def _dead_message(
     data = binary if text is None else text
     found, why = headers_of(headers)
     return DeadMessage(seq, key, data, found, priority, inserted_at, reason, error or why, *others)
-
-
-def _choice(
-    stream: str,
-    consumer: str,
-    seqs: Iterable[int] | None,
-    reason: str | None,
-    before: datetime | None,
-) -> list[Any]:
-    return [
-        arguments.text("stream", stream),
-        arguments.text("consumer", consumer),
-        arguments.maybe(arguments.seqs, "seqs", seqs),
-        arguments.maybe(arguments.text, "reason", reason),
-        arguments.maybe(arguments.time, "before", before),
-    ]

@@ -1,4 +1,4 @@
-"""Reading messages without claiming them, what became of them, and groups."""
+"""Reading messages without claiming them, their outcomes, and groups."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.client import arguments, reading
 from spark_pgqueue.client.calls.base import Calls
@@ -26,7 +27,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 
 
 class Reading(Calls):
-    """Reading messages without claiming them, what became of them, and groups."""
+    """Reading messages without claiming them, their outcomes, and groups."""
 
     def read(
         self,
@@ -39,8 +40,8 @@ class Reading(Calls):
         """Iterate over the messages after an offset, in batches, without claiming them.
 
         Any number of readers can read the same messages, independently of each other. The messages
-        between two offsets never change. A transaction that stays open delays no reader: its
-        messages come in a batch after its commit.
+        between two offsets never change. An open transaction delays no reader: its messages are
+        in a batch after its commit.
 
             >>> offset = "earliest"
             >>> for batch in queue.read("orders", offset):
@@ -55,26 +56,64 @@ class Reading(Calls):
             offset: the offset of the last batch; or, to begin, "earliest" (or None), "latest", or
                 a time (with its zone) for messages published since.
             max_messages: the most messages of a batch.
-            wait: how long to wait for a message when there is none, as in `receive`; None for not
-                at all. The iteration ends when no message came.
+            wait: how long to wait for a message when there is none, as in `receive`; None not to
+                wait. The iteration ends when no message arrived.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ003 not an offset, PQ005 an offset of another
                 stream, or of the database before it was restored; `wait` inside a transaction, or
-                on the caller's connection. Some are raised when the first batch is asked for.
+                on the caller's connection. Some are raised when the first batch is requested.
         """
-        arguments.number("max_messages", max_messages, 1, 2**31 - 1)
+        arguments.number("max_messages", max_messages)
         if offset is not None and not isinstance(offset, dict):
             arguments.position("offset", offset)
         patience = arguments.maybe(arguments.patience, "wait", wait)
         if patience is not None:
             self._check_can_wait()
-        return reading.read(
-            self._statements, self._long_poll, stream, offset, max_messages, patience
-        )
+        return self._batches(stream, offset, max_messages, patience)
+
+    def _batches(
+        self,
+        stream: str,
+        offset: dict[str, Any] | str | datetime | None,
+        max_messages: int,
+        seconds: float | None,
+    ) -> Iterator[Batch]:
+        stream_id, kind = self._id_and_kind(stream)
+        if not isinstance(offset, dict):
+            offset = self.start_offset(stream, "earliest" if offset is None else offset)
+
+        def look() -> Batch | None:
+            nonlocal offset
+            while True:
+                # One statement for both, so that a batch takes two statements.
+                rows = self._statements.rows(
+                    "with following as materialized (select o from pgqueue.read_to(%s::text,"
+                    " %s::jsonb, %s::bigint) o) select o, lo, hi from following left join lateral"
+                    " pgqueue.read_plan(%s::text, %s::jsonb, o) on true",
+                    [stream, Jsonb(offset), max_messages, stream, Jsonb(offset)],
+                )
+                following = rows[0][0]
+                ranges = [(lo, hi) for _, lo, hi in rows if lo is not None]
+                unchanged, offset = following == offset, following
+                if ranges:
+                    found = reading.all_messages(self._statements, stream, stream_id, kind, ranges)
+                    return Batch(found, following)
+                if unchanged:
+                    return None
+
+        while True:
+            batch = self._long_poll.first(stream, look, look, seconds) if seconds else look()
+            if batch is None:
+                return
+            yield batch
+
+    def _id_and_kind(self, stream: str) -> tuple[int, str]:
+        ((stream_id, kind),) = self._rows("open_stream", "stream_id, kind", stream=stream)
+        return stream_id, kind
 
     def start_offset(self, stream: str, start: str | datetime = "earliest") -> dict[str, Any]:
-        """The offset at which a reader begins. A stored offset stays the same place for ever.
+        """The offset at which a reader begins. The position of an offset never changes.
 
             >>> offset = queue.start_offset("orders", "latest")
             >>> list(queue.read("orders", offset))
@@ -88,7 +127,7 @@ class Reading(Calls):
         Returns:
             a dict that JSON can hold.
         """
-        return reading.start_offset(self._statements, stream, start)
+        return self._call("start_offset", stream=stream, start=start)
 
     def read_to(
         self, stream: str, offset: dict[str, Any], max_messages: int | None = None
@@ -103,30 +142,31 @@ class Reading(Calls):
         Args:
             stream: the stream's name.
             offset: where to begin.
-            max_messages: how many messages to pass, if there are as many; None for all messages.
+            max_messages: advance by at most this many messages; None for all messages.
 
         Returns:
             the next offset; the same offset when there are no messages.
         """
-        return reading.read_to(self._statements, stream, offset, max_messages)
+        return self._call("read_to", stream=stream, offset=offset, max_messages=max_messages)
 
     def read_between(
         self, stream: str, first: dict[str, Any], last: dict[str, Any]
     ) -> list[StoredMessage]:
-        """The messages between two offsets, which never change: so a batch can be read again.
+        """The messages between two offsets. They never change, so a batch can be read again.
 
         >>> first, last = (queue.start_offset("orders", each) for each in ("earliest", "latest"))
         >>> [message.data for message in queue.read_between("orders", first, last)]
         ['order 1', 'order 2']
         """
-        return reading.read_between(self._statements, stream, first, last)
+        ranges = self._rows("read_plan", "lo, hi", stream=stream, first=first, last=last)
+        return reading.all_messages(self._statements, stream, *self._id_and_kind(stream), ranges)
 
     def peek(self, stream: str, consumer: str, max_messages: int = 10) -> list[PeekedMessage]:
         """The next messages of a consumer, with their content, without claiming them.
 
-        They come about in the order of delivery; last are messages that wait for their key, and
-        delayed messages. Claimed messages and dead letters are left out. The call is for people:
-        it may read all messages that the consumer has taken and not finished.
+        They are approximately in the order of delivery; messages that wait for their key, and
+        delayed messages, are last. Claimed messages and dead letters are left out. The call is for
+        interactive use: it may read all messages that the consumer has taken and not finished.
 
             >>> [(message.state, message.data) for message in queue.peek("orders", "billing")]
             [('new', 'order 1'), ('new', 'order 2')]
@@ -139,14 +179,13 @@ class Reading(Calls):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range.
         """
-        rows = self._statements.rows(
-            "select seq, state, key, data, data_bytes, headers::text, priority, deliver_count,"
-            " not_visible_until, error, inserted_at from pgqueue.peek(%s::text, %s::text, %s::int)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.number("max_messages", max_messages),
-            ],
+        rows = self._rows(
+            "peek",
+            "seq, state, key, data, data_bytes, headers::text, priority, deliver_count,"
+            " not_visible_until, error, inserted_at",
+            stream=stream,
+            consumer=consumer,
+            max_messages=max_messages,
         )
         return [
             PeekedMessage(seq, state, key, _data(text, binary), *_headers(headers, *others))
@@ -154,7 +193,7 @@ class Reading(Calls):
         ]
 
     def peek_at(self, stream: str, seq: int, max_messages: int = 1) -> list[PublishedMessage]:
-        """Messages of a stream by their numbers, with their content, for whichever consumers.
+        """Messages of a stream by their numbers, with their content, of any consumer.
 
             >>> [message.data for message in queue.peek_at("orders", 2)]
             ['order 2']
@@ -167,15 +206,13 @@ class Reading(Calls):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ003 a value out of range.
         """
-        rows = self._statements.rows(
-            "select seq, key, data, data_bytes, headers::text, priority, inserted_at,"
-            " published_at, deliver_at, consumers"
-            " from pgqueue.peek_at(%s::text, %s::bigint, %s::int)",
-            [
-                arguments.text("stream", stream),
-                arguments.long("seq", seq),
-                arguments.number("max_messages", max_messages),
-            ],
+        rows = self._rows(
+            "peek_at",
+            "seq, key, data, data_bytes, headers::text, priority, inserted_at, published_at,"
+            " deliver_at, consumers",
+            stream=stream,
+            seq=seq,
+            max_messages=max_messages,
         )
         return [
             PublishedMessage(seq, key, _data(text, binary), *_headers(headers, *others))
@@ -198,23 +235,14 @@ class Reading(Calls):
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
         """
-        (found,) = self._statements.rows(
-            "select state, result, reason, error, deliver_count, owner, claimed_at, ended_at,"
-            " due_at from pgqueue.outcome(%s::text, %s::text, %s::bigint)",
-            [
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-                arguments.number("seq", seq, 1, 2**63 - 1),
-            ],
-            row_factory=class_row(Outcome),
-        )
+        (found,) = self._read("outcome", Outcome, stream=stream, consumer=consumer, seq=seq)
         return found
 
     def wait_for(self, stream: str, consumer: str, seq: int, timeout: timedelta) -> Outcome:
-        """Wait until a consumer is done with a message, or the message died; return its outcome.
+        """Wait until a message is done or dead-lettered for a consumer; return its outcome.
 
-        Where the consumer has the setting `notify_done`, the outcome arrives at once. Else the
-        client asks repeatedly, after a while once a second.
+        If the consumer has the setting `notify_done`, the outcome arrives at once. Otherwise the
+        client polls, with growing pauses of up to a second.
 
             >>> queue.wait_for("orders", "billing", 1, timedelta(milliseconds=10)).state
             'new'
@@ -226,7 +254,7 @@ class Reading(Calls):
             timeout: how long to wait.
 
         Returns:
-            the outcome; its state is not final when the time was over before.
+            the outcome; its state is not final after a timeout.
 
         Raises:
             PgQueueError: as `outcome`; or inside a transaction, or on the caller's connection.
@@ -234,13 +262,8 @@ class Reading(Calls):
         seconds = arguments.patience("timeout", timeout)
         self._check_can_wait()
         look = partial(self.outcome, stream, consumer, seq)
-        listen = partial(
-            self._value,
-            "select pgqueue.listen_done(%s::text, %s::text, %s::int)",
-            stream,
-            consumer,
-            self._statements.connection().info.backend_pid,
-        )
+        pid = self._statements.connection().info.backend_pid
+        listen = partial(self._call, "listen_done", stream=stream, consumer=consumer, pid=pid)
         return self._long_poll.until(look, lambda found: found.is_final, listen, seconds)
 
     def history(
@@ -262,7 +285,7 @@ class Reading(Calls):
         Args:
             stream: the stream's name.
             consumer: the consumer's name.
-            since: only from this time on (with its zone); None for all that is kept.
+            since: only from this time on (with its zone); None for the whole history.
             limit: return at most this many acknowledgements.
 
         Returns:
@@ -300,26 +323,26 @@ class Reading(Calls):
         Args:
             stream: the stream's name.
             name: 1 to 200 characters, none of a consumer of the stream.
-            partitions: the highest number of workers, 1 to 1,024. It never changes.
+            partitions: the maximum number of workers, 1 to 1,024. It never changes.
             start: as in `create_consumer`.
             if_not_exists: accept an existing group with as many partitions.
 
         Returns:
             the group's id.
         """
-        return self._value(
-            "select pgqueue.create_group(%s::text, %s::text, %s::int, %s::text, %s::boolean)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.number("partitions", partitions),
-            arguments.position("start", start),
-            arguments.flag("if_not_exists", if_not_exists),
+        return self._call(
+            "create_group",
+            stream=stream,
+            name=name,
+            partitions=partitions,
+            start=start,
+            if_not_exists=if_not_exists,
         )
 
     def note_offset(self, stream: str, name: str, offset: dict[str, Any]) -> None:
-        """Store the offset of a reader that keeps its offset itself as the position of a group.
+        """Store the offset of a reader, which keeps its own offset, as the position of a group.
 
-        So the reader's lag is visible, and retention waits for it.
+        This makes the reader's lag visible, and retention waits for the reader.
 
             >>> group_id = queue.create_group("orders", "report", partitions=1, start="earliest")
             >>> for batch in queue.read("orders"):
@@ -336,12 +359,7 @@ class Reading(Calls):
             PgQueueError: PQ003 not an offset, PQ005 an offset of another stream, PQ006 a group with
                 workers, PQ007 another isolation than read committed.
         """
-        self._value(
-            "select pgqueue.note_offset(%s::text, %s::text, %s::jsonb)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.json_text("offset", offset),
-        )
+        self._call("note_offset", stream=stream, name=name, offset=offset)
 
     def group(self, stream: str, name: str) -> Group:
         """A group, whose messages `Group.run` handles.

@@ -8,24 +8,14 @@ from functools import partial
 from typing import Any
 
 from spark_pgqueue.client import arguments, consuming
-from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.calls.base import Calls, statement
 from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.client.reading import headers_of, json_of
 from spark_pgqueue.client.unseen import undeliver
 
 _COLUMNS = (
-    "select claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count,"
-    " inserted_at, saved::text"
-)
-
-
-_RECEIVE = f"{_COLUMNS} from pgqueue.receive(%s::text, %s::text, %s::int, %s::interval, %s::bigint)"
-
-
-_RECEIVE_WHERE = (
-    f"{_COLUMNS} from pgqueue.receive_where(%s::text, %s::text, p_max => %s::int,"
-    " p_visibility_timeout => %s::interval, p_ack => %s::bigint,"
-    " p_where => pgqueue.as_jsonpath('p_where', %s::text), p_look => %s::int)"
+    "claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count, inserted_at,"
+    " saved::text"
 )
 
 
@@ -61,20 +51,20 @@ class Receiving(Calls):
             visibility_timeout: the time after which other workers may take the messages over,
                 unless `extend` is called; None for the consumer's.
             ack: a claim, or its number, to acknowledge first, as a whole, in the same transaction
-                and round trip; None for none. A claim that is not live is a warning in the log.
-                A call that fails acknowledges nothing.
-            wait: how long to wait for a message when there is none; None for not at all. The wait
-                ends at a publication, at the end of a delay or of another worker's lease, or at
-                the time of a schedule. Behind a pooler, the client looks once a second. Other
-                threads that share the client wait, too. The connection goes on listening.
+                and round trip; None for none. A claim that is not live logs a warning. A call that
+                fails acknowledges nothing.
+            wait: how long to wait for a message when there is none; None not to wait. The wait ends
+                at a publication, at the end of a delay or of another worker's lease, or at the
+                time of a schedule. Behind a pooler, the client polls once a second. Other threads
+                that share the client wait, too. The connection keeps listening.
             where: claim only messages for which this jsonpath, on {key, headers, data}, finds a
-                value that is neither false nor null: "$.data.total > 100". The other messages stay
-                as they are. Only for ordering "none".
-            look: with `where`, look at no more than this many ready messages.
+                value that is neither false nor null: "$.data.total > 100". The other messages are
+                not changed. Only for ordering "none".
+            look: with `where`, examine at most this many ready messages.
 
         Returns:
-            the claim; None when no message can be delivered now, or none came in time. A message
-            that cannot be read has an `error`; the claim has the other messages all the same.
+            the claim; None when no message can be delivered now, or none arrived in time. A message
+            that cannot be read has an `error`, and does not affect the others.
 
         Raises:
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
@@ -101,14 +91,13 @@ class Receiving(Calls):
     ) -> Iterator[Message]:
         """Iterate over single messages, which are claimed many at a time.
 
-        A message is done when the loop asks for the next. The messages of a claim are acknowledged
-        together, in the call that makes the next claim; where that call fails, in a call of their
-        own. So after a worker died, another worker gets up to `prefetch` messages again that were
-        done. The claim is extended while it has messages left, unless one message takes longer
-        than the visibility timeout: then the rest goes to other workers, and the iteration goes on
-        with new messages. Leaving the loop, by break or by an error, returns the current message
-        as `nack` does; those behind it are given back as not delivered, also when the client is
-        closed.
+        A message is done when the loop requests the next. The messages of a claim are acknowledged
+        together, by the call that makes the next claim; if that call fails, by a separate call. So
+        if a worker dies, up to `prefetch` messages that were done are delivered again. The claim is
+        extended while it has messages left, unless one message takes longer than the visibility
+        timeout: then the remaining messages go to other workers, and the iteration continues with
+        new messages. Leaving the loop, by break or by an error, returns the current message as
+        `nack` does, and the messages after it as not delivered; so does closing the client.
 
             >>> for message in queue.consume("orders", "billing", wait=timedelta(0)):
             ...     print(message.data)
@@ -120,7 +109,7 @@ class Receiving(Calls):
             consumer: the consumer's name.
             prefetch: claim at most this many messages at once.
             visibility_timeout: as in `receive`; None for the consumer's.
-            wait: as in `receive`: the iteration ends when no message came for this time; None to
+            wait: as in `receive`: the iteration ends when no message arrived for this time; None to
                 end at once when there is no message.
 
         Raises:
@@ -129,11 +118,8 @@ class Receiving(Calls):
         arguments.number("prefetch", prefetch, 1, 2**31 - 1)
         timeout = visibility_timeout
         if timeout is None:
-            timeout = self._value(
-                "select visibility_timeout from pgqueue.open_consumer(%s::text, %s::text)",
-                arguments.text("stream", stream),
-                arguments.text("consumer", consumer),
-            )
+            columns = "visibility_timeout"
+            timeout = self._call("open_consumer", columns, stream=stream, consumer=consumer)
         arguments.duration("visibility_timeout", timeout)
         arguments.maybe(arguments.patience, "wait", wait)
 
@@ -153,8 +139,8 @@ class Receiving(Calls):
         look: Callable[[], Claim | None],
         look_again: Callable[[], Claim | None],
     ) -> Claim | None:
-        """Look for messages, and again until a look finds some or `patience` is over. What a look
-        claimed, into `rows`, is given back where the caller does not get it.
+        """Poll until messages are found or `patience` has passed. If the caller is interrupted, the
+        claim, whose rows are in `rows`, is returned to the queue.
         """
         seconds = arguments.maybe(arguments.patience, "wait", patience)
         if seconds is not None:
@@ -171,12 +157,8 @@ class Receiving(Calls):
             raise
 
     def _due(self, stream: str, consumer: str) -> float | None:
-        return self._value(
-            "select extract(epoch from pgqueue.next_due(%s::text, %s::text) - clock_timestamp())"
-            "::float8",
-            stream,
-            consumer,
-        )
+        seconds = "extract(epoch from next_due - clock_timestamp())::float8"
+        return self._call("next_due", seconds, stream=stream, consumer=consumer)
 
     def _claim(
         self,
@@ -190,24 +172,22 @@ class Receiving(Calls):
         where: str | None = None,
         look: int = 0,
     ) -> Claim | None:
-        given = [
-            arguments.text("stream", stream),
-            arguments.text("consumer", consumer),
-            arguments.number("max_messages", max_messages, 1, 2**31 - 1),
-            arguments.maybe(arguments.duration, "visibility_timeout", visibility_timeout),
-            arguments.maybe(
-                arguments.claim_id, "ack", ack.claim_id if isinstance(ack, Claim) else ack
-            ),
-        ]
+        given = {
+            "stream": stream,
+            "consumer": consumer,
+            "max_messages": max_messages,
+            "visibility_timeout": visibility_timeout,
+            "ack": ack.claim_id if isinstance(ack, Claim) else ack,
+        }
         if where is None:
-            self._statements.rows(_RECEIVE, given, into=rows)
+            call = statement("receive", _COLUMNS, given)
         else:
-            given += [arguments.text("where", where), arguments.number("look", look)]
-            self._statements.rows(_RECEIVE_WHERE, given, into=rows)
+            call = statement("receive_where", _COLUMNS, given | {"where": where, "look": look})
+        self._statements.rows(*call, into=rows)
         if not rows:
             return None
         claim = self._claim_of(rows)
-        del rows[1:]  # one is enough to give the claim back
+        del rows[1:]  # one is enough to return the claim
         return claim
 
     def _claim_of(self, rows: list[Any]) -> Claim:
@@ -230,17 +210,13 @@ class Receiving(Calls):
 
         Returns:
             how many messages were acknowledged. 0, and a warning in the log, for a claim that was
-            settled before, or that another worker took over.
+            settled before or that another worker has taken over.
 
         Raises:
             PgQueueError: PQ007 a transaction that is not read committed; an argument of the wrong
                 type.
         """
-        return self._value(
-            "select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)",
-            *arguments.target(claim_id, seqs),
-            arguments.maybe(arguments.json_text, "result", result),
-        )
+        return self._call("ack", claim_id=claim_id, seqs=seqs, result=result)
 
     def nack(
         self,
@@ -251,13 +227,13 @@ class Receiving(Calls):
         reason: str | None = None,
         backoff: bool = False,
     ) -> int:
-        """Return a claim, to be delivered again.
+        """Return a claim: its messages are delivered again.
 
-        With ordering, later messages of the same keys in the claim go back, too, and do not count
-        as failed. A message that was delivered max_deliver_count times is dead-lettered instead, if
-        it is given in `seqs`, or is the only message of its claim. When a whole claim of several
-        messages fails for the second time, they come in smaller claims, until the message that
-        fails is alone.
+        With ordering, later messages of the same keys in the claim are returned, too, and do not
+        count as failed. A message that was delivered max_deliver_count times is dead-lettered
+        instead, if it is given in `seqs` or is the only message of its claim. When a whole claim of
+        several messages fails for the second time, they are delivered in smaller claims, until the
+        failing message is isolated.
 
             >>> claim = queue.receive("orders", "billing", max_messages=100)
             >>> queue.nack(claim.claim_id, [2], delay=timedelta(minutes=1), reason="no answer")
@@ -277,12 +253,8 @@ class Receiving(Calls):
         Raises:
             PgQueueError: PQ003 a delay below 0, and as `ack`.
         """
-        return self._value(
-            "select pgqueue.nack(%s::bigint, %s::bigint[], %s::interval, %s::text, %s::boolean)",
-            *arguments.target(claim_id, seqs),
-            arguments.maybe(arguments.duration, "delay", delay),
-            arguments.maybe(arguments.text, "reason", reason),
-            arguments.flag("backoff", backoff),
+        return self._call(
+            "nack", claim_id=claim_id, seqs=seqs, delay=delay, reason=reason, backoff=backoff
         )
 
     def defer(
@@ -295,7 +267,7 @@ class Receiving(Calls):
     ) -> int:
         """Deliver the messages of a claim later. This counts neither as a failure nor a delivery.
 
-        With ordering, later messages of the same keys in the claim go back, too, and wait.
+        With ordering, later messages of the same keys in the claim are returned, too, and wait.
 
             >>> claim = queue.receive("orders", "billing")
             >>> queue.defer(claim.claim_id, delay=timedelta(0), state={"step": 2})
@@ -307,8 +279,8 @@ class Receiving(Calls):
             claim_id: the claim's number.
             seqs: only these messages of the claim; numbers that it does not hold are ignored.
             delay: the time until the next delivery.
-            state: a value that JSON can hold. Later deliveries have it as `Message.saved`. None
-                keeps the state that was saved before.
+            state: a value that JSON can hold, which later deliveries have as `Message.saved`. None
+                keeps the previously saved state.
 
         Returns:
             how many messages left the claim; 0 as in `ack`.
@@ -316,15 +288,10 @@ class Receiving(Calls):
         Raises:
             PgQueueError: PQ003 a delay below 0, and as `ack`.
         """
-        return self._value(
-            "select pgqueue.defer(%s::bigint, %s::bigint[], %s::interval, %s::jsonb)",
-            *arguments.target(claim_id, seqs),
-            arguments.duration("delay", delay),
-            arguments.maybe(arguments.json_text, "state", state),
-        )
+        return self._call("defer", claim_id=claim_id, seqs=seqs, delay=delay, state=state)
 
     def extend(self, claim_id: int, by: timedelta | None = None) -> int:
-        """Hold a claim longer.
+        """Extend the lease of a claim.
 
             >>> claim = queue.receive("orders", "billing", max_messages=100)
             >>> queue.extend(claim.claim_id, timedelta(minutes=5))
@@ -340,11 +307,7 @@ class Receiving(Calls):
         Raises:
             PgQueueError: PQ003 not longer than 0, and as `ack`.
         """
-        return self._value(
-            "select pgqueue.extend(%s::bigint, %s::interval)",
-            arguments.target(claim_id, None)[0],
-            arguments.maybe(arguments.duration, "by", by),
-        )
+        return self._call("extend", claim_id=claim_id, by=by)
 
     def dead_letter(
         self,
@@ -367,16 +330,13 @@ class Receiving(Calls):
             details: why, for programs: a value that JSON can hold.
 
         Returns:
-            how many messages died; 0 as in `ack`.
+            how many messages were dead-lettered; 0 as in `ack`.
 
         Raises:
             PgQueueError: as `ack`.
         """
-        return self._value(
-            "select pgqueue.dead_letter(%s::bigint, %s::bigint[], %s::text, %s::jsonb)",
-            *arguments.target(claim_id, seqs),
-            arguments.maybe(arguments.text, "reason", reason),
-            arguments.maybe(arguments.json_text, "details", details),
+        return self._call(
+            "dead_letter", claim_id=claim_id, seqs=seqs, reason=reason, details=details
         )
 
 
@@ -391,7 +351,7 @@ def _message(
     inserted_at: datetime,
     saved: str | None,
 ) -> Message:
-    """A message. Unreadable headers become its `error`, and no error of the claim."""
+    """A message. Unreadable headers become its `error`; the claim has no error."""
     data = binary if text is None else text
     found, why = headers_of(headers)
     state, why_not = (None, None) if saved is None else json_of("saved state", saved)

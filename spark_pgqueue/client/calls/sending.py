@@ -9,7 +9,7 @@ from typing import Any
 from psycopg.rows import dict_row
 
 from spark_pgqueue.client import arguments, copying
-from spark_pgqueue.client.calls.base import Calls
+from spark_pgqueue.client.calls.base import Calls, statement
 from spark_pgqueue.client.results import Schedule
 
 
@@ -37,7 +37,7 @@ class Sending(Calls):
         Args:
             stream: the stream's name.
             data: the payload: bytes for a binary stream, str for others (JSON text for json).
-            key: the key for ordering "key"; None for a message without an order.
+            key: the key for ordering "key"; None for an unordered message.
             headers: values that JSON can hold, by name.
             priority: -32768 to 32767; higher is earlier, for consumers with ordering "none".
             deliver_at: not delivered before this time (with its zone); None for at once.
@@ -54,22 +54,17 @@ class Sending(Calls):
             PgQueueError: PQ001 unknown stream, PQ002 unknown consumer, PQ003 a value out of range,
                 PQ004 data that does not fit the stream's kind; an argument of the wrong type.
         """
-        binary = isinstance(data, bytes)
-        if not isinstance(data, bytes):
-            arguments.text("data", data, "a str, or bytes for a binary stream")
-        return self._value(
-            "select pgqueue.send(%s::text, %s::text, %s::text, %s::jsonb, %s::int,"
-            " %s::timestamptz, %s::text[], %s::bytea, %s::text, %s::timestamptz)",
-            arguments.text("stream", stream),
-            None if binary else data,
-            arguments.maybe(arguments.text, "key", key),
-            arguments.headers("headers", headers),
-            arguments.number("priority", priority, -32768, 32767),
-            arguments.maybe(arguments.time, "deliver_at", deliver_at),
-            arguments.maybe(arguments.texts, "consumers", consumers),
-            data if binary else None,
-            arguments.maybe(arguments.text, "dedup_key", dedup_key),
-            arguments.maybe(arguments.time, "expires_at", expires_at),
+        return self._call(
+            "send",
+            stream=stream,
+            **arguments.payload(data),
+            key=key,
+            headers=headers,
+            priority=priority,
+            deliver_at=deliver_at,
+            consumers=consumers,
+            dedup_key=dedup_key,
+            expires_at=expires_at,
         )
 
     def send_batch(
@@ -85,7 +80,7 @@ class Sending(Calls):
         dedup_keys: Iterable[str | None] | None = None,
         expires_at: datetime | None = None,
     ) -> list[int]:
-        """Publish messages together: they become visible at once, in the order given.
+        """Publish messages together: they become visible at the same time, in the order given.
 
             >>> queue.send_batch("orders", ["order 3", "order 4"], keys=["customer 7", None])
             [3, 4]
@@ -110,41 +105,24 @@ class Sending(Calls):
         """
         payloads = arguments.payloads("data", data)
         binary = bool(payloads) and isinstance(payloads[0], bytes)
-        stream = arguments.text("stream", stream)
-        all_keys = arguments.maybe(arguments.maybe_texts, "keys", keys)
-        all_headers = (
-            None
-            if headers is None
-            else [arguments.headers(n, h) for n, h in arguments.items("headers", headers)]
-        )
-        all_dedup_keys = arguments.maybe(arguments.maybe_texts, "dedup_keys", dedup_keys)
-        of_all = (
-            arguments.number("priority", priority, -32768, 32767),
-            arguments.maybe(arguments.time, "deliver_at", deliver_at),
-            arguments.maybe(arguments.texts, "consumers", consumers),
-        )
-        expires = arguments.maybe(arguments.time, "expires_at", expires_at)
-        given = (payloads, all_keys, all_headers, all_dedup_keys)
-        counts = {len(each) for each in given if each is not None}
-        if sum(map(len, payloads)) >= copying.WORTH_IT and len(counts) == 1:
-            seqs = copying.copy_messages(self._statements, stream, *given, *of_all, expires)
+        given = {
+            "stream": stream,
+            "data": None if binary else payloads,
+            "data_bytes": payloads if binary else None,
+            "keys": keys,
+            "headers": headers,
+            "dedup_keys": dedup_keys,
+            "priority": priority,
+            "deliver_at": deliver_at,
+            "consumers": consumers,
+            "expires_at": expires_at,
+        }
+        sql, values = statement("send_batch", "*", given)
+        if sum(map(len, payloads)) >= copying.WORTH_IT:
+            seqs = copying.copy_messages(self._statements, payloads, given)
             if seqs is not None:
                 return seqs
-        # An array in binary format is three times as fast as one in text.
-        rows = self._statements.rows(
-            "select * from pgqueue.send_batch(%s::text, %b::text[], %b::text[], %s::jsonb[],"
-            " %s::int, %s::timestamptz, %s::text[], %b::bytea[], %b::text[], %s::timestamptz)",
-            [
-                stream,
-                None if binary else payloads,
-                all_keys,
-                all_headers,
-                *of_all,
-                payloads if binary else None,
-                all_dedup_keys,
-                expires,
-            ],
-        )
+        rows = self._statements.rows(sql, values)
         return [seq for (seq,) in rows]
 
     def create_schedule(
@@ -163,10 +141,10 @@ class Sending(Calls):
         consumers: Iterable[str] | None = None,
         replace: bool = False,
     ) -> datetime:
-        """Send a message at each time that a cron expression, or an interval, says.
+        """Send a message at the times of a cron expression or an interval.
 
-        The next claim for a consumer of the stream, or the next `maintain`, sends it. Times that
-        were missed share one message. It has two more headers: `schedule`, the name, and
+        The next claim for a consumer of the stream, or the next `maintain`, sends it. Missed times
+        are merged into one message. It has two more headers: `schedule`, the name, and
         `planned_at`, the time (of several missed times the first), in UTC.
 
             >>> at = queue.create_schedule(
@@ -181,8 +159,8 @@ class Sending(Calls):
             data: the payload, as in `send`.
             cron: minute, hour, day of the month, month and day of the week, in the syntax of
                 Vixie's cron; or "@hourly", "@daily", ...
-            every: an interval instead: whole seconds, or Postgres' words, such as "1 month". Days
-                and months follow the calendar; "24 hours" follows the clock.
+            every: an interval instead: whole seconds, or an interval of Postgres, such as "1
+                month". Days and months follow the calendar; "24 hours" is a fixed duration.
             time_zone: the name of the time zone of the expression, and of days and months.
             start: the first time (with its zone), from which `every` counts; None for one interval
                 from now.
@@ -190,7 +168,7 @@ class Sending(Calls):
             headers: as in `send`.
             priority: as in `send`.
             consumers: as in `send`.
-            replace: change an existing schedule. Where its times stay the same, so does its next
+            replace: change an existing schedule. If its times do not change, neither does its next
                 time.
 
         Returns:
@@ -200,54 +178,46 @@ class Sending(Calls):
             PgQueueError: PQ003 times that never come or are not valid; PQ006 a schedule of that
                 name exists; and as `send`.
         """
-        binary = isinstance(data, bytes)
-        if not isinstance(data, bytes):
-            arguments.text("data", data, "a str, or bytes for a binary stream")
-        return self._value(
-            "select pgqueue.create_schedule(%s::text, %s::text, %s::text, %s::interval, %s::text,"
-            " %s::text, %s::text, %s::jsonb, %s::int, %s::text[], %s::bytea, %s::timestamptz,"
-            " %s::boolean)",
-            arguments.text("stream", stream),
-            arguments.text("name", name),
-            arguments.maybe(arguments.text, "cron", cron),
-            arguments.maybe(_interval, "every", every),
-            arguments.text("time_zone", time_zone),
-            None if binary else data,
-            arguments.maybe(arguments.text, "key", key),
-            arguments.headers("headers", headers),
-            arguments.number("priority", priority, -32768, 32767),
-            arguments.maybe(arguments.texts, "consumers", consumers),
-            data if binary else None,
-            arguments.maybe(arguments.time, "start", start),
-            arguments.flag("replace", replace),
+        return self._call(
+            "create_schedule",
+            stream=stream,
+            name=name,
+            cron=cron,
+            every=every,
+            time_zone=time_zone,
+            **arguments.payload(data),
+            key=key,
+            headers=headers,
+            priority=priority,
+            consumers=consumers,
+            start=start,
+            replace=replace,
         )
 
     def drop_schedule(self, stream: str, name: str) -> None:
-        """Delete a schedule; what it sent stays.
+        """Delete a schedule. Messages that it has sent are kept.
 
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.drop_schedule("orders", "hourly")
         """
-        self._value("select pgqueue.drop_schedule(%s::text, %s::text)", *_names(stream, name))
+        self._call("drop_schedule", stream=stream, name=name)
 
     def pause_schedule(self, stream: str, name: str) -> None:
-        """Let a schedule send nothing, until it is resumed. Safe to repeat.
+        """Suspend a schedule until it is resumed. Safe to repeat.
 
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.pause_schedule("orders", "hourly")
         """
-        self._value("select pgqueue.pause_schedule(%s::text, %s::text)", *_names(stream, name))
+        self._call("pause_schedule", stream=stream, name=name)
 
     def resume_schedule(self, stream: str, name: str) -> datetime:
-        """Let a paused schedule send again; returns its next time.
+        """Resume a paused schedule; returns its next time.
 
         >>> at = queue.create_schedule("orders", "hourly", "count", every=timedelta(hours=1))
         >>> queue.resume_schedule("orders", "hourly") > datetime.now(UTC)
         True
         """
-        return self._value(
-            "select pgqueue.resume_schedule(%s::text, %s::text)", *_names(stream, name)
-        )
+        return self._call("resume_schedule", stream=stream, name=name)
 
     def schedules(self, stream: str | None = None) -> list[Schedule]:
         """The schedules of a stream, or of all, by name.
@@ -278,7 +248,7 @@ class Sending(Calls):
         after: datetime | None = None,
         count: int = 5,
     ) -> list[datetime]:
-        """The next times of a schedule that does not exist: arguments as in `create_schedule`.
+        """The next times of a hypothetical schedule: arguments as in `create_schedule`.
 
             >>> after = datetime(2026, 1, 31, tzinfo=UTC)
             >>> times = queue.schedule_times(cron="0 2 * * *", after=after, count=2)
@@ -293,29 +263,17 @@ class Sending(Calls):
             after: only times after this one (with its zone); None for now.
             count: how many times, 1 to 1,000.
         """
-        rows = self._statements.rows(
-            "select * from pgqueue.schedule_times(%s::text, %s::interval, %s::text,"
-            " %s::timestamptz, %s::int, %s::timestamptz)",
-            [
-                arguments.maybe(arguments.text, "cron", cron),
-                arguments.maybe(_interval, "every", every),
-                arguments.text("time_zone", time_zone),
-                arguments.maybe(arguments.time, "after", after),
-                arguments.number("count", count, 1, 1000),
-                arguments.maybe(arguments.time, "start", start),
-            ],
+        rows = self._rows(
+            "schedule_times",
+            "*",
+            cron=cron,
+            every=every,
+            time_zone=time_zone,
+            start=start,
+            after=after,
+            count=count,
         )
         return [at for (at,) in rows]
-
-
-def _names(stream: str, name: str) -> tuple[str, str]:
-    return arguments.text("stream", stream), arguments.text("name", name)
-
-
-def _interval(name: str, value: timedelta | str) -> timedelta | str:
-    return (
-        arguments.text(name, value) if isinstance(value, str) else arguments.duration(name, value)
-    )
 
 
 def _schedule(data: str | None, data_bytes: bytes | None, **others: Any) -> Schedule:
