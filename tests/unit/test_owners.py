@@ -20,6 +20,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.driver.waiter import PublicationWaiter
 from spark_pgqueue.spark.platform.process import Parent
 from tests.prepared import Prepared, prepared
+from tests.unit.test_cli import completed
 from tests.unit.test_commands import commands
 
 WORDS = {
@@ -49,6 +50,7 @@ def hostile(empty_url: str) -> Iterator[Prepared]:
 def test_no_command_runs_what_another_role_prepared(
     hostile: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor does a Tab in a shell."""
     monkeypatch.setenv("PGQUEUE_URL", hostile.url)
     tried, wrong = 0, []
     for name, command in commands():
@@ -63,19 +65,7 @@ def test_no_command_runs_what_another_role_prepared(
         tried += 1
     assert wrong == []
     assert tried > 50
-
-
-def test_a_tab_in_a_shell_runs_nothing_either(
-    hostile: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PGQUEUE_URL", hostile.url)
-    given = {
-        "_PGQUEUE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "pgqueue stats ",
-        "COMP_CWORD": "2",
-    }
-    done = CliRunner().invoke(cli.app, [], prog_name="pgqueue", env=given)
-    assert not done.output.strip()
+    assert completed("pgqueue stats ", 2) == []
     assert not hostile.noted
 
 
@@ -262,55 +252,28 @@ def test_a_trigger_with_the_function_of_another_role_is_noticed(
     conn.execute("drop trigger noting on pgqueue.streams")
 
 
-def test_who_owns_the_database_and_may_not_grant_a_group_leaves_that_to_an_administrator(
-    conn: psycopg.Connection, empty_url: str, roles: tuple[str, str]
-) -> None:
-    owner, app = roles
-    with connection.connect(empty_url) as admin:
-        (database,) = admin.execute("select current_database()").fetchone() or ("",)
-        conn.execute("select pgqueue.create_roles()")
-        admin.execute(f"alter database {database} owner to {owner}".encode())
-        with connection.connect(make_conninfo(empty_url, user=owner)) as theirs:
-            schema.install(theirs)
-            with pytest.raises(PgQueueError, match="permission denied to grant role") as caught:
-                schema.grant(theirs, "producer", app)
-            assert f"an administrator of the role runs: grant pgqueue_producer to {app}" in str(
-                caught.value.hint
-            )
-            theirs.execute("select pgqueue.create_stream('s')")
-        admin.execute(f"grant pgqueue_producer to {app}".encode())
-        with spark_pgqueue.connect(make_conninfo(empty_url, user=app)) as queue:
-            assert queue.send("s", "x")
-        admin.execute(f"alter database {database} owner to current_user".encode())
-        admin.execute(f"drop owned by {owner} cascade".encode())
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "alter function pgqueue.send(text,text,text,jsonb,bytea) owner to",
-        "alter function _pgqueue.roles() owner to",
-        "alter view pgqueue.stream_stats owner to",
-        "alter table pgqueue.streams owner to",
-        "alter type pgqueue.claim_hints owner to",
-    ],
-)
 def test_an_object_of_another_role_in_the_schema_is_noticed(
-    conn: psycopg.Connection, url: str, roles: tuple[str, str], statement: str
+    conn: psycopg.Connection, url: str, roles: tuple[str, str]
 ) -> None:
-    if "send" in statement:
-        found = conn.execute(
-            "select min(oid::regprocedure::text) from pg_proc where pronamespace ="
-            " 'pgqueue'::regnamespace and proname = 'send'"
-        ).fetchone()
-        statement = f"alter function {(found or ('',))[0]} owner to"
-    conn.execute(f"{statement} {roles[0]}".encode())
-    with (
-        spark_pgqueue.connect(url) as queue,
-        pytest.raises(PgQueueError, match=f"belongs to {roles[0]}") as caught,
+    (send,) = conn.execute(
+        "select min(oid::regprocedure::text) from pg_proc where pronamespace ="
+        " 'pgqueue'::regnamespace and proname = 'send'"
+    ).fetchone() or ("",)
+    for each in (
+        f"function {send}",
+        "function _pgqueue.roles()",
+        "view pgqueue.stream_stats",
+        "table pgqueue.streams",
+        "type pgqueue.claim_hints",
     ):
-        queue.streams()
-    assert caught.value.sqlstate == "PQ011"
+        conn.execute(f"alter {each} owner to {roles[0]}".encode())
+        with (
+            spark_pgqueue.connect(url) as queue,
+            pytest.raises(PgQueueError, match=f"belongs to {roles[0]}") as caught,
+        ):
+            queue.streams()
+        assert caught.value.sqlstate == "PQ011"
+        conn.execute(f"alter {each} owner to current_user".encode())
 
 
 OPENING = {
