@@ -252,6 +252,29 @@ def test_a_trigger_with_the_function_of_another_role_is_noticed(
     conn.execute("drop trigger noting on pgqueue.streams")
 
 
+def test_who_owns_the_database_and_may_not_grant_a_group_leaves_that_to_an_administrator(
+    conn: psycopg.Connection, empty_url: str, roles: tuple[str, str]
+) -> None:
+    owner, app = roles
+    with connection.connect(empty_url) as admin:
+        (database,) = admin.execute("select current_database()").fetchone() or ("",)
+        conn.execute("select pgqueue.create_roles()")
+        admin.execute(f"alter database {database} owner to {owner}".encode())
+        with connection.connect(make_conninfo(empty_url, user=owner)) as theirs:
+            schema.install(theirs)
+            with pytest.raises(PgQueueError, match="permission denied to grant role") as caught:
+                schema.grant(theirs, "producer", app)
+            assert f"an administrator of the role runs: grant pgqueue_producer to {app}" in str(
+                caught.value.hint
+            )
+            theirs.execute("select pgqueue.create_stream('s')")
+        admin.execute(f"grant pgqueue_producer to {app}".encode())
+        with spark_pgqueue.connect(make_conninfo(empty_url, user=app)) as queue:
+            assert queue.send("s", "x")
+        admin.execute(f"alter database {database} owner to current_user".encode())
+        admin.execute(f"drop owned by {owner} cascade".encode())
+
+
 def test_an_object_of_another_role_in_the_schema_is_noticed(
     conn: psycopg.Connection, url: str, roles: tuple[str, str]
 ) -> None:
