@@ -15,6 +15,11 @@ import psycopg
 
 from spark_pgqueue import Reject, Retry
 
+TABLE = """
+create table done (n bigint generated always as identity, seq bigint, key text, count int,
+                   at timestamptz default clock_timestamp())
+"""
+
 
 @cache
 def conn() -> psycopg.Connection:

@@ -1,4 +1,4 @@
-"""Run a script in a process of its own, to be killed; wait for what others do."""
+"""Run a script, a worker or `pgqueue` in a process of its own; wait for what others do."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 ROOT = Path(__file__).parent.parent
+
+WORKER = """
+import datetime, sys
+from spark_pgqueue import Consumer
+from tests import handlers
+_, url, handler, options = sys.argv
+Consumer(url, "s", "c").run(
+    getattr(handlers, handler), visibility_timeout=datetime.timedelta(seconds=2), **eval(options)
+)
+"""
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
@@ -117,3 +128,40 @@ class Child:
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
+
+
+# Python starts once for all command lines: it takes longer than they do.
+EACH = """
+import sys
+from spark_pgqueue.__main__ import main
+for words in sys.argv[1:]:
+    sys.argv[1:] = words.split()
+    try:
+        main()
+    except SystemExit as end:
+        print("ended with", end.code, file=sys.stderr)
+"""
+
+
+def worker(url: str, handler: str, **options: Any) -> Child:
+    """A process that works for the consumer c of the stream s, with a function of `handlers`."""
+    return Child(WORKER, url, handler, repr(options))
+
+
+@contextmanager
+def started(
+    *words: str, url: str, environment: dict[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """`pgqueue` as a process that hears Ctrl-C, what it prints in pipes; killed in the end."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-m", "spark_pgqueue", *words],
+        env={**os.environ, "PGQUEUE_URL": url, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        # Where the tests run in a shell's background, Ctrl-C is ignored, and by children too.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        **{"stdout": pipe, "stderr": pipe, "text": True, **options},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

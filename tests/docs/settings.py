@@ -34,17 +34,20 @@ def _table() -> str:
         for folder in ("sql", "unit", "spark")
         for file in sorted((ROOT / "tests" / folder).glob("test_*.py"))
     }
+    bodies = {
+        file: [(found[1], found[0]) for found in _FUNCTION.finditer(text)]
+        for file, text in sources.items()
+    }
+    words = {file: Counter(re.findall(r"\w+", text)) for file, text in tests.items()}
     rows = ["| setting | functions that read it | tests that set it most |", "|---|---|---|"]
     for name in names:
         read = re.compile(rf"\w\)?\.{name}\b")
         functions = "; ".join(
             f"`{file}`: " + ", ".join(f"`{function}`" for function in dict.fromkeys(found))
-            for file, text in sources.items()
-            if (found := [f[1] for f in _FUNCTION.finditer(text) if read.search(f[0])])
+            for file, functions in bodies.items()
+            if (found := [f for f, body in functions if f".{name}" in body and read.search(body)])
         )
-        known = Counter(
-            {file: len(re.findall(rf"\b{name}\b", text)) for file, text in tests.items()}
-        )
+        known = Counter({file: words[file][name] for file in tests})
         shown = [f"`{file}`" for file, count in known.most_common(_TESTS_SHOWN) if count]
         rows.append(
             f"| `{name}` | {functions or 'none: it is read by name'} | {', '.join(shown)} |"

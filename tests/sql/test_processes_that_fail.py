@@ -17,10 +17,10 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.conftest import GivenServer, Server
+from tests.handlers import TABLE
 from tests.parties import Parties
-from tests.processes import Child, wait_until
+from tests.processes import wait_until, worker
 from tests.sql.queue import Conn, acked, one, value
-from tests.unit.test_worker_crashes import TABLE, WORKER
 
 pytestmark = [pytest.mark.longer, pytest.mark.timeout(200)]
 
@@ -138,7 +138,7 @@ def test_a_worker_that_stood_still_past_its_lease_changes_nothing_that_others_di
     conn.execute("select count(*) from pgqueue.send_batch('s', array_fill('x'::text, '{2000}'))")
     done = "select count(*) from done"
     left = "select count(*) from pgqueue.message_states where state <> 'dead'"
-    with Child(WORKER, url, handler, repr({"concurrency": 4, **options})) as child:
+    with worker(url, handler, concurrency=4, **options) as child:
         wait_until(lambda: one(conn, done) > 150)
         taken_over: list[int] = []
         with stopped([psutil.Process(child.pid)]):

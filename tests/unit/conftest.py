@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -16,15 +17,50 @@ import spark_pgqueue
 from spark_pgqueue import embedded
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line import cli
+from spark_pgqueue.postgres import connection
+from tests import handlers
+from tests.sql import checker
 
 
 @pytest.fixture
-def queue(url: str) -> Iterator[Client]:
-    """A client, with a stream s of text and its consumer c."""
+def queue(url: str, request: pytest.FixtureRequest) -> Iterator[Client]:
+    """A client, with a stream s of text and its consumer c, as `CONSUMER` of the module says.
+
+    It says how the consumer is made, or None for no consumer.
+    """
+    options = getattr(request.module, "CONSUMER", {})
     with spark_pgqueue.connect(url) as client:
         client.create_stream("s")
-        client.create_consumer("s", "c")
+        if options is not None:
+            client.create_consumer("s", "c", **options)
         yield client
+
+
+def end_session(conn: psycopg.Connection, of: Any) -> None:
+    """End the session of a client or a connection, from another one."""
+    theirs = of._statements.connection() if isinstance(of, Client) else of
+    conn.execute("select pg_terminate_backend(%s, 10000)", [theirs.info.backend_pid])
+
+
+@pytest.fixture
+def allowed_afterwards(url: str) -> Iterator[None]:
+    """The test leaves the tables in a state that the invariants allow."""
+    yield
+    with connection.connect(url) as conn:
+        checker.check(conn)
+
+
+@pytest.fixture
+def done(
+    url: str, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], list[Any]]]:
+    """The table done, in which `handlers` note what they handle; returns its rows."""
+    monkeypatch.setenv("PGQUEUE_TEST_HANDLERS", url)
+    conn.execute(handlers.TABLE)
+    yield lambda: conn.execute("select seq, key, count, at from done order by n").fetchall()
+    if handlers.conn.cache_info().currsize:
+        handlers.conn().close()
+        handlers.conn.cache_clear()
 
 
 @pytest.fixture

@@ -192,20 +192,6 @@ def test_a_call_that_connects_while_the_client_is_closed_says_so(url):
     run(url, work)
 
 
-def test_errors_are_those_of_the_client(url):
-    async def work(queue):
-        with pytest.raises(PgQueueError, match="PQ001"):
-            await queue.send("t", "x")
-        with pytest.raises(PgQueueError, match="PQ002"):
-            _ = [m async for m in queue.consume("s", "nobody")]
-        await queue.close()
-        await queue.close()
-
-    run(url, work)
-    with pytest.raises(PgQueueError, match="no connection"):
-        asyncio.run(spark_pgqueue.connect_async("postgresql://127.0.0.1:1/x", patience=0))
-
-
 WAITS = {
     "receive": lambda queue: queue.receive("s", "c", wait=LONG),
     "consume": lambda queue: anext(queue.consume("s", "c", wait=LONG)),

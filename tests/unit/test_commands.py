@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import re
 import shlex
 import signal
@@ -21,7 +20,8 @@ from typer.testing import CliRunner
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line import cli, completion
 from spark_pgqueue.command_line.app import EXIT_CODES, MODULES, PANELS, as_commands
-from tests.unit.test_cli import EACH, completed
+from tests.processes import EACH, started
+from tests.unit.test_cli import completed
 
 Run = Callable[..., str]
 
@@ -202,36 +202,22 @@ def test_exit_codes_are_documented_in_one_place_and_the_page_says_the_same(run: 
 
 
 def test_exit_codes(url: str, run: Run, queue: Client, tmp_path: Path) -> None:
-    """0, 1, 2, 3 and 130; a worker that is stopped has done its work."""
-    (tmp_path / "jobs.py").write_text("def work(message): print(message.data, flush=True)\n")
-    queue.send_batch("s", ["a"])
-    environment = {**os.environ, "PGQUEUE_URL": url, "PYTHONPATH": str(tmp_path)}
-    pgqueue = [sys.executable, "-m", "spark_pgqueue"]
+    """0 to 3; a worker that is stopped has done its work."""
     queue.create_consumer("s", "new")
-    for code, arguments in ((0, "stream list"), (1, "stream drop no --yes"), (2, "stream drop")):
-        assert CliRunner().invoke(cli.app, arguments.split()).exit_code == code
-    found_nothing = [*pgqueue, *["receive", "s", "new", "--exit-code"]]
-    assert subprocess.run(found_nothing, env=environment).returncode == 3
-    for sent, code, arguments in (
-        (signal.SIGINT, 130, "tail s --from earliest"),
-        (signal.SIGINT, 0, "work jobs:work s c"),
-        (signal.SIGTERM, 0, "work jobs:work s c"),
+    for code, arguments in enumerate(
+        ("stream list", "stream drop no --yes", "stream drop", "receive s new --exit-code")
     ):
-        # Where the tests run in a shell's background, Ctrl-C is ignored, and by children too.
-        listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        with subprocess.Popen(
-            [*pgqueue, *arguments.split()],
-            env={**environment, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=listen,
-        ) as process:
+        assert CliRunner().invoke(cli.app, arguments.split()).exit_code == code
+    (tmp_path / "jobs.py").write_text("def work(message): print(message.data, flush=True)\n")
+    work = partial(started, "work", "jobs:work", "s", environment={"PYTHONPATH": str(tmp_path)})
+    with work("c", url=url) as one, work("new", url=url) as two:
+        queue.send("s", "b")
+        for process, number in ((one, signal.SIGINT), (two, signal.SIGTERM)):
             assert process.stdout is not None
-            queue.send("s", "b")
             assert process.stdout.readline()
-            process.send_signal(sent)
+            process.send_signal(number)
             process.communicate(timeout=30)
-        assert process.returncode == code, arguments
+            assert process.returncode == 0, number
 
 
 def test_streams_are_listed_with_what_they_hold_from_the_beginning(run: Run, queue: Client) -> None:

@@ -95,13 +95,6 @@ class Keeps(Rows):
         return len(delivery.numbers)
 
 
-class Misses(Rows):
-    """Acknowledges fewer messages than it was given."""
-
-    def ack(self, conn: psycopg.Connection, delivery: Delivery, consumer: int) -> int:
-        return super().ack(conn, delivery, consumer) - 1
-
-
 @pytest.mark.longer
 @pytest.mark.parametrize(
     ("side", "said"),
@@ -109,9 +102,8 @@ class Misses(Rows):
         (Loses(), "lost"),
         (Doubles(), "received twice"),
         (Keeps(), "not acknowledged"),
-        (Misses(), r"acknowledged \d+ of \d+ messages"),
     ],
-    ids=["lost", "doubled", "kept", "miscounted"],
+    ids=["lost", "doubled", "kept"],
 )
 def test_a_wrong_count_fails_the_run(empty_url, side, said):
     with connect(empty_url) as conn, Crew(empty_url, ServerCpu(conn)) as crew:
@@ -167,15 +159,9 @@ def figures() -> Report:
     )
 
 
-def test_the_page_shows_where_we_lose(figures):
+def test_the_page_shows_where_we_lose_and_the_servers_cpu(figures, tmp_path):
     text = report.readme_of(figures)
-    assert "| messages: 1 / 10 | 175 / 175/s | **0.50** / **0.50** |" in text
-    assert "| messages: 1 / 10; *one call* | 400 / 400/s | 1.14 / 1.14 |" in text
     assert "| median | 1 ms | 3 |" in text
-
-
-def test_the_servers_cpu_stands_beside_the_speed(figures, tmp_path):
-    text = report.readme_of(figures)
     rows = [line for line in text.splitlines() if line.startswith("| messages")]
     assert rows == [
         "| messages: 1 / 10 | 175 / 175/s | **0.50** / **0.50** |",
@@ -206,6 +192,7 @@ def test_the_cpu_of_a_server_counts_sessions_that_are_over(server):
         assert took_in_all > took - 0.03, "the clock of ended processes ticks each 10 ms"
 
 
+@pytest.mark.longer
 def test_json_and_picture_are_written_and_read(figures, tmp_path):
     figures.write(tmp_path / "compare.json")
     again = report.read(tmp_path / "compare.json")

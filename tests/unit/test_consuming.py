@@ -8,17 +8,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
-from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.processes import wait_until
 from tests.sql.queue import AT_ONCE, ORDERINGS
+from tests.unit.conftest import end_session
 
-
-@pytest.fixture
-def queue(url):
-    with spark_pgqueue.connect(url) as client:
-        client.create_stream("s")
-        yield client
+CONSUMER = None
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -44,33 +39,29 @@ def test_it_takes_few_calls(queue):
     assert claims == {10, 5}, "a claim is acknowledged by the call that makes the next"
 
 
-def backend_of(client):
-    return client._statements.connection().info.backend_pid
-
-
-def test_a_claim_that_gets_nothing_takes_no_acknowledgement_with_it(queue, url):
+def test_a_claim_that_gets_nothing_takes_no_acknowledgement_with_it(queue, url, conn):
     """The call for both waits for a lock in vain; an acknowledgement alone needs no such lock."""
     queue.create_consumer("s", "c", settings={"max_in_flight": 100})
     sent = queue.send_batch("s", ["x"] * 3)
     hasty = make_conninfo(url, options="-c lock_timeout=100ms")
-    with spark_pgqueue.connect(hasty) as client, connection.connect(url) as holder:
+    with spark_pgqueue.connect(hasty) as client:
         messages = client.consume("s", "c", prefetch=2)
         assert [next(messages).seq for _ in range(2)] == sent[:2]
-        with holder.transaction():
-            holder.execute("select _pgqueue.lock_consumer(consumer_id) from pgqueue.consumers")
+        with conn.transaction():
+            conn.execute("select _pgqueue.lock_consumer(consumer_id) from pgqueue.consumers")
             assert next(messages, None) is None
             (stats,) = queue.stats()
             assert (stats.claimed, stats.backlog) == (0, 1)
     assert [message.seq for message in queue.consume("s", "c")] == sent[2:]
 
 
-def test_a_connection_that_is_lost_takes_no_acknowledgement_with_it(queue, url):
+def test_a_connection_that_is_lost_takes_no_acknowledgement_with_it(queue, url, conn):
     queue.create_consumer("s", "c")
     sent = queue.send_batch("s", ["x"] * 3)
-    with spark_pgqueue.connect(url) as client, connection.connect(url) as other:
+    with spark_pgqueue.connect(url) as client:
         messages = client.consume("s", "c", prefetch=2)
         assert [next(messages).seq for _ in range(2)] == sent[:2]
-        other.execute("select pg_terminate_backend(%s, 10000)", [backend_of(client)])
+        end_session(conn, client)
         with pytest.raises(PgQueueError, match="was lost"):
             next(messages)
     (stats,) = queue.stats()
@@ -78,19 +69,18 @@ def test_a_connection_that_is_lost_takes_no_acknowledgement_with_it(queue, url):
     assert [message.seq for message in queue.consume("s", "c")] == sent[2:]
 
 
-def test_a_wait_that_is_cut_off_acknowledges_nothing_twice(queue, url, caplog):
+def test_a_wait_that_is_cut_off_acknowledges_nothing_twice(queue, url, conn, caplog):
     """A second acknowledgement of a claim would be a warning."""
     queue.create_consumer("s", "c")
     queue.send_batch("s", ["x"])
-    with spark_pgqueue.connect(url) as client, connection.connect(url) as other:
+    with spark_pgqueue.connect(url) as client:
         messages = client.consume("s", "c", wait=timedelta(minutes=1))
         next(messages)
-
-        pid = backend_of(client)
+        kept = client._statements.connection()
 
         def cut_off():
             wait_until(lambda: queue.stats()[0].claims == 0)
-            other.execute("select pg_terminate_backend(%s, 10000)", [pid])
+            end_session(conn, kept)
 
         thread = threading.Thread(target=cut_off)
         thread.start()
@@ -118,19 +108,6 @@ def test_what_another_worker_took_over_is_not_worked_on(queue):
     assert [m.seq for m in other.messages] == sent
     (later,) = queue.send_batch("s", ["y"])
     assert [m.seq for m in messages] == [later]
-
-
-def test_it_waits_for_messages(queue):
-    queue.create_consumer("s", "c")
-    (first,) = queue.send_batch("s", ["x"])
-    got = []
-    began = time.monotonic()
-    for message in queue.consume("s", "c", wait=timedelta(seconds=0.5)):
-        got.append(message.seq)
-        if len(got) == 1:
-            queue.send("s", "y", deliver_at=None)
-    assert got == [first, first + 1]
-    assert 0.4 < time.monotonic() - began < 10
 
 
 def test_bad_arguments_are_told_before_the_first_message(queue):

@@ -59,6 +59,8 @@ def test_it_starts_keeps_its_data_and_stops(new_directory):
             assert conn.execute("show work_mem").fetchone() == ("7MB",)
             assert conn.execute("show server_encoding").fetchone() == ("UTF8",)
             conn.execute("create table kept as select 1")
+        for place in ("data/.s.PGSQL.5432", "data"):
+            assert (new_directory / place).stat().st_mode & 0o077 == 0, "its user's alone"
         with connection.connect_adbc(server.url) as adbc, adbc.cursor() as cursor:
             cursor.execute("select 1")
             assert cursor.fetchone() == (1,)
@@ -245,12 +247,6 @@ def test_tcp_is_rejected_also_in_a_directory_of_an_earlier_version(directory):
             kept = [line for line in rules.read_text().splitlines() if line.startswith("host")]
             assert all(line.endswith("reject") for line in kept if line != mine.strip())
             assert (mine in rules.read_text()) == trusted
-
-
-def test_only_its_user_reaches_the_socket(directory):
-    with embedded.start(directory):
-        assert (directory / "data" / ".s.PGSQL.5432").stat().st_mode & 0o077 == 0
-        assert (directory / "data").stat().st_mode & 0o077 == 0
 
 
 def made_open(folder: Path) -> None:

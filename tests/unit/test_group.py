@@ -1,14 +1,9 @@
 """Workers of a group, in the client and on the command line."""
 
 import json
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -19,21 +14,23 @@ from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.processes import wait_until
 from tests.sql import clock
+from tests.unit.conftest import end_session
 
 MOMENT = timedelta(milliseconds=300)
 
 
+CONSUMER = None
+
+
 @pytest.fixture
-def queue(url):
-    """A client, with a stream "s", its group "g" of four partitions, and a table "done"."""
-    with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
-        client.create_stream("s")
-        client.create_group("s", "g", partitions=4, start="earliest")
-        conn.execute(
-            "create table done (n bigint generated always as identity, seq bigint, key text,"
-            " worker text)"
-        )
-        yield client
+def queue(queue, conn):
+    """Its group "g" of four partitions, and a table "done"."""
+    queue.create_group("s", "g", partitions=4, start="earliest")
+    conn.execute(
+        "create table done (n bigint generated always as identity, seq bigint, key text,"
+        " worker text)"
+    )
+    return queue
 
 
 def note(messages, conn, worker="w"):
@@ -45,16 +42,17 @@ def note(messages, conn, worker="w"):
         )
 
 
-def done(url):
-    with connection.connect(url) as conn:
-        return conn.execute("select seq, key, worker from done order by n").fetchall()
+@pytest.fixture
+def done(conn):
+    """What was handled."""
+    return lambda: conn.execute("select seq, key, worker from done order by n").fetchall()
 
 
-def test_a_worker_works_off_everything_once(queue, url):
+def test_a_worker_works_off_everything_once(queue, url, conn, done):
     sent = queue.send_batch("s", ["x"] * 50, keys=[f"k{i % 7}" for i in range(50)])
     worker = queue.group("s", "g")
     assert worker.run(note, max_messages=7, wait=MOMENT) == 50
-    assert [seq for seq, _, _ in done(url)] == sent
+    assert [seq for seq, _, _ in done()] == sent
     assert worker.run(note, wait=MOMENT) == 0
     assert {p.behind for p in queue.partitions("s", "g")} == {0}
     assert {p.worker for p in queue.partitions("s", "g")} == {None}
@@ -68,64 +66,57 @@ def test_a_stop_that_comes_before_the_run_ends_it(queue):
     assert worker.run(note, wait=MOMENT) == 1
 
 
-def test_a_statement_of_the_handler_that_fails_ends_the_run(queue):
-    """Also by an error that would pass, were the statement not the handler's."""
-    queue.send("s", "x")
-
-    def fail(_, conn):
-        conn.execute("do $$ begin raise serialization_failure; end $$")
-
-    with pytest.raises(psycopg.errors.SerializationFailure):
-        queue.group("s", "g").run(fail, wait=MOMENT)
-
-
-def test_an_error_of_the_handler_ends_the_run_and_undoes_what_it_did(queue, url):
+def test_an_error_of_the_handler_ends_the_run_and_undoes_what_it_did(queue, done):
+    """Also one that would pass, were the statement not the handler's."""
     queue.send_batch("s", list("abc"))
+    fails = "do $$ begin raise serialization_failure; end $$"
 
     def fail(messages, conn):
         note(messages, conn)
         raise RuntimeError("no")
 
-    with pytest.raises(RuntimeError, match="no"):
-        queue.group("s", "g").run(fail)
-    assert done(url) == []
+    for handler, error in (
+        (fail, RuntimeError),
+        (lambda messages, conn: conn.execute(fails), psycopg.errors.SerializationFailure),
+    ):
+        with pytest.raises(error):
+            queue.group("s", "g").run(handler, wait=MOMENT)
+        assert done() == []
     assert queue.group("s", "g").run(note, wait=MOMENT) == 3
 
 
-def test_who_sleeps_too_long_undoes_its_work_and_goes_on(queue, url):
+def test_who_sleeps_too_long_undoes_its_work_and_goes_on(queue, url, conn, done):
     sent = queue.send_batch("s", ["x"] * 20, keys=[str(i) for i in range(20)])
     slept = []
 
-    def sleep(messages, conn):
-        note(messages, conn, "sleeper")
+    def sleep(messages, mine):
+        note(messages, mine, "sleeper")
         if not slept:
             slept.append(len(messages))
-            with connection.connect(url) as other:
-                clock.end_worker_lease(other, "sleeper")
-                other.execute("select pgqueue.lease_partitions('s', 'g', 'other')")
-                other.execute("select pgqueue.leave_group('s', 'g', 'other')")
+            clock.end_worker_lease(conn, "sleeper")
+            conn.execute("select pgqueue.lease_partitions('s', 'g', 'other')")
+            conn.execute("select pgqueue.leave_group('s', 'g', 'other')")
 
     count = queue.group("s", "g").run(sleep, worker="sleeper", wait=MOMENT)
     assert (slept, count) == ([20], 20)
-    assert [seq for seq, _, _ in done(url)] == sent
+    assert [seq for seq, _, _ in done()] == sent
 
 
-def test_a_lost_connection_is_replaced(queue, url):
+def test_a_lost_connection_is_replaced(queue, url, conn, done):
     queue.send_batch("s", ["x"] * 5)
     killed = []
 
-    def lose(messages, conn):
-        note(messages, conn)
+    def lose(messages, mine):
+        note(messages, mine)
         if not killed:
-            killed.append(conn.info.backend_pid)
-            with connection.connect(url) as other:
-                other.execute("select pg_terminate_backend(%s, 5000)", killed)
+            killed.append(mine)
+            end_session(conn, mine)
 
     assert queue.group("s", "g").run(lose, wait=MOMENT) == 5
-    assert len(done(url)) == 5
+    assert len(done()) == 5
 
 
-def test_workers_share_and_go(queue, url):
+def test_workers_share_and_go(queue, url, conn, done):
     """A second worker gets half of the partitions while the first works, and all after its end."""
     clients = [spark_pgqueue.connect(url) for _ in range(2)]
     groups = [client.group("s", "g") for client in clients]
@@ -147,14 +138,14 @@ def test_workers_share_and_go(queue, url):
     threads[1].start()
     wait_until(lambda: shares() == {"w1": 2, "w2": 2})
     sent += queue.send_batch("s", ["x"] * 40, keys=[str(i) for i in range(40)])
-    wait_until(lambda: len(done(url)) == 80)
+    wait_until(lambda: len(done()) == 80)
     groups[0].stop()
     wait_until(lambda: shares() == {"w2": 4})
     groups[1].stop()
     for thread in threads:
         thread.join(20)
-    assert sorted(seq for seq, _, _ in done(url)) == sent
-    assert {worker for _, _, worker in done(url)} == {"w1", "w2"}
+    assert sorted(seq for seq, _, _ in done()) == sent
+    assert {worker for _, _, worker in done()} == {"w1", "w2"}
     for client in clients:
         client.close()
 
@@ -187,43 +178,3 @@ def test_groups_on_the_command_line(queue, run):
     run("consumer drop s h --yes")
     assert "no group 'h'" in run("group lag s h", code=1)
     assert [each.name for each in queue.groups()] == ["g"]
-
-
-WORKER = """
-import sys, spark_pgqueue
-from datetime import timedelta
-from tests.unit.test_group import note
-with spark_pgqueue.connect(sys.argv[1]) as queue:
-    queue.group("s", "g").run(lambda m, c: note(m, c, sys.argv[2]), max_messages=5,
-                              lease=timedelta(seconds=1), worker=sys.argv[2])
-"""
-
-
-@pytest.mark.longer
-def test_workers_that_are_killed(queue, url):
-    """kill -9, again and again, beside a producer: each message once, and in order by key."""
-
-    def start(name):
-        return subprocess.Popen([sys.executable, "-c", WORKER, url, name], cwd=Path.cwd())
-
-    workers = [start(f"w{i}") for i in range(3)]
-    sent = []
-    try:
-        for i in range(12):
-            for _ in range(40):
-                sent.append(queue.send("s", "x", key=f"k{len(sent) % 11}"))
-                time.sleep(0.02)
-            victim = workers.pop(0)
-            victim.send_signal(signal.SIGKILL)
-            victim.wait()
-            workers.append(start(f"x{i}"))
-        wait_until(lambda: len(done(url)) >= len(sent), 60)
-    finally:
-        for each in workers:
-            each.kill()
-            each.wait()
-    got = done(url)
-    assert sorted(seq for seq, _, _ in got) == sent
-    for key in {key for _, key, _ in got}:
-        mine = [seq for seq, k, _ in got if k == key]
-        assert mine == sorted(mine)

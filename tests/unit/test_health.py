@@ -12,7 +12,7 @@ from spark_pgqueue import metrics
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line.cli import app
 from spark_pgqueue.command_line.doctor import _REMEDIES
-from spark_pgqueue.command_line.doctor import checks as doctor
+from spark_pgqueue.command_line.doctor import _postgres as doctor
 from spark_pgqueue.serving import Request
 from spark_pgqueue.web.server import Page
 from tests.sql import clock

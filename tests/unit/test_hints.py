@@ -9,8 +9,6 @@ import pytest
 
 from spark_pgqueue import nearest
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.sink import parse_sink
-from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.worker.consumer import options_of
 from spark_pgqueue.worker.options import FOREIGN, Options
 
@@ -22,12 +20,6 @@ SETTINGS = {  # of other queues, in the spellings of several languages
     "max_backlog": "x-max-length maxlength",
     "max_in_flight": "max_ack_pending prefetch_count",
 }
-KAFKA = [
-    "subscribe", "subscribePattern", "assign", "groupId", "group.id", "kafka.group.id",
-    "bootstrap.servers", "kafka.bootstrap.servers", "kafka.security.protocol",
-    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "topic", "startingOffsets", "endingOffsets",
-    "startingOffsetsByTimestamp",
-]  # fmt: skip
 
 
 def hint_of(conn: psycopg.Connection, call: str, *values: Any) -> str:
@@ -72,22 +64,3 @@ def test_hints_of_python() -> None:
             options_of({word: timedelta(1)})
         assert meant in (error.value.hint or ""), word
     assert not {*FOREIGN} & {*Options.__dataclass_fields__}, "an option is no foreign name"
-
-
-@pytest.mark.parametrize("parse", [parse_source, lambda given: parse_sink(given, streaming=False)])
-def test_hints_of_spark(parse) -> None:
-    known = {"url": "postgresql://h/d", "stream": "s"}
-    if parse is parse_source:
-        known["consumer"] = "c"
-    sinks = [] if parse is parse_source else ["failOnDataLoss", "includeHeaders"]
-    for word in KAFKA + sinks:
-        with pytest.raises(PgQueueError, match="has no option") as error:
-            parse(known | {word: "secret"})
-        hint = error.value.hint or ""
-        assert hint, word
-        assert "there are: " not in hint, word
-        assert "secret" not in str(error.value)
-    for word in filter(str.strip, ODD):
-        with pytest.raises(PgQueueError, match="has no option") as error:
-            parse(known | {word: "secret"})
-        assert "there are: url, " in (error.value.hint or ""), word

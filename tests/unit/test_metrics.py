@@ -2,13 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from http.client import HTTPConnection
 from typing import Any
 
@@ -25,11 +22,7 @@ from spark_pgqueue.printable import printable
 EVIL = 'a"b\\c\nd{e="f"} \u202e\x1b[2J'
 
 
-@pytest.fixture
-def queue(url: str, conn: psycopg.Connection) -> Iterator[Client]:
-    with spark_pgqueue.connect(url) as client:
-        client.create_stream("s")
-        yield client
+CONSUMER = None
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -188,20 +181,6 @@ def test_a_database_that_is_away_is_a_figure_and_comes_back(
         assert samples(scrape(lambda: watcher), "pgqueue_up") == {(): 1}
 
 
-def test_an_observer_may_look_and_do_nothing_else(
-    queue: Client, new_role: Callable[..., str]
-) -> None:
-    queue.create_consumer("s", "c", ordering="key")
-    queue.create_group("s", "g", partitions=2)
-    queue.send("s", "x", key="k")
-    with spark_pgqueue.connect(new_role("observer")) as watcher:
-        assert samples(metrics.look_at(watcher), "pgqueue_stream_sent_total") == {("s",): 1}
-        assert watcher.explain("s", "c", 1).state == "new"
-        assert watcher.open_claims() == []
-        with pytest.raises(spark_pgqueue.PgQueueError, match="permission denied"):
-            watcher.receive("s", "c")
-
-
 @pytest.mark.parametrize(
     ("text", "address"),
     [
@@ -220,21 +199,6 @@ def test_an_address_without_a_host_is_this_machine(text: str, address: tuple[str
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         serving.address(text, 1)
-
-
-def test_a_claim_is_seen_with_who_has_it(queue: Client) -> None:
-    queue.create_consumer("s", "c")
-    queue.create_consumer("s", "d")
-    queue.send_batch("s", ["x"] * 3)
-    claim = queue.receive("s", "c", 2, visibility_timeout=timedelta(hours=1))
-    assert claim is not None
-    assert queue.receive("s", "d")
-    claim.ack(claim.messages[:1])
-    (found,) = queue.open_claims("s", "c")
-    # (of a worker's claim, both count what is left)
-    assert (found.claim_id, found.messages, found.remaining) == (claim.claim_id, 1, 1)
-    assert (found.first_seq, found.expired, found.query) == (2, False, None)
-    assert [each.consumer for each in queue.open_claims(limit=1)] == ["d"]
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
@@ -270,17 +234,3 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     places = [tuple(panel["gridPos"][k] for k in "xywh") for panel in board["panels"]]
     assert all(x + w <= 24 for x, _, w, _ in places)
     assert len({place[:2] for place in places}) == len(places)
-
-
-def test_the_command_serves_until_it_is_interrupted(queue: Client, url: str) -> None:
-    command = [sys.executable, "-m", "spark_pgqueue", "metrics", "--url", url, "--listen", ":0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        said = process.stderr.readline()
-        assert "to this machine alone" in said
-        port = int(said.split("/metrics")[0].rpartition(":")[2])
-        connection = HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("GET", "/metrics")
-        assert parsed(connection.getresponse().read().decode())
-        process.terminate()
-        process.wait(10)

@@ -12,16 +12,15 @@ from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.notifications import Listener
 from spark_pgqueue.spark.driver.waiter import PublicationWaiter
 from spark_pgqueue.spark.platform.process import Parent
+from tests.processes import wait_until
 
 
 @pytest.fixture
-def queue(url):
-    """A client, with streams "s" and "t" and a consumer "c" of each."""
-    with spark_pgqueue.connect(url) as client:
-        for stream in ("s", "t"):
-            client.create_stream(stream)
-            client.create_consumer(stream, "c")
-        yield client
+def queue(queue):
+    """Also a stream "t" with its consumer "c"."""
+    queue.create_stream("t")
+    queue.create_consumer("t", "c")
+    return queue
 
 
 def notify(url: str, channel: str, count: int) -> None:
@@ -30,10 +29,8 @@ def notify(url: str, channel: str, count: int) -> None:
         conn.execute(
             "select pg_notify(%s, i::text) from generate_series(1, %s) i", [channel, count]
         )
-        end = time.monotonic() + 30
-        while conn.execute("select pg_notification_queue_usage()").fetchone() != (0.0,):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        used = "select pg_notification_queue_usage()"
+        wait_until(lambda: conn.execute(used).fetchone() == (0.0,))
 
 
 def test_a_query_that_waits_hears_what_comes_after_it_forgot_what_came_before(queue, url):
@@ -57,10 +54,11 @@ def is_waited_for(queue, stream: str) -> bool:
 
 def test_who_waits_is_notified_until_there_is_much_to_do(queue, url):
     """And again when it waits again, however the wait before ended."""
+    receive, moment = queue.receive, timedelta(milliseconds=50)
     assert not is_waited_for(queue, "s")
     for _ in range(2):
-        assert queue.receive("s", "c", wait=timedelta(milliseconds=50)) is None
-        assert is_waited_for(queue, "s")
+        # A look may take so long that no time is left to wait.
+        wait_until(lambda: not receive("s", "c", wait=moment) and is_waited_for(queue, "s"))
         assert not is_waited_for(queue, "t")
         queue.send_batch("s", ["x"] * 20)
         for _ in range(20):
@@ -159,11 +157,13 @@ def test_it_listens_to_every_stream_that_it_waited_for_and_again_on_a_new_connec
     before = channels()
     assert len(before) == 2
     queue._statements.disconnect()
-    end = time.monotonic() + 20
-    while channels() != before:  # a wait may be over before it has a connection
-        assert time.monotonic() < end
+
+    def are_back() -> bool:
         for stream in ("s", "t"):
             assert queue.receive(stream, "c", wait=timedelta(milliseconds=50)) is None
+        return channels() == before
+
+    wait_until(are_back)  # a wait may be over before it has a connection
 
 
 def test_a_stream_that_was_made_again_wakes_its_workers(queue, url):

@@ -20,6 +20,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.driver.waiter import PublicationWaiter
 from spark_pgqueue.spark.platform.process import Parent
 from tests.prepared import Prepared, prepared
+from tests.unit.test_cli import completed
 from tests.unit.test_commands import commands
 
 WORDS = {
@@ -49,6 +50,7 @@ def hostile(empty_url: str) -> Iterator[Prepared]:
 def test_no_command_runs_what_another_role_prepared(
     hostile: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor does a Tab in a shell."""
     monkeypatch.setenv("PGQUEUE_URL", hostile.url)
     tried, wrong = 0, []
     for name, command in commands():
@@ -63,19 +65,7 @@ def test_no_command_runs_what_another_role_prepared(
         tried += 1
     assert wrong == []
     assert tried > 50
-
-
-def test_a_tab_in_a_shell_runs_nothing_either(
-    hostile: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PGQUEUE_URL", hostile.url)
-    given = {
-        "_PGQUEUE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "pgqueue stats ",
-        "COMP_CWORD": "2",
-    }
-    done = CliRunner().invoke(cli.app, [], prog_name="pgqueue", env=given)
-    assert not done.output.strip()
+    assert completed("pgqueue stats ", 2) == []
     assert not hostile.noted
 
 
@@ -285,32 +275,28 @@ def test_who_owns_the_database_and_may_not_grant_a_group_leaves_that_to_an_admin
         admin.execute(f"drop owned by {owner} cascade".encode())
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "alter function pgqueue.send(text,text,text,jsonb,bytea) owner to",
-        "alter function _pgqueue.roles() owner to",
-        "alter view pgqueue.stream_stats owner to",
-        "alter table pgqueue.streams owner to",
-        "alter type pgqueue.claim_hints owner to",
-    ],
-)
 def test_an_object_of_another_role_in_the_schema_is_noticed(
-    conn: psycopg.Connection, url: str, roles: tuple[str, str], statement: str
+    conn: psycopg.Connection, url: str, roles: tuple[str, str]
 ) -> None:
-    if "send" in statement:
-        found = conn.execute(
-            "select min(oid::regprocedure::text) from pg_proc where pronamespace ="
-            " 'pgqueue'::regnamespace and proname = 'send'"
-        ).fetchone()
-        statement = f"alter function {(found or ('',))[0]} owner to"
-    conn.execute(f"{statement} {roles[0]}".encode())
-    with (
-        spark_pgqueue.connect(url) as queue,
-        pytest.raises(PgQueueError, match=f"belongs to {roles[0]}") as caught,
+    (send,) = conn.execute(
+        "select min(oid::regprocedure::text) from pg_proc where pronamespace ="
+        " 'pgqueue'::regnamespace and proname = 'send'"
+    ).fetchone() or ("",)
+    for each in (
+        f"function {send}",
+        "function _pgqueue.roles()",
+        "view pgqueue.stream_stats",
+        "table pgqueue.streams",
+        "type pgqueue.claim_hints",
     ):
-        queue.streams()
-    assert caught.value.sqlstate == "PQ011"
+        conn.execute(f"alter {each} owner to {roles[0]}".encode())
+        with (
+            spark_pgqueue.connect(url) as queue,
+            pytest.raises(PgQueueError, match=f"belongs to {roles[0]}") as caught,
+        ):
+            queue.streams()
+        assert caught.value.sqlstate == "PQ011"
+        conn.execute(f"alter {each} owner to current_user".encode())
 
 
 OPENING = {

@@ -23,40 +23,24 @@ def error_of(url: str, sqlstate: str) -> psycopg.Error:
     return caught.value
 
 
-@pytest.mark.parametrize("sqlstate", CONNECTIONS)
-def test_an_error_of_the_table_is_tried_again_by_all(server, sqlstate):
-    url = server.url
-    failures = [error_of(url, sqlstate)]
-    assert retrying.is_worth_a_retry(failures[0])
+def test_an_error_of_the_table_is_tried_again_by_all_and_a_cancelled_statement_once(server):
+    for sqlstate in (*CONNECTIONS, *retrying.STATEMENT_SQLSTATES):
+        error, tries = error_of(server.url, sqlstate), []
+        assert retrying.is_worth_a_retry(error)
+        assert retrying.is_passing(error) == (sqlstate in CONNECTIONS)
 
-    def attempt():
-        if failures:
-            raise failures.pop()
-        return "done"
+        def attempt(error=error, tries=tries):
+            tries.append(error)
+            if len(tries) < 3:
+                raise error
+            return "done"
 
-    assert retrying.with_backoff(attempt, url, 5) == "done"
-
-
-@pytest.mark.parametrize("sqlstate", retrying.STATEMENT_SQLSTATES)
-def test_an_error_of_one_statement_is_tried_again_and_a_cancelled_one_once(server, sqlstate):
-    url, times = server.url, 0
-    error = error_of(url, sqlstate)
-    assert retrying.is_worth_a_retry(error)
-    assert not retrying.is_passing(error)
-
-    def attempt():
-        nonlocal times
-        times += 1
-        if times < 3:
-            raise error
-        return "done"
-
-    if sqlstate == "57014":
-        with pytest.raises(psycopg.errors.QueryCanceled):
-            retrying.with_backoff(attempt, url, 5)
-        assert times == 2
-    else:
-        assert retrying.with_backoff(attempt, url, 5) == "done"
+        if sqlstate == "57014":
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                retrying.with_backoff(attempt, server.url, 5)
+            assert len(tries) == 2
+        else:
+            assert retrying.with_backoff(attempt, server.url, 5) == "done"
 
 
 def test_only_this_table_says_which_errors_pass():

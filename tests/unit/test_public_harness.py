@@ -67,6 +67,7 @@ def settled(queue: spark_pgqueue.Client) -> int:
     return stats.settled
 
 
+@pytest.mark.longer
 def test_the_manifest_is_what_the_harness_reads_before():
     done = subprocess.run([*ADAPTER, "--manifest"], capture_output=True, text=True, check=True)
     manifest = json.loads(done.stdout)
@@ -78,7 +79,9 @@ def test_the_manifest_is_what_the_harness_reads_before():
     ("settings", "instance"),
     [
         ({"PRODUCER_MODE": "fixed", "PRODUCER_PACING": "harness"}, 0),
-        ({"PRODUCER_MODE": "fixed", "PRODUCER_RATE": "500"}, 1),
+        pytest.param(
+            {"PRODUCER_MODE": "fixed", "PRODUCER_RATE": "500"}, 1, marks=pytest.mark.longer
+        ),
         pytest.param(
             {"PRODUCER_MODE": "depth-target", "TARGET_DEPTH": "20"}, 0, marks=pytest.mark.longer
         ),

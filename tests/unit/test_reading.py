@@ -1,32 +1,19 @@
 """Reading without claiming, in the client and on the command line."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-import spark_pgqueue
 from spark_pgqueue.client import StoredMessage, reading
 from spark_pgqueue.command_line import cli
-from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.processes import started, wait_until
 
-
-@pytest.fixture
-def queue(url):
-    """A client, with a stream "s"."""
-    with spark_pgqueue.connect(url) as client:
-        client.create_stream("s")
-        yield client
+CONSUMER = None
 
 
 def data(batches) -> list[Any]:
@@ -87,44 +74,6 @@ def test_what_was_sent_is_what_is_read(queue, kind):
     assert data(queue.read("t")) == sent
 
 
-def test_a_batch_of_many_ranges_is_read_in_order(queue, url):
-    with connection.connect(url) as other, other.transaction():
-        sent = []
-        for i in range(20):
-            if i % 2:
-                sent.append(queue.send("s", str(i)))
-            else:
-                other.execute("select pgqueue.send('s', 'not yet')")
-        (batch,) = queue.read("s")
-        assert [m.seq for m in batch.messages] == sent == sorted(sent)
-        assert len(queue.read_between("s", queue.start_offset("s"), batch.offset)) == 10
-
-
-def test_a_message_that_python_cannot_hold_is_read_all_the_same(queue, url):
-    queue.create_stream("t", settings={"max_header_bytes": 1 << 20})
-    queue.send("t", "x", headers={"n": 1})
-    with connection.connect(url) as conn:
-        conn.execute("update pgqueue.messages set inserted_at = 'infinity'")
-    (batch,) = queue.read("t")
-    assert batch.messages[0].inserted_at.year == 9999
-    assert batch.messages[0].headers == {"n": 1}
-
-
-def test_reading_waits_for_a_message(queue, url):
-    def send() -> None:
-        with spark_pgqueue.connect(url) as other:
-            other.send("s", "awaited")
-
-    batches = queue.read("s", "latest", wait=timedelta(seconds=20))
-    timer = threading.Timer(0.2, send)
-    timer.start()
-    began = time.monotonic()
-    assert data([next(batches)]) == ["awaited"]
-    assert time.monotonic() - began < 10
-    timer.join()
-    assert list(queue.read("s", "latest", wait=timedelta(milliseconds=10))) == []
-
-
 def test_what_is_no_offset_is_refused(queue):
     queue.send("s", "x")
     queue.create_stream("t")
@@ -148,46 +97,40 @@ def test_what_is_no_offset_is_refused(queue):
         queue.read("s", wait=timedelta(seconds=1))
 
 
-@pytest.fixture
-def run(url, monkeypatch):
-    """Run `pgqueue` with arguments."""
-    monkeypatch.setenv("PGQUEUE_URL", url)
-    return lambda *arguments: CliRunner().invoke(cli.app, [str(a) for a in arguments])
-
-
 def test_tail_prints_what_there_is(queue, run):
     queue.send_batch("s", ["one", "two\n"], keys=["k", None])
-    result = run("tail", "s", "--from", "earliest", "--no-follow")
+    result = CliRunner().invoke(cli.app, ["tail", "s", "--from", "earliest", "--no-follow"])
     assert result.stdout == "1\tk\tone\n2\t\ttwo\\n\n"
     offset = result.stderr.removeprefix("Offset: ").strip()
     queue.send("s", "three", headers={"h": 1})
-    result = run("tail", "s", "--from", offset, "--no-follow", "--json")
-    (line,) = result.stdout.splitlines()
+    (line,) = run("tail", "s", "--from", offset, "--no-follow", "--json").splitlines()
     assert (json.loads(line)["seq"], json.loads(line)["headers"]) == (3, {"h": 1})
-    assert run("tail", "s", "--from", "earliest", "--max", 1).stdout == "1\tk\tone\n"
-    assert run("tail", "s", "--no-follow").stdout == ""
-    assert "earliest, latest" in run("tail", "s", "--from", "soon").stderr
-    assert "unknown stream 't'" in run("tail", "t").stderr
+    assert run("tail", "s", "--from", "earliest", "--max", 1) == "1\tk\tone\n"
+    assert run("tail", "s", "--no-follow") == ""
+    assert "earliest, latest" in run("tail", "s", "--from", "soon", code=2)
+    assert "unknown stream 't'" in run("tail", "t", code=1)
 
 
-def test_tail_follows_until_it_is_ended(queue, url):
-    with subprocess.Popen(
-        [sys.executable, "-m", "spark_pgqueue", "tail", "s"],
-        env={**os.environ, "PGQUEUE_URL": url},
-        stdout=subprocess.PIPE,
-        text=True,
-        # where the tests run in a shell's background, Ctrl-C is ignored, and by children too
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    ) as process:
+def test_tail_follows_until_it_is_ended(queue, url, conn):
+    with started("tail", "s", url=url) as process:
         assert process.stdout is not None
-        with connection.connect(url) as conn:
-            while not conn.execute(
-                "select from pg_locks where locktype = 'advisory' and mode = 'ShareLock'"
-            ).fetchall():
-                assert process.poll() is None
-                time.sleep(0.02)
+        waits = "select _pgqueue.is_waited_for(stream_id) from pgqueue.streams"
+        wait_until(lambda: conn.execute(waits).fetchone() == (True,))
         for each in ("one", "two"):
             queue.send("s", each)
             assert process.stdout.readline().endswith(f"{each}\n")
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
+
+
+def test_a_batch_of_many_ranges_is_read_in_order(queue, url):
+    with connection.connect(url) as other, other.transaction():
+        sent = []
+        for i in range(20):
+            if i % 2:
+                sent.append(queue.send("s", str(i)))
+            else:
+                other.execute("select pgqueue.send('s', 'not yet')")
+        (batch,) = queue.read("s")
+        assert [m.seq for m in batch.messages] == sent == sorted(sent)
+        assert len(queue.read_between("s", queue.start_offset("s"), batch.offset)) == 10

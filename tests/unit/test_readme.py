@@ -64,10 +64,6 @@ def received(process: subprocess.Popen[bytes], conn: psycopg.Connection, folder:
     return message
 
 
-def test_it_is_read_in_a_few_minutes():
-    assert len(README.splitlines()) <= 120
-
-
 def test_readers_pages_do_not_grow():
     """40,500 words, and 700 more for each page more than the 54 that there are.
 
@@ -80,15 +76,11 @@ def test_readers_pages_do_not_grow():
 
 def test_every_block_is_of_a_known_kind():
     """What is python, sql or sh is run: here, and by tests/test_newcomers.py."""
+    assert len(README.splitlines()) <= 120, "it is read in a few minutes"
     assert [tag for tag, _ in BLOCKS] == ["sql", "python", "sh", "text", "sh"]
-
-
-def test_the_two_commands_stand_there():
     (commands,) = [text for tag, text in BLOCKS if tag == "sh" and "make" in text]
-    assert [line.split("#")[0].strip() for line in commands.splitlines()] == [
-        "make demo",
-        "make test",
-    ]
+    lines = [line.split("#")[0].strip() for line in commands.splitlines()]
+    assert lines == ["make demo", "make test"]
 
 
 def test_the_sql_runs_behind_the_ten_lines(conn):
@@ -115,15 +107,12 @@ def test_spark_publishes_what_it_reads_in_the_pyspark_shell(url, conn, tmp_path)
         assert received(process, conn, tmp_path) == ("customer 7", '{"TOTAL": 12}')
 
 
-def test_the_commands_are_in_the_makefile():
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+def test_the_commands_and_files_that_it_names_are_there():
+    makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"(?:`|^)make ([a-z]+)", README, re.MULTILINE)):
         assert f"\n{target}:" in makefile, target
-
-
-def test_the_files_it_names_exist():
     for name in set(re.findall(r"`((?:sql|tests|notebooks)/[\w./]+)`", README)):
-        assert (Path(__file__).parents[2] / name).exists(), name
+        assert (ROOT / name).exists(), name
 
 
 def test_what_stands_beside_the_peers_is_there():

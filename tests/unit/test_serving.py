@@ -174,13 +174,15 @@ def test_a_body_that_ends_early_is_not_answered_as_if_it_were_whole(asked: Asked
     assert asked.paths == []
 
 
+@pytest.mark.parametrize("begin", ["", f"POST / HTTP/1.1\r\n{HOST}Content-Length: 60000\r\n\r\n"])
 def test_who_sends_a_byte_now_and_then_is_not_waited_for(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, begin: str
 ) -> None:
-    """The time is that of the whole request."""
+    """Of a head, or of a body: the time is that of the whole request."""
     monkeypatch.setattr(serving, "READ_SECONDS", 0.5)
     began = time.monotonic()
     with asked.connect() as conn:
+        conn.sendall(begin.encode())
         conn.settimeout(0.05)
         while time.monotonic() < began + 10:
             try:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
-from tests.unit.test_cli import EACH
+from tests.processes import EACH, started
 from tests.unit.test_serving import HIDDEN, HOST, rest_of
 
 PROGRAMS = {"web": "/api/look", "metrics": "/metrics"}
@@ -45,19 +44,14 @@ class Program(NamedTuple):
 
 @contextmanager
 def running(url: str, name: str, listen: str, *more: str) -> Iterator[Program]:
-    command = [sys.executable, "-m", "spark_pgqueue", name, "--listen", listen, *more]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PGQUEUE_URL": url}
-    ) as process:
-        try:
-            assert process.stderr is not None
-            said = process.stderr.readline()
-            assert said.startswith("Listening at http://"), said
-            assert "s3cr3t" not in said
-            host, _, port = said.split("http://")[1].split("/")[0].rpartition(":")
-            yield Program(process, host.strip("[]"), int(port))
-        finally:
-            process.kill()
+    with started(name, "--listen", listen, *more, url=url, stdout=None) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert said.startswith("Listening at http://"), said
+        assert "to this machine alone" in said
+        assert "s3cr3t" not in said
+        host, _, port = said.split("http://")[1].split("/")[0].rpartition(":")
+        yield Program(process, host.strip("[]"), int(port))
 
 
 @pytest.fixture
@@ -70,39 +64,40 @@ def start(url: str, conn: psycopg.Connection) -> Iterator[Callable[..., Program]
         )
 
 
-@pytest.mark.parametrize(("name", "number"), [("web", signal.SIGINT), ("metrics", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("name", "listen", "number"),
+    [("web", "[::1]:0" if socket.has_ipv6 else ":0", signal.SIGINT),
+     ("metrics", ":0", signal.SIGTERM)],
+)  # fmt: skip
 def test_it_ends_by_a_signal_also_while_it_is_asked(
-    start: Callable[..., Program], name: str, number: int
+    start: Callable[..., Program], name: str, listen: str, number: int
 ) -> None:
     """A client that has a connection does not keep it."""
-    program = start(name)
+    program = start(name, listen)
+    assert program.host == ("::1" if "::1" in listen else "127.0.0.1")
     with program.connect():
-        assert program.send(f"GET {PROGRAMS[name]} HTTP/1.0\r\n{HOST}\r\n").startswith(
-            "HTTP/1.1 200 "
-        )
+        answer = program.send(f"GET {PROGRAMS[name]} HTTP/1.0\r\n{HOST}\r\n")
+        assert answer.startswith("HTTP/1.1 200 ")
+        assert ("pgqueue_up 1" in answer) == (name == "metrics")
         code, said = program.end(number)
     assert code == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]  # type: ignore[index]
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_port_that_is_taken_is_an_error(url: str, name: str) -> None:
+def test_a_port_that_is_taken_is_an_error(url: str) -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # as two of these would
-        command = [sys.executable, "-m", "spark_pgqueue", name, "--url", url]
-        command += ["--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "Address already in use" in done.stderr
+        listen = f"--listen 127.0.0.1:{taken.getsockname()[1]}"
+        done = each_of(url, EACH, *(f"{name} {listen}" for name in PROGRAMS))
+    assert re.findall("^ended with (.*)$", done.stderr, re.MULTILINE) == ["1"] * 2
+    assert done.stderr.count("Address already in use") == 2
     assert "Traceback" not in done.stderr
 
 
-def test_it_listens_on_ipv6(start: Callable[..., Program]) -> None:
-    if not socket.has_ipv6:
-        pytest.skip("no IPv6")
-    program = start("web", "[::1]:0")
-    assert program.host == "::1"
-    answer = program.send(f"GET {PROGRAMS['web']} HTTP/1.1\r\nHost: [::1]:{program.port}\r\n\r\n")
-    assert answer.startswith("HTTP/1.1 200 ")
+def each_of(url: str, script: str, *command_lines: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *command_lines],
+        env={**os.environ, "PGQUEUE_URL": url}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
 
 
 def test_a_program_refuses_what_its_server_refuses(start: Callable[..., Program]) -> None:
@@ -135,43 +130,19 @@ def test_a_program_refuses_what_its_server_refuses(start: Callable[..., Program]
     assert program.end()[1] == "", "it logs no request"
 
 
-@pytest.mark.slow
-def test_slow_clients_keep_nobody_out_for_long(start: Callable[..., Program]) -> None:
-    """More than there is room for, that send a byte now and then: of a head, or of a body."""
-    head = f"GET / HTTP/1.1\r\n{HOST}X: "
-    body = f"POST / HTTP/1.1\r\n{HOST}Content-Length: 60000\r\n\r\n"
-    program = start("metrics")
-    ask = f"GET /metrics HTTP/1.1\r\n{HOST}\r\n"
-    with ExitStack() as stack:
-        slow = [stack.enter_context(program.connect()) for _ in range(40)]
-        for number, each in enumerate(slow):
-            each.sendall(("", head, body)[number % 3].encode())
-        assert program.send(ask).startswith("HTTP/1.1 503 ")
-        end = time.monotonic() + 40
-        while not (answer := program.send(ask)).startswith("HTTP/1.1 200 "):
-            assert time.monotonic() < end, answer
-            for each in slow:
-                try:
-                    each.sendall(b"x")
-                except OSError:
-                    continue
-            time.sleep(0.3)
-
-
 def test_without_its_extra_it_says_what_to_install_and_the_rest_works(
     url: str, conn: psycopg.Connection
 ) -> None:
-    """Where h11 is missing: what serves ends with an error, and figures are printed."""
-    without = f"import sys; sys.modules['h11'] = None\n{EACH}"
+    """Where h11 is missing, what serves ends with an error, and figures are printed; where PySpark
+    is missing, the demo does not begin.
+    """
+    without = f"import sys; sys.modules['h11'] = sys.modules['pyspark'] = None\n{EACH}"
     work = ("metrics", "metrics --grafana", "web --help")
-    serve = ("web --listen :0", "metrics --listen :0")
-    done = subprocess.run(
-        [sys.executable, "-c", without, *work, *serve],
-        env={**os.environ, "PGQUEUE_URL": url}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert re.findall("^ended with (.*)$", done.stderr, re.MULTILINE) == ["0"] * 3 + ["1"] * 2
+    done = each_of(url, without, *work, "web --listen :0", "metrics --listen :0", "demo")
+    assert re.findall("^ended with (.*)$", done.stderr, re.MULTILINE) == ["0"] * 3 + ["1"] * 3
     for part in ("pgqueue_up 1", '"title": "pgqueue"', "--allow-actions"):
         assert part in done.stdout
     assert done.stderr.startswith("ended with 0\n" * 3)
     assert done.stderr.count("spark-pgqueue[web]") == 2
+    assert 'pip install ".[demo]"' in done.stderr
     assert "Traceback" not in done.stderr

@@ -61,10 +61,7 @@ def test_the_types_of_options_are_those_that_are_taken():
     assert set(ListenOptions.__annotations__) < set(typed)
 
 
-def test_dir_lists_each_exported_name():
+def test_each_exported_name_is_listed_and_exists():
     assert set(spark_pgqueue.__all__) <= set(dir(spark_pgqueue))
-
-
-def test_each_exported_name_exists():
     for name in spark_pgqueue.__all__:
         assert getattr(spark_pgqueue, name) is not None, name

@@ -5,19 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-import spark_pgqueue
-
 DEEP = json.dumps({"a": 1}).replace("1", "[" * 3000 + "]" * 3000)
+CONSUMER = {"ordering": "stream"}
 LONG = json.dumps({"a": 1}).replace("1", "9" * 5000)
-
-
-@pytest.fixture
-def queue(url):
-    """A client, with a stream "s" of text and its consumer "c"."""
-    with spark_pgqueue.connect(url) as client:
-        client.create_stream("s")
-        client.create_consumer("s", "c", ordering="stream")
-        yield client
 
 
 @pytest.mark.parametrize("headers", [DEEP, LONG])
@@ -43,8 +33,6 @@ def test_a_message_whose_headers_python_cannot_read_fails_alone(queue, conn, hea
     ("inserted_at", "nearest"),
     [
         ("infinity", datetime.max.replace(tzinfo=UTC)),
-        ("-infinity", datetime.min.replace(tzinfo=UTC)),
-        ("20000-01-01 00:00:00+00", datetime.max.replace(tzinfo=UTC)),
         ("4000-01-01 00:00:00+00 BC", datetime.min.replace(tzinfo=UTC)),
     ],
 )
@@ -56,6 +44,8 @@ def test_a_time_that_python_cannot_hold_is_the_nearest_that_it_can(
         "update pgqueue.messages set inserted_at = %s where seq = %s", [inserted_at, seqs[0]]
     )
     conn.execute("update pgqueue.streams set created_at = %s", [inserted_at])
+    (batch,) = queue.read("s")
+    assert [m.inserted_at == nearest for m in batch.messages] == [True, False]
     claim = queue.receive("s", "c", 10)
     assert [m.data for m in claim.messages] == ["one", "two"]
     assert claim.messages[0].inserted_at == nearest

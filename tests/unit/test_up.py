@@ -35,34 +35,27 @@ def type_(tmp_path: Path):
     type_("for each in */data; do pgqueue down $(dirname $each); done")
 
 
-@pytest.mark.longer  # the first hour's pages type the same
+@pytest.mark.longer  # the first hour's pages type the beginning
 def test_from_nothing_to_the_first_message_and_down_again(type_, tmp_path: Path):
-    said = type_(
+    folder = tmp_path / "pgqueue-data"
+    found = json.loads(type_("pgqueue up --json"))
+    with embedded.start(folder) as server:
+        assert found == {"url": server.url, "version": 18, "folder": str(folder)}
+    assert server.is_running(), "it stays up, whoever used it and ended"
+    assert type_("pgqueue up").startswith(f"PostgreSQL 18 runs in {folder}, with the schema")
+    assert "here" in type_(
         """
         eval "$(pgqueue up --export)"
         pgqueue stream create orders
-        pgqueue consumer create orders billing
-        pgqueue send orders --data hello
-        pgqueue receive orders billing
-        python -c 'import spark_pgqueue; spark_pgqueue.connect().send("orders", "from Python")'
-        env -u PGQUEUE_URL pgqueue receive orders billing
+        python -c 'import spark_pgqueue; spark_pgqueue.connect().send("orders", "here")'
+        env -u PGQUEUE_URL pgqueue peek orders
         """
-    )
-    assert "hello" in said
-    assert "from Python" in said, "libpq is told, too"
-    folder = tmp_path / "pgqueue-data"
-    with embedded.start(folder) as server:
-        assert server.is_running()
-    assert server.is_running(), "it stays up, whoever used it and ended"
-
-    found = json.loads(type_("pgqueue up --json"))
-    assert found == {"url": server.url, "version": 18, "folder": str(folder)}
-    assert type_("pgqueue up").startswith(f"PostgreSQL 18 runs in {folder}, with the schema")
+    ), "libpq is told, too"
     assert type_("pgqueue down") == f"PostgreSQL in {folder} is stopped.\n"
     assert not server.is_running()
     assert type_("pgqueue down") == f"PostgreSQL in {folder} does not run.\n"
-    again = type_('eval "$(pgqueue up --export)"; pgqueue stats; pgqueue down --json')
-    assert "billing" in again, "its data stays"
+    again = type_('eval "$(pgqueue up --export)"; pgqueue stream list; pgqueue down --json')
+    assert "orders" in again, "its data stays"
     assert '"stopped": true' in again
 
 
@@ -77,14 +70,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return done.stderr if code else done.stdout
 
     return run
-
-
-def test_a_folder_with_something_else_in_it_is_refused_and_stays_as_it_is(run, tmp_path: Path):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.jpg").touch()
-    assert "neither empty nor the directory of an embedded Postgres" in run("up photos", 1)
-    assert run("down photos") == f"PostgreSQL in {tmp_path / 'photos'} does not run.\n"
-    assert [each.name for each in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
 def test_it_keeps_the_version_of_its_data(run):

@@ -6,22 +6,15 @@ from datetime import timedelta
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import spark_pgqueue
 from spark_pgqueue import Consumer
-from spark_pgqueue.postgres import connection
 from tests.processes import wait_until
-from tests.sql import checker
+from tests.unit.test_worker import either, running
 
 MOMENT = timedelta(milliseconds=50)
 
 
-@pytest.fixture
-def queue(url):
-    """A client, with a stream "s"; a look at the tables afterwards."""
-    with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
-        client.create_stream("s")
-        yield client
-        checker.check(conn)
+pytestmark = pytest.mark.usefixtures("allowed_afterwards")
+CONSUMER = None
 
 
 def calls(conn):
@@ -35,74 +28,52 @@ def calls(conn):
     ("ordering", "way"),
     [
         ("none", "threads"),
-        ("none", "tasks"),
-        ("key", "threads"),
         ("key", "tasks"),
         ("stream", "batch"),
     ],
 )
-def test_a_claim_acknowledges_the_claim_before(queue, url, ordering, way):
+def test_a_claim_acknowledges_the_claim_before(queue, url, conn, ordering, way):
     """Without messages ahead, no claim is acknowledged by a call of its own."""
     queue.create_consumer("s", "c", ordering=ordering)
     queue.send_batch("s", ["x"] * 40, keys=[f"k{i % 7}" for i in range(40)])
 
-    async def handle_async(message):
-        handle(message)
-
-    def handle(message):
+    async def handle(message):
         pass
 
-    with connection.connect(url) as conn:
-        (name,) = conn.execute("select current_database()").fetchone() or ("",)
-        conn.execute(f"alter database {name} set track_functions = 'all'".encode())
-        batch = 1 if way == "batch" else None
-        worker = Consumer(url, "s", "c")
-        handler = handle_async if way == "tasks" else handle
-        assert worker.run(handler, prefetch=0, wait=MOMENT, batch=batch) == 40
-        wait_until(lambda: calls(conn).get("receive", 0) >= 40)
-        assert "ack" not in calls(conn)
+    name = conn.info.dbname
+    conn.execute(f"alter database {name} set track_functions = 'all'".encode())
+    batch = 1 if way == "batch" else None
+    handler = either(way == "tasks", handle)
+    assert Consumer(url, "s", "c").run(handler, prefetch=0, wait=MOMENT, batch=batch) == 40
+    wait_until(lambda: calls(conn).get("receive", 0) >= 40)
+    assert "ack" not in calls(conn)
     (stats,) = queue.stats()
     assert (stats.backlog, stats.claims) == (0, 0)
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
-def test_a_claim_that_fails_takes_no_acknowledgement_with_it(queue, url, awaited):
+def test_a_claim_that_fails_takes_no_acknowledgement_with_it(queue, url, conn):
     """The call for both waits for a lock in vain; an acknowledgement alone needs no such lock."""
     queue.create_consumer("s", "c", settings={"max_in_flight": 100})
     sent = queue.send_batch("s", ["x"] * 2)
-    got, locked, release = [], threading.Event(), threading.Event()
-    hasty = make_conninfo(url, options="-c lock_timeout=100ms")
-    worker = Consumer(hasty, "s", "c")
-
-    def hold():
-        with connection.connect(url) as holder, holder.transaction():
-            holder.execute("select _pgqueue.lock_consumer(consumer_id) from pgqueue.consumers")
-            locked.set()
-            release.wait(60)
-
-    holder = threading.Thread(target=hold)
+    got, locked = [], threading.Event()
+    worker = Consumer(make_conninfo(url, options="-c lock_timeout=100ms"), "s", "c")
 
     def handle(message):
         got.append((message.seq, message.deliver_count))
         if len(got) == 1:
-            holder.start()
-            locked.wait(60)
+            conn.execute("begin")
+            conn.execute("select _pgqueue.lock_consumer(consumer_id) from pgqueue.consumers")
+            locked.set()
         else:
             worker.stop()
 
-    async def handle_async(message):
-        handle(message)
-
-    handler = handle_async if awaited else handle
-    thread = threading.Thread(target=worker.run, args=(handler,), kwargs={"prefetch": 0})
-    thread.start()
-    try:
+    with running(worker, handle, prefetch=0) as run:
         assert locked.wait(60)
-        wait_until(lambda: queue.stats()[0].claims == 0)
-        assert (queue.stats()[0].backlog, len(got)) == (1, 1)
-    finally:
-        release.set()
-        holder.join()
-        thread.join(60)
+        try:
+            wait_until(lambda: queue.stats()[0].claims == 0)
+            assert (queue.stats()[0].backlog, len(got)) == (1, 1)
+        finally:
+            conn.execute("rollback")
+        run.result(60)
     assert got == [(seq, 1) for seq in sent]
     assert queue.stats()[0].claims == 0

@@ -17,47 +17,15 @@ from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.processes import Child as InAProcess
 from spark_pgqueue.worker.verdicts import Retry
 from tests import handlers
-from tests.processes import Child, wait_until
-from tests.sql import checker, clock
+from tests.processes import wait_until, worker
+from tests.sql import clock
+from tests.unit.conftest import end_session
+from tests.unit.test_worker import either, result, running
 
 MOMENT = timedelta(milliseconds=50)
 
-WORKER = """
-import sys
-from datetime import timedelta
-from spark_pgqueue import Consumer
-from tests import handlers
-_, url, handler, options = sys.argv
-print("here", flush=True)
-Consumer(url, "s", "c").run(
-    getattr(handlers, handler), visibility_timeout=timedelta(seconds=2), **eval(options)
-)
-print("ended", flush=True)
-"""
-
-TABLE = """
-create table done (n bigint generated always as identity, seq bigint, key text, count int,
-                   at timestamptz default clock_timestamp())
-"""
-
-
-@pytest.fixture
-def queue(url, monkeypatch):
-    """A client, with a stream "s", and a table "done"; a look at the tables afterwards."""
-    monkeypatch.setenv("PGQUEUE_TEST_HANDLERS", url)
-    with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
-        client.create_stream("s")
-        conn.execute(TABLE)
-        yield client
-        checker.check(conn)
-    if handlers.conn.cache_info().currsize:
-        handlers.conn().close()
-        handlers.conn.cache_clear()
-
-
-def done(url):
-    with connection.connect(url) as conn:
-        return conn.execute("select seq, key, count, at from done order by n").fetchall()
+pytestmark = pytest.mark.usefixtures("allowed_afterwards")
+CONSUMER = None
 
 
 def sessions(conn, pid):
@@ -69,7 +37,7 @@ def sessions(conn, pid):
     ).fetchall()
 
 
-def test_a_process_that_dies_has_failed_its_message_alone(queue, url):
+def test_a_process_that_dies_has_failed_its_message_alone(queue, url, done):
     settings = {"max_deliver_count": 2, "backoff_base": "0 s"}
     queue.create_consumer("s", "c", start="earliest", settings=settings)
     sent = queue.send_batch("s", ["x"] * 10 + ["die", "exit", "sleep"] + ["x"] * 10)
@@ -77,17 +45,17 @@ def test_a_process_that_dies_has_failed_its_message_alone(queue, url):
     Consumer(url, "s", "c").run(
         handlers.do_as_told,
         processes=2,
-        timeout=timedelta(seconds=3),
+        timeout=timedelta(seconds=2),
         wait=MOMENT,
         on_failure=lambda message, error: failed.update({message.data: str(error)}),
     )
     assert failed == {
         "die": "the process that had it died: SIGKILL",
         "exit": "the process that had it died: exit code 3",
-        "sleep": "timed out after 0:00:03",
+        "sleep": "timed out after 0:00:02",
     }
-    counts = {seq: count for seq, _, count, _ in done(url)}
-    assert len(done(url)) == len(sent)
+    counts = {seq: count for seq, _, count, _ in done()}
+    assert len(done()) == len(sent)
     assert [counts[seq] for seq in sent] == [1] * 10 + [2] * 3 + [1] * 10
 
 
@@ -109,38 +77,42 @@ def test_a_machine_without_a_free_descriptor_fails_the_message_and_not_the_worke
 MANY = 1200  # more than a worker handles before it is seen to have begun
 
 
-def test_a_worker_that_is_killed_repeats_only_what_it_had_just_done(queue, url):
+def test_a_worker_that_is_killed_repeats_only_what_it_had_just_done(queue, url, conn, done):
     """And one whose work is in the transaction of the acknowledgement repeats nothing."""
     queue.create_consumer("s", "c", start="earliest", ordering="key")
     for handler, options in [("note", {}), ("note_in_transaction", {"transactional": True})]:
-        with connection.connect(url) as conn:
-            conn.execute("truncate done")
-            sent = queue.send_batch("s", ["x"] * MANY, keys=[f"k{i % 50}" for i in range(MANY)])
-            more = {"concurrency": 4, **options}
-            with Child(WORKER, url, handler, repr(more)) as child:
-                wait_until(lambda: len(done(url)) > 150)
-                child.kill()
-                wait_until(lambda: not sessions(conn, child.pid))  # the last claim may be late
-            before = done(url)
-            assert len(before) < MANY
-            clock.end_leases(conn)
+        conn.execute("truncate done")
+        sent = queue.send_batch("s", ["x"] * MANY, keys=[f"k{i % 50}" for i in range(MANY)])
+        options |= {"concurrency": 4}
+        with worker(url, handler, **options) as child:
+            wait_until(lambda: len(done()) > 150)
+            child.kill()
+            wait_until(lambda: not sessions(conn, child.pid))  # the last claim may be late
+        before = done()
+        assert len(before) < MANY
+        clock.end_leases(conn)
         Consumer(url, "s", "c").run(
-            getattr(handlers, handler), concurrency=4, wait=timedelta(seconds=0.5), **options
+            getattr(handlers, handler), wait=timedelta(seconds=0.5), **options
         )
-        got = done(url)
+        got = done()
         counts = Counter(seq for seq, *_ in got)
         lost = sorted(set(sent) - set(counts))
         assert lost == [], [queue.explain("s", "c", seq) for seq in lost]
         repeated = {seq for seq, n in counts.items() if n > 1}
         assert len(repeated) == sum(counts.values()) - MANY, "none comes three times"
-        if options:
+        if "transactional" in options:
             assert repeated == set()
         last = max(at for *_, at in before)
         for seq, _, _, at in before:
             assert seq not in repeated or at > last - timedelta(seconds=2)
-        for key in {key for _, key, _, _ in got}:
-            firsts = list(dict.fromkeys(seq for seq, k, _, _ in got if k == key))
-            assert firsts == sorted(firsts), "in order, but for what comes again"
+        assert_in_order(got)
+
+
+def assert_in_order(got):
+    """By key, but for what comes again."""
+    for key in {key for _, key, *_ in got}:
+        firsts = list(dict.fromkeys(seq for seq, k, *_ in got if k == key))
+        assert firsts == sorted(firsts)
 
 
 def is_quiet(got):
@@ -150,11 +122,9 @@ def is_quiet(got):
     return len(got) == before
 
 
-def test_postgres_restarts_under_a_worker(queue, url, server):
+def test_postgres_restarts_under_a_worker(queue, url, conn, server):
     """What was handled is settled when it is back, and not handled again."""
-    with connection.connect(url) as conn:
-        (name,) = conn.execute("select current_database()").fetchone() or ("",)
-        conn.execute(f"alter database {name} set synchronous_commit = on".encode())
+    conn.execute(f"alter database {conn.info.dbname} set synchronous_commit = on".encode())
     with spark_pgqueue.connect(url) as client:
         client.create_consumer("s", "c", start="earliest")
         sent = client.send_batch("s", ["x"] * 300)
@@ -166,18 +136,14 @@ def test_postgres_restarts_under_a_worker(queue, url, server):
         if len(got) == 60:
             enough.set()
 
-    worker = Consumer(url, "s", "c")
-    thread = threading.Thread(target=worker.run, args=(handle,), kwargs={"concurrency": 4})
-    thread.start()
-    assert enough.wait(30)
-    server.restart("immediate")
-    with connection.connect(url) as conn:
-        wait_until(lambda: len(got) > 100)
-        wait_until(lambda: is_quiet(got))  # else the lease of a claim in hand ends, too
-        clock.end_leases(conn)  # a claim whose answer was lost comes back by that
-        wait_until(lambda: len(set(got)) == 300)
-    worker.stop()
-    thread.join(30)
+    with running(Consumer(url, "s", "c"), handle, concurrency=4):
+        assert enough.wait(30)
+        server.restart("immediate")
+        with connection.connect(url) as again:
+            wait_until(lambda: len(got) > 100)
+            wait_until(lambda: is_quiet(got))  # else the lease of a claim in hand ends, too
+            clock.end_leases(again)  # a claim whose answer was lost comes back by that
+            wait_until(lambda: len(set(got)) == 300)
     assert sorted(got) == sent
     with spark_pgqueue.connect(url) as client:
         assert client.stats("s")[0].claims == 0
@@ -188,7 +154,7 @@ def test_postgres_restarts_under_a_worker(queue, url, server):
     [("key", False), pytest.param("none", True, marks=pytest.mark.longer)],
     ids=["key-threads", "none-tasks"],
 )
-def test_a_lost_connection_is_no_failure_of_a_message(queue, url, awaited, ordering):
+def test_a_lost_connection_is_no_failure_of_a_message(queue, url, conn, done, awaited, ordering):
     """Each transactional call loses its connection once: nothing dies, nothing happens twice. Only
     a message whose calls lose all their connections has failed.
     """
@@ -198,24 +164,15 @@ def test_a_lost_connection_is_no_failure_of_a_message(queue, url, awaited, order
     insert = "insert into done (seq, key) values (%s, %s)"
     seen: Counter[int] = Counter()
 
-    def interfere(message, pid):
+    async def handle(message, connection):
+        await result(connection.execute(insert, [message.seq, message.key]))
         seen[message.seq] += 1
         if seen[message.seq] == 1 or message.data == "bad":
-            with connection.connect(url) as other:
-                other.execute("select pg_terminate_backend(%s, 10000)", [pid])
+            end_session(conn, connection)
 
-    def handle(message, conn):
-        conn.execute(insert, [message.seq, message.key])
-        interfere(message, conn.info.backend_pid)
-
-    async def handle_async(message, conn):
-        await conn.execute(insert, [message.seq, message.key])
-        interfere(message, conn.info.backend_pid)
-
-    Consumer(url, "s", "c").run(
-        handle_async if awaited else handle, transactional=True, wait=timedelta(seconds=3)
-    )
-    got = [(key, seq) for seq, key, *_ in done(url)]
+    wait = timedelta(seconds=3)
+    Consumer(url, "s", "c").run(either(awaited, handle), transactional=True, wait=wait)
+    got = [(key, seq) for seq, key, *_ in done()]
     assert sorted(seq for _, seq in got) == sent[:5]
     if ordering == "key":
         assert [pair for pair in got if pair[0] == "a"] == [("a", 1), ("a", 2)]
@@ -232,18 +189,14 @@ def test_a_lost_connection_is_no_failure_of_a_message(queue, url, awaited, order
         *(("tasks", "key"), ("transactional", "key")),
     ],
 )
-def test_workers_that_are_killed_again_and_again(queue, url, ordering, how):
+def test_workers_that_are_killed_again_and_again(queue, url, conn, done, ordering, how):
     """kill -9 and lost connections beside a producer: nothing is lost, order is kept."""
     queue.create_consumer("s", "c", start="earliest", ordering=ordering)
     handler = {"tasks": "note_async", "transactional": "note_in_transaction"}.get(how, "note")
     options = {"concurrency": 4} if how != "processes" else {"processes": 2}
     options |= {"transactional": True} if how == "transactional" else {}
     chance = random.Random(7)
-
-    def start():
-        return Child(WORKER, url, handler, repr(options))
-
-    children = [start() for _ in range(3)]
+    children = [worker(url, handler, **options) for _ in range(3)]
     sent = []
     try:
         for _ in range(6):
@@ -252,21 +205,19 @@ def test_workers_that_are_killed_again_and_again(queue, url, ordering, how):
                     "s", ["x"] * 10, keys=[f"k{chance.randrange(30)}" for _ in range(10)]
                 )
                 time.sleep(0.02)
-            victim = children.pop(0)
-            victim.kill()
-            children.append(start())
-            with connection.connect(url) as conn:
-                conn.execute(
-                    "select pg_terminate_backend(pid) from pg_stat_activity where pid <>"
-                    " pg_backend_pid() and datname = current_database()"
-                    " and query like '%%receive%%' and random() < 0.5"
-                )
-        wait_until(lambda: len({seq for seq, *_ in done(url)}) >= len(sent), 90)
+            children.pop(0).kill()
+            children.append(worker(url, handler, **options))
+            conn.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where pid <>"
+                " pg_backend_pid() and datname = current_database()"
+                " and query like '%%receive%%' and random() < 0.5"
+            )
+        wait_until(lambda: len({seq for seq, *_ in done()}) >= len(sent), 90)
         wait_until(lambda: queue.stats("s")[0].claims == 0)
     finally:
         for each in children:
             each.kill()
-    got = done(url)
+    got = done()
     counts = Counter(seq for seq, *_ in got)
     assert sorted(counts) == sent
     if how == "transactional":
@@ -274,6 +225,4 @@ def test_workers_that_are_killed_again_and_again(queue, url, ordering, how):
     else:
         assert sum(counts.values()) < 1.5 * len(sent)
     if ordering == "key":
-        for key in {key for _, key, _, _ in got}:
-            firsts = list(dict.fromkeys(seq for seq, k, _, _ in got if k == key))
-            assert firsts == sorted(firsts)
+        assert_in_order(got)

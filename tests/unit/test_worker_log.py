@@ -3,7 +3,7 @@
 import ast
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ import spark_pgqueue
 from spark_pgqueue import Consumer
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.worker.verdicts import of_error, trace
+from tests.unit.test_worker import each_way, either
 
 MOMENT = timedelta(milliseconds=50)
+CONSUMER = {"settings": {"max_deliver_count": 1}}
 URL = "postgresql://me:s3cret@host/db"
 ROOT = Path(spark_pgqueue.__file__).parent
 
@@ -60,24 +62,13 @@ def _of_syntax(text: str) -> Exception:
 ERRORS: list[Callable[[str], Exception]] = [_of, _caused, _within, _noted, _grouped, _of_syntax]
 
 
-@pytest.fixture
-def queue(url: str) -> Iterator[Any]:
-    with spark_pgqueue.connect(url) as client:
-        client.create_stream("s")
-        client.create_consumer("s", "c", settings={"max_deliver_count": 1})
-        yield client
-
-
-@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+@each_way
 def test_no_password_of_an_error_is_logged(
     queue: Any, url: str, caplog: pytest.LogCaptureFixture, awaited: bool
 ) -> None:
-    def handle(message: Any) -> None:
+    async def handle(message: Any) -> None:
         if message.data != "good":
             raise ERRORS[int(message.data)](f"no answer of {URL}")
-
-    async def handle_async(message: Any) -> None:
-        handle(message)
 
     def hook(message: Any, result: Any) -> None:
         raise _caused(f"no answer of {URL}")
@@ -85,7 +76,7 @@ def test_no_password_of_an_error_is_logged(
     queue.send_batch("s", [*map(str, range(len(ERRORS))), "good"])
     with caplog.at_level(logging.DEBUG):
         Consumer(url, "s", "c").run(
-            handle_async if awaited else handle, wait=MOMENT, on_success=hook, on_failure=hook
+            either(awaited, handle), wait=MOMENT, on_success=hook, on_failure=hook
         )
     tracebacks = [r for r in caplog.records if "Traceback (most recent" in r.getMessage()]
     # a hook fails for each message, and a handler for each but the good one

@@ -18,33 +18,17 @@ import pytest
 
 import spark_pgqueue
 from spark_pgqueue import Consumer
-from spark_pgqueue.postgres import connection
 from tests import handlers
-from tests.processes import Child, wait_until
-from tests.unit.test_worker_crashes import TABLE, WORKER, done
+from tests.processes import wait_until, worker
 
 MOMENT = timedelta(milliseconds=50)
 BOTH = (signal.SIGTERM, signal.SIGINT)
+CONSUMER = {"settings": {"max_deliver_count": 1}}
 
 
 def _some(cases, few):
     """Cases, of which the few run by default: the others are the same in other ways."""
     return [pytest.param(*c, marks=[pytest.mark.longer] * (c not in few)) for c in cases]
-
-
-@pytest.fixture
-def queue(url, monkeypatch):
-    """A client, with a stream "s", its consumer "c", and a table "done"."""
-    monkeypatch.setenv("PGQUEUE_TEST_HANDLERS", url)
-    with spark_pgqueue.connect(url) as client, connection.connect(url) as conn:
-        client.create_stream("s")
-        settings = {"max_deliver_count": 1}
-        client.create_consumer("s", "c", start="earliest", settings=settings)
-        conn.execute(TABLE)
-        yield client
-    if handlers.conn.cache_info().currsize:
-        handlers.conn().close()
-        handlers.conn.cache_clear()
 
 
 def counts(queue):
@@ -167,7 +151,7 @@ def test_a_handler_that_is_set_during_a_run_stays(queue, url, as_before):
     assert signal.getsignal(signal.SIGTERM) is mine
 
 
-def test_the_option_signals_leaves_them_alone(queue, url, as_before):
+def test_signals_are_left_alone_by_an_option_and_outside_of_the_main_thread(queue, url, as_before):
     def seen(**options):
         found = []
         queue.send("s", "x")
@@ -175,9 +159,12 @@ def test_the_option_signals_leaves_them_alone(queue, url, as_before):
         Consumer(url, "s", "c").run(note, wait=MOMENT, **options)
         return found[0]
 
-    assert seen(signals=False) is signal.getsignal(signal.SIGTERM) is not seen()
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        assert seen(signals=False) is pool.submit(seen).result(30) is before is not seen()
 
 
+@pytest.mark.usefixtures("done")
 @pytest.mark.parametrize(
     "way", _some([("threads",), ("tasks",), ("processes",)], [("threads",), ("processes",)])
 )
@@ -190,13 +177,13 @@ def test_handlers_begin_processes_as_elsewhere(queue, url, way):
 
     options: Any = {"processes": 1} if way == "processes" else {}
     handler = note if way == "tasks" else handlers.note_with_a_pool
-    assert Consumer(url, "s", "c").run(handler, wait=timedelta(seconds=2), **options) == 3
+    assert Consumer(url, "s", "c").run(handler, wait=MOMENT, **options) == 3
 
 
 @pytest.mark.parametrize(
     "end", _some([("timeout",), ("die",), ("kill -9",), ("SIGTERM",)], [("timeout",), ("kill -9",)])
 )
-def test_what_a_process_has_started_ends_with_it(queue, url, end):
+def test_what_a_process_has_started_ends_with_it(queue, url, done, end):
     """And programs do not ignore the signals that the process ignores."""
     queue.send("s", "die" if end == "die" else "x")
     options = {"processes": 1, "grace": timedelta(0)}
@@ -204,15 +191,14 @@ def test_what_a_process_has_started_ends_with_it(queue, url, end):
         options |= {"timeout": timedelta(seconds=2), "wait": MOMENT}
         Consumer(url, "s", "c").run(handlers.note_programs, **options)
     else:
-        script = WORKER.replace("import sys", "import sys, datetime")
-        with Child(script, url, "note_programs", repr(options)) as child:
-            wait_until(lambda: done(url))
+        with worker(url, "note_programs", **options) as child:
+            wait_until(done)
             if end == "SIGTERM":
                 child.process.send_signal(signal.SIGTERM)
                 child.wait(30)
             else:
                 child.kill_alone()
-    ((_, pid, ignored, _),) = done(url)
+    ((_, pid, ignored, _),) = done()
     assert not ignored
     wait_until(lambda: not psutil.pid_exists(int(pid)) or _is_zombie(int(pid)), 10)
 
@@ -221,7 +207,7 @@ def test_a_timeout_is_not_of_a_process_that_starts(queue, url, tmp_path, monkeyp
     """Where one has died, and the next takes longer to import the handler."""
     (tmp_path / "takes_long_to_import.py").write_text(
         "import os, time\n"
-        "time.sleep(1.5)\n"
+        "time.sleep(0.8)\n"
         "def handle(message):\n"
         "    if message.data == 'kill':\n"
         "        os.kill(os.getpid(), 9)\n"
@@ -229,7 +215,7 @@ def test_a_timeout_is_not_of_a_process_that_starts(queue, url, tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     handle = importlib.import_module("takes_long_to_import").handle
     queue.send_batch("s", ["kill", "x", "x"])
-    options: Any = {"processes": 1, "timeout": timedelta(seconds=1), "wait": timedelta(0)}
+    options: Any = {"processes": 1, "timeout": timedelta(seconds=0.5), "wait": timedelta(0)}
     assert Consumer(url, "s", "c").run(handle, **options) == 2
     assert counts(queue) == (0, 1)
 
@@ -240,22 +226,14 @@ def _is_zombie(pid):
     return True
 
 
-@pytest.mark.parametrize(
-    ("handler", "expected"),
-    _some(
-        [
-            (handlers.note_and_return_what_leaves, (0, 0)),
-            (handlers.rejected_with_details_of_its_own, (0, 1)),
-        ],
-        [(handlers.rejected_with_details_of_its_own, (0, 1))],
-    ),
-)
-def test_finished_work_is_over_whatever_it_returns(queue, url, handler, expected):
-    queue.send("s", "x")
+def test_finished_work_is_over_whatever_it_returns(queue, url, done):
     queue.alter_consumer("s", "c", settings={"max_deliver_count": 3})
-    Consumer(url, "s", "c").run(handler, processes=1, wait=MOMENT)
-    assert len(done(url)) == 1
-    assert counts(queue) == expected
+    handler = handlers.rejected_with_details_of_its_own
+    for each in (handler, handlers.note_and_return_what_leaves):
+        queue.send("s", "x")
+        Consumer(url, "s", "c").run(each, processes=1, wait=MOMENT)
+    assert len(done()) == 2
+    assert counts(queue) == (0, 1)
 
 
 def test_a_child_that_returns_from_a_handler_reports_nothing(queue, url, tmp_path):
@@ -332,15 +310,3 @@ def test_a_client_of_the_parent_is_refused_in_a_child(queue, url):
             await client.send("s", "x")
 
     asyncio.run(main())
-
-
-def test_runs_outside_of_the_main_thread_leave_signals_alone(queue, url):
-    before = signal.getsignal(signal.SIGTERM)
-    queue.send("s", "x")
-    seen = []
-    run = Consumer(url, "s", "c").run
-    note = lambda m: seen.append(signal.getsignal(signal.SIGTERM))  # noqa: E731
-    thread = threading.Thread(target=run, args=(note,), kwargs={"wait": MOMENT})
-    thread.start()
-    thread.join(30)
-    assert seen == [before]

@@ -21,8 +21,10 @@ from spark_pgqueue.worker import attempts, tasks, threads
 from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.job_queue import WorkerSlot
 from spark_pgqueue.worker.options import Options
+from tests.unit.test_worker import each_way, either, result
 
-MOMENT = timedelta(milliseconds=300)
+MOMENT = timedelta(milliseconds=100)
+CONSUMER = {"settings": {"max_deliver_count": 1}}
 
 
 class NoText(Exception):
@@ -122,15 +124,6 @@ WAYS = {
 
 
 @pytest.fixture
-def queue(url):
-    """A client, with a consumer of one delivery each."""
-    with spark_pgqueue.connect(url) as client:
-        client.create_stream("s")
-        client.create_consumer("s", "c", settings={"max_deliver_count": 1})
-        yield client
-
-
-@pytest.fixture
 def no_logging():
     """Logging that fails."""
 
@@ -219,7 +212,7 @@ def test_the_claim_of_a_slot_that_died_is_given_back(queue, url, where, way, mon
         got.append(message.seq)
 
     handler = handle_async if way == "tasks" else lambda message: got.append(message.seq)
-    Consumer(url, "s", "d").run(handler, wait=timedelta(seconds=2))
+    Consumer(url, "s", "d").run(handler, wait=timedelta(seconds=1))
     with connection.connect(url) as conn:
         assert conn.execute("select count(*) from pgqueue.open_claims").fetchone() == (0,)
     assert set(got) == {1, 2}
@@ -239,17 +232,16 @@ def test_a_poller_with_a_defect_gives_back_what_it_has(queue, url, monkeypatch):
     assert stats.claims == 0
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+@each_way
 def test_a_stop_before_a_run_ends_that_run_and_no_other(queue, url, awaited):
-    async def handle_async(message):
+    async def handle(message):
         pass
 
-    handler = handle_async if awaited else lambda message: None
     queue.send("s", "x")
     worker = Consumer(url, "s", "c")
     worker.stop()
-    assert worker.run(handler) == 0
-    assert worker.run(handler, wait=MOMENT) == 1
+    assert worker.run(either(awaited, handle)) == 0
+    assert worker.run(either(awaited, handle), wait=MOMENT) == 1
 
 
 def test_what_is_claimed_ahead_has_a_bound_in_bytes(queue, url):
@@ -266,7 +258,7 @@ def test_what_is_claimed_ahead_has_a_bound_in_bytes(queue, url):
     assert max(most) <= 6, "messages of 3 claims of at most 4"
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+@each_way
 def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, awaited):
     look = (
         "select current_setting('work_mem'), current_user, current_setting('role'),"
@@ -282,71 +274,55 @@ def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, await
     )
     failed = set()
 
-    def fail_once(message):
+    async def handle(message, connection):
+        seen.append(await result((await result(connection.execute(look))).fetchone()))
+        connection.row_factory = dict_row
+        await result(connection.execute(change))
         if message.data == "y" and not failed:
             failed.add(message.seq)
             raise Retry(delay=timedelta())
 
-    def handle(message, connection):
-        seen.append(connection.execute(look).fetchone())
-        connection.row_factory = dict_row
-        connection.execute(change)
-        fail_once(message)
-
-    async def handle_async(message, connection):
-        seen.append(await (await connection.execute(look)).fetchone())
-        connection.row_factory = dict_row
-        await connection.execute(change)
-        fail_once(message)
-
     queue.create_consumer("s", "d")
     queue.send_batch("s", ["x", "y", "z"])
-    handler = handle_async if awaited else handle
     role = make_conninfo(url, options=f"-c role={conninfo_to_dict(url)['user']}")
+    handler = either(awaited, handle)
     assert Consumer(role, "s", "d").run(handler, transactional=True, wait=MOMENT) == 3
     assert len(seen) == 4
     assert len(set(seen)) == 1
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
+@each_way
 def test_the_reset_of_a_session_costs_no_round_trip(queue, url, awaited, monkeypatch):
     """It goes with the acknowledgement, unless the transaction was undone."""
     resets = []
     monkeypatch.setattr(attempts, "RESET", "select 1 / 0")
     monkeypatch.setattr(tasks, "RESET", attempts.RESET)
 
-    def handle(message, connection):
+    async def handle(message, connection):
         resets.append(connection.info.backend_pid)
 
-    async def handle_async(message, connection):
-        handle(message, connection)
-
     queue.send_batch("s", ["x", "y", "z"])
-    handler = handle_async if awaited else handle
+    handler = either(awaited, handle)
     assert Consumer(url, "s", "c").run(handler, transactional=True, wait=MOMENT) == 3
     assert len(set(resets)) == 1, "a reset that fails ends the connection"
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
+def test_what_does_not_fit_a_signature_names_the_field(queue, url, caplog):
+    def bill(order: int, shop: str | None = None):
+        pass
+
+    for data, said in (
         ('{"shop": "x"}', "'order'"),
         ('{"order": 1, "much": 2}', "'much'"),
         ('{"order": "7"}', "'order' must be int, not str: '7'"),
         ("[1]", "JSON object"),
         ("{", "JSON object"),
-    ],
-)
-def test_what_does_not_fit_a_signature_names_the_field(queue, url, data, said, caplog):
-    def bill(order: int, shop: str | None = None):
-        pass
-
-    queue.send("s", data)
-    handler = by_name(bill, Options())
-    assert Consumer(url, "s", "c").run(handler, wait=MOMENT) == 0
-    (dead,) = queue.dead_letters("s", "c")
-    assert said in dead.error
-    assert said in caplog.text.splitlines()[0]
+    ):
+        caplog.clear()
+        seq = queue.send("s", data)
+        assert Consumer(url, "s", "c").run(by_name(bill, Options()), wait=timedelta()) == 0
+        assert said in queue.outcome("s", "c", seq).error
+        assert said in caplog.text.splitlines()[0]
 
 
 def test_a_signature_is_looked_at_once_and_the_handler_can_be_pickled_after_that(monkeypatch):
