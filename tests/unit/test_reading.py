@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from spark_pgqueue.client import StoredMessage, reading
 from spark_pgqueue.command_line import cli
+from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.processes import started, wait_until
 
@@ -81,7 +82,7 @@ def test_what_is_no_offset_is_refused(queue):
     for offset, said in [
         (7, "offset must be a str"),
         ("soon", "earliest, latest"),
-        ({}, "without stream"),
+        ({}, "it has no stream or incarnation"),
         (datetime(2026, 1, 1), "time zone"),
         ({**batch.offset, "next": 9}, "ahead of the database"),
     ]:
