@@ -88,7 +88,7 @@ def test_what_is_no_offset_is_refused(queue):
     ]:
         with pytest.raises(PgQueueError, match=said):
             list(queue.read("s", offset))
-    with pytest.raises(PgQueueError, match="of stream 's', not of stream 't'"):
+    with pytest.raises(PgQueueError, match="belongs to stream 's', not to stream 't'"):
         list(queue.read("t", batch.offset))
     with pytest.raises(PgQueueError, match="unknown stream 'u'"):
         list(queue.read("u"))
