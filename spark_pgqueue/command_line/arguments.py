@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
@@ -95,6 +97,11 @@ def position(text: str) -> datetime | str | dict[str, Any]:
         raise typer.BadParameter(
             f"{error.message}, and not earliest, latest, 'seq N' or an OFFSET"
         ) from None
+
+
+def default_of(method: Callable[..., Any], name: str) -> Any:
+    """The default of an argument of a client's method, which its command has, too."""
+    return inspect.signature(method).parameters[name].default
 
 
 def json_value(text: str) -> Any:

@@ -19,6 +19,7 @@ from spark_pgqueue.command_line.arguments import (
     StreamName,
     Url,
     Yes,
+    default_of,
     moment,
 )
 from spark_pgqueue.command_line.input import confirm
@@ -30,6 +31,7 @@ app.add_typer(dead_app, name="dead")
 Numbers = Annotated[
     list[int] | None, typer.Option("--seq", min=1, help="Only this message; can be repeated.")
 ]
+Max = typer.Option("--max", min=1, help="At most this many.")
 Reason = Annotated[str | None, typer.Option(help="Only messages that died of this reason.")]
 Before = Annotated[
     datetime | None,
@@ -45,7 +47,7 @@ Before = Annotated[
 def dead_list(
     stream: AnyStream = None,
     consumer: AnyConsumer = None,
-    max_rows: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
+    max_rows: Annotated[int, Max] = default_of(client.Client.dead_letters, "limit"),
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -62,7 +64,7 @@ def dead_show(
     seq: Numbers = None,
     reason: Reason = None,
     before: Before = None,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 100,
+    max_messages: Annotated[int, Max] = 100,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -85,7 +87,7 @@ def dead_redrive(
     seq: Numbers = None,
     reason: Reason = None,
     before: Before = None,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
+    max_messages: Annotated[int, Max] = default_of(client.Client.redrive, "max_messages"),
     reset: Annotated[
         bool, typer.Option(help="As if never delivered; else deliver_count goes on.")
     ] = True,

@@ -17,6 +17,7 @@ from spark_pgqueue.command_line.arguments import (
     Json,
     StreamName,
     Url,
+    default_of,
     position,
 )
 from spark_pgqueue.command_line.output import show, told
@@ -28,7 +29,7 @@ def group_create(
     name: GroupName,
     partitions: Annotated[
         int, typer.Option(help="So many workers can share it. It never changes.")
-    ] = 16,
+    ] = default_of(client.Client.create_group, "partitions"),
     start: Annotated[Any, typer.Option(parser=position, metavar=POSITION, help=START)] = "latest",
     if_not_exists: IfNotExists = False,
     as_json: Json = False,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spark_pgqueue.client import Client
 from spark_pgqueue.command_line.app import app, connect, fail
 from spark_pgqueue.command_line.arguments import (
     POSITION,
@@ -19,6 +20,7 @@ from spark_pgqueue.command_line.arguments import (
     Seqs,
     StreamName,
     Url,
+    default_of,
     delay,
     duration,
     header,
@@ -121,7 +123,9 @@ def send(
 def receive(
     stream: StreamName,
     consumer: ConsumerName,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="Claim at most this many.")] = 1,
+    max_messages: Annotated[
+        int, typer.Option("--max", min=1, help="Claim at most this many.")
+    ] = default_of(Client.receive, "max_messages"),
     visibility_timeout: Annotated[
         timedelta | None,
         typer.Option(
@@ -148,7 +152,7 @@ def receive(
     look: Annotated[
         int,
         typer.Option(min=1, help="With --where: look at no more than this many ready messages."),
-    ] = 10_000,
+    ] = default_of(Client.receive, "look"),
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 3 when there was nothing to receive.")
     ] = False,

@@ -14,6 +14,7 @@ from spark_pgqueue.command_line.arguments import (
     Json,
     StreamName,
     Url,
+    default_of,
     duration,
     moment,
 )
@@ -55,7 +56,9 @@ def history(
         datetime | None,
         typer.Option(parser=moment, metavar="TIME", help="Only from then on (ISO 8601, local)."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = default_of(
+        client.Client.history, "limit"
+    ),
     as_json: Json = False,
     url: Url = None,
 ) -> None:

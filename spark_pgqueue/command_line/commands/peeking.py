@@ -18,6 +18,7 @@ from spark_pgqueue.command_line.arguments import (
     StreamName,
     Url,
     Yes,
+    default_of,
 )
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import (
@@ -52,7 +53,7 @@ def peek(
     ] = None,
     limit: Annotated[
         int, typer.Option("--max", min=1, max=100_000, help="At most this many.")
-    ] = 10,
+    ] = default_of(client.Client.peek, "max_messages"),
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -108,7 +109,9 @@ def describe(
 def claim_list(
     stream: AnyStream = None,
     consumer: AnyConsumer = None,
-    limit: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
+    limit: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = default_of(
+        client.Client.open_claims, "limit"
+    ),
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -17,6 +17,7 @@ from spark_pgqueue.command_line.arguments import (
     StreamName,
     Url,
     Yes,
+    default_of,
     header,
     moment,
 )
@@ -142,7 +143,9 @@ def schedule_times(
     every: Every = None,
     time_zone: TimeZone = "UTC",
     start: Start = None,
-    count: Annotated[int, typer.Option(min=1, max=1000)] = 5,
+    count: Annotated[int, typer.Option(min=1, max=1000)] = default_of(
+        client.Client.schedule_times, "count"
+    ),
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -20,7 +20,14 @@ from rich.text import Text
 from spark_pgqueue import client, metrics, serving, web
 from spark_pgqueue.client import ConsumerStats, Look, Rates
 from spark_pgqueue.command_line.app import app, connect, consumer_app, one_line
-from spark_pgqueue.command_line.arguments import AnyStream, ConsumerName, Json, StreamName, Url
+from spark_pgqueue.command_line.arguments import (
+    AnyStream,
+    ConsumerName,
+    Json,
+    StreamName,
+    Url,
+    default_of,
+)
 from spark_pgqueue.command_line.output import (
     figure,
     json_of_fields,
@@ -181,7 +188,9 @@ def explain(
 def consumer_keys(
     stream: StreamName,
     consumer: ConsumerName,
-    limit: Annotated[int, typer.Option("--max", min=1, help="Keys at most.")] = 20,
+    limit: Annotated[int, typer.Option("--max", min=1, help="Keys at most.")] = default_of(
+        client.Client.key_stats, "limit"
+    ),
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -48,7 +48,7 @@ def work(
     ] = None,
     concurrency: Annotated[
         int, typer.Option(min=1, help="Calls at a time: threads, or tasks of asyncio.")
-    ] = 1,
+    ] = Options.concurrency,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Calls at a time, each in a process.")
     ] = None,
@@ -57,10 +57,10 @@ def work(
     ] = None,
     prefetch: Annotated[
         int, typer.Option(min=0, help="Claim at most this many messages ahead.")
-    ] = 500,
+    ] = Options.prefetch,
     prefetch_bytes: Annotated[
         int, typer.Option(min=0, help="Claim ahead at most about this many bytes of data.")
-    ] = 64 << 20,
+    ] = Options.prefetch_bytes,
     transactional: Annotated[
         bool,
         typer.Option(
@@ -77,7 +77,7 @@ def work(
         typer.Option(
             parser=delay,
             metavar="DURATION",
-            show_default="25s",
+            show_default=f"{Options.grace.total_seconds():g}s",
             help="The time for running calls after a stop.",
         ),
     ] = None,

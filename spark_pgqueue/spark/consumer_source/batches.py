@@ -267,7 +267,7 @@ class ConsumerBatches(MicroBatches[Offset]):
     def _warn_of_starting_position(self) -> None:
         """Warn once when a new query has a start that is for new consumers."""
         self._warned.add("start")
-        if self._options.starting_position is not None and not self._consumer.is_new:
+        if "startingPosition" in self._options.given and not self._consumer.is_new:
             warn(
                 "consumer %s exists, so option startingPosition does nothing: the query goes on "
                 "where the consumer is; pgqueue.seek moves it",

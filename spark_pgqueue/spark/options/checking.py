@@ -21,6 +21,7 @@ from spark_pgqueue.spark.options.values import (
     duration,
     positive,
     reading_mode,
+    shown,
 )
 
 STREAMING, BATCH = "streaming queries", "batches"
@@ -35,9 +36,10 @@ class Option:
     parse: Callable[[str], Any]
     allowed: str  # the texts that are allowed, in words
     # what the option does, for the options page and as the hint of an error. Where `default` is
-    # None, the last sentence names the default: "By default ..."
+    # None, the last sentence says what happens without the option: "By default ...".
+    # `options_of` replaces "{default}" by `default`
     help: str
-    default: Any = None  # the value when the option is not given
+    default: Any = None  # the value when the option is not given, and the only place that has it
     required: bool = False  # whether the option must be given
     is_secret: bool = False  # whether errors hide the value
     needs: tuple[str, ...] = ()  # the options without which this option is refused
@@ -70,10 +72,14 @@ def use(shared: Option, **changed: Any) -> Any:
 
 def options_of(cls: type) -> tuple[Option, ...]:
     """The options of a dataclass, in the order of its fields."""
+    found = [(each.name, each.metadata["option"]) for each in fields(cls) if each.metadata]
     return tuple(
-        replace(each.metadata["option"], name=re.sub("_(.)", lambda m: m[1].upper(), each.name))
-        for each in fields(cls)
-        if "option" in each.metadata
+        replace(
+            option,
+            name=re.sub("_(.)", lambda m: m[1].upper(), name),
+            help=option.help.replace("{default}", shown(option.default)),
+        )
+        for name, option in found
     )
 
 
@@ -108,9 +114,10 @@ CONNECTION = options_of(Connection)
 
 @dataclass(frozen=True, kw_only=True)
 class Connecting:
-    """The field that all dataclasses of options have: the url, which may hold a password."""
+    """The fields that all dataclasses of options have."""
 
-    url: str | None = field(repr=False)
+    url: str | None = field(repr=False)  # it may hold a password
+    given: frozenset[str]  # the names of the options that the user set
 
 
 MIN_PARTITIONS = Option(
@@ -168,7 +175,8 @@ def parse(
     lowered = {name.lower(): value for name, value in given.items()}
     values = {each.field: _value(each, lowered.get(each.name.lower())) for each in table}
     how = [values.pop(each.field) for each in CONNECTION]
-    return {"url": with_credentials(*how)} | values
+    names = frozenset(each.name for each in table if each.name.lower() in lowered)
+    return {"url": with_credentials(*how), "given": names} | values
 
 
 def _value(option: Option, text: str | None) -> Any:

@@ -182,7 +182,7 @@ class StreamWriter:
         statements = Statements(self._options.url, patience=0, names=self._name)
         rows = sum(task.rows for task in tasks)
         home = next((task.home for task in tasks if task.staged), None)
-        compares = self._options.compare_repeats != "count"
+        compares = self._options.compare_repeats == "content"
         sent = 0
 
         def publish() -> bool:

@@ -23,9 +23,6 @@ from spark_pgqueue.spark.partitions import OffsetPartition
 from spark_pgqueue.spark.stream_source.offsets import Position, StreamOffsets
 from spark_pgqueue.spark.stream_source.streams import Streams
 
-WAIT_SECONDS = 1.0
-"""The default of waitTime."""
-
 PATTERN_SECONDS = 10.0
 """The longest time after which a query with streamPattern looks for new streams."""
 
@@ -50,8 +47,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         registration = ReaderRegistration(f"offsets-{uuid4()}", is_shared=True)
         registration.register()
         super().__init__(options.url, [], registration, StreamOffsets())
-        given = options.wait_time
-        self._wait_seconds = WAIT_SECONDS if given is None else given.total_seconds()
+        self._wait_seconds = options.wait_time.total_seconds()
         if options.stream_pattern is not None:
             self._wait_seconds = min(self._wait_seconds, PATTERN_SECONDS)
         self._has_begun = False
