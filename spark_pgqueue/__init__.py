@@ -126,7 +126,6 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
     """
     from pyspark.errors import AnalysisException
 
-    from spark_pgqueue.postgres.errors import PgQueueError
     from spark_pgqueue.spark.datasource import PgQueueDataSource
     from spark_pgqueue.spark.platform import worker_python
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from logging import ERROR
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any, Literal, LiteralString
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -18,7 +18,8 @@ from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.connection import odd_settings
 from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.postgres.retrying import is_passing
-from spark_pgqueue.printable import summary, warn
+from spark_pgqueue.printable import summary
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import (
     Defer,
@@ -53,8 +54,6 @@ _MOST_LOSSES = 3
 
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
-_LOGGER = "spark_pgqueue.worker"
-
 _KEPT = ("row_factory", "cursor_factory", "prepare_threshold", "prepared_max")
 
 
@@ -84,25 +83,15 @@ class Hooks:
         self._of = of
         self._options = options
 
-    def started(self) -> None:
-        """Call the hook for the begin of a run. Its error is raised, as that of `stopped`."""
-        if self._options.on_start is not None:
-            calling.call(self._options.on_start)
+    def run(self, name: Literal["on_start", "on_stop"]) -> None:
+        """Call the hook for the begin or the end of a run, if there is one. Its error is raised."""
+        if (hook := getattr(self._options, name)) is not None:
+            calling.call(hook)
 
-    async def started_async(self) -> None:
-        """As `started`, in the running loop."""
-        if self._options.on_start is not None:
-            await calling.call_async(self._options.on_start)
-
-    def stopped(self) -> None:
-        """Call the hook for the end of a run."""
-        if self._options.on_stop is not None:
-            calling.call(self._options.on_stop)
-
-    async def stopped_async(self) -> None:
-        """As `stopped`, in the running loop."""
-        if self._options.on_stop is not None:
-            await calling.call_async(self._options.on_stop)
+    async def run_async(self, name: Literal["on_start", "on_stop"]) -> None:
+        """As `run`, in the running loop."""
+        if (hook := getattr(self._options, name)) is not None:
+            await calling.call_async(hook)
 
     def after(self, messages: Sequence[Message], outcome: Outcome, result: Any) -> None:
         """Call the hook for an outcome; `result` is the handler's return value, or its error."""
@@ -136,7 +125,7 @@ class Hooks:
         name = "on_success" if hook is self._options.on_success else "on_failure"
         # A traceback of logging's own would show passwords, and texts of any length.
         said = name_of(self._of, messages), name, summary(error)
-        warn("%s: a hook failed: %s: %s", *said, more=trace(error), logger=_LOGGER, level=ERROR)
+        warn("%s: a hook failed: %s: %s", *said, more=trace(error), level=ERROR)
 
 
 class Attempt:
@@ -278,22 +267,20 @@ class LostConnections:
                 del self._times[first]
                 return failed(self._of, messages, error)
         said = "%s: given back, the connection of its transaction was lost: %s"
-        warn(said, name_of(self._of, messages), error, logger=_LOGGER)
+        warn(said, name_of(self._of, messages), error)
         return Defer(_PAUSE)
 
 
 def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
     """The verdict that an error stands for; an error that is no verdict is logged."""
     if not isinstance(error, Verdict):
-        said = name_of(of, messages), summary(error)
-        warn("%s: %s", *said, more=trace(error), logger=_LOGGER)
+        warn("%s: %s", name_of(of, messages), summary(error), more=trace(error))
     return of_error(error)
 
 
 def lost(of: str, messages: Sequence[Message]) -> Outcome:
     """The outcome for messages whose transaction was undone, because the claim was taken over."""
-    said = "%s: undone, another worker has the claim now"
-    warn(said, name_of(of, messages), logger=_LOGGER)
+    warn("%s: undone, another worker has the claim now", name_of(of, messages))
     return DeliveryState.gone
 
 

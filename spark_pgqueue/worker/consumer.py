@@ -23,7 +23,8 @@ from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Attempt, Hooks
-from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot
+from spark_pgqueue.worker.executor import Executor
+from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot, next_call
 from spark_pgqueue.worker.options import FOREIGN, ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
@@ -164,7 +165,7 @@ class Consumer:
                     poller.run(executor)
             finally:
                 try:
-                    hooks.stopped()
+                    hooks.run("on_stop")
                 finally:
                     calling.end_loop()
         return poller.handled
@@ -223,7 +224,7 @@ class Consumer:
                     raise
                 finally:
                     await executor.join()
-                    await hooks.stopped_async()
+                    await hooks.run_async("on_stop")
         return poller.handled
 
     def listen(self, **options: Unpack[ListenOptions]) -> Iterator[Message]:
@@ -270,7 +271,7 @@ class Consumer:
 
             def keep() -> None:
                 try:
-                    poller.run(_Nobody())
+                    poller.run(Executor())
                 except BaseException as error:
                     failed.append(error)
 
@@ -307,18 +308,6 @@ class Consumer:
             wake.close()
 
 
-class _Nobody:
-    """The executor of `listen`, where the caller handles the messages."""
-
-    def start(self) -> None: ...
-    def feed(self) -> None: ...
-    def next_timeout(self) -> None: ...
-    def end(self) -> None: ...
-
-    def give_up(self, now: float) -> list[Any]:
-        return []
-
-
 def _messages(slot: WorkerSlot, job: Job) -> Iterator[Message]:
     """The messages of a job, one after the other; asking for the next reports the last as done."""
     calls, origin = slot.calls(job), Origin()
@@ -331,10 +320,7 @@ def _messages(slot: WorkerSlot, job: Job) -> Iterator[Message]:
             origin.check("the iteration", "begin one in the child: listen()")
             outcome = DeliveryState.done
         finally:
-            try:
-                messages = calls.send(outcome)
-            except StopIteration:
-                messages = None
+            messages = next_call(calls, outcome)
 
 
 def _named(url: str | None, worker: str | None) -> str:

@@ -15,12 +15,13 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
+from spark_pgqueue.worker.log import LOGGER
 from spark_pgqueue.worker.options import RunOptions
 from spark_pgqueue.worker.signals import stopped_by_signals
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
+logger: logging.Logger = logging.getLogger(LOGGER)
 
 _MARK = "_pgqueue_handles"
 _LONG = 3600.0  # seconds; a signal, and the end of a worker, end the wait

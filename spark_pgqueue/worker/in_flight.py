@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing
-from spark_pgqueue.printable import warn
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.verdicts import (
     Defer,
     DeliveryState,
@@ -180,8 +180,7 @@ class InFlightClaim:
             except PgQueueError as error:  # JSON that Postgres cannot hold
                 if is_passing(error):
                     raise
-                said = "claim %s: what the handler returned is not kept: %s"
-                warn(said, self.claim_id, error, logger="spark_pgqueue.worker")
+                warn("claim %s: what the handler returned is not kept: %s", self.claim_id, error)
                 client.ack(self.claim_id, [s for seqs in self._results.values() for s in seqs])
             self._results = {}
         while self._verdicts:
@@ -219,5 +218,5 @@ class InFlightClaim:
         except PgQueueError as error:
             if is_passing(error):
                 raise
-            warn("claim %s: %s", self.claim_id, error, logger="spark_pgqueue.worker")
+            warn("claim %s: %s", self.claim_id, error)
             client.nack(self.claim_id, seqs, reason=error.message, backoff=True)

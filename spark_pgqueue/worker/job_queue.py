@@ -8,14 +8,12 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres import clock
 from spark_pgqueue.postgres.wake_event import WakeEvent
-from spark_pgqueue.printable import summary, warn
-from spark_pgqueue.worker.in_flight import InFlightClaim
+from spark_pgqueue.printable import summary
+from spark_pgqueue.worker.in_flight import InFlightClaim, Messages
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, Verdict
-
-Messages = Sequence[Message]
 
 
 @dataclass(slots=True, eq=False)
@@ -172,12 +170,10 @@ class WorkerSlot:
             self._queue.report(Report(job, self.at[1], lost_by(error), None, False))
         self._report_rest(job, job.calls, DeliveryState.unstarted)
         self.at = self.job = None
-        warn("a worker's slot goes on after %s", error, logger="spark_pgqueue.worker")
+        warn("a worker's slot goes on after %s", error)
 
     def calls(self, job: Job) -> Generator[Messages, Outcome, None]:
-        """Yield the messages of each call of a job; the caller sends the outcome, which is
-        reported.
-        """
+        """Yield the messages of each call of a job. The caller sends outcomes by `next_call`."""
         for i, messages in enumerate(job.calls):
             rest = job.calls[i + 1 :]
             began = clock.now()
@@ -202,3 +198,15 @@ class WorkerSlot:
     def _report_rest(self, job: Job, calls: Iterable[Messages], outcome: Outcome) -> None:
         messages = [message for call in calls for message in call]
         self._queue.report(Report(job, messages, outcome, None, True))
+
+
+def next_call(calls: Generator[Messages, Outcome, None], outcome: Outcome) -> Messages | None:
+    """Report the outcome of a call of `WorkerSlot.calls`.
+
+    Returns:
+        the messages of the next call; None after the last one.
+    """
+    try:
+        return calls.send(outcome)
+    except StopIteration:
+        return None

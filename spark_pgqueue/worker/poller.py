@@ -21,11 +21,11 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_worth_a_retry
 from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.postgres.wake_event import WakeEvent
-from spark_pgqueue.printable import warn
 from spark_pgqueue.worker.attempts import Hooks
 from spark_pgqueue.worker.executor import Executor
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Retry
 
@@ -39,7 +39,6 @@ AHEAD = 0.1
 _TELL_EVERY = 1.0  # seconds between two messages whose next delivery is logged
 _SOON = 0.01  # seconds until the next claim after one with fewer messages than wanted
 _NEVER = float("inf")
-_LOGGER = "spark_pgqueue.worker"
 
 
 class Poller:
@@ -152,7 +151,7 @@ class Poller:
                     self._give_all_back()
                     raise
                 if clock.now() > self._stop_by:
-                    warn("not settled, Postgres is away: %s", error, logger=_LOGGER)
+                    warn("not settled, Postgres is away: %s", error)
                     return
                 self._acks_alone, self._settle_at = True, 0.0
                 self._wait_for_postgres(error, pause)
@@ -163,7 +162,7 @@ class Poller:
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         if pause == 0.1:
-            warn("%s; trying again", error, logger=_LOGGER)
+            warn("%s; trying again", error)
         for in_flight in self._claims:  # after the outage, extending tells which claims are left
             in_flight.extend_at = 0.0
         self._wake.clear()
@@ -218,11 +217,10 @@ class Poller:
             self._queue.close()
             self._take_back(self._queue.take_back() + self._aside)
             self._aside = []
-        self._stop_by = min(
-            self._stop_by, now + self._grace
-        )  # a second signal may have shortened the grace
+        # A second signal may have shortened the grace.
+        self._stop_by = min(self._stop_by, now + self._grace)
         if now >= self._stop_by and self._jobs:
-            warn("%s calls of the handler were not over", len(self._jobs), logger=_LOGGER)
+            warn("%s calls of the handler were not over", len(self._jobs))
             self._jobs.clear()
             for in_flight in self._claims:
                 in_flight.give_up()
@@ -254,7 +252,7 @@ class Poller:
             if self._client.extend(in_flight.claim_id, self._options.visibility_timeout) > 0:
                 in_flight.hold(now, self._timeout)
                 continue
-            warn("claim %s is another worker's now", in_flight.claim_id, logger=_LOGGER)
+            warn("claim %s is another worker's now", in_flight.claim_id)
             self._take_back(self._queue.take_back(in_flight))
             in_flight.forget()
             self._claims.discard(in_flight)
@@ -299,7 +297,7 @@ class Poller:
         else:
             said = f"comes again {'at once' if found.due_at is None else f'at {found.due_at}'}"
         of = f"{self._stream!r}, {self._consumer!r}"
-        warn("%s: message %s %s", of, failed[0], said, logger=_LOGGER)
+        warn("%s: message %s %s", of, failed[0], said)
 
     def _look_after_suspect(self, now: float) -> None:
         """Begin the suspected claim once no other claim is left; resume when it is settled."""
@@ -376,10 +374,8 @@ class Poller:
         jobs = [Job(in_flight, calls) for calls in in_flight.calls(self._ordering)]
         self._claims.add(in_flight)
         self._jobs.update(jobs)
-        self._suspect, self._aside = (
-            in_flight,
-            jobs,
-        )  # until it is known; also if Postgres goes away now
+        # Until it is known; also if Postgres goes away now.
+        self._suspect, self._aside = in_flight, jobs
         if not self._is_suspected(claim):
             self._suspect, self._aside = None, []
             self._queue.put(jobs)
@@ -411,11 +407,8 @@ class Poller:
         times += [timeout] if (timeout := self._executor.next_timeout()) is not None else []
         times += [self._stop_by] if self._jobs else []
         wait = self._options.wait
-        times += (
-            [self._idle_since + wait.total_seconds()]
-            if wait is not None and self._is_dry and not self._claims
-            else []
-        )
+        if wait is not None and self._is_dry and not self._claims:
+            times.append(self._idle_since + wait.total_seconds())
         seconds = min(times, default=_NEVER) - now
         few = -1
         if wanted <= 0 and len(self._queue.todo) > 1:
@@ -442,4 +435,4 @@ class Poller:
             try:
                 in_flight.settle(self._client)
             except Exception as error:
-                warn("claim %s is not given back: %s", in_flight.claim_id, error, logger=_LOGGER)
+                warn("claim %s is not given back: %s", in_flight.claim_id, error)

@@ -20,8 +20,9 @@ from typing import Any
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.forks import OfThisProcess, after_fork
-from spark_pgqueue.printable import summary, warn
+from spark_pgqueue.printable import summary
 from spark_pgqueue.worker.attempts import Attempt, name_of
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.signals import stopped_by_signals
 from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, plain
 
@@ -104,8 +105,7 @@ class Child:
                 outcome = Retry(reason=f"timed out after {self._timeout}")
             else:
                 outcome = Retry(reason=f"the process that had it died: {how}")
-                said = name_of(self._attempt.of, messages), outcome.reason
-                warn("%s: %s", *said, logger="spark_pgqueue.worker")
+                warn("%s: %s", name_of(self._attempt.of, messages), outcome.reason)
             return outcome, outcome
         except Exception as error:  # no process could be started
             time.sleep(_PAUSE)

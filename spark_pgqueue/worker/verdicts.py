@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.printable import clean, summary, warn
+from spark_pgqueue.printable import clean, summary
+from spark_pgqueue.worker.log import warn
 
 _PARTS = 100  # of a traceback: a line of code with its place, or a message
 
@@ -185,7 +186,7 @@ def of_result(value: Any) -> Outcome:
     try:
         return Result(arguments.json_text("what the handler returned", value))
     except PgQueueError as error:  # the handler has done its work, and must not repeat it
-        warn("%s: it is not kept", error.message, logger="spark_pgqueue.worker")
+        warn("%s: it is not kept", error.message)
         return DeliveryState.done
 
 
