@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def told(as_json: bool, text: str | None = None, /, **fields: Any) -> None:
-    """Print the result of a command: an object with --json; else a line, or nothing."""
+    """Print the result of a command: an object with --json; otherwise a line, or nothing."""
     if as_json:
         print(json_of_fields(fields), flush=True)
     elif text is not None:
@@ -122,7 +122,7 @@ _HIDDEN = {
 
 
 ESTIMATED = "estimated"
-"""The field that says of the figures `ESTIMATES` whether they are estimates."""
+"""The field that says whether the figures `ESTIMATES` are estimates."""
 
 ESTIMATES = ("new", "backlog", "behind")
 

@@ -83,7 +83,7 @@ class PgQueueDataSource(DataSource):
             check_schema(schema, options)
             return PgQueueStreamsBatchReader(options, schema)
         options = parse_source(self._given)
-        # Spark asks for the columns before it says whether they are for read or readStream.
+        # Spark requests the columns before it is known whether they are for read or readStream.
         columns = source_schema("text", options.include_headers).names
         pending = as_pending(self._given, columns)
         reader = PgQueueTableReader(pending, *find_for(pending), schema)

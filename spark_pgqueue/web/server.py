@@ -1,9 +1,9 @@
 """The server behind the page: figures as JSON, and, where allowed, a few actions.
 
-It has no users and no passwords. So it serves only this machine by default, and everyone who
-reaches it sees all that the role of its connection may see. It refuses attacks by other pages in
-the same browser: reading by a foreign name that resolves to this server (it checks Host), and
-acting in the user's name (it checks Origin, and a token that only its own page has).
+It has no users and no passwords. So it serves only this machine by default, and everyone who can
+connect sees what the role of its connection may see. It prevents attacks by other pages in the same
+browser: DNS rebinding (it checks Host), and cross-site request forgery (it checks Origin, and a
+token that only its own page has).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from spark_pgqueue.serving import Answer, Request, as_json
 
 PORT = 9188
 PAGE = Path(__file__).with_name("page.html")
-LISTED = 50  # how many claims and dead letters the page shows at once
-SHOWN = 2000  # how many characters or bytes of a payload it shows
+LISTED = 50  # the number of claims and dead letters on the page
+SHOWN = 2000  # the number of characters or bytes of a payload on the page
 
 Actions = dict[str, Callable[[Client, dict[str, Any]], str]]
 
@@ -46,7 +46,7 @@ def serve(
     """A server of the page; call its `serve_forever`.
 
     Args:
-        queue: the client that it asks; threads share it.
+        queue: the client, which threads share.
         where: the address to listen on.
         title: the name of the database, without a password.
         names: see `serving.Server`.
@@ -94,7 +94,7 @@ class Page:
         self._page = Answer(text.encode(), "text/html; charset=utf-8")
 
     def answer(self, request: Request) -> Answer:
-        """The page, the figures that it asks for, or the result of an action."""
+        """The page, its figures, or the result of an action."""
         if request.method == "GET" and request.path == "/":
             return self._page
         paths = {

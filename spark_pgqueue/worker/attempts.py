@@ -42,15 +42,15 @@ RESET: LiteralString = (
     " unlisten *; discard temp; discard sequences; deallocate all;"
     " select pg_catalog.pg_advisory_unlock_all();"
 )
-"""The session is as it was, for the next handler. Unlike DISCARD ALL, it may be in a transaction,
-and keeps plans. What a handler has deferred happens before, as its role."""
+"""Resets the session for the next handler. Unlike DISCARD ALL, it can run in a transaction, and it
+keeps plans. Deferred constraints of the handler are checked first, with the handler's role."""
 
 ACK: LiteralString = RESET + " select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
-"""The acknowledgement, with which the transaction of a handler ends: for a client cursor. The
-last of its results counts."""
+"""The acknowledgement, the last statement of a handler's transaction. It needs a client cursor,
+because it is several statements; the last result is the acknowledgement's."""
 
 _MOST_LOSSES = 3
-"""How many lost connections one thread lets pass for a message."""
+"""The number of lost connections after which a message has failed, counted by each thread."""
 
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
@@ -58,14 +58,14 @@ _KEPT = ("row_factory", "cursor_factory", "prepare_threshold", "prepared_max")
 
 
 def kept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> dict[str, Any]:
-    """What a handler may change of a connection, to be set again after it."""
+    """The attributes of a connection that a handler may change, with their values."""
     return {name: getattr(conn, name) for name in _KEPT}
 
 
 def set_again(
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], before: dict[str, Any]
 ) -> None:
-    """Set what `kept` has found. psycopg must forget what it has prepared: it is deallocated."""
+    """Restore the values of `kept`. psycopg forgets prepared statements: they are deallocated."""
     conn._prepared.clear()
     for name, value in before.items():
         setattr(conn, name, value)
@@ -171,7 +171,7 @@ class Attempt:
             return failed(self.of, messages, error), error
 
     def interrupt(self) -> bool:
-        """A call in a thread cannot be ended."""
+        """Return False: a call in a thread cannot be ended."""
         return False
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class LostConnections:
     """Judges errors of transactional handlers: a lost connection is no failure of its messages.
 
     The transaction was undone then, or was committed with its acknowledgement. But a message whose
-    handler loses its connection again and again has failed: it may be what ends the connection.
+    handler loses its connection several times has failed: it may be what ends the connection.
 
     Args:
         of: the stream and the consumer, for the log.
@@ -272,7 +272,7 @@ class LostConnections:
 
 
 def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
-    """The verdict that an error stands for; an error that is no verdict is logged."""
+    """The verdict for an error of the handler; an error that is no verdict is logged."""
     if not isinstance(error, Verdict):
         warn("%s: %s", name_of(of, messages), summary(error), more=trace(error))
     return of_error(error)
@@ -285,12 +285,12 @@ def lost(of: str, messages: Sequence[Message]) -> Outcome:
 
 
 def json_of(outcome: Outcome) -> str | None:
-    """The JSON that the history keeps of an outcome; None for nothing."""
+    """The JSON that the history stores for an outcome; None for nothing."""
     return outcome.json if isinstance(outcome, Result) else None
 
 
 def name_of(of: str, messages: Sequence[Message]) -> str:
-    """The name of messages in the log, and which delivery it is.
+    """The name of messages in the log, with the number of the delivery.
 
     Args:
         of: their stream and consumer.

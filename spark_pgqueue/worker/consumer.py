@@ -50,7 +50,7 @@ class Consumer:
         worker: the worker's name in claims, history and dead letters; by default the machine and
             the process number, or the application_name of url.
         patience: seconds to try for the first connection. A connection that is lost later is tried
-            again without end.
+            again without limit.
 
     Raises:
         PgQueueError: an argument has the wrong type.
@@ -82,9 +82,9 @@ class Consumer:
         A message is acknowledged when the handler has returned. The handler raises `Retry` for a
         message that failed, and `Reject` to dead-letter it; any other exception counts as Retry,
         with the exception as the reason. An exception that is returned counts as raised. What is
-        returned and can be awaited is awaited; an iterator, or a function, whose work nobody would
-        do is a failure. With ordering, the messages of a key are handled one
-        after the other, and different keys in parallel.
+        returned and can be awaited is awaited. Returning an iterator or a function is a failure,
+        because it would not be run. With ordering, the messages of a key are handled one after the
+        other, and different keys in parallel.
 
         When the worker stops, messages that were not begun are given back, and running calls have
         the time `grace` to end. A signal stops all runs of the main thread's program, the second at
@@ -230,9 +230,9 @@ class Consumer:
     def listen(self, **options: Unpack[ListenOptions]) -> Iterator[Message]:
         """Iterate over messages, one at a time.
 
-        A message is done when the loop asks for the next, and acknowledged a moment later. Leaving
+        A message is done when the loop requests the next, and acknowledged soon after. Leaving
         the loop, by break or by an error, gives back the current message and the messages that
-        were claimed ahead. A thread extends the claims meanwhile.
+        were claimed ahead. A thread extends the claims while the loop runs.
 
             >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
             >>> for message in billing.listen(wait=timedelta(0)):
@@ -309,14 +309,14 @@ class Consumer:
 
 
 def _messages(slot: WorkerSlot, job: Job) -> Iterator[Message]:
-    """The messages of a job, one after the other; asking for the next reports the last as done."""
+    """The messages of a job, one after the other; requesting the next reports the last as done."""
     calls, origin = slot.calls(job), Origin()
     messages = next(calls, None)
     while messages is not None:
         outcome = DeliveryState.unstarted
         try:
             yield messages[0]
-            # A child has not the thread that has the connection.
+            # A child process lacks the thread with the connection.
             origin.check("the iteration", "begin one in the child: listen()")
             outcome = DeliveryState.done
         finally:
@@ -348,12 +348,12 @@ def options_of(
 
 
 def check_handler(handler: Any, options: Options, *, is_async: bool | None = None) -> None:
-    """Refuse a handler that no call would reach: each message would become a dead letter.
+    """Refuse a handler that every call would fail with: all messages would become dead letters.
 
     Args:
         handler: the handler.
         options: the worker's options.
-        is_async: whether the handler is awaited in a loop; None for what can be seen of it.
+        is_async: whether the handler is awaited in a loop; None to find that out.
 
     Raises:
         PgQueueError: it is no function, its body would not run, or it does not take what it is

@@ -89,7 +89,7 @@ class InFlightClaim:
 
     @property
     def is_done(self) -> bool:
-        """Whether acknowledging the claim as a whole settles all that is left of it."""
+        """Whether acknowledging the whole claim settles everything that is left of it."""
         return bool(self._done) and not (
             self._open or self._results or self._unstarted or self._verdicts
         )
@@ -100,7 +100,7 @@ class InFlightClaim:
         return bool(self._unstarted or self._verdicts)
 
     def hold(self, now: float, timeout: float) -> None:
-        """Note that the claim is this worker's for `timeout` more seconds."""
+        """Record that this worker holds the claim for `timeout` more seconds."""
         self.until = now + timeout
         self.extend_at = now + timeout / 3
 
@@ -124,7 +124,7 @@ class InFlightClaim:
         return list(chains.values())
 
     def note(self, messages: Iterable[Message], outcome: Outcome) -> int:
-        """Note the outcome of messages; an outcome that was noted before stays.
+        """Record the outcome of messages. A message keeps the first outcome that is recorded.
 
         Returns:
             how many messages are done.
@@ -150,24 +150,24 @@ class InFlightClaim:
         return 0 if outcome in (DeliveryState.unstarted, DeliveryState.gone) else len(seqs)
 
     def give_up(self) -> None:
-        """Give back the messages without an outcome: their calls are not waited for any more."""
+        """Return the messages without an outcome: the worker no longer waits for their calls."""
         self._unstarted += self._open
         self._open.clear()
 
     def forget(self) -> None:
-        """Note that the claim is not this worker's any more."""
+        """Record that this worker no longer holds the claim."""
         self.until = 0.0
         self._open.clear()
         self._done, self._results, self._unstarted, self._verdicts = [], {}, [], []
 
     def settle(self, client: Client) -> list[int]:
-        """Settle the noted outcomes, in few calls. Repeating it is always safe.
+        """Settle the recorded outcomes, in few calls. It is always safe to repeat.
 
         Returns:
             messages that were returned because they failed.
 
         Raises:
-            PgQueueError: the connection was lost; the outcomes that were not settled stay noted.
+            PgQueueError: the connection was lost; the outcomes that were not settled stay recorded.
         """
         failed: list[int] = []
         if self._done:
@@ -203,7 +203,7 @@ class InFlightClaim:
         return seqs, list(self._results)
 
     def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> None:
-        """Carry out a verdict; where the database refuses it, the messages have failed."""
+        """Apply a verdict; if the database refuses it, the messages have failed."""
         try:
             if isinstance(verdict, Reject):
                 client.dead_letter(

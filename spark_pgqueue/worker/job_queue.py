@@ -86,7 +86,7 @@ class JobQueue:
         return taken
 
     def close(self) -> None:
-        """Let no slot begin another job."""
+        """Prevent slots from beginning another job."""
         self.is_closed = True
         with self._changed:
             self._changed.notify_all()
@@ -99,14 +99,14 @@ class JobQueue:
             each_report: whether every report wakes the poller.
 
         Returns:
-            whether to wait: no reason to wake exists already.
+            whether to wait: False if there is already a reason to wake.
         """
         self._few, self._each_report = few, each_report
         self._is_armed = True
         return not self._is_ringing()
 
     def disarm(self) -> None:
-        """Let reports wake the poller no more, after its wait."""
+        """Stop waking the poller by reports, after its wait."""
         self._is_armed = False
 
     # For the slots
@@ -139,12 +139,12 @@ class JobQueue:
 
 
 def lost_by(error: BaseException) -> Retry:
-    """The verdict for the messages of a call that ended without one."""
+    """The verdict for the messages of a call that ended without a verdict."""
     return Retry(reason=f"the worker's slot that had it ended: {summary(error)}")
 
 
 class WorkerSlot:
-    """A place that works on jobs, one call at a time."""
+    """Works on jobs, one call at a time."""
 
     def __init__(self, queue: JobQueue):
         self._queue = queue
@@ -161,8 +161,8 @@ class WorkerSlot:
         return self.job
 
     def lose(self, error: BaseException) -> None:
-        """Report what is left of the job. An error that no call of the handler explains has ended
-        it, and without a report its claim would be extended for ever.
+        """Report the rest of the job, which an error outside of the handler has ended. Without a
+        report, the job's claim would be extended without limit.
         """
         if (job := self.job) is None or self.is_given_up:
             return

@@ -139,7 +139,7 @@ class Tasks(Executor):
                 if options.transactional:
                     return await self._in_transaction(claim_id, messages, given)
                 result = await calling.call_async(self._handler, given)
-            if time.expired():  # and the option wrap has swallowed that
+            if time.expired():  # and the option wrap has suppressed the error
                 raise TimeoutError
             return of_result(result), result
         except TimeoutError as error:
@@ -147,7 +147,7 @@ class Tasks(Executor):
                 return Retry(reason=f"timed out after {options.timeout}"), error
             return failed(self._of, messages, error), error
         except BaseException as error:
-            if self._is_over:  # cancelled, and given back
+            if self._is_over:  # cancelled, and returned
                 raise
             return failed(self._of, messages, error), error
 
@@ -187,7 +187,7 @@ class Tasks(Executor):
 async def _is_reset(
     conn: psycopg.AsyncConnection[Any], before: dict[str, Any], is_settled: bool
 ) -> bool:
-    """Make the session as it was before the handler; else close it. Returns whether it is open."""
+    """Reset the session after a handler, or close it. Returns whether it is open."""
     try:
         set_again(conn, before)
         if not is_settled:

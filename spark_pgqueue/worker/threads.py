@@ -14,7 +14,7 @@ from spark_pgqueue.worker.executor import Executor, Overdue
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot, next_call
 from spark_pgqueue.worker.verdicts import Outcome
 
-_LOOK_EVERY = 1.0  # seconds between two looks for threads that died
+_LOOK_EVERY = 1.0  # seconds between two checks for threads that died
 
 
 class Attempts(Protocol):
@@ -88,7 +88,7 @@ class Threads(Executor):
         return left
 
     def _dead(self, now: float) -> list[Overdue]:
-        """The calls of threads that have died, by an error that even the report of it met. Other
+        """The calls of threads that have died, because reporting an error failed, too. Other
         threads take their places.
         """
         dead: list[Overdue] = []

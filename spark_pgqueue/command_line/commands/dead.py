@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_pgqueue import client
-from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.app import connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyConsumer,
     AnyStream,
@@ -25,8 +25,7 @@ from spark_pgqueue.command_line.arguments import (
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, show, told
 
-dead_app: typer.Typer = typer.Typer(help="List, show, redrive and purge dead letters.", **PLAIN)
-app.add_typer(dead_app, name="dead")
+dead_app: typer.Typer = sub_app("dead", "List, show, redrive and purge dead letters.")
 
 Numbers = Annotated[
     list[int] | None, typer.Option("--seq", min=1, help="Only this message; can be repeated.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_pgqueue import client
-from spark_pgqueue.command_line.app import connect, group_app
+from spark_pgqueue.command_line.app import connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     POSITION,
     START,
@@ -21,6 +21,10 @@ from spark_pgqueue.command_line.arguments import (
     position,
 )
 from spark_pgqueue.command_line.output import show, told
+
+group_app: typer.Typer = sub_app(
+    "group", "Create and list groups of workers; `consumer` drops, moves and pauses them."
+)
 
 
 @group_app.command("create")

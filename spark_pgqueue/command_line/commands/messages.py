@@ -38,7 +38,7 @@ from spark_pgqueue.command_line.output import (
     told,
 )
 
-TAIL = 1_000  # how many messages `tail` holds at once
+TAIL = 1_000  # the number of messages that `tail` holds in memory
 
 
 # Longer than 60 lines: Typer reads the options from the parameters.
@@ -181,7 +181,7 @@ def receive(
             for message in claim.messages:
                 print(json_of_row(message, claim.claim_id) if as_json else line_of(message))
             sys.stdout.flush()
-        except BaseException:  # who has not seen a message was not delivered it
+        except BaseException:  # a message that was not printed was not delivered
             claim.defer()
             raise
         if no_ack:

@@ -9,7 +9,7 @@ import typer
 
 from spark_pgqueue import client
 from spark_pgqueue.command_line import completion
-from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.app import app, connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyConsumer,
     AnyStream,
@@ -31,10 +31,7 @@ from spark_pgqueue.command_line.output import (
     told,
 )
 
-claim_app: typer.Typer = typer.Typer(
-    help="List the claims that workers and Spark queries hold.", **PLAIN
-)
-app.add_typer(claim_app, name="claim")
+claim_app: typer.Typer = sub_app("claim", "List the claims that workers and Spark queries hold.")
 
 
 @app.command()

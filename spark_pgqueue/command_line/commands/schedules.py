@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_pgqueue import client
-from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.app import connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyStream,
     IfExists,
@@ -24,8 +24,7 @@ from spark_pgqueue.command_line.arguments import (
 from spark_pgqueue.command_line.input import confirm, payload_of
 from spark_pgqueue.command_line.output import show, told
 
-schedule_app: typer.Typer = typer.Typer(help="Send messages at planned times.", **PLAIN)
-app.add_typer(schedule_app, name="schedule")
+schedule_app: typer.Typer = sub_app("schedule", "Send messages at planned times.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 Cron = Annotated[

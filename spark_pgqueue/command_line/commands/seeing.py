@@ -294,7 +294,7 @@ def _show_again(
     interval: float,
     looks: int | None,
 ) -> None:
-    """Show a table for each look: in place in a terminal, else one after the other."""
+    """Show a table for each look: in a terminal the same one, otherwise one after the other."""
     with ExitStack() as stack:
         live = stack.enter_context(Live(auto_refresh=False)) if sys.stdout.isatty() else None
         for number, (look, rates) in enumerate(_looks(queue, interval), 1):
@@ -308,7 +308,7 @@ def _show_again(
 
 
 def _looks(queue: client.Client, interval: float) -> Iterator[tuple[Look, AllRates]]:
-    """Endless looks, each with the rates since the look before."""
+    """Endless looks, each with the rates since the previous look."""
     before = None
     while True:
         look = queue.look()

@@ -19,7 +19,7 @@ from spark_pgqueue.spark.options.source import SOURCE_NAMES, SourceOptions
 
 @dataclass(frozen=True)
 class Consumer(Stream):
-    """A consumer, as the database knows it. No other consumer of any database has its identity."""
+    """A consumer of the database. Its identity is unique among all databases."""
 
     consumer_id: int
     ordering: str

@@ -1,4 +1,4 @@
-"""The options that say when a micro-batch begins, and how large it is, for both sources."""
+"""The options for the begin and the size of micro-batches, for both sources."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Admission:
     max_delay: timedelta = timedelta.max  # ... at most this long after its last one with messages
 
     def begins(self, available: int, since: float) -> bool:
-        """Whether a micro-batch of so many messages begins now, so many seconds since the last one;
-        infinity for the first, which begins at once.
+        """Whether a micro-batch of `available` messages begins, `since` seconds after the last one;
+        infinity for the first, which begins immediately.
         """
         return (
             self.min_messages is None
@@ -30,11 +30,11 @@ class Admission:
         )
 
     def messages_to_ask(self, most: int | None, average: float | None) -> int | None:
-        """How many messages to ask for, to get about max_bytes; None for all.
+        """The number of messages to request, for about max_bytes; None for all.
 
         The number need not be exact: the database cuts a claim that has more bytes, by claiming it
-        again. `most` is the highest number of messages, `average` the mean bytes of a message,
-        where it is known.
+        again. `most` is the highest number of messages, `average` the mean bytes of a message, if
+        known.
         """
         if self.max_bytes is None or average is None:
             return most

@@ -43,8 +43,8 @@ class Option:
     required: bool = False  # whether the option must be given
     is_secret: bool = False  # whether errors hide the value
     needs: tuple[str, ...] = ()  # the options without which this option is refused
-    # the options beside which this option is refused. Of two options that exclude each other, one
-    # says so
+    # the options with which this option is refused. Of two options that exclude each other, only
+    # one names the other
     excludes: tuple[str, ...] = ()
     only: str = ""  # STREAMING or BATCH where the option is refused elsewhere
     name: str = ""  # as documented, in camelCase; `options_of` makes it from the name of the field
@@ -85,7 +85,7 @@ def options_of(cls: type) -> tuple[Option, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """The options that say how to connect; `parse` makes one url of them."""
+    """The options of the connection, which `parse` combines into one url."""
 
     url: str | None = option(
         str,
@@ -164,7 +164,7 @@ def parse(
         given: the options that the user gave.
         table: the options that exist here.
         side: the side of Spark that has these options, for errors.
-        others: names of options of other sides, which a misspelled name may mean.
+        others: names of options of other sides that a misspelled name may stand for.
     """
     known = {each.name.lower(): each for each in table}
     for name in given:
@@ -241,9 +241,11 @@ FOREIGN = {
     "where": 'it goes with table, for spark.read: option("table", "pending")',
     # Kafka's
     "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
-    **dict.fromkeys(("topic", "topics", "topicname", "queue", "queuename"), "use stream"),
     "bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
-    "groupid": "use consumer; or group, without one",
+    **dict.fromkeys(("topic", "topics", "topicname", "queue", "queuename"), "use stream"),
+    **dict.fromkeys(
+        ("group.id", "kafka.group.id", "groupidprefix"), "use consumer; or group, without one"
+    ),
     "failondataloss": "it is for readStream",
     "includeheaders": "leave it out: a column has the headers",
     "subscribe": "use stream for what is read, or streams, and consumer for who claims it",
@@ -252,9 +254,6 @@ FOREIGN = {
     "streams": "leave consumer out, when reading: a consumer is of one stream",
     "streampattern": "leave consumer out, when reading: a consumer is of one stream",
     "group": "it is for readStream without consumer: with one, Postgres knows how far it is",
-    "group.id": "use consumer; or group, without one",
-    "kafka.group.id": "use consumer; or group, without one",
-    "groupidprefix": "use consumer; or group, without one",
     "startingoffsets": "use startingPosition with createConsumer, when reading: "
     "earliest, latest or a time; or leave consumer out",
     "startingtimestamp": "use startingPosition with createConsumer, when reading, or leave "

@@ -174,4 +174,4 @@ SINK_NAMES = {
     },
     **{f"p_{name}": f"column {name}" for name in ("action", "delay")},
 }
-"""The names that the user knows for the arguments of SQL functions."""
+"""The options and columns that set arguments of SQL functions, for errors."""

@@ -176,4 +176,4 @@ SOURCE_NAMES = {
     "p_max_bytes": "option maxBytesPerTrigger",
     "p_quarantine_after": "option quarantineAfter",
 }
-"""The names that the user knows for the arguments of SQL functions."""
+"""The options and columns that set arguments of SQL functions, for errors."""

@@ -316,4 +316,4 @@ STREAM_SOURCE_NAMES = {
     "p_max": "option maxMessagesPerTrigger",
     "p_group": "option group",
 }
-"""The names that the user knows for the arguments of SQL functions."""
+"""The options and columns that set arguments of SQL functions, for errors."""

@@ -1,7 +1,7 @@
 """The micro-batches of the stream source: it plans them by the offsets in Spark's checkpoint.
 
-No state has to outlive the process. The checkpoint says how far the query has read, and the
-messages between two offsets never change: see `offsets` and `sql/reading/offsets.sql`.
+No state has to outlive the process. The checkpoint has the query's position, and the messages
+between two offsets never change: see `offsets` and `sql/reading/offsets.sql`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_pgqueue.spark.stream_source.offsets import Position, StreamOffsets
 from spark_pgqueue.spark.stream_source.streams import Streams
 
 PATTERN_SECONDS = 10.0
-"""The longest time after which a query with streamPattern looks for new streams."""
+"""The longest time between two searches of a query with streamPattern for new streams."""
 
 FIRST_MESSAGES = 1_000
 """A query with maxBytesPerTrigger first reads this many messages, to learn their size."""
@@ -34,11 +34,11 @@ WORTH_A_BATCH = 100_000
 micro-batch. Its checkpoint saves a restarted query from passing them again."""
 
 LOOKS = 1_000
-"""How many reads follow each other while none of them finds messages for the query."""
+"""The number of reads in a row that may find no messages for the query."""
 
 
 class StreamBatches(MicroBatches[StreamOffsets]):
-    """The micro-batches of a query, and what it knows beyond its last offset."""
+    """The micro-batches of a query, and its state besides the last offset."""
 
     def __init__(self, options: StreamSourceOptions, schema: StructType):
         self._options = options
@@ -61,7 +61,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
 
         That end is right for every position, because a micro-batch is the difference of two
         offsets. (With a limit, the end might lie before the query's position.) For a new query, it
-        also says where the query begins.
+        also contains the beginning.
         """
         if start is not None:
             return super().next(start, admission)
@@ -77,7 +77,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         return {**last, "stream": self._options.title, **super().latest()}
 
     def note_logged(self, offset: StreamOffsets) -> None:
-        """Note that Spark's log has an offset: later ones need not say where its streams began."""
+        """Record that Spark's log has an offset: later ones need not have its streams' begins."""
         super().note_logged(offset)
         for name in offset.positions:
             self._begun.pop(name, None)
@@ -119,7 +119,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         return self._look(start, admission), self._wait_seconds
 
     def _look(self, start: StreamOffsets, admission: Admission) -> StreamOffsets:
-        """The end of the available messages, if they suffice for a micro-batch; else `start`."""
+        """The end of the available messages; `start` if they are too few for a micro-batch."""
         positions = self._begin(start)
         self._note(positions)
         found, had = self._read_on(positions, admission)
