@@ -18,7 +18,7 @@ from spark_pgqueue.command_line.arguments import (
     StreamName,
     Url,
     Yes,
-    duration,
+    lasting,
 )
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, show, told
@@ -47,10 +47,7 @@ def archive_set(
     uri: Annotated[
         str, typer.Argument(metavar="URI", show_default=False, help="/path, s3://bucket/path, ...")
     ],
-    keep: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="How long files are kept: 365d."),
-    ] = None,
+    keep: Annotated[timedelta | None, lasting("How long files are kept: 365d.")] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -118,10 +115,7 @@ def archive_run(
             "Without it, the database decides where this process reads and writes.",
         ),
     ] = None,
-    every: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval: 1m."),
-    ] = None,
+    every: Annotated[timedelta | None, lasting("Repeat at this interval: 1m.")] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -16,16 +16,21 @@ from spark_pgqueue.command_line.arguments import (
     POSITION,
     ClaimId,
     ConsumerName,
+    Consumers,
+    Headers,
     Json,
+    Key,
+    OnlySeqs,
+    Priority,
+    SeqList,
     Seqs,
     StreamName,
     Url,
+    at,
     default_of,
     delay,
-    duration,
-    header,
     json_value,
-    moment,
+    lasting,
     position,
 )
 from spark_pgqueue.command_line.input import batches, payload_of, standard_input
@@ -52,25 +57,14 @@ def send(
         bool,
         typer.Option("--lines", help="A message per line of standard input, all or none of them."),
     ] = False,
-    key: Annotated[str | None, typer.Option(help="The key for ordering by key.")] = None,
-    header: Annotated[
-        list[Any] | None,
-        typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated."),
-    ] = None,
-    priority: Annotated[int, typer.Option(help="Higher is earlier.")] = 0,
+    key: Key = None,
+    header: Headers = None,
+    priority: Priority = 0,
     deliver_at: Annotated[
-        datetime | None,
-        typer.Option(
-            parser=moment, metavar="TIME", help="Not before (ISO 8601; local unless it has a zone)."
-        ),
+        datetime | None, at("Not before (ISO 8601; local unless it has a zone).")
     ] = None,
-    expires_at: Annotated[
-        datetime | None,
-        typer.Option(parser=moment, metavar="TIME", help="From then on it is not delivered."),
-    ] = None,
-    consumer: Annotated[
-        list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
-    ] = None,
+    expires_at: Annotated[datetime | None, at("From then on it is not delivered.")] = None,
+    consumer: Consumers = None,
     dedup_key: Annotated[
         str | None,
         typer.Option(help="Publish nothing if a message with this key was sent not long ago."),
@@ -128,20 +122,13 @@ def receive(
     ] = default_of(Client.receive, "max_messages"),
     visibility_timeout: Annotated[
         timedelta | None,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="With --no-ack: how long they are yours. Default: the consumer's.",
-        ),
+        lasting("With --no-ack: how long they are yours. Default: the consumer's."),
     ] = None,
     no_ack: Annotated[
         bool,
         typer.Option("--no-ack", help="Keep the claim, for `pgqueue ack` or `pgqueue nack`."),
     ] = False,
-    wait: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Wait this long if there is none."),
-    ] = None,
+    wait: Annotated[timedelta | None, lasting("Wait this long if there is none.")] = None,
     where: Annotated[
         str | None,
         typer.Option(
@@ -240,10 +227,7 @@ def tail(
 def retry(
     stream: StreamName,
     consumer: ConsumerName,
-    seq: Annotated[
-        list[int] | None,
-        typer.Option("--seq", min=1, help="Only this message; can be repeated."),
-    ] = None,
+    seq: OnlySeqs = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -258,7 +242,7 @@ def retry(
 def cancel(
     stream: StreamName,
     consumer: ConsumerName,
-    seqs: Annotated[list[int], typer.Argument(metavar="SEQ", show_default=False, min=1)],
+    seqs: SeqList,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -272,13 +256,8 @@ def cancel(
 def postpone(
     stream: StreamName,
     consumer: ConsumerName,
-    seqs: Annotated[list[int], typer.Argument(metavar="SEQ", show_default=False, min=1)],
-    until: Annotated[
-        datetime,
-        typer.Option(
-            parser=moment, metavar="TIME", help="Not before (ISO 8601; local unless it has a zone)."
-        ),
-    ],
+    seqs: SeqList,
+    until: Annotated[datetime, at("Not before (ISO 8601; local unless it has a zone).")],
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -310,10 +289,7 @@ def ack(
 def defer(
     claim: ClaimId,
     seq: Seqs = None,
-    delay: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Deliver it after that."),
-    ] = None,
+    delay: Annotated[timedelta | None, lasting("Deliver it after that.")] = None,
     state: Annotated[
         Any,
         typer.Option(
@@ -337,10 +313,8 @@ def nack(
     seq: Seqs = None,
     delay: Annotated[
         timedelta | None,
-        typer.Option(
-            parser=delay,
-            metavar="DURATION",
-            help="Deliver it again after that; 0: now. Default: the consumer's backoff.",
+        lasting(
+            "Deliver it again after that; 0: now. Default: the consumer's backoff.", parser=delay
         ),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,

@@ -15,6 +15,7 @@ from spark_pgqueue.command_line.arguments import (
     AnyStream,
     ConsumerName,
     Json,
+    Max,
     StreamName,
     Url,
     Yes,
@@ -106,9 +107,7 @@ def describe(
 def claim_list(
     stream: AnyStream = None,
     consumer: AnyConsumer = None,
-    limit: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = default_of(
-        client.Client.open_claims, "limit"
-    ),
+    limit: Max = default_of(client.Client.open_claims, "limit"),
     as_json: Json = False,
     url: Url = None,
 ) -> None:

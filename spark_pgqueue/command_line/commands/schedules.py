@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,14 +12,17 @@ from spark_pgqueue import client
 from spark_pgqueue.command_line.app import connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyStream,
+    Consumers,
+    Headers,
     IfExists,
     Json,
+    Key,
+    Priority,
     StreamName,
     Url,
     Yes,
+    at,
     default_of,
-    header,
-    moment,
 )
 from spark_pgqueue.command_line.input import confirm, payload_of
 from spark_pgqueue.command_line.output import show, told
@@ -39,12 +42,7 @@ Every = Annotated[
     typer.Option(metavar="INTERVAL", help="Or this: '15 minutes', or '1 month' by the calendar."),
 ]
 TimeZone = Annotated[str, typer.Option(metavar="NAME", help="Such as Europe/Berlin.")]
-Start = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=moment, metavar="TIME", help="From when INTERVAL is counted. Default: one from now."
-    ),
-]
+Start = Annotated[datetime | None, at("From when INTERVAL is counted. Default: one from now.")]
 
 
 @schedule_app.command("create")
@@ -56,15 +54,10 @@ def schedule_create(
     every: Every = None,
     time_zone: TimeZone = "UTC",
     start: Start = None,
-    key: Annotated[str | None, typer.Option(help="The key for ordering by key.")] = None,
-    header: Annotated[
-        list[Any] | None,
-        typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated."),
-    ] = None,
-    priority: Annotated[int, typer.Option(help="Higher is earlier.")] = 0,
-    consumer: Annotated[
-        list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
-    ] = None,
+    key: Key = None,
+    header: Headers = None,
+    priority: Priority = 0,
+    consumer: Consumers = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change an existing one.")] = False,
     as_json: Json = False,
     url: Url = None,

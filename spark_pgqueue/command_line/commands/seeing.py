@@ -24,6 +24,7 @@ from spark_pgqueue.command_line.arguments import (
     AnyStream,
     ConsumerName,
     Json,
+    Seq,
     StreamName,
     Url,
     default_of,
@@ -165,7 +166,7 @@ def top(
 def explain(
     stream: StreamName,
     consumer: ConsumerName,
-    seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, show_default=False)],
+    seq: Seq,
     as_json: Json = False,
     url: Url = None,
 ) -> None:

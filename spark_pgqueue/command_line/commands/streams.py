@@ -23,7 +23,7 @@ from spark_pgqueue.command_line.arguments import (
     Unread,
     Url,
     Yes,
-    duration,
+    lasting,
     size,
 )
 from spark_pgqueue.command_line.input import confirm
@@ -85,10 +85,7 @@ def stream_drop(
 @stream_app.command("retention")
 def stream_retention(
     name: StreamName,
-    keep_for: Annotated[
-        timedelta | None,
-        typer.Option("--for", parser=duration, metavar="DURATION", help="From publication: 7d."),
-    ] = None,
+    keep_for: Annotated[timedelta | None, lasting("From publication: 7d.", "--for")] = None,
     messages: Annotated[
         int | None, typer.Option(help="As long as not so many came after it.")
     ] = None,
@@ -102,10 +99,7 @@ def stream_retention(
     unread: Annotated[
         Unread, typer.Option(help="What a consumer still owes when it may go.")
     ] = Unread.keep,
-    keep_dead: Annotated[
-        timedelta | None,
-        typer.Option("--dead", parser=duration, metavar="DURATION", help="Dead letters."),
-    ] = None,
+    keep_dead: Annotated[timedelta | None, lasting("Dead letters.", "--dead")] = None,
     forever: Annotated[bool, typer.Option("--forever", help="Keep all, as at first.")] = False,
     as_json: Json = False,
     url: Url = None,

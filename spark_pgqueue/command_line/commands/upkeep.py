@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from spark_pgqueue.command_line.app import app, connect, fail, one_line, repeat
-from spark_pgqueue.command_line.arguments import Json, Url, Yes, duration
+from spark_pgqueue.command_line.arguments import Json, Url, Yes, lasting
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import told
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
@@ -36,25 +36,12 @@ def recover(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
 @app.command()
 def maintain(
     staged_age: Annotated[
-        timedelta,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="Longer than any Spark query takes to write a batch.",
-        ),
+        timedelta, lasting("Longer than any Spark query takes to write a batch.")
     ] = "1 day",  # type: ignore[assignment]
     reader_age: Annotated[
-        timedelta,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="Longer than any Spark query pauses before it is started again.",
-        ),
+        timedelta, lasting("Longer than any Spark query pauses before it is started again.")
     ] = "30 days",  # type: ignore[assignment]
-    every: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval."),
-    ] = None,
+    every: Annotated[timedelta | None, lasting("Repeat at this interval.")] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
