@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
 import unicodedata
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any
 
 _SECRET = re.compile(
@@ -125,6 +127,15 @@ def warn(
         if more:
             message, shown = message + "\n%s", [*shown, more]
         logging.getLogger(logger).log(level, message, *shown, stacklevel=2)
+
+
+def for_json(value: Any) -> Any:
+    """A value for `json.dumps`, of a type that JSON lacks: base64 of bytes, seconds, or text."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def text_of(value: Any) -> str:

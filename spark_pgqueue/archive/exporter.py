@@ -56,13 +56,10 @@ class _Attempt(NamedTuple):
     kind: str
 
 
-def _silent(step: str, about: Any) -> None: ...
-
-
 def export(
     url: str | None,
     options: Mapping[str, Any] | None = None,
-    on_step: Callable[[str, Any], None] = _silent,
+    on_step: Callable[[str, Any], None] = lambda step, about: None,
     allow: Sequence[str] = (),
 ) -> list[Exported]:
     """Write all segments that are closed, and delete files that nothing refers to.

@@ -212,19 +212,13 @@ def failed(uri: str, error: Exception) -> PgQueueError:
 
 def make_durable(path: str) -> None:
     """Sync a local file and its folders to disk, before a commit refers to it."""
-    for each in (path, *_above(path)):
+    file = Path(path)
+    for each in (file, *file.parents[:3]):  # an attempt may have made these folders
         descriptor = os.open(each, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-            if each == path and hasattr(os, "posix_fadvise"):
+            if each == file and hasattr(os, "posix_fadvise"):
                 # `verify` reads it from the disk then.
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-
-
-def _above(path: str) -> Iterator[str]:
-    """The folder of a file, and the two above it, which an attempt may have made."""
-    for _ in range(3):
-        path = os.path.dirname(path)  # noqa: PTH120 (a path of pyarrow)
-        yield path

@@ -16,7 +16,6 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +122,13 @@ class Page:
             {"stream": stream, "group": group, **asdict(each)}
             for stream, group, each in look.partitions
         ]
-        return _json(asdict(look) | {"partitions": partitions})
+        return as_json(asdict(look) | {"partitions": partitions})
 
     def _answer_consumer(self, request: Request) -> Answer:
         stream, consumer = request.query["stream"], request.query["consumer"]
         (health,) = [h for h in self._queue.health(stream) if h.consumer == consumer]
         claims = self._queue.open_claims(stream, consumer, limit=LISTED)
-        return _json(
+        return as_json(
             {
                 "health": asdict(health),
                 "claims": [asdict(each) | {"claim_id": str(each.claim_id)} for each in claims],
@@ -141,7 +140,7 @@ class Page:
     def _answer_message(self, request: Request) -> Answer:
         query = request.query
         seq = int(query["seq"])
-        return _json(asdict(self._queue.explain(query["stream"], query["consumer"], seq)))
+        return as_json(asdict(self._queue.explain(query["stream"], query["consumer"], seq)))
 
     def _answer_action(self, request: Request) -> Answer:
         if not self._allow_actions:
@@ -210,18 +209,6 @@ def _dead(queue: Client, stream: str, consumer: str, after: int) -> list[dict[st
         [*[SHOWN] * 4, stream, consumer, LISTED, after],
     )
     return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _json(value: Any) -> Answer:
-    return Answer(json.dumps(value, default=_plain, ensure_ascii=False).encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def _hash_of(page: str, tag: str) -> str:

@@ -194,8 +194,7 @@ class Attempt:
                 conn = client._statements.connection()
                 before = kept(conn)
                 result = calling.call(self._handler, given, conn)
-                seqs = None if self._is_batch else [message.seq for message in messages]
-                ack = [claim_id, seqs, json_of(of_result(result))]
+                ack = ack_of(claim_id, messages, self._is_batch, result)
                 with translated():
                     cursor = psycopg.ClientCursor(conn, row_factory=tuple_row).execute(ACK, ack)
                 while cursor.nextset():
@@ -284,9 +283,11 @@ def lost(of: str, messages: Sequence[Message]) -> Outcome:
     return DeliveryState.gone
 
 
-def json_of(outcome: Outcome) -> str | None:
-    """The JSON that the history stores for an outcome; None for nothing."""
-    return outcome.json if isinstance(outcome, Result) else None
+def ack_of(claim_id: int, messages: Sequence[Message], is_batch: bool, result: Any) -> list[Any]:
+    """The parameters of `ACK`; `result` is the handler's return value, which the history stores."""
+    outcome = of_result(result)
+    stored = outcome.json if isinstance(outcome, Result) else None
+    return [claim_id, None if is_batch else [each.seq for each in messages], stored]
 
 
 def name_of(of: str, messages: Sequence[Message]) -> str:

@@ -176,7 +176,8 @@ class InFlightClaim:
             self._done = []
         if self._results:
             try:
-                client._statements.rows(_ACK, [self.claim_id, *self._result_arrays()])
+                seqs = ["{" + ",".join(map(str, each)) + "}" for each in self._results.values()]
+                client._statements.rows(_ACK, [self.claim_id, seqs, list(self._results)])
             except PgQueueError as error:  # JSON that Postgres cannot hold
                 if is_passing(error):
                     raise
@@ -197,10 +198,6 @@ class InFlightClaim:
             client.defer(self.claim_id, self._unstarted)
             self._unstarted = []
         return failed
-
-    def _result_arrays(self) -> tuple[list[str], list[str]]:
-        seqs = ["{" + ",".join(map(str, each)) + "}" for each in self._results.values()]
-        return seqs, list(self._results)
 
     def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> None:
         """Apply a verdict; if the database refuses it, the messages have failed."""

@@ -138,11 +138,6 @@ class JobQueue:
         return len(self.todo) <= self._few or (self._each_report and bool(self.reports))
 
 
-def lost_by(error: BaseException) -> Retry:
-    """The verdict for the messages of a call that ended without a verdict."""
-    return Retry(reason=f"the worker's slot that had it ended: {summary(error)}")
-
-
 class WorkerSlot:
     """Works on jobs, one call at a time."""
 
@@ -167,7 +162,8 @@ class WorkerSlot:
         if (job := self.job) is None or self.is_given_up:
             return
         if self.at is not None:
-            self._queue.report(Report(job, self.at[1], lost_by(error), None, False))
+            verdict = Retry(reason=f"the worker's slot that had it ended: {summary(error)}")
+            self._queue.report(Report(job, self.at[1], verdict, None, False))
         self._report_rest(job, job.calls, DeliveryState.unstarted)
         self.at = self.job = None
         warn("a worker's slot goes on after %s", error)

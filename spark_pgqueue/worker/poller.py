@@ -327,7 +327,8 @@ class Poller:
             ahead = int(min(soon, most))
             if soon <= most:  # there is time to wait for a claim that is done soon
                 share = 1 / 3 if acks else 2 / 3
-        ahead = self._within_bytes(ahead)
+        bytes_each = max(self._mean_bytes, 1.0) * each
+        ahead = min(ahead, int(self._options.prefetch_bytes / bytes_each))
         idle = self._slots - len(self._jobs)
         if self._options.batch is not None:
             return each if idle + ahead > 0 else 0
@@ -335,11 +336,6 @@ class Poller:
         if idle <= 0 and room <= ahead * share:
             return 0  # a later, larger claim is cheaper than many small ones
         return max(room, idle)
-
-    def _within_bytes(self, ahead: int) -> int:
-        """How many messages (or batches) ahead the option prefetch_bytes allows, of `ahead`."""
-        each = max(self._mean_bytes, 1.0) * (self._options.batch or 1)
-        return min(ahead, int(self._options.prefetch_bytes / each))
 
     def _claim(self, wanted: int, done: InFlightClaim | None) -> None:
         """Claim messages, and acknowledge a finished claim in the same statement."""

@@ -19,8 +19,8 @@ from spark_pgqueue.worker.attempts import (
     RESET,
     Hooks,
     LostConnections,
+    ack_of,
     failed,
-    json_of,
     kept,
     lost,
     set_again,
@@ -163,8 +163,7 @@ class Tasks(Executor):
             async with conn.transaction() as transaction:
                 before = kept(conn)
                 result = await calling.call_async(self._handler, given, conn)
-                seqs = None if self._options.batch is not None else [m.seq for m in messages]
-                ack = [claim_id, seqs, json_of(of_result(result))]
+                ack = ack_of(claim_id, messages, self._options.batch is not None, result)
                 cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
                 with translated():
                     await cursor.execute(ACK, ack)

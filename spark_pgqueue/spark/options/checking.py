@@ -179,6 +179,11 @@ def parse(
     return {"url": with_credentials(*how), "given": names} | values
 
 
+def is_given(name: str, given: Mapping[str, str]) -> bool:
+    """Whether a user gave an option; `name` is in lower case."""
+    return any(each.lower() == name for each in given)
+
+
 def _value(option: Option, text: str | None) -> Any:
     if text is None:
         if option.required:

@@ -170,8 +170,10 @@ SINK_NAMES = {
     "p_seqs": "column seq",
     **{
         f"p_{name}": f"column {name}"
-        for name in ("data", "key", "headers", "priority", "deliver_at", "expires_at", "dedup_key")
+        for name in (
+            *("data", "key", "headers", "priority", "deliver_at", "expires_at", "dedup_key"),
+            *("action", "delay"),
+        )
     },
-    **{f"p_{name}": f"column {name}" for name in ("action", "delay")},
 }
 """The options and columns that set arguments of SQL functions, for errors."""

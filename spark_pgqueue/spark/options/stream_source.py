@@ -236,12 +236,7 @@ def _check_kind_of_query(options: StreamSourceOptions, streaming: bool) -> None:
 
 
 def _check_streams(options: StreamSourceOptions) -> None:
-    streams = {
-        "stream": options.stream,
-        "streams": options.streams,
-        "streamPattern": options.stream_pattern,
-    }
-    given = [name for name, value in streams.items() if value is not None]
+    given = [name for name in ("stream", "streams", "streamPattern") if name in options.given]
     if not given:
         raise PgQueueError(
             "option stream is missing",

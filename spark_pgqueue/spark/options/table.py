@@ -91,11 +91,6 @@ class TableOptions(Connecting):
     retry_timeout: timedelta = use(RETRY_TIMEOUT)
 
 
-def names_table(given: Mapping[str, str]) -> bool:
-    """Whether options name a table."""
-    return any(name.lower() == "table" for name in given)
-
-
 def parse_table(given: Mapping[str, str]) -> TableOptions:
     """Check and convert the options of `spark.read` with a table."""
     if found := _of_a_stream(given):
