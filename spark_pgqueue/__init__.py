@@ -82,8 +82,8 @@ __all__ = [
     "watch",
 ]
 
-# Imported at their first use: Spark's processes import this package for every micro-batch, and need
-# none of them.
+# Imported on first use: Spark's processes import this package for every micro-batch, and need none
+# of these modules.
 _LAZY_MODULES = {
     "embedded": "spark_pgqueue.postgres.embedded",
     "java": "spark_pgqueue.spark.platform.java",
@@ -103,10 +103,10 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
 
     Where pip has installed this package, Spark finds the format by itself, and the call is not
     needed. From a checkout, a zip or a notebook's folder, Spark's other processes cannot import the
-    package, and it travels with the query instead.
+    package; it is sent along with the query instead.
 
-    Spark looks for formats in the session that is active in a thread, and a new thread has none: it
-    says DATA_SOURCE_NOT_FOUND. So a thread of yours that reads or writes calls this first.
+    Spark searches for formats in the active session of a thread. A new thread has none, and fails
+    with DATA_SOURCE_NOT_FOUND: call this function first in each thread that reads or writes.
 
         >>> spark_pgqueue.register(spark)
         >>> frame = spark.read.format("pgqueue").option("url", url).option("table", "stats").load()
@@ -115,9 +115,9 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
 
     Args:
         spark: the session, classic or Spark Connect.
-        ship: whether the package travels with the query, to executors or a Connect server without
-            it. They must have psycopg, pyarrow and ADBC, which it needs. None: only where the
-            package is not installed here.
+        ship: whether to send the package with the query, to executors or a Connect server without
+            it. They must have psycopg, pyarrow and ADBC, which it needs. None: only if the package
+            is not installed here.
 
     Raises:
         PgQueueError: the Python that Spark starts lacks this package, or a package that it needs.
@@ -126,7 +126,6 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
     """
     from pyspark.errors import AnalysisException
 
-    from spark_pgqueue.postgres.errors import PgQueueError
     from spark_pgqueue.spark.datasource import PgQueueDataSource
     from spark_pgqueue.spark.platform import worker_python
 
@@ -179,8 +178,8 @@ async def connect_async(
 ) -> AsyncClient:
     """Connect the client for asyncio. Arguments and errors as in `connect`; and `connections`.
 
-    At most so many connections are made, at least 2: one for calls that do not wait for messages,
-    the others for calls that do. Of more calls that wait, some wait for their turn first.
+    `connections`, at least 2, is the largest number of connections: one for calls that do not wait
+    for messages, the others for calls that do. Further calls that wait are queued.
 
     >>> async def main():
     ...     async with await spark_pgqueue.connect_async(url) as queue:

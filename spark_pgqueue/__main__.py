@@ -11,12 +11,12 @@ from spark_pgqueue.command_line.app import MODULES, app
 
 
 def main() -> None:
-    """Run the command that the first argument names, without a look at the other commands.
+    """Run the command that the first argument names, without importing the other commands.
 
-    To import and to prepare all of them takes as long as a short command runs. The help,
-    completion and an error need all.
+    Importing all of them takes as long as a short command runs. The help, completion and errors
+    need all of them.
     """
-    # Python ends with a search for garbage in all that was imported, a quarter of a short command.
+    # Otherwise Python ends with a collection of garbage, a quarter of a short command's time.
     atexit.register(gc.freeze)
     modules = MODULES.get("".join(sys.argv[1:2]))
     for module in [f"commands.{each}" for each in modules] if modules else ["cli"]:

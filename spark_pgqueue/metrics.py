@@ -30,7 +30,7 @@ class Family(NamedTuple):
         name: the name without the suffix of the type.
         type: gauge, counter or stateset.
         help: one sentence.
-        samples: the labels and the value of each sample of a look; None for no value.
+        samples: returns the labels and the value of each sample of a look; None for no value.
         unit: the last word of the name; empty for none.
     """
 
@@ -268,7 +268,7 @@ def serve(
 
 
 def scraping(queue: Callable[[], Client]) -> Callable[[], Answer]:
-    """What answers a scrape; scrapes within a second share a look."""
+    """A function that answers a scrape; scrapes within a second share a look."""
     shared = serving.Shared(lambda: _scrape(queue))
     return lambda: Answer(shared().encode(), KIND)
 
@@ -288,5 +288,5 @@ def _written(labels: Labels) -> str:
 
 
 def _escaped(value: str) -> str:
-    value = printable(value, keep="\n")  # people look at it on a terminal, too
+    value = printable(value, keep="\n")  # the text is also printed on terminals
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

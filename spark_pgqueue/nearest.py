@@ -1,4 +1,4 @@
-"""The hint for a name that is unknown: the name that is meant, or all names."""
+"""The hint for an unknown name: a similar name, or all names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 
 
 def hint(name: str, names: Iterable[str], others: Mapping[str, str] | None = None) -> str:
-    """What to write in place of a name that is unknown.
+    """The hint for an unknown name.
 
     Case and punctuation do not count: maxRetries, max-retries and max_retries are one.
 
     Args:
         name: the unknown name.
-        names: the names that there are.
-        others: hints for names that other software has for something here.
+        names: the known names.
+        others: hints for names that other software uses.
     """
     foreign = {_plain(each): text for each, text in (others or {}).items()}
     if text := foreign.get(_plain(name)):

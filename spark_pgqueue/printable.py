@@ -1,11 +1,13 @@
-"""Text for people: no name or key can make a terminal obey an escape sequence."""
+"""Text for people: escape sequences in names or keys do not reach a terminal."""
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
 import unicodedata
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any
 
 _SECRET = re.compile(
@@ -38,7 +40,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 class _Escapes(dict[int, str]):
-    """What `str.translate` asks: the text for a character, found once for each."""
+    """The table of `str.translate`: the text for each character, computed on first use."""
 
     def __init__(self, keep: str):
         self._keep = keep
@@ -56,13 +58,13 @@ _ESCAPES: dict[str, _Escapes] = {}  # by keep; a functools.cache is not pickled 
 def redact(text: str, at_most: int = LONGEST) -> str:
     """The text with `***` instead of every password in a URI or conninfo string.
 
-    It hides too much rather than too little: the end of a password is not always clear, and a text
-    may end within one. The time that it takes grows with the length, whatever the text is.
+    In doubt it hides too much: the end of a password is not always clear, and a text may end within
+    one. The time is linear in the length of the text.
 
     Args:
         text: any text, of any length.
-        at_most: the first characters of the text, of which the result is made. The rest only says
-            whether the cut goes through a password.
+        at_most: the number of characters that the result is made of. The rest only decides whether
+            the cut is within a password.
     """
     *lines, last = text[:at_most].split("\n")
     end = text.find("\n", at_most)
@@ -74,13 +76,13 @@ def redact(text: str, at_most: int = LONGEST) -> str:
 
 
 def _without_password(line: str, until: int) -> str:
-    """The line without the password that a URI in it begins, and which may reach the place."""
+    """The line without the password that begins in a URI and may extend to `until`."""
     begin = _BEFORE_PASSWORD.search(line, 0, max(until, 0))
     return line if begin is None else f"{line[: begin.end()]}***{line[until:]}"
 
 
 def _without_part(line: str) -> str:
-    """The line without the part of a password, whose end is missing, of a URI."""
+    """The line without the beginning of a password of a URI whose end was cut off."""
     for begin in _BEFORE_PASSWORD.finditer(line, max(line.rfind("@"), 0)):
         if not _PORT.match(line, begin.end()):
             return f"{line[: begin.end()]}***"
@@ -93,7 +95,7 @@ def clean(text: str) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """The type and the text of an error, as `clean` has it."""
+    """The type and the text of an error, as `clean` returns it."""
     try:
         text = clean(str(error))
     except Exception as other:  # a handler's error may be of any class
@@ -108,14 +110,14 @@ def warn(
     level: int = logging.WARNING,
     more: str = "",
 ) -> None:
-    """Log a warning, with each of its arguments printable. Where logging fails, as by a filter of
-    the application, the work that it is about goes on.
+    """Log a warning, with each of its arguments printable. An error of logging, for example of a
+    filter of the application, is ignored.
 
-    Where logging was not set up, Python prints it on standard error.
+    If logging is not configured, Python prints the warning on standard error.
 
     Args:
         message: as for logging.
-        arguments: its values, each as `text_of` has it.
+        arguments: its values, each as `text_of` returns it.
         logger: the name of the logger.
         level: of logging.
         more: text of several lines, which is printable, to follow the message.
@@ -127,13 +129,22 @@ def warn(
         logging.getLogger(logger).log(level, message, *shown, stacklevel=2)
 
 
+def for_json(value: Any) -> Any:
+    """A value for `json.dumps`, of a type that JSON lacks: base64 of bytes, seconds, or text."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
 def text_of(value: Any) -> str:
-    """A value for a line of a log. Of an error, its text in one line; its class as well, unless the
-    error is of a database and has a text.
+    """A value for a line of a log. For an error, its text in one line; with its class, unless it is
+    a database error with a text.
     """
     if not isinstance(value, BaseException):
         return printable(str(value))
     said = " ".join(summary(value).split())
-    if hasattr(value, "sqlstate"):  # PgQueueError, and those of psycopg: the text says it all
+    if hasattr(value, "sqlstate"):  # of PgQueueError and psycopg: the text suffices
         return said.partition(": ")[2] or said
     return said

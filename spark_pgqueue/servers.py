@@ -1,6 +1,6 @@
-"""Several servers with one stream in parts: each key has its server, as `pgqueue.server_of` says.
+"""A stream that is divided among several servers: each key has a server, by `pgqueue.server_of`.
 
-The page `guide/servers.md` says how to use them together.
+The page `guide/servers.md` describes the use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def server_of(key: str | None, servers: int) -> int | None:
     """The server of a key, where a stream is on several servers.
 
     It is the first four bytes of the SHA-256 of the key in UTF-8, as a number without a sign,
-    modulo the number of servers. `pgqueue.server_of` and `server_column` say the same.
+    modulo the number of servers. `pgqueue.server_of` and `server_column` return the same.
 
         >>> [spark_pgqueue.server_of(f"customer {n}", 3) for n in range(5)]
         [0, 1, 2, 1, 1]
@@ -29,7 +29,7 @@ def server_of(key: str | None, servers: int) -> int | None:
         servers: how many servers there are.
 
     Returns:
-        from 0 to below `servers`; None for a message without a key, which may go by its data.
+        from 0 to below `servers`; None for a message without a key, which any server may get.
 
     Raises:
         PgQueueError: `servers` is less than 1, or the key is no text that UTF-8 can hold.

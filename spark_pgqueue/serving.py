@@ -27,7 +27,7 @@ from urllib.parse import parse_qsl
 
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.url import redact
-from spark_pgqueue.printable import text_of
+from spark_pgqueue.printable import for_json, text_of
 
 if TYPE_CHECKING:
     import h11
@@ -80,7 +80,8 @@ class Answer(NamedTuple):
 
 def as_json(value: Any, status: int = 200) -> Answer:
     """A value as JSON."""
-    return Answer(json.dumps(value, ensure_ascii=False).encode(), status=status)
+    text = json.dumps(value, default=for_json, ensure_ascii=False)
+    return Answer(text.encode(), status=status)
 
 
 class Request(NamedTuple):

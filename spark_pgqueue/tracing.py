@@ -7,7 +7,7 @@
             bill(message.data)
 
 Where the package opentelemetry is installed, its current context is sent and continued. Elsewhere
-the sender gives `traceparent`, and `parent` reads it. No other part of the queue knows of traces.
+the sender gives `traceparent`, and `parent` reads it. No other part of the queue uses traces.
 """
 
 from __future__ import annotations

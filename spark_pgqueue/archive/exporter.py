@@ -1,7 +1,8 @@
 """The exporter: it writes the closed segments of streams to the files of their archives.
 
-`sql/archive/export.sql` has the steps, and what a crash leaves after each of them. The transaction
-with the export lock has a connection of its own; it holds no snapshot, so it keeps no old rows.
+`sql/archive/export.sql` describes the steps, and the state that a crash leaves after each of them.
+The transaction with the export lock has a separate connection. It holds no snapshot, so VACUUM can
+remove old rows.
 """
 
 from __future__ import annotations
@@ -55,19 +56,16 @@ class _Attempt(NamedTuple):
     kind: str
 
 
-def _silent(step: str, about: Any) -> None: ...
-
-
 def export(
     url: str | None,
     options: Mapping[str, Any] | None = None,
-    on_step: Callable[[str, Any], None] = _silent,
+    on_step: Callable[[str, Any], None] = lambda step, about: None,
     allow: Sequence[str] = (),
 ) -> list[Exported]:
     """Write all segments that are closed, and delete files that nothing refers to.
 
-    A stream that another exporter is at work on is passed over. An error of one stream does not
-    keep the others from their turn.
+    A stream that another exporter is exporting is skipped. After an error of one stream, the other
+    streams are exported even so.
 
     Args:
         url: the database, as an owner of the schema or a role with pgqueue_admin.
@@ -80,7 +78,7 @@ def export(
         the segments that were written.
 
     Raises:
-        PgQueueError: the first error, when each stream had its turn.
+        PgQueueError: the first error, after all streams.
     """
     lock, work = Statements(url, patience=0), Statements(url, patience=0)
     done: list[Exported] = []
@@ -152,7 +150,7 @@ class _Exporter:
         return exported
 
     def _write(self, attempt: _Attempt) -> list[ArchiveFile]:
-        """The files of a segment, which are written, and read back: the database lets go of it."""
+        """Write the files of a segment, and read them back: the database will drop the segment."""
         try:
             check(attempt.uri, self._options, self._allow)
         except PgQueueError:
@@ -176,7 +174,7 @@ class _Exporter:
         return files
 
     def _has_lock(self) -> bool:
-        """Whether this exporter has the lock, which it takes if nobody has it."""
+        """Whether this exporter has the lock. It takes the lock if it is free."""
         (has_it,) = self._lock.row("select pgqueue.lock_export(%s)", [self._stream_id])
         return has_it
 
@@ -190,12 +188,12 @@ class _Exporter:
             self._on_step("leftover", attempt)
 
     def _rows(self, attempt: _Attempt) -> Iterator[pa.Table]:
-        """The messages of the segment, with what their publications say."""
+        """The messages of the segment, with the columns of their publications."""
         for lo, hi, first, last in self._work.rows(
             "select lo, hi, from_publication, to_publication from pgqueue.export_slices(%s)",
             [attempt.attempt],
         ):
-            self._has_lock()  # no server ends a transaction that says something now and then
+            self._has_lock()  # so the transaction is not idle for long
             with translated(), kept_connection(self._url) as conn, conn.cursor() as cursor:
                 cursor.execute(
                     f"select * from pgqueue.export_ranges('{attempt.attempt}', {lo}, {hi}, {first},"

@@ -59,7 +59,7 @@ class Segment(NamedTuple):
 
 
 def _noted(each: dict[str, Any], lo: int, hi: int) -> ArchiveFile:
-    """A file as the manifest has it, with numbers from lo to below hi, as `end_export` takes it.
+    """A file of the manifest, with numbers from lo to below hi, as `end_export` takes it.
 
     Raises:
         TypeError, ValueError: an exporter would not describe a file so.
@@ -123,9 +123,9 @@ def read_file(
                 if wanted := within(batch, ranges):
                     yield wanted
     except FileNotFoundError:
-        raise  # the reader says what that means
+        raise  # the caller decides what that means
     except (OSError, ValueError, pa.ArrowException) as error:
-        if about.sha256 and isinstance(error, OSError):  # Parquet's are of that class, too
+        if about.sha256 and isinstance(error, OSError):  # Parquet's errors are OSErrors, too
             raise failed(path, error) from error
         raise _damaged(f"the file {path}", error) from error
 
@@ -178,7 +178,7 @@ def _batches(
 def _opened(
     source: pa.NativeFile, about: ArchiveFile
 ) -> tuple[ParquetFile, Callable[[int], ParquetFile]]:
-    """A file to ask about, and for each of its row groups the file that has it."""
+    """The file of the metadata, and a function that returns the file of each row group."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -222,7 +222,7 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 
 def overlapping(ranges: Sequence[R], lo: int, hi: int) -> Sequence[R]:
-    """Those of ranges, which are in order and begin with lo and hi, that have such numbers."""
+    """The ranges, of those in order that begin with lo and hi, that overlap lo to below hi."""
     first = bisect_right(ranges, lo, key=lambda each: each[1])
     return ranges[first : bisect_left(ranges, hi, lo=first, key=lambda each: each[0])]
 

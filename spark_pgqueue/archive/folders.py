@@ -1,8 +1,8 @@
-"""Where the files of an archive are: a folder of a file system that pyarrow knows.
+"""The folder of an archive, in a file system that pyarrow supports.
 
-The uri and the names come from the database. This process has credentials that an author
-there may not have, so nothing is opened that `allowed_prefixes`, and the rules of this module,
-leave out. `set_archive` refuses such a uri in the first place.
+The uri and the names come from the database. This process has credentials that their authors may
+not have, so it opens only what the allowed prefixes and the rules of this module permit.
+`set_archive` refuses other uris, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILE_SYSTEMS = {
 """The classes of pyarrow.fs that `archiveOptions` are arguments of, by the scheme of the uri."""
 
 _NAME_NO_HOST = ("file", "s3", "gs", "gcs")
-"""The schemes whose uri names no host. That of the others may name one that gets credentials."""
+"""The schemes whose uri names no host. Uris of others may name a host that gets credentials."""
 
 _BELOW = re.compile(r"[0-9a-f-]{36}/\d{1,10}(/[0-9a-f-]{36}-\d{1,10}\.parquet)?", re.ASCII)
 """The folder of a segment, or a file in it, below the archive's: see `layout`."""
@@ -112,7 +112,7 @@ def folder(
     Args:
         uri: as `set_archive` takes it.
         options: arguments for the class of the file system in `pyarrow.fs`; without them, pyarrow
-            goes by the uri and the environment.
+            uses the uri and the environment.
         allow: prefixes, one of which the uri must have. Without any, those of `ALLOW` in the
             environment; and without these, the uri may be any that names no host.
 
@@ -130,7 +130,7 @@ def folder(
     try:
         yield opened
     except FileNotFoundError:
-        raise  # the reader says what that means
+        raise  # the caller decides what that means
     except (OSError, pa.ArrowInvalid) as error:
         raise failed(uri, error) from error
 
@@ -139,7 +139,7 @@ def _parts(uri: str) -> tuple[str, str]:
     """The scheme of a uri, and the path in its file system.
 
     Raises:
-        ValueError: it is none of an archive.
+        ValueError: it is no uri of an archive.
     """
     scheme, found, path = uri.partition("://")
     if not found:
@@ -158,7 +158,7 @@ def check(uri: str, options: Mapping[str, Any] | None, allow: Sequence[str]) -> 
     """Refuse a uri that `folder` would not open.
 
     Raises:
-        PgQueueError: it has none of the prefixes, or names a host and needs one.
+        PgQueueError: it has no allowed prefix, or names a host without a prefix that allows it.
     """
     allow = allow or os.environ.get(ALLOW, "").split()
     try:
@@ -184,7 +184,7 @@ def _open(uri: str, options: Mapping[str, Any] | None) -> Folder:
     scheme, path = _parts(uri.partition("?")[0] if options else uri)
     if scheme == "file":
         return Folder(fs.LocalFileSystem(), path)
-    if options:  # in place of those in the uri, which 0.1.0 took
+    if options:  # instead of the options in the uri, which 0.1.0 accepted
         return Folder(getattr(fs, _FILE_SYSTEMS[scheme])(**options), path)
     return Folder(*fs.FileSystem.from_uri(uri))
 
@@ -197,12 +197,12 @@ def _has_prefix(scheme: str, path: str, prefix: str) -> bool:
 
 
 def _public(uri: str) -> str:
-    """A uri as errors have it: options, and a user, may hold a secret."""
+    """A uri for errors, without options and user, which may hold a secret."""
     return re.sub("://.*@", "://", uri.partition("?")[0])
 
 
 def failed(uri: str, error: Exception) -> PgQueueError:
-    """The error of an archive, or of a file, that is not reached."""
+    """The error for an archive or a file that cannot be read or written."""
     return PgQueueError(
         f"the archive {_public(uri)} cannot be read or written: {error}",
         hint="the exporter and all of Spark's executors must reach it under this uri; credentials "
@@ -211,20 +211,14 @@ def failed(uri: str, error: Exception) -> PgQueueError:
 
 
 def make_durable(path: str) -> None:
-    """Have a local file on disk, with its name, before a commit refers to it."""
-    for each in (path, *_above(path)):
+    """Sync a local file and its folders to disk, before a commit refers to it."""
+    file = Path(path)
+    for each in (file, *file.parents[:3]):  # an attempt may have made these folders
         descriptor = os.open(each, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-            if each == path and hasattr(os, "posix_fadvise"):
-                # So that it is read back from the disk.
+            if each == file and hasattr(os, "posix_fadvise"):
+                # `verify` reads it from the disk then.
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-
-
-def _above(path: str) -> Iterator[str]:
-    """The folder of a file, and the two above it, which an attempt may have made."""
-    for _ in range(3):
-        path = os.path.dirname(path)  # noqa: PTH120 (a path of pyarrow)
-        yield path

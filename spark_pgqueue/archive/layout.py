@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FILE_MESSAGES, FILE_BYTES = 1_000_000, 1 << 30
-"""A file is closed when it has so many messages, or so many bytes before they are compressed."""
+"""A file is closed when it has this many messages, or bytes before compression."""
 
 GROUP_MESSAGES, GROUP_BYTES = 25_000, 64 << 20
 """The same for a row group. A task reads whole row groups, of which it may need a part."""
@@ -159,7 +159,7 @@ def delete(place: Folder, folder: str, attempt: str) -> None:
 
 
 class Publications:
-    """What the publications of a slice say of its messages.
+    """The columns of the messages of a slice that come from publications.
 
     Args:
         ranges: as `pgqueue.export_ranges` returns them.
@@ -206,7 +206,7 @@ class Publications:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all messages have had their turn."""
+        """Whether all messages were added."""
         return self._done == len(self._seqs)
 
 

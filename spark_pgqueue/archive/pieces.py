@@ -1,7 +1,7 @@
 """The bytes of a file, with digests: those of its pieces, which are the row groups and the footer.
 
-The footer has the digest of each row group, and the manifest the digest of the footer. So a reader
-of some row groups checks every byte that it decodes, and reads nothing else.
+The footer has the digest of each row group, and the manifest has the digest of the footer. So a
+reader of some row groups verifies every byte that it decodes, without reading the rest.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""The program `pgqueue`: its groups of commands, and its errors, each a line and a hint."""
+"""The program `pgqueue`: its groups of commands, and its errors, each as a line and a hint."""
 
 from __future__ import annotations
 
 import io
 import re
 import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Annotated, Any, NoReturn
 
 import psycopg
@@ -149,26 +152,15 @@ _EPILOG = "Exit codes.\n\n" + "\n\n".join(f"{code}: {what}." for code, what in E
 app: typer.Typer = typer.Typer(cls=_Commands, help=_HELP, epilog=_EPILOG, **PLAIN)
 
 
-stream_app: typer.Typer = typer.Typer(help="Create, change, drop, copy and list streams.", **PLAIN)
+def sub_app(name: str, help: str) -> typer.Typer:
+    """A group of commands: `pgqueue NAME ...`."""
+    made = typer.Typer(help=help, **PLAIN)
+    app.add_typer(made, name=name)
+    return made
 
 
-consumer_app: typer.Typer = typer.Typer(
-    help="Create, change, move, drop and list consumers.", **PLAIN
-)
-
-
-app.add_typer(stream_app, name="stream")
-
-
-app.add_typer(consumer_app, name="consumer")
-
-
-group_app: typer.Typer = typer.Typer(
-    help="Create and list groups of workers; `consumer` drops, moves and pauses them.", **PLAIN
-)
-
-
-app.add_typer(group_app, name="group")
+# Two modules have commands of this one.
+consumer_app: typer.Typer = sub_app("consumer", "Create, change, move, drop and list consumers.")
 
 
 def _print_version(wanted: bool) -> None:
@@ -189,8 +181,23 @@ def _options(
 
 
 def connect(url: str | None) -> client.Client:
-    # No patience: a user who types a command wants to know at once that Postgres is away.
+    # No patience: a user who types a command should see immediately that Postgres is away.
     return client.connect(url, patience=0)
+
+
+def repeat(work: Callable[[], None], every: timedelta | None, passes: Callable[..., bool]) -> None:
+    """Do something once; or at an interval until it is interrupted, also after errors that pass."""
+    while True:
+        begun = time.monotonic()
+        try:
+            work()
+        except (PgQueueError, psycopg.Error, OSError) as error:
+            if every is None or not passes(error):
+                raise
+            print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
+        if every is None:
+            return
+        time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - begun)))
 
 
 def fail(message: str, hint: str | None = None) -> NoReturn:

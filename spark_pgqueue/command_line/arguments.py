@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
@@ -95,6 +97,23 @@ def position(text: str) -> datetime | str | dict[str, Any]:
         raise typer.BadParameter(
             f"{error.message}, and not earliest, latest, 'seq N' or an OFFSET"
         ) from None
+
+
+def lasting(
+    help: str, *names: str, parser: Callable[[str], timedelta] = duration, **more: Any
+) -> Any:
+    """An option whose value is a duration."""
+    return typer.Option(*names, parser=parser, metavar="DURATION", help=help, **more)
+
+
+def at(help: str) -> Any:
+    """An option whose value is a time."""
+    return typer.Option(parser=moment, metavar="TIME", help=help)
+
+
+def default_of(method: Callable[..., Any], name: str) -> Any:
+    """The default of an argument of a client's method, which its command has, too."""
+    return inspect.signature(method).parameters[name].default
 
 
 def json_value(text: str) -> Any:
@@ -214,7 +233,37 @@ IfNotExists = Annotated[bool, typer.Option("--if-not-exists", help="Accept an ex
 IfExists = Annotated[bool, typer.Option("--if-exists", help="Accept that there is none.")]
 
 
+Seq = Annotated[int, typer.Argument(metavar="SEQ", show_default=False, min=1)]
+
+
+SeqList = Annotated[list[int], typer.Argument(metavar="SEQ", show_default=False, min=1)]
+
+
 Seqs = Annotated[
     list[int] | None,
     typer.Option("--seq", min=1, help="Only this message of the claim; can be repeated."),
+]
+
+
+OnlySeqs = Annotated[
+    list[int] | None, typer.Option("--seq", min=1, help="Only this message; can be repeated.")
+]
+
+
+Max = Annotated[int, typer.Option("--max", min=1, help="At most this many.")]
+
+
+Key = Annotated[str | None, typer.Option(help="The key for ordering by key.")]
+
+
+Headers = Annotated[
+    list[Any] | None, typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated.")
+]
+
+
+Priority = Annotated[int, typer.Option(help="Higher is earlier.")]
+
+
+Consumers = Annotated[
+    list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
 ]

@@ -1,47 +1,14 @@
-"""The command line `pgqueue`. Each command is one or two calls of the client.
+"""The command line `pgqueue` with all of its commands.
 
-`spark_pgqueue/__main__.py` is the program, which mostly imports one of these modules.
-
-Results go to standard output, everything else to standard error. app.py has the exit codes, which
-the help shows, and the order of the commands in the help.
+`spark_pgqueue/__main__.py`, the program, imports only the module of one command where it can.
+Results go to standard output, everything else to standard error.
 """
 
-from spark_pgqueue.command_line.app import app
-from spark_pgqueue.command_line.commands import (
-    archive,
-    checkpoint,
-    consumers,
-    dead,
-    groups,
-    messages,
-    outcomes,
-    peeking,
-    schedules,
-    schema,
-    seeing,
-    server,
-    streams,
-    tables,
-    upkeep,
-    work,
-)
+from importlib import import_module
 
-__all__ = [
-    "app",
-    "archive",
-    "checkpoint",
-    "consumers",
-    "dead",
-    "groups",
-    "messages",
-    "outcomes",
-    "peeking",
-    "schedules",
-    "schema",
-    "seeing",
-    "server",
-    "streams",
-    "tables",
-    "upkeep",
-    "work",
-]
+from spark_pgqueue.command_line.app import MODULES, app
+
+__all__ = ["app"]
+
+for _module in sorted({each for modules in MODULES.values() for each in modules}):
+    import_module(f"spark_pgqueue.command_line.commands.{_module}")

@@ -37,14 +37,14 @@ def _beginning(incomplete: str, names: list[str]) -> list[str]:
 
 
 class _Quoted(str):
-    """A quoted name. Typer keeps what begins as what was typed, which is not quoted."""
+    """A quoted name. Typer keeps names that begin with the typed text, which is not quoted."""
 
     def startswith(self, *_: object) -> bool:
         return True
 
 
 def _names(ctx: typer.Context, query: LiteralString, parameters: list[str | None]) -> list[str]:
-    """Names from a database that is given and answers at once: a Tab must not wait."""
+    """Names from the given database, if it answers quickly: completion must not wait."""
     url = ctx.params.get("url") or os.environ.get("PGQUEUE_URL")
     if not url:
         return []

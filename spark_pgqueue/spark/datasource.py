@@ -15,10 +15,11 @@ from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.columns import Stream, check_schema, columns_of, kind_of, source_schema
 from spark_pgqueue.spark.consumer_source.consumer import find_stream
 from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
+from spark_pgqueue.spark.options.checking import is_given
 from spark_pgqueue.spark.options.sink import parse_sink
 from spark_pgqueue.spark.options.source import SOURCE_NAMES, SourceOptions, parse_source
 from spark_pgqueue.spark.options.stream_source import StreamSourceOptions, parse_stream_source
-from spark_pgqueue.spark.options.table import TableOptions, as_pending, names_table, parse_table
+from spark_pgqueue.spark.options.table import TableOptions, as_pending, parse_table
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter, PgQueueStreamWriter
 from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsBatchReader, PgQueueStreamsReader
@@ -57,16 +58,12 @@ class PgQueueDataSource(DataSource):
             self._looked = options, *find_for(options)
         return self._looked
 
-    @property
-    def _has_consumer(self) -> bool:
-        return any(name.lower() == "consumer" for name in self._given)
-
     def schema(self) -> StructType:
         """The columns of the source or of a table: `data` is binary for a binary stream."""
-        if names_table(self._given):
+        if is_given("table", self._given):
             options, stream, _ = self._table()
             return table_schema(options, stream.kind)
-        if not self._has_consumer:
+        if not is_given("consumer", self._given):
             options = parse_stream_source(self._given)
             # No patience: this is load(), and a user who mistyped the host waits for the error.
             with closing(Streams(options, patience=0)) as streams:
@@ -76,14 +73,14 @@ class PgQueueDataSource(DataSource):
 
     def reader(self, schema: StructType) -> PgQueueTableReader | PgQueueStreamsBatchReader:
         """The reader of a table, of a consumer's pending messages, or of a range of streams."""
-        if names_table(self._given):
+        if is_given("table", self._given):
             return PgQueueTableReader(*self._table(), schema)
-        if not self._has_consumer:
+        if not is_given("consumer", self._given):
             options = parse_stream_source(self._given, streaming=False)
             check_schema(schema, options)
             return PgQueueStreamsBatchReader(options, schema)
         options = parse_source(self._given)
-        # Spark asks for the columns before it says whether they are for read or readStream.
+        # Spark requests the columns before it is known whether they are for read or readStream.
         columns = source_schema("text", options.include_headers).names
         pending = as_pending(self._given, columns)
         reader = PgQueueTableReader(pending, *find_for(pending), schema)
@@ -96,7 +93,7 @@ class PgQueueDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> PgQueueConsumerReader | PgQueueStreamsReader:
         """The stream reader of a consumer, or of streams without one."""
-        if not self._has_consumer:
+        if not is_given("consumer", self._given):
             options = parse_stream_source(self._given, streaming=True)
             check_schema(schema, options)
             return PgQueueStreamsReader(options, schema)

@@ -254,7 +254,7 @@ def partition_count(
     options: SourceOptions | StreamSourceOptions | TableOptions,
     usual: int | None = None,
 ) -> int:
-    """How many partitions this many messages are read in; `usual` where the options do not say."""
+    """The number of partitions for `total` messages; `usual` if the options do not decide."""
     most = options.max_records_per_partition or total or 1
     least = options.min_partitions or usual or -(-total // MESSAGES_PER_PARTITION)
     return max(1, min(total, options.max_connections or total, max(least, -(-total // most))))

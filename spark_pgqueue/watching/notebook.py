@@ -6,7 +6,7 @@ import html
 import io
 from importlib.util import find_spec
 
-from spark_pgqueue.watching.progress_history import ProgressHistory, backlog_of, count, duration
+from spark_pgqueue.watching.progress import ProgressHistory, backlog_of, count, duration
 
 
 def page(history: ProgressHistory) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_pgqueue.printable import printable
-from spark_pgqueue.watching.progress_history import ProgressHistory, backlog_of, count, duration
+from spark_pgqueue.watching.progress import ProgressHistory, backlog_of, count, duration
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 

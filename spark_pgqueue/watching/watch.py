@@ -12,8 +12,7 @@ from rich.live import Live
 
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.watching import notebook, terminal
-from spark_pgqueue.watching.progress import Query
-from spark_pgqueue.watching.progress_history import ProgressHistory
+from spark_pgqueue.watching.progress import ProgressHistory, Query
 
 
 def watch(

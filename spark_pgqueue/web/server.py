@@ -1,9 +1,9 @@
 """The server behind the page: figures as JSON, and, where allowed, a few actions.
 
-It has no users and no passwords. So it serves only this machine by default, and everyone who
-reaches it sees all that the role of its connection may see. It refuses attacks by other pages in
-the same browser: reading by a foreign name that resolves to this server (it checks Host), and
-acting in the user's name (it checks Origin, and a token that only its own page has).
+It has no users and no passwords. So it serves only this machine by default, and everyone who can
+connect sees what the role of its connection may see. It prevents attacks by other pages in the same
+browser: DNS rebinding (it checks Host), and cross-site request forgery (it checks Origin, and a
+token that only its own page has).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ from spark_pgqueue.serving import Answer, Request, as_json
 
 PORT = 9188
 PAGE = Path(__file__).with_name("page.html")
-LISTED = 50  # how many claims and dead letters the page shows at once
-SHOWN = 2000  # how many characters or bytes of a payload it shows
+LISTED = 50  # the number of claims and dead letters on the page
+SHOWN = 2000  # the number of characters or bytes of a payload on the page
 
 Actions = dict[str, Callable[[Client, dict[str, Any]], str]]
 
@@ -46,7 +45,7 @@ def serve(
     """A server of the page; call its `serve_forever`.
 
     Args:
-        queue: the client that it asks; threads share it.
+        queue: the client, which threads share.
         where: the address to listen on.
         title: the name of the database, without a password.
         names: see `serving.Server`.
@@ -94,7 +93,7 @@ class Page:
         self._page = Answer(text.encode(), "text/html; charset=utf-8")
 
     def answer(self, request: Request) -> Answer:
-        """The page, the figures that it asks for, or the result of an action."""
+        """The page, its figures, or the result of an action."""
         if request.method == "GET" and request.path == "/":
             return self._page
         paths = {
@@ -123,13 +122,13 @@ class Page:
             {"stream": stream, "group": group, **asdict(each)}
             for stream, group, each in look.partitions
         ]
-        return _json(asdict(look) | {"partitions": partitions})
+        return as_json(asdict(look) | {"partitions": partitions})
 
     def _answer_consumer(self, request: Request) -> Answer:
         stream, consumer = request.query["stream"], request.query["consumer"]
         (health,) = [h for h in self._queue.health(stream) if h.consumer == consumer]
         claims = self._queue.open_claims(stream, consumer, limit=LISTED)
-        return _json(
+        return as_json(
             {
                 "health": asdict(health),
                 "claims": [asdict(each) | {"claim_id": str(each.claim_id)} for each in claims],
@@ -141,7 +140,7 @@ class Page:
     def _answer_message(self, request: Request) -> Answer:
         query = request.query
         seq = int(query["seq"])
-        return _json(asdict(self._queue.explain(query["stream"], query["consumer"], seq)))
+        return as_json(asdict(self._queue.explain(query["stream"], query["consumer"], seq)))
 
     def _answer_action(self, request: Request) -> Answer:
         if not self._allow_actions:
@@ -210,18 +209,6 @@ def _dead(queue: Client, stream: str, consumer: str, after: int) -> list[dict[st
         [*[SHOWN] * 4, stream, consumer, LISTED, after],
     )
     return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _json(value: Any) -> Answer:
-    return Answer(json.dumps(value, default=_plain, ensure_ascii=False).encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def _hash_of(page: str, tag: str) -> str:

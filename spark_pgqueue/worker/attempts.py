@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from logging import ERROR
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any, Literal, LiteralString
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -18,7 +18,8 @@ from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.connection import odd_settings
 from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.postgres.retrying import is_passing
-from spark_pgqueue.printable import summary, warn
+from spark_pgqueue.printable import summary
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import (
     Defer,
@@ -41,32 +42,30 @@ RESET: LiteralString = (
     " unlisten *; discard temp; discard sequences; deallocate all;"
     " select pg_catalog.pg_advisory_unlock_all();"
 )
-"""The session is as it was, for the next handler. Unlike DISCARD ALL, it may be in a transaction,
-and keeps plans. What a handler has deferred happens before, as its role."""
+"""Resets the session for the next handler. Unlike DISCARD ALL, it can run in a transaction, and it
+keeps plans. Deferred constraints of the handler are checked first, with the handler's role."""
 
 ACK: LiteralString = RESET + " select pgqueue.ack(%s::bigint, %s::bigint[], %s::jsonb)"
-"""The acknowledgement, with which the transaction of a handler ends: for a client cursor. The
-last of its results counts."""
+"""The acknowledgement, the last statement of a handler's transaction. It needs a client cursor,
+because it is several statements; the last result is the acknowledgement's."""
 
 _MOST_LOSSES = 3
-"""How many lost connections one thread lets pass for a message."""
+"""The number of lost connections after which a message has failed, counted by each thread."""
 
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
-
-_LOGGER = "spark_pgqueue.worker"
 
 _KEPT = ("row_factory", "cursor_factory", "prepare_threshold", "prepared_max")
 
 
 def kept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> dict[str, Any]:
-    """What a handler may change of a connection, to be set again after it."""
+    """The attributes of a connection that a handler may change, with their values."""
     return {name: getattr(conn, name) for name in _KEPT}
 
 
 def set_again(
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], before: dict[str, Any]
 ) -> None:
-    """Set what `kept` has found. psycopg must forget what it has prepared: it is deallocated."""
+    """Restore the values of `kept`. psycopg forgets prepared statements: they are deallocated."""
     conn._prepared.clear()
     for name, value in before.items():
         setattr(conn, name, value)
@@ -84,25 +83,15 @@ class Hooks:
         self._of = of
         self._options = options
 
-    def started(self) -> None:
-        """Call the hook for the begin of a run. Its error is raised, as that of `stopped`."""
-        if self._options.on_start is not None:
-            calling.call(self._options.on_start)
+    def run(self, name: Literal["on_start", "on_stop"]) -> None:
+        """Call the hook for the begin or the end of a run, if there is one. Its error is raised."""
+        if (hook := getattr(self._options, name)) is not None:
+            calling.call(hook)
 
-    async def started_async(self) -> None:
-        """As `started`, in the running loop."""
-        if self._options.on_start is not None:
-            await calling.call_async(self._options.on_start)
-
-    def stopped(self) -> None:
-        """Call the hook for the end of a run."""
-        if self._options.on_stop is not None:
-            calling.call(self._options.on_stop)
-
-    async def stopped_async(self) -> None:
-        """As `stopped`, in the running loop."""
-        if self._options.on_stop is not None:
-            await calling.call_async(self._options.on_stop)
+    async def run_async(self, name: Literal["on_start", "on_stop"]) -> None:
+        """As `run`, in the running loop."""
+        if (hook := getattr(self._options, name)) is not None:
+            await calling.call_async(hook)
 
     def after(self, messages: Sequence[Message], outcome: Outcome, result: Any) -> None:
         """Call the hook for an outcome; `result` is the handler's return value, or its error."""
@@ -136,7 +125,7 @@ class Hooks:
         name = "on_success" if hook is self._options.on_success else "on_failure"
         # A traceback of logging's own would show passwords, and texts of any length.
         said = name_of(self._of, messages), name, summary(error)
-        warn("%s: a hook failed: %s: %s", *said, more=trace(error), logger=_LOGGER, level=ERROR)
+        warn("%s: a hook failed: %s: %s", *said, more=trace(error), level=ERROR)
 
 
 class Attempt:
@@ -182,7 +171,7 @@ class Attempt:
             return failed(self.of, messages, error), error
 
     def interrupt(self) -> bool:
-        """A call in a thread cannot be ended."""
+        """Return False: a call in a thread cannot be ended."""
         return False
 
     def close(self) -> None:
@@ -205,8 +194,7 @@ class Attempt:
                 conn = client._statements.connection()
                 before = kept(conn)
                 result = calling.call(self._handler, given, conn)
-                seqs = None if self._is_batch else [message.seq for message in messages]
-                ack = [claim_id, seqs, json_of(of_result(result))]
+                ack = ack_of(claim_id, messages, self._is_batch, result)
                 with translated():
                     cursor = psycopg.ClientCursor(conn, row_factory=tuple_row).execute(ACK, ack)
                 while cursor.nextset():
@@ -245,7 +233,7 @@ class LostConnections:
     """Judges errors of transactional handlers: a lost connection is no failure of its messages.
 
     The transaction was undone then, or was committed with its acknowledgement. But a message whose
-    handler loses its connection again and again has failed: it may be what ends the connection.
+    handler loses its connection several times has failed: it may be what ends the connection.
 
     Args:
         of: the stream and the consumer, for the log.
@@ -278,32 +266,32 @@ class LostConnections:
                 del self._times[first]
                 return failed(self._of, messages, error)
         said = "%s: given back, the connection of its transaction was lost: %s"
-        warn(said, name_of(self._of, messages), error, logger=_LOGGER)
+        warn(said, name_of(self._of, messages), error)
         return Defer(_PAUSE)
 
 
 def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
-    """The verdict that an error stands for; an error that is no verdict is logged."""
+    """The verdict for an error of the handler; an error that is no verdict is logged."""
     if not isinstance(error, Verdict):
-        said = name_of(of, messages), summary(error)
-        warn("%s: %s", *said, more=trace(error), logger=_LOGGER)
+        warn("%s: %s", name_of(of, messages), summary(error), more=trace(error))
     return of_error(error)
 
 
 def lost(of: str, messages: Sequence[Message]) -> Outcome:
     """The outcome for messages whose transaction was undone, because the claim was taken over."""
-    said = "%s: undone, another worker has the claim now"
-    warn(said, name_of(of, messages), logger=_LOGGER)
+    warn("%s: undone, another worker has the claim now", name_of(of, messages))
     return DeliveryState.gone
 
 
-def json_of(outcome: Outcome) -> str | None:
-    """The JSON that the history keeps of an outcome; None for nothing."""
-    return outcome.json if isinstance(outcome, Result) else None
+def ack_of(claim_id: int, messages: Sequence[Message], is_batch: bool, result: Any) -> list[Any]:
+    """The parameters of `ACK`; `result` is the handler's return value, which the history stores."""
+    outcome = of_result(result)
+    stored = outcome.json if isinstance(outcome, Result) else None
+    return [claim_id, None if is_batch else [each.seq for each in messages], stored]
 
 
 def name_of(of: str, messages: Sequence[Message]) -> str:
-    """The name of messages in the log, and which delivery it is.
+    """The name of messages in the log, with the number of the delivery.
 
     Args:
         of: their stream and consumer.

@@ -17,9 +17,9 @@ from spark_pgqueue.worker.options import Options
 
 
 class ByName:
-    """A handler that calls a function with the fields of a message; with its connection, too.
+    """A handler that calls a function with the fields of a message, and with a connection, if any.
 
-    An object, and no closure: processes get it by pickle.
+    It is an object, not a closure, so that pickle can send it to processes.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -33,14 +33,14 @@ class ByName:
     def _signature(self) -> inspect.Signature | None:
         try:
             return inspect.signature(self._function)
-        except (TypeError, ValueError):  # of some functions in C nobody knows it
+        except (TypeError, ValueError):  # some functions in C have no signature
             return None
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
         try:
             return get_type_hints(self._function)
-        except Exception:  # of names that are not there, or of no function
+        except Exception:  # an annotation names something unknown, or this is no function
             return {}
 
     def __call__(self, message: Message, *connection: Any) -> Any:
@@ -57,7 +57,7 @@ class ByName:
         return self._function(*connection, **fields)
 
     def _check(self, fields: dict[str, Any], connection: tuple[Any, ...]) -> None:
-        """Name the field that does not fit."""
+        """Raise an error that names the field that does not fit."""
         if self._signature is None:
             return
         try:
@@ -80,7 +80,7 @@ _JSON = (str, int, float, bool, list, dict, type(None))
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is what an annotation says; True for what JSON does not know."""
+    """Whether a JSON value fits an annotation; True for annotations of types that JSON lacks."""
     if isinstance(hint, UnionType) or get_origin(hint) is Union:
         return any(_fits(value, each) for each in get_args(hint))
     kind = get_origin(hint) or hint
@@ -109,7 +109,7 @@ def by_name(function: Callable[..., Any], options: Options) -> ByName:
     if options.batch is not None:
         raise PgQueueError("keywords are of one message: give no batch")
     parameters: list[inspect.Parameter] = []
-    with suppress(TypeError, ValueError):  # of some functions in C nobody knows them
+    with suppress(TypeError, ValueError):  # some functions in C have no signature
         parameters += inspect.signature(function).parameters.values()
     parameters = parameters[options.transactional :]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY,

@@ -23,7 +23,8 @@ from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Attempt, Hooks
-from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot
+from spark_pgqueue.worker.executor import Executor
+from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot, next_call
 from spark_pgqueue.worker.options import FOREIGN, ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
@@ -49,7 +50,7 @@ class Consumer:
         worker: the worker's name in claims, history and dead letters; by default the machine and
             the process number, or the application_name of url.
         patience: seconds to try for the first connection. A connection that is lost later is tried
-            again without end.
+            again without limit.
 
     Raises:
         PgQueueError: an argument has the wrong type.
@@ -81,9 +82,9 @@ class Consumer:
         A message is acknowledged when the handler has returned. The handler raises `Retry` for a
         message that failed, and `Reject` to dead-letter it; any other exception counts as Retry,
         with the exception as the reason. An exception that is returned counts as raised. What is
-        returned and can be awaited is awaited; an iterator, or a function, whose work nobody would
-        do is a failure. With ordering, the messages of a key are handled one
-        after the other, and different keys in parallel.
+        returned and can be awaited is awaited. Returning an iterator or a function is a failure,
+        because it would not be run. With ordering, the messages of a key are handled one after the
+        other, and different keys in parallel.
 
         When the worker stops, messages that were not begun are given back, and running calls have
         the time `grace` to end. A signal stops all runs of the main thread's program, the second at
@@ -164,7 +165,7 @@ class Consumer:
                     poller.run(executor)
             finally:
                 try:
-                    hooks.stopped()
+                    hooks.run("on_stop")
                 finally:
                     calling.end_loop()
         return poller.handled
@@ -223,15 +224,15 @@ class Consumer:
                     raise
                 finally:
                     await executor.join()
-                    await hooks.stopped_async()
+                    await hooks.run_async("on_stop")
         return poller.handled
 
     def listen(self, **options: Unpack[ListenOptions]) -> Iterator[Message]:
         """Iterate over messages, one at a time.
 
-        A message is done when the loop asks for the next, and acknowledged a moment later. Leaving
+        A message is done when the loop requests the next, and acknowledged soon after. Leaving
         the loop, by break or by an error, gives back the current message and the messages that
-        were claimed ahead. A thread extends the claims meanwhile.
+        were claimed ahead. A thread extends the claims while the loop runs.
 
             >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
             >>> for message in billing.listen(wait=timedelta(0)):
@@ -270,7 +271,7 @@ class Consumer:
 
             def keep() -> None:
                 try:
-                    poller.run(_Nobody())
+                    poller.run(Executor())
                 except BaseException as error:
                     failed.append(error)
 
@@ -307,34 +308,19 @@ class Consumer:
             wake.close()
 
 
-class _Nobody:
-    """The executor of `listen`, where the caller handles the messages."""
-
-    def start(self) -> None: ...
-    def feed(self) -> None: ...
-    def next_timeout(self) -> None: ...
-    def end(self) -> None: ...
-
-    def give_up(self, now: float) -> list[Any]:
-        return []
-
-
 def _messages(slot: WorkerSlot, job: Job) -> Iterator[Message]:
-    """The messages of a job, one after the other; asking for the next reports the last as done."""
+    """The messages of a job, one after the other; requesting the next reports the last as done."""
     calls, origin = slot.calls(job), Origin()
     messages = next(calls, None)
     while messages is not None:
         outcome = DeliveryState.unstarted
         try:
             yield messages[0]
-            # A child has not the thread that has the connection.
+            # A child process lacks the thread with the connection.
             origin.check("the iteration", "begin one in the child: listen()")
             outcome = DeliveryState.done
         finally:
-            try:
-                messages = calls.send(outcome)
-            except StopIteration:
-                messages = None
+            messages = next_call(calls, outcome)
 
 
 def _named(url: str | None, worker: str | None) -> str:
@@ -362,12 +348,12 @@ def options_of(
 
 
 def check_handler(handler: Any, options: Options, *, is_async: bool | None = None) -> None:
-    """Refuse a handler that no call would reach: each message would become a dead letter.
+    """Refuse a handler that every call would fail with: all messages would become dead letters.
 
     Args:
         handler: the handler.
         options: the worker's options.
-        is_async: whether the handler is awaited in a loop; None for what can be seen of it.
+        is_async: whether the handler is awaited in a loop; None to find that out.
 
     Raises:
         PgQueueError: it is no function, its body would not run, or it does not take what it is

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from spark_pgqueue.worker.job_queue import Job, Messages
 
 Overdue = tuple[Job, Messages, str]
 """A call from which no report will come, and the reason."""
 
 
-class Executor(Protocol):
-    """Threads, or tasks, that work on the jobs of a queue."""
+class Executor:
+    """Threads, or tasks, that work on the jobs of a queue.
+
+    This one does nothing: it is the executor of `listen`, where the caller handles the messages.
+    """
 
     def start(self) -> None:
         """Start the threads, and call the hook for that, before the first job is put.
@@ -19,22 +20,21 @@ class Executor(Protocol):
         Raises:
             PgQueueError: a thread or process could not be started. The hook's error is raised, too.
         """
-        ...
 
     def feed(self) -> None:
-        """Notice new jobs."""
-        ...
+        """Begin new jobs, unless the threads wait for them."""
 
     def next_timeout(self) -> float | None:
         """When the next call exceeds its timeout, by the monotonic clock; None for never."""
-        ...
+        return None
 
     def give_up(self, now: float) -> list[Overdue]:
-        """End the calls that exceed their timeout; returns the calls that cannot be ended, and
-        those whose thread has died.
+        """End the calls that exceed their timeout.
+
+        Returns:
+            the calls that cannot be ended, and those whose thread has died.
         """
-        ...
+        return []
 
     def end(self) -> None:
         """End all calls that can be ended. The queue is closed by then."""
-        ...

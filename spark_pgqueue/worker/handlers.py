@@ -1,4 +1,4 @@
-"""Functions that name the stream and the consumer whose messages they handle, and running them."""
+"""The decorator that assigns a function to a stream and a consumer, and running such functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
+from spark_pgqueue.worker.log import LOGGER
 from spark_pgqueue.worker.options import RunOptions
 from spark_pgqueue.worker.signals import stopped_by_signals
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-logger: logging.Logger = logging.getLogger("spark_pgqueue.worker")
+logger: logging.Logger = logging.getLogger(LOGGER)
 
 _MARK = "_pgqueue_handles"
 _LONG = 3600.0  # seconds; a signal, and the end of a worker, end the wait
@@ -48,7 +49,7 @@ def handler(
     """Name the stream and the consumer whose messages a function handles: a decorator.
 
     `pgqueue work app.jobs` runs all functions of the module app.jobs that have it. The function
-    itself stays as it is, and may be called.
+    is not changed, and can be called as before.
 
         >>> @spark_pgqueue.handler("orders", "billing", concurrency=8)
         ... def bill(message):
@@ -59,7 +60,7 @@ def handler(
         consumer: the consumer's name.
         keywords: call the function with the fields of the message's data, a JSON object, as
             its arguments, instead of the message: bill(order=7) for {"order": 7}.
-        options: as those of `Consumer.run`; the options of the command line come before these.
+        options: as those of `Consumer.run`; options of the command line take precedence.
 
     Raises:
         PgQueueError: an option is not allowed, or the function does not take what it is called
@@ -83,7 +84,7 @@ def handler(
 
 
 def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
-    """What a function handles, or all functions of a module, in the order of its text.
+    """The handlers that a function is marked as, or all functions of a module, in source order.
 
     Raises:
         PgQueueError: nothing has the decorator.

@@ -16,10 +16,10 @@ from spark_pgqueue.postgres.errors import PgQueueError
 def import_named(name: str) -> ModuleType:
     """The module of that name.
 
-    It is looked for where Python looks, and first in the current directory.
+    Python searches its path for the module, after the current directory.
 
     Raises:
-        PgQueueError: the module cannot be imported, whatever that raises.
+        PgQueueError: the import raises any error.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -37,7 +37,7 @@ def import_handler(name: str) -> Callable[..., Any]:
     """The function that is called `name`: a module, a colon, and its name there.
 
     Raises:
-        PgQueueError: there is none of that name, it is no function, or as `import_named`.
+        PgQueueError: the name is missing or is no function; or as `import_named`.
     """
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):

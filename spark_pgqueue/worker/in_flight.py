@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing
-from spark_pgqueue.printable import warn
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.verdicts import (
     Defer,
     DeliveryState,
@@ -89,7 +89,7 @@ class InFlightClaim:
 
     @property
     def is_done(self) -> bool:
-        """Whether acknowledging the claim as a whole settles all that is left of it."""
+        """Whether acknowledging the whole claim settles everything that is left of it."""
         return bool(self._done) and not (
             self._open or self._results or self._unstarted or self._verdicts
         )
@@ -100,7 +100,7 @@ class InFlightClaim:
         return bool(self._unstarted or self._verdicts)
 
     def hold(self, now: float, timeout: float) -> None:
-        """Note that the claim is this worker's for `timeout` more seconds."""
+        """Record that this worker holds the claim for `timeout` more seconds."""
         self.until = now + timeout
         self.extend_at = now + timeout / 3
 
@@ -124,7 +124,7 @@ class InFlightClaim:
         return list(chains.values())
 
     def note(self, messages: Iterable[Message], outcome: Outcome) -> int:
-        """Note the outcome of messages; an outcome that was noted before stays.
+        """Record the outcome of messages. A message keeps the first outcome that is recorded.
 
         Returns:
             how many messages are done.
@@ -150,24 +150,24 @@ class InFlightClaim:
         return 0 if outcome in (DeliveryState.unstarted, DeliveryState.gone) else len(seqs)
 
     def give_up(self) -> None:
-        """Give back the messages without an outcome: their calls are not waited for any more."""
+        """Return the messages without an outcome: the worker no longer waits for their calls."""
         self._unstarted += self._open
         self._open.clear()
 
     def forget(self) -> None:
-        """Note that the claim is not this worker's any more."""
+        """Record that this worker no longer holds the claim."""
         self.until = 0.0
         self._open.clear()
         self._done, self._results, self._unstarted, self._verdicts = [], {}, [], []
 
     def settle(self, client: Client) -> list[int]:
-        """Settle the noted outcomes, in few calls. Repeating it is always safe.
+        """Settle the recorded outcomes, in few calls. It is always safe to repeat.
 
         Returns:
             messages that were returned because they failed.
 
         Raises:
-            PgQueueError: the connection was lost; the outcomes that were not settled stay noted.
+            PgQueueError: the connection was lost; the outcomes that were not settled stay recorded.
         """
         failed: list[int] = []
         if self._done:
@@ -176,12 +176,12 @@ class InFlightClaim:
             self._done = []
         if self._results:
             try:
-                client._statements.rows(_ACK, [self.claim_id, *self._result_arrays()])
+                seqs = ["{" + ",".join(map(str, each)) + "}" for each in self._results.values()]
+                client._statements.rows(_ACK, [self.claim_id, seqs, list(self._results)])
             except PgQueueError as error:  # JSON that Postgres cannot hold
                 if is_passing(error):
                     raise
-                said = "claim %s: what the handler returned is not kept: %s"
-                warn(said, self.claim_id, error, logger="spark_pgqueue.worker")
+                warn("claim %s: what the handler returned is not kept: %s", self.claim_id, error)
                 client.ack(self.claim_id, [s for seqs in self._results.values() for s in seqs])
             self._results = {}
         while self._verdicts:
@@ -199,12 +199,8 @@ class InFlightClaim:
             self._unstarted = []
         return failed
 
-    def _result_arrays(self) -> tuple[list[str], list[str]]:
-        seqs = ["{" + ",".join(map(str, each)) + "}" for each in self._results.values()]
-        return seqs, list(self._results)
-
     def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> None:
-        """Carry out a verdict; where the database refuses it, the messages have failed."""
+        """Apply a verdict; if the database refuses it, the messages have failed."""
         try:
             if isinstance(verdict, Reject):
                 client.dead_letter(
@@ -219,5 +215,5 @@ class InFlightClaim:
         except PgQueueError as error:
             if is_passing(error):
                 raise
-            warn("claim %s: %s", self.claim_id, error, logger="spark_pgqueue.worker")
+            warn("claim %s: %s", self.claim_id, error)
             client.nack(self.claim_id, seqs, reason=error.message, backoff=True)

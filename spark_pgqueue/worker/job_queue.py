@@ -8,14 +8,12 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres import clock
 from spark_pgqueue.postgres.wake_event import WakeEvent
-from spark_pgqueue.printable import summary, warn
-from spark_pgqueue.worker.in_flight import InFlightClaim
+from spark_pgqueue.printable import summary
+from spark_pgqueue.worker.in_flight import InFlightClaim, Messages
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, Verdict
-
-Messages = Sequence[Message]
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +86,7 @@ class JobQueue:
         return taken
 
     def close(self) -> None:
-        """Let no slot begin another job."""
+        """Prevent slots from beginning another job."""
         self.is_closed = True
         with self._changed:
             self._changed.notify_all()
@@ -101,14 +99,14 @@ class JobQueue:
             each_report: whether every report wakes the poller.
 
         Returns:
-            whether to wait: no reason to wake exists already.
+            whether to wait: False if there is already a reason to wake.
         """
         self._few, self._each_report = few, each_report
         self._is_armed = True
         return not self._is_ringing()
 
     def disarm(self) -> None:
-        """Let reports wake the poller no more, after its wait."""
+        """Stop waking the poller by reports, after its wait."""
         self._is_armed = False
 
     # For the slots
@@ -140,13 +138,8 @@ class JobQueue:
         return len(self.todo) <= self._few or (self._each_report and bool(self.reports))
 
 
-def lost_by(error: BaseException) -> Retry:
-    """The verdict for the messages of a call that ended without one."""
-    return Retry(reason=f"the worker's slot that had it ended: {summary(error)}")
-
-
 class WorkerSlot:
-    """A place that works on jobs, one call at a time."""
+    """Works on jobs, one call at a time."""
 
     def __init__(self, queue: JobQueue):
         self._queue = queue
@@ -163,21 +156,20 @@ class WorkerSlot:
         return self.job
 
     def lose(self, error: BaseException) -> None:
-        """Report what is left of the job. An error that no call of the handler explains has ended
-        it, and without a report its claim would be extended for ever.
+        """Report the rest of the job, which an error outside of the handler has ended. Without a
+        report, the job's claim would be extended without limit.
         """
         if (job := self.job) is None or self.is_given_up:
             return
         if self.at is not None:
-            self._queue.report(Report(job, self.at[1], lost_by(error), None, False))
+            verdict = Retry(reason=f"the worker's slot that had it ended: {summary(error)}")
+            self._queue.report(Report(job, self.at[1], verdict, None, False))
         self._report_rest(job, job.calls, DeliveryState.unstarted)
         self.at = self.job = None
-        warn("a worker's slot goes on after %s", error, logger="spark_pgqueue.worker")
+        warn("a worker's slot goes on after %s", error)
 
     def calls(self, job: Job) -> Generator[Messages, Outcome, None]:
-        """Yield the messages of each call of a job; the caller sends the outcome, which is
-        reported.
-        """
+        """Yield the messages of each call of a job. The caller sends outcomes by `next_call`."""
         for i, messages in enumerate(job.calls):
             rest = job.calls[i + 1 :]
             began = clock.now()
@@ -202,3 +194,15 @@ class WorkerSlot:
     def _report_rest(self, job: Job, calls: Iterable[Messages], outcome: Outcome) -> None:
         messages = [message for call in calls for message in call]
         self._queue.report(Report(job, messages, outcome, None, True))
+
+
+def next_call(calls: Generator[Messages, Outcome, None], outcome: Outcome) -> Messages | None:
+    """Report the outcome of a call of `WorkerSlot.calls`.
+
+    Returns:
+        the messages of the next call; None after the last one.
+    """
+    try:
+        return calls.send(outcome)
+    except StopIteration:
+        return None

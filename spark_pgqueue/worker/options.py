@@ -43,7 +43,7 @@ FOREIGN = {
     **dict.fromkeys(("time_limit", "task_timeout", "job_timeout"), "did you mean timeout?"),
     **dict.fromkeys(("poll_interval", "wait_time", "idle_timeout"), "did you mean wait?"),
 }
-"""Names that other software has for an option, or for a setting, with the hint for each."""
+"""Names of options or settings in other software, with a hint for each."""
 
 
 class ListenOptions(TypedDict, total=False):
@@ -123,5 +123,5 @@ class Options:
 
     @property
     def slots(self) -> int:
-        """How many calls of the handler run at a time."""
+        """The number of calls of the handler that run at a time."""
         return self.processes or self.concurrency

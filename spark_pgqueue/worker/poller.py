@@ -1,10 +1,10 @@
-"""The poller of a worker: it makes, extends and settles claims, and gives back the rest at the end.
+"""The poller of a worker: it makes, extends and settles claims, and returns the rest at the end.
 
 One thread has the connection. The threads that call the handler only take jobs from the queue and
-put reports there, so a message costs no statement of its own. Every few milliseconds the poller
-settles the reported outcomes, by claim. A claim that is done as a whole is acknowledged by the
+put reports there, so a message needs no statement of its own. Every few milliseconds the poller
+settles the reported outcomes, by claim. A claim whose messages are all done is acknowledged by the
 statement that makes the next claim. After such a statement has failed, the next acknowledgements
-are statements of their own: what keeps a claim from being made takes no acknowledgement with it.
+are separate statements: an error that prevents a claim must not prevent acknowledgements.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_worth_a_retry
 from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.postgres.wake_event import WakeEvent
-from spark_pgqueue.printable import warn
 from spark_pgqueue.worker.attempts import Hooks
 from spark_pgqueue.worker.executor import Executor
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Retry
 
@@ -37,9 +37,8 @@ AHEAD = 0.1
 """Seconds. The poller claims as many messages ahead as the slots will begin within this time."""
 
 _TELL_EVERY = 1.0  # seconds between two messages whose next delivery is logged
-_SOON = 0.01  # seconds until the next claim after one with fewer messages than wanted
+_SOON = 0.01  # seconds until the next claim, after one with fewer messages than wanted
 _NEVER = float("inf")
-_LOGGER = "spark_pgqueue.worker"
 
 
 class Poller:
@@ -50,7 +49,7 @@ class Poller:
         stream: the stream's name.
         consumer: the consumer's name.
         options: the worker's options.
-        hooks: called for messages whose call was given up.
+        hooks: called for messages whose call was abandoned.
         queue: holds the jobs and reports.
         wake: wakes the poller; set by the queue, among others.
         patience: seconds to try for the first connection. Later connections are tried without end.
@@ -85,7 +84,7 @@ class Poller:
         self._mean_bytes = 0.0  # mean length of the data of a message, by the last claims
         self._call_takes: float | None = None  # mean duration of a call, in seconds
         self._settle_at = self._look_at = self._tell_at = 0.0
-        self._acks_alone = False  # the next acknowledgements go without a claim
+        self._acks_alone = False  # the next acknowledgements are separate statements
         self._is_short = False  # the last claim had fewer messages than wanted
         self._is_dry = False  # the last claim found nothing
         self._has_heard = True
@@ -101,11 +100,11 @@ class Poller:
         self._wake.set()
 
     def run(self, executor: Executor) -> None:
-        """Work until `stop`, or until nothing came for the time of option wait.
+        """Work until `stop`, or until no message came for the time of option wait.
 
         Raises:
             PgQueueError: the first connection could not be made; or an error that is not about the
-                connection. The messages in flight are then given back, if that is possible.
+                connection. The messages in flight are then returned, if possible.
         """
         self._executor = executor
         self._statements = make_statements(url=self._url, patience=0, limit=SHORT)
@@ -152,7 +151,7 @@ class Poller:
                     self._give_all_back()
                     raise
                 if clock.now() > self._stop_by:
-                    warn("not settled, Postgres is away: %s", error, logger=_LOGGER)
+                    warn("not settled, Postgres is away: %s", error)
                     return
                 self._acks_alone, self._settle_at = True, 0.0
                 self._wait_for_postgres(error, pause)
@@ -163,8 +162,8 @@ class Poller:
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         if pause == 0.1:
-            warn("%s; trying again", error, logger=_LOGGER)
-        for in_flight in self._claims:  # after the outage, extending tells which claims are left
+            warn("%s; trying again", error)
+        for in_flight in self._claims:  # after the outage, extending finds the lost claims
             in_flight.extend_at = 0.0
         self._wake.clear()
         self._wake.wait(min(pause, max(self._stop_by - clock.now(), 0.0)))
@@ -174,7 +173,7 @@ class Poller:
         return self._stop_by < _NEVER and not self._claims
 
     def _step(self) -> None:
-        """Do the work that is due, and wait for the next."""
+        """Do the work that is due, and wait until more is."""
         self._collect()
         now = clock.now()
         self._stop_if_due(now)
@@ -186,7 +185,7 @@ class Poller:
             self._rest()
 
     def _collect(self) -> None:
-        """Note the outcomes that the slots report."""
+        """Record the outcomes that the slots report."""
         reports = self._queue.reports
         seconds, calls = 0.0, 0
         while reports:
@@ -218,11 +217,10 @@ class Poller:
             self._queue.close()
             self._take_back(self._queue.take_back() + self._aside)
             self._aside = []
-        self._stop_by = min(
-            self._stop_by, now + self._grace
-        )  # a second signal may have shortened the grace
+        # A second signal may have shortened the grace.
+        self._stop_by = min(self._stop_by, now + self._grace)
         if now >= self._stop_by and self._jobs:
-            warn("%s calls of the handler were not over", len(self._jobs), logger=_LOGGER)
+            warn("%s calls of the handler were not over", len(self._jobs))
             self._jobs.clear()
             for in_flight in self._claims:
                 in_flight.give_up()
@@ -248,13 +246,13 @@ class Poller:
             if now - in_flight.claimed_at >= self._timeout / 3 and (
                 waiting := self._queue.take_back(in_flight)
             ):
-                # These messages were to begin at once. Another worker may be faster.
+                # These messages should have begun by now. Another worker may be faster.
                 self._take_back(waiting)
                 self._call_takes = max(self._call_takes or 0.0, self._timeout / 3)
             if self._client.extend(in_flight.claim_id, self._options.visibility_timeout) > 0:
                 in_flight.hold(now, self._timeout)
                 continue
-            warn("claim %s is another worker's now", in_flight.claim_id, logger=_LOGGER)
+            warn("claim %s is another worker's now", in_flight.claim_id)
             self._take_back(self._queue.take_back(in_flight))
             in_flight.forget()
             self._claims.discard(in_flight)
@@ -287,8 +285,8 @@ class Poller:
             self._claim(wanted, done)
 
     def _tell_of(self, failed: list[int], now: float) -> None:
-        """Log what becomes of a message that failed. To ask for more than one a second would cost
-        more than it tells.
+        """Log the next delivery of a message that failed; of one message a second, because each
+        needs a query.
         """
         if not failed or now < self._tell_at:
             return
@@ -299,10 +297,10 @@ class Poller:
         else:
             said = f"comes again {'at once' if found.due_at is None else f'at {found.due_at}'}"
         of = f"{self._stream!r}, {self._consumer!r}"
-        warn("%s: message %s %s", of, failed[0], said, logger=_LOGGER)
+        warn("%s: message %s %s", of, failed[0], said)
 
     def _look_after_suspect(self, now: float) -> None:
-        """Begin the suspected claim once no other claim is left; resume when it is settled."""
+        """Begin the suspected claim when no other claim is left; resume when it is settled."""
         if self._suspect is None:
             return
         if self._suspect not in self._claims:
@@ -329,7 +327,8 @@ class Poller:
             ahead = int(min(soon, most))
             if soon <= most:  # there is time to wait for a claim that is done soon
                 share = 1 / 3 if acks else 2 / 3
-        ahead = self._within_bytes(ahead)
+        bytes_each = max(self._mean_bytes, 1.0) * each
+        ahead = min(ahead, int(self._options.prefetch_bytes / bytes_each))
         idle = self._slots - len(self._jobs)
         if self._options.batch is not None:
             return each if idle + ahead > 0 else 0
@@ -337,11 +336,6 @@ class Poller:
         if idle <= 0 and room <= ahead * share:
             return 0  # a later, larger claim is cheaper than many small ones
         return max(room, idle)
-
-    def _within_bytes(self, ahead: int) -> int:
-        """How many messages (or batches) ahead the option prefetch_bytes allows, of `ahead`."""
-        each = max(self._mean_bytes, 1.0) * (self._options.batch or 1)
-        return min(ahead, int(self._options.prefetch_bytes / each))
 
     def _claim(self, wanted: int, done: InFlightClaim | None) -> None:
         """Claim messages, and acknowledge a finished claim in the same statement."""
@@ -376,10 +370,8 @@ class Poller:
         jobs = [Job(in_flight, calls) for calls in in_flight.calls(self._ordering)]
         self._claims.add(in_flight)
         self._jobs.update(jobs)
-        self._suspect, self._aside = (
-            in_flight,
-            jobs,
-        )  # until it is known; also if Postgres goes away now
+        # It counts as suspected until the answer, also if Postgres goes away now.
+        self._suspect, self._aside = in_flight, jobs
         if not self._is_suspected(claim):
             self._suspect, self._aside = None, []
             self._queue.put(jobs)
@@ -392,8 +384,8 @@ class Poller:
             self._long_poll.doubt(self._stream)
 
     def _is_suspected(self, claim: Claim) -> bool:
-        """Whether the claim may kill the worker. If it does, all claims in flight would look
-        guilty.
+        """Whether the claim may kill the worker. If it runs alone, no other claim in flight is
+        suspected then.
         """
         if all(message.deliver_count == 1 for message in claim.messages):
             return False
@@ -411,11 +403,8 @@ class Poller:
         times += [timeout] if (timeout := self._executor.next_timeout()) is not None else []
         times += [self._stop_by] if self._jobs else []
         wait = self._options.wait
-        times += (
-            [self._idle_since + wait.total_seconds()]
-            if wait is not None and self._is_dry and not self._claims
-            else []
-        )
+        if wait is not None and self._is_dry and not self._claims:
+            times.append(self._idle_since + wait.total_seconds())
         seconds = min(times, default=_NEVER) - now
         few = -1
         if wanted <= 0 and len(self._queue.todo) > 1:
@@ -434,7 +423,7 @@ class Poller:
         self._wake.clear()
 
     def _give_all_back(self) -> None:
-        """Give back the messages in flight, if that is possible."""
+        """Return the messages in flight, if possible."""
         self._queue.close()
         self._collect()
         for in_flight in self._claims:
@@ -442,4 +431,4 @@ class Poller:
             try:
                 in_flight.settle(self._client)
             except Exception as error:
-                warn("claim %s is not given back: %s", in_flight.claim_id, error, logger=_LOGGER)
+                warn("claim %s is not given back: %s", in_flight.claim_id, error)

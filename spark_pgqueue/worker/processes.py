@@ -20,14 +20,15 @@ from typing import Any
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.forks import OfThisProcess, after_fork
-from spark_pgqueue.printable import summary, warn
+from spark_pgqueue.printable import summary
 from spark_pgqueue.worker.attempts import Attempt, name_of
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.signals import stopped_by_signals
 from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, plain
 
 _PATIENCE = 60.0  # seconds for a process to import the handler's modules
 _PAUSE = 1.0  # seconds after a failed start of a process
-_LOOK = 1.0  # seconds between two looks at the worker, which may be gone
+_LOOK = 1.0  # seconds between two checks of whether the worker's process exists
 
 
 class Child:
@@ -79,7 +80,7 @@ class Child:
         except OSError as error:
             raise PgQueueError(f"a process for the handler could not be started: {error}") from None
         self._process = process
-        theirs.close()  # else the end of the process would not be noticed
+        theirs.close()  # otherwise the end of the process would not be noticed
         try:
             if self._pipe.poll(_PATIENCE) and self._pipe.recv():
                 return
@@ -104,8 +105,7 @@ class Child:
                 outcome = Retry(reason=f"timed out after {self._timeout}")
             else:
                 outcome = Retry(reason=f"the process that had it died: {how}")
-                said = name_of(self._attempt.of, messages), outcome.reason
-                warn("%s: %s", *said, logger="spark_pgqueue.worker")
+                warn("%s: %s", name_of(self._attempt.of, messages), outcome.reason)
             return outcome, outcome
         except Exception as error:  # no process could be started
             time.sleep(_PAUSE)
@@ -143,7 +143,7 @@ class Child:
             process.join()
         code = process.exitcode or 0
         process.close()
-        known = {each.value: each.name for each in signal.Signals}  # none of the real-time signals
+        known = {each.value: each.name for each in signal.Signals}  # without the real-time signals
         return f"exit code {code}" if code >= 0 else known.get(-code, f"signal {-code}")
 
 
@@ -174,12 +174,12 @@ after_fork(_children.clear)
 
 def _serve(pipe: Connection, attempt: Attempt) -> None:
     """Call the handler for each request, in the child process."""
-    # A session of its own, out of the reach of the terminal's Ctrl-C.
+    # A session of its own, which the terminal's Ctrl-C does not reach.
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # To the worker it is a daemon. As such it could not begin processes itself.
+    # For the worker it is a daemon. A daemon could not start processes itself.
     multiprocessing.current_process().daemon = False
-    # A stop of a service signals all processes. The worker decides when this one ends.
+    # Stopping a service signals all of its processes. The worker decides when this one ends.
     with stopped_by_signals(lambda _: None):
         try:
             pipe.send(True)
@@ -203,7 +203,7 @@ def _end_with_parent() -> None:
 
 
 def _bare(outcome: Outcome) -> Outcome:
-    """An outcome that every process can read: with nothing of a class of the handler's."""
+    """An outcome that every process can load: without objects of the handler's classes."""
     bare = plain(outcome)
     for name in ("details", "state"):
         if hasattr(bare, name):
@@ -212,7 +212,7 @@ def _bare(outcome: Outcome) -> Outcome:
 
 
 def _packed(value: Any) -> bytes:
-    """What a hook gets, pickled: a verdict, or the handler's return value, or else its repr."""
+    """The argument of a hook, pickled: a verdict, or the handler's return value or its repr."""
     with suppress(BaseException):
         return pickle.dumps(value)
     with suppress(BaseException):
@@ -221,7 +221,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _unpacked(packed: bytes, outcome: Outcome) -> Any:
-    """What was packed. It may need what only the other process has: the call is over even so."""
+    """The argument of a hook. Loading it may fail, if this process lacks what it needs."""
     try:
         return pickle.loads(packed)
     except BaseException as error:  # also SystemExit, which would end the thread

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT stop the runs of a process; the second signal stops them at once.
+"""SIGTERM and SIGINT stop the runs of a process; the second signal stops them immediately.
 
-What the application has set for these signals is called, too, and set again after the last run.
-Children that a handler forks have what they would have without the runs.
+Handlers that the application has set for these signals are called, too, and restored after the last
+run. Children that a handler forks have the handlers that they would have without the runs.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _is_default(handler: Any) -> bool:
 
 
 def _handle(number: int) -> None:
-    """Set our handler for a signal, unless it is set, or what is set is not Python's."""
+    """Set our handler for a signal, unless it is set, or the present one is not Python's."""
     found, mine = signal.getsignal(number), _handlers.get(number)
     if found is None or (mine is not None and found is mine):
         return
@@ -139,7 +139,7 @@ def _handle(number: int) -> None:
 
 
 def _restore(number: int) -> None:
-    """Set what was set before, unless the application has set another handler meanwhile."""
+    """Restore the handler that was set before, unless the application has set another one."""
     mine = _handlers.pop(number)
     mine.is_over = True
     if signal.getsignal(number) is mine:
@@ -170,7 +170,7 @@ def _wake_no_more_by(descriptor: int) -> None:
 
 
 def _leave_to_child() -> None:
-    """In a child: no run is of this process, and its signals are not its parent's."""
+    """In a child: forget the runs, which are the parent's, and restore the signal handlers."""
     if not _runs:
         return
     signal.set_wakeup_fd(-1)
@@ -183,7 +183,7 @@ def _leave_to_child() -> None:
 
 
 def _hold_back() -> set[Any] | None:
-    """Let no signal reach the child before it has handlers of its own."""
+    """Block signals in the child until its own handlers are set."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, _STOP) if _runs else None
 
 

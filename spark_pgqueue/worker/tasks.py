@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -19,20 +19,20 @@ from spark_pgqueue.worker.attempts import (
     RESET,
     Hooks,
     LostConnections,
+    ack_of,
     failed,
-    json_of,
     kept,
     lost,
     set_again,
 )
-from spark_pgqueue.worker.executor import Overdue
-from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
+from spark_pgqueue.worker.executor import Executor
+from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot, next_call
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, of_result
 
 
-class Tasks:
-    """Runs calls in tasks of the running loop.
+class Tasks(Executor):
+    """Runs calls in tasks of the running loop. Each task has a timeout of its own.
 
     Args:
         of: the stream and the consumer, for the log.
@@ -68,7 +68,7 @@ class Tasks:
 
     def start(self) -> None:
         """See `Executor`. Another thread than the loop's calls it."""
-        self._on_loop(self._hooks.started_async)
+        self._on_loop(partial(self._hooks.run_async, "on_start"))
 
     def cancel_start(self) -> None:
         """End the hook on_start, if it still runs."""
@@ -78,16 +78,7 @@ class Tasks:
         """See `Executor`. Another thread than the loop's calls it."""
         self._loop.call_soon_threadsafe(self._begin)
 
-    def next_timeout(self) -> float | None:
-        """See `Executor`: each task has a timeout of its own."""
-        return None
-
-    def give_up(self, now: float) -> list[Overdue]:
-        """See `Executor`: a call that exceeds its timeout is cancelled by its task."""
-        return []
-
     def end(self) -> None:
-        """See `Executor`."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     async def join(self) -> None:
@@ -134,7 +125,7 @@ class Tasks:
             try:
                 await self._hooks.after_async(messages, outcome, result)
             finally:  # also where the handler has cancelled its own task
-                messages = _next(calls, outcome)
+                messages = next_call(calls, outcome)
 
     async def _call(self, claim_id: int, messages: Messages) -> tuple[Outcome, Any]:
         options = self._options
@@ -148,7 +139,7 @@ class Tasks:
                 if options.transactional:
                     return await self._in_transaction(claim_id, messages, given)
                 result = await calling.call_async(self._handler, given)
-            if time.expired():  # and the option wrap has swallowed that
+            if time.expired():  # and the option wrap has suppressed the error
                 raise TimeoutError
             return of_result(result), result
         except TimeoutError as error:
@@ -156,7 +147,7 @@ class Tasks:
                 return Retry(reason=f"timed out after {options.timeout}"), error
             return failed(self._of, messages, error), error
         except BaseException as error:
-            if self._is_over:  # cancelled, and given back
+            if self._is_over:  # cancelled, and returned
                 raise
             return failed(self._of, messages, error), error
 
@@ -172,8 +163,7 @@ class Tasks:
             async with conn.transaction() as transaction:
                 before = kept(conn)
                 result = await calling.call_async(self._handler, given, conn)
-                seqs = None if self._options.batch is not None else [m.seq for m in messages]
-                ack = [claim_id, seqs, json_of(of_result(result))]
+                ack = ack_of(claim_id, messages, self._options.batch is not None, result)
                 cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
                 with translated():
                     await cursor.execute(ACK, ack)
@@ -196,7 +186,7 @@ class Tasks:
 async def _is_reset(
     conn: psycopg.AsyncConnection[Any], before: dict[str, Any], is_settled: bool
 ) -> bool:
-    """Make the session as it was before the handler; else close it. Returns whether it is open."""
+    """Reset the session after a handler, or close it. Returns whether it is open."""
     try:
         set_again(conn, before)
         if not is_settled:
@@ -208,11 +198,3 @@ async def _is_reset(
         if not isinstance(error, Exception):
             raise
     return not conn.closed
-
-
-def _next(calls: Generator[Messages, Outcome, None], outcome: Outcome) -> Messages | None:
-    """Report an outcome; returns the messages of the next call, None where there is none."""
-    try:
-        return calls.send(outcome)
-    except StopIteration:
-        return None

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from spark_pgqueue import calling
 from spark_pgqueue.worker.attempts import Hooks
-from spark_pgqueue.worker.executor import Overdue
-from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot
+from spark_pgqueue.worker.executor import Executor, Overdue
+from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot, next_call
 from spark_pgqueue.worker.verdicts import Outcome
 
-_LOOK_EVERY = 1.0  # seconds between two looks for threads that died
+_LOOK_EVERY = 1.0  # seconds between two checks for threads that died
 
 
 class Attempts(Protocol):
@@ -29,7 +29,7 @@ class Attempts(Protocol):
     def close(self) -> None: ...
 
 
-class Threads:
+class Threads(Executor):
     """Runs calls in threads.
 
     Args:
@@ -57,19 +57,14 @@ class Threads:
         self._slots: dict[WorkerSlot, tuple[Attempts, threading.Thread]] = {}
 
     def start(self) -> None:
-        """See `Executor`."""
         ready = [self._attempts() for _ in range(self._count)]
         for attempts in ready:
             attempts.start()
         for attempts in ready:
             self._add(attempts)
-        self._hooks.started()
-
-    def feed(self) -> None:
-        """See `Executor`: the threads wait for the queue themselves."""
+        self._hooks.run("on_start")
 
     def next_timeout(self) -> float | None:
-        """See `Executor`."""
         if self._timeout is None:
             return None
         begun = [at[2] for slot in self._slots if (at := slot.at) is not None]
@@ -77,8 +72,7 @@ class Threads:
 
     def give_up(self, now: float) -> list[Overdue]:
         """See `Executor`. A thread cannot be ended: another thread takes its place."""
-        left: list[Overdue] = []
-        left += self._dead(now)
+        left = self._dead(now)
         if self._timeout is None:
             return left
         reason = f"timed out after {timedelta(seconds=self._timeout)}"
@@ -94,7 +88,7 @@ class Threads:
         return left
 
     def _dead(self, now: float) -> list[Overdue]:
-        """The calls of threads that have died, by an error that even the report of it met. Other
+        """The calls of threads that have died, because reporting an error failed, too. Other
         threads take their places.
         """
         dead: list[Overdue] = []
@@ -112,7 +106,6 @@ class Threads:
         return dead
 
     def end(self) -> None:
-        """See `Executor`."""
         for attempts, _ in self._slots.values():
             attempts.interrupt()
         for slot, (_, thread) in self._slots.items():
@@ -150,7 +143,4 @@ class Threads:
             outcome, result = attempts(job.claim.claim_id, messages)
             if not slot.is_given_up:
                 self._hooks.after(messages, outcome, result)
-            try:
-                messages = calls.send(outcome)
-            except StopIteration:
-                break
+            messages = next_call(calls, outcome)

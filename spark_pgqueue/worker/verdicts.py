@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.printable import clean, summary, warn
+from spark_pgqueue.printable import clean, summary
+from spark_pgqueue.worker.log import warn
 
 _PARTS = 100  # of a traceback: a line of code with its place, or a message
 
 
 class Verdict(Exception):
-    """Raised by a handler: what the worker does with the message. All arguments but the first are
-    keywords.
+    """Raised by a handler: what the worker does with the message. All arguments except the first
+    are keywords.
 
     Attributes:
         reason: why, for people.
@@ -45,7 +46,7 @@ class Verdict(Exception):
         return _rebuild, (type(self), self.__dict__)
 
     def as_group(self) -> tuple[Any, ...]:
-        """A value that is equal for verdicts that one call can settle."""
+        """A key that is equal for verdicts that one call can settle."""
         return type(self), self.reason
 
 
@@ -179,18 +180,18 @@ Outcome = Verdict | DeliveryState | Result
 
 
 def of_result(value: Any) -> Outcome:
-    """The outcome that a handler's return value stands for."""
+    """The outcome for a return value of a handler."""
     if value is None:
         return DeliveryState.done
     try:
         return Result(arguments.json_text("what the handler returned", value))
     except PgQueueError as error:  # the handler has done its work, and must not repeat it
-        warn("%s: it is not kept", error.message, logger="spark_pgqueue.worker")
+        warn("%s: it is not kept", error.message)
         return DeliveryState.done
 
 
 def of_error(error: BaseException) -> Verdict:
-    """The verdict that an error of a handler stands for; a group of one is that error."""
+    """The verdict for an error of a handler; a group of one error counts as that error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, Retry | Reject | Defer):
@@ -201,17 +202,17 @@ def of_error(error: BaseException) -> Verdict:
 def trace(error: BaseException) -> str:
     """The traceback of an error, and of those that led to it, for the log.
 
-    Each part is as `clean` has it; of many parts, the last are there.
+    Each part is as `clean` returns it; of many parts, it has the last ones.
     """
     try:
         parts = deque(traceback.TracebackException.from_exception(error).format(), _PARTS)
         return "\n".join(clean(part.rstrip("\n")) for part in parts)
-    except Exception as other:  # of an error of any class, which may lie about its notes or causes
+    except Exception as other:  # an error of any class may fail here
         return f"no traceback can be made: {type(other).__name__}"
 
 
 def plain(outcome: Outcome) -> Outcome:
-    """The outcome without what a subclass of a verdict adds, which pickle may not know."""
+    """The outcome without the additions of a subclass, which pickle may not be able to load."""
     for kind in (Retry, Reject, Defer):
         if isinstance(outcome, kind):
             fields = {name: getattr(outcome, name) for name in {"seqs", *vars(kind())}}

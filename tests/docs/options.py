@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql.types import StructType
 
@@ -28,6 +26,7 @@ from spark_pgqueue.spark.options.sink import SINK_OPTIONS
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS
 from spark_pgqueue.spark.options.table import TABLE_OPTIONS
+from spark_pgqueue.spark.options.values import shown
 from spark_pgqueue.spark.table_source.tables import TABLES, Table, column
 
 PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "options.md"
@@ -106,18 +105,9 @@ def _default(option: Option) -> tuple[str, str]:
     if option.required:
         return option.help, "required"
     if option.default is not None:
-        return re.sub(r" By default [^.]+\.$", "", option.help), _shown(option.default)
+        return re.sub(r" By default [^.]+\.$", "", option.help), shown(option.default)
     text, _, default = option.help.partition(" By default ")
     return text, default.removesuffix(".")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-        return f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:g}s"
-    return str(value)
 
 
 def _read(schema: StructType) -> str:

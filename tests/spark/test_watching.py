@@ -21,7 +21,7 @@ from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.consumer_source.reader import PgQueueConsumerReader
 from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.watching import notebook
-from spark_pgqueue.watching.progress_history import ProgressHistory
+from spark_pgqueue.watching.progress import ProgressHistory
 from tests.spark.conftest import Queue, wait_until
 
 pytestmark = pytest.mark.spark

@@ -6,12 +6,24 @@ of the checkout; a name is a function, a view or a column of SQL, or what Python
 
 import re
 import tomllib
+from collections.abc import Callable
+from datetime import timedelta
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spark_pgqueue import client, connect, connect_async
+from spark_pgqueue.client import Client
+from spark_pgqueue.command_line.arguments import default_of, duration
+from spark_pgqueue.command_line.commands.upkeep import maintain
 from spark_pgqueue.postgres import schema
+from spark_pgqueue.postgres.retrying import PATIENCE
+from spark_pgqueue.spark.options import checking
+from spark_pgqueue.spark.options.values import shown
 from spark_pgqueue.version import VERSION
+from spark_pgqueue.worker.options import Options
 from tests.matrix import PYTHONS
 
 ROOT = Path(__file__).parents[2]
@@ -82,19 +94,107 @@ def test_a_file_that_a_map_names_is_there(page: Path) -> None:
     assert not missing
 
 
+ROW = r"^ +(?:values )?\('(?:consumer|stream)', +'(\w+)', +'\w+', +(?:'([^']*)'|null),"
+SETTINGS = {
+    name: default or "none"
+    for name, default in re.findall(ROW, (SQL / "base/settings.sql").read_text(), re.MULTILINE)
+}
+"""The default of each setting."""
+
+TABLE = r"^\| (?:setting|of a consumer|of a stream) \| default \|.*\n(?:\|.*\n)+"
+
+
+def defaults_on(page: Path) -> dict[str, str]:
+    """The defaults that the tables of settings on a page have."""
+    rows = "".join(re.findall(TABLE, page.read_text(), re.MULTILINE))
+    found = {}
+    for cells in re.findall(r"^\| (`[^|]+)\|([^|]*)\|", rows, re.MULTILINE):
+        names, given = names_in(cells[0]), cells[1].strip().split(", ")
+        found |= dict(zip(names, given * (len(names) // len(given)), strict=True))
+    return found
+
+
 def test_the_page_of_settings_has_each_with_its_default() -> None:
-    text = (SQL / "base/settings.sql").read_text()
-    row = r"^ +(?:values )?\('(?:consumer|stream)', +'(\w+)', +'\w+', +(?:'([^']*)'|null),"
-    defaults = {name: default or "none" for name, default in re.findall(row, text, re.MULTILINE)}
-    assert len(defaults) > 20
-    page = (SQL / "guide/settings.md").read_text()
-    shown = {
-        name: default
-        for cells in re.findall(r"^\| (`[^|]+)\|([^|]*)\|", page, re.MULTILINE)
-        for name, default in zip(names_in(cells[0]), cells[1].strip().split(", "), strict=True)
+    assert len(SETTINGS) > 20
+    assert defaults_on(SQL / "guide/settings.md") == SETTINGS
+
+
+def test_other_pages_have_the_defaults_of_settings() -> None:
+    pages = {page: defaults_on(page) for page in (SQL / "guide").glob("*.md")}
+    assert len([page for page in pages if pages[page]]) > 5
+    wrong = {
+        f"{page.name}: {name}": default
+        for page, found in pages.items()
+        for name, default in found.items()
+        # Without a base, the delays of a growing backoff begin with another one.
+        if default != SETTINGS[name] and (page.name, name) != ("retries.md", "backoff_base")
     }
-    wrong = {name: default for name, default in defaults.items() if shown.get(name) != default}
-    assert not wrong, f"guide/settings.md has to give these defaults: {wrong}"
+    assert not wrong
+
+
+RETRY_TIMEOUT = shown(checking.RETRY_TIMEOUT.default)
+PREFETCH = (str(Options.prefetch), f"{Options.prefetch_bytes >> 20} MiB")
+GRACE = f"{Options.grace.total_seconds():g} s"
+STATED = [
+    ("sql/guide/first-hour.md", r"After (\d+) deliveries it", SETTINGS["max_deliver_count"]),
+    ("sql/guide/first-hour.md", r"4 s, up to an (hour)", SETTINGS["backoff_cap"].split()[1]),
+    ("sql/guide/guarantees.md", r"after (\d+) deliveries", SETTINGS["max_deliver_count"]),
+    ("sql/guide/questions.md", r"timeout \(by default (.+?)\)", SETTINGS["visibility_timeout"]),
+    ("sql/guide/questions.md", r"`visibilityTimeout` \((.+?)\)", SETTINGS["visibility_timeout"]),
+    ("README.md", r"-- for (.+?), these messages", SETTINGS["visibility_timeout"]),
+    ("sql/guide/operations.md", r"A client tries for (.+?),", f"{PATIENCE:g} s"),
+    ("sql/README.md", r"\| for ([^|]+); a worker without end", f"{PATIENCE:g} s"),
+    ("sql/guide/operations.md", r"`retryTimeout` \((.+?)\)", RETRY_TIMEOUT),
+    ("spark_pgqueue/guide/servers.md", r"`retryTimeout` \((.+?)\)", RETRY_TIMEOUT),
+    ("sql/guide/workers.md", r"after a stop, (\d+ s)", GRACE),
+    ("sql/guide/workers.md", r"not begun: at most (\d+), and at most (\d+ MiB)", PREFETCH),
+    ("spark_pgqueue/worker/consumer.py", r"messages ahead, (\d+) by default", PREFETCH[0]),
+    ("spark_pgqueue/worker/consumer.py", r"bytes; (\d+ MiB) by default", PREFETCH[1]),
+    ("spark_pgqueue/worker/consumer.py", r"after a stop; (\d+ s) by default", GRACE),
+]
+"""A page or a docstring, the words in it that state a default, and the default of the code."""
+
+
+@pytest.mark.parametrize(("file", "words", "default"), STATED)
+def test_a_default_that_is_stated_is_that_of_the_code(
+    file: str, words: str, default: str | tuple[str, ...]
+) -> None:
+    assert re.findall(words, " ".join((ROOT / file).read_text().split())) == [default]
+
+
+SAME = [
+    (Client.create_group, "partitions", "create_group", "p_partitions"),
+    (Client.key_stats, "limit", "key_stats", "p_max"),
+    (Client.maintain, "reader_age", "maintain", "p_reader_age"),
+    (Client.maintain, "staged_age", "maintain", "p_staged_age"),
+    (Client.peek, "max_messages", "peek", "p_max"),
+    (Client.peek_at, "max_messages", "peek_at", "p_max"),
+    (Client.receive, "look", "receive_where", "p_look"),
+    (Client.receive, "max_messages", "receive", "p_max"),
+    (Client.redrive, "max_messages", "redrive", "p_max"),
+    (Client.schedule_times, "count", "schedule_times", "p_count"),
+]
+"""Arguments of the client and of SQL functions that are the same."""
+
+
+@pytest.mark.parametrize(("method", "name", "function", "argument"), SAME)
+def test_the_client_has_the_defaults_of_the_functions(
+    method: Callable[..., Any], name: str, function: str, argument: str
+) -> None:
+    default = default_of(method, name)
+    text = f"'{default.days} days?'" if isinstance(default, timedelta) else default
+    sql = "".join(path.read_text() for path in SQL.rglob("*.sql"))
+    head = rf"create or replace function pgqueue\.{function}\([^;]*?"
+    assert re.search(rf"{head}\b{argument} \w+ default {text}[,)]", sql)
+
+
+def test_the_client_and_the_program_have_the_same_defaults_where_they_repeat_them() -> None:
+    for name in ("patience", "connections"):
+        for ours, theirs in ((connect, client.connect), (connect_async, client.connect_async)):
+            if name in signature(ours).parameters:
+                assert default_of(ours, name) == default_of(theirs, name)
+    for name in ("staged_age", "reader_age"):
+        assert duration(default_of(maintain, name)) == default_of(Client.maintain, name)
 
 
 def named_tests(text: str) -> set[tuple[str, str]]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from datetime import timedelta
 from typing import Annotated, Any
 
-import psycopg
 import typer
 
 from spark_pgqueue import client
 from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.archive.folders import ALLOW, parse_options, parse_prefix
-from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.app import connect, repeat, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyStream,
     IfExists,
@@ -21,16 +18,13 @@ from spark_pgqueue.command_line.arguments import (
     StreamName,
     Url,
     Yes,
-    duration,
+    lasting,
 )
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, show, told
-from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
-archive_app: typer.Typer = typer.Typer(help="Write old messages to Parquet files.", **PLAIN)
-app.add_typer(archive_app, name="archive")
+archive_app: typer.Typer = sub_app("archive", "Write old messages to Parquet files.")
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -53,10 +47,7 @@ def archive_set(
     uri: Annotated[
         str, typer.Argument(metavar="URI", show_default=False, help="/path, s3://bucket/path, ...")
     ],
-    keep: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="How long files are kept: 365d."),
-    ] = None,
+    keep: Annotated[timedelta | None, lasting("How long files are kept: 365d.")] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -124,10 +115,7 @@ def archive_run(
             "Without it, the database decides where this process reads and writes.",
         ),
     ] = None,
-    every: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval: 1m."),
-    ] = None,
+    every: Annotated[timedelta | None, lasting("Repeat at this interval: 1m.")] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -136,25 +124,19 @@ def archive_run(
     Several may run: one works on a stream, and the others pass it over. With --every it goes on
     until it is interrupted, also while the database or the files are away.
     """
-    while True:
-        begun = time.monotonic()
-        try:
-            for each in export(url, options, allow=allow or ()):
-                said = f"{printable(each.stream)}: segment {each.segment}, "
-                said += f"{count_of(each.messages)}, {each.bytes} bytes"
-                told(
-                    as_json,
-                    said,
-                    stream=each.stream,
-                    segment=each.segment,
-                    files=each.files,
-                    messages=each.messages,
-                    bytes=each.bytes,
-                )
-        except (PgQueueError, psycopg.Error, OSError) as error:
-            if every is None:
-                raise
-            print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
-        if every is None:
-            return
-        time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - begun)))
+
+    def write() -> None:
+        for each in export(url, options, allow=allow or ()):
+            said = f"{printable(each.stream)}: segment {each.segment}, "
+            said += f"{count_of(each.messages)}, {each.bytes} bytes"
+            told(
+                as_json,
+                said,
+                stream=each.stream,
+                segment=each.segment,
+                files=each.files,
+                messages=each.messages,
+                bytes=each.bytes,
+            )
+
+    repeat(write, every, lambda _: True)

@@ -10,34 +10,28 @@ from typing import Annotated, Any
 import typer
 
 from spark_pgqueue import client
-from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.app import connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyConsumer,
     AnyStream,
     ConsumerName,
     Json,
+    Max,
+    OnlySeqs,
     StreamName,
     Url,
     Yes,
-    moment,
+    at,
+    default_of,
 )
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, show, told
 
-dead_app: typer.Typer = typer.Typer(help="List, show, redrive and purge dead letters.", **PLAIN)
-app.add_typer(dead_app, name="dead")
+dead_app: typer.Typer = sub_app("dead", "List, show, redrive and purge dead letters.")
 
-Numbers = Annotated[
-    list[int] | None, typer.Option("--seq", min=1, help="Only this message; can be repeated.")
-]
 Reason = Annotated[str | None, typer.Option(help="Only messages that died of this reason.")]
 Before = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=moment,
-        metavar="TIME",
-        help="Only messages that died before (ISO 8601; local unless it has a zone).",
-    ),
+    datetime | None, at("Only messages that died before (ISO 8601; local unless it has a zone).")
 ]
 
 
@@ -45,7 +39,7 @@ Before = Annotated[
 def dead_list(
     stream: AnyStream = None,
     consumer: AnyConsumer = None,
-    max_rows: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
+    max_rows: Max = default_of(client.Client.dead_letters, "limit"),
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -59,10 +53,10 @@ def dead_list(
 def dead_show(
     stream: StreamName,
     consumer: ConsumerName,
-    seq: Numbers = None,
+    seq: OnlySeqs = None,
     reason: Reason = None,
     before: Before = None,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 100,
+    max_messages: Max = 100,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -82,10 +76,10 @@ def dead_show(
 def dead_redrive(
     stream: StreamName,
     consumer: ConsumerName,
-    seq: Numbers = None,
+    seq: OnlySeqs = None,
     reason: Reason = None,
     before: Before = None,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
+    max_messages: Max = default_of(client.Client.redrive, "max_messages"),
     reset: Annotated[
         bool, typer.Option(help="As if never delivered; else deliver_count goes on.")
     ] = True,
@@ -111,7 +105,7 @@ def dead_redrive(
 def dead_purge(
     stream: StreamName,
     consumer: ConsumerName,
-    seq: Numbers = None,
+    seq: OnlySeqs = None,
     reason: Reason = None,
     before: Before = None,
     yes: Yes = False,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_pgqueue import client
-from spark_pgqueue.command_line.app import connect, group_app
+from spark_pgqueue.command_line.app import connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     POSITION,
     START,
@@ -17,9 +17,14 @@ from spark_pgqueue.command_line.arguments import (
     Json,
     StreamName,
     Url,
+    default_of,
     position,
 )
 from spark_pgqueue.command_line.output import show, told
+
+group_app: typer.Typer = sub_app(
+    "group", "Create and list groups of workers; `consumer` drops, moves and pauses them."
+)
 
 
 @group_app.command("create")
@@ -28,7 +33,7 @@ def group_create(
     name: GroupName,
     partitions: Annotated[
         int, typer.Option(help="So many workers can share it. It never changes.")
-    ] = 16,
+    ] = default_of(client.Client.create_group, "partitions"),
     start: Annotated[Any, typer.Option(parser=position, metavar=POSITION, help=START)] = "latest",
     if_not_exists: IfNotExists = False,
     as_json: Json = False,

@@ -10,20 +10,27 @@ from typing import Annotated, Any
 
 import typer
 
+from spark_pgqueue.client import Client
 from spark_pgqueue.command_line.app import app, connect, fail
 from spark_pgqueue.command_line.arguments import (
     POSITION,
     ClaimId,
     ConsumerName,
+    Consumers,
+    Headers,
     Json,
+    Key,
+    OnlySeqs,
+    Priority,
+    SeqList,
     Seqs,
     StreamName,
     Url,
+    at,
+    default_of,
     delay,
-    duration,
-    header,
     json_value,
-    moment,
+    lasting,
     position,
 )
 from spark_pgqueue.command_line.input import batches, payload_of, standard_input
@@ -36,7 +43,7 @@ from spark_pgqueue.command_line.output import (
     told,
 )
 
-TAIL = 1_000  # how many messages `tail` holds at once
+TAIL = 1_000  # the number of messages that `tail` holds in memory
 
 
 # Longer than 60 lines: Typer reads the options from the parameters.
@@ -50,25 +57,14 @@ def send(
         bool,
         typer.Option("--lines", help="A message per line of standard input, all or none of them."),
     ] = False,
-    key: Annotated[str | None, typer.Option(help="The key for ordering by key.")] = None,
-    header: Annotated[
-        list[Any] | None,
-        typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated."),
-    ] = None,
-    priority: Annotated[int, typer.Option(help="Higher is earlier.")] = 0,
+    key: Key = None,
+    header: Headers = None,
+    priority: Priority = 0,
     deliver_at: Annotated[
-        datetime | None,
-        typer.Option(
-            parser=moment, metavar="TIME", help="Not before (ISO 8601; local unless it has a zone)."
-        ),
+        datetime | None, at("Not before (ISO 8601; local unless it has a zone).")
     ] = None,
-    expires_at: Annotated[
-        datetime | None,
-        typer.Option(parser=moment, metavar="TIME", help="From then on it is not delivered."),
-    ] = None,
-    consumer: Annotated[
-        list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
-    ] = None,
+    expires_at: Annotated[datetime | None, at("From then on it is not delivered.")] = None,
+    consumer: Consumers = None,
     dedup_key: Annotated[
         str | None,
         typer.Option(help="Publish nothing if a message with this key was sent not long ago."),
@@ -121,23 +117,18 @@ def send(
 def receive(
     stream: StreamName,
     consumer: ConsumerName,
-    max_messages: Annotated[int, typer.Option("--max", min=1, help="Claim at most this many.")] = 1,
+    max_messages: Annotated[
+        int, typer.Option("--max", min=1, help="Claim at most this many.")
+    ] = default_of(Client.receive, "max_messages"),
     visibility_timeout: Annotated[
         timedelta | None,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="With --no-ack: how long they are yours. Default: the consumer's.",
-        ),
+        lasting("With --no-ack: how long they are yours. Default: the consumer's."),
     ] = None,
     no_ack: Annotated[
         bool,
         typer.Option("--no-ack", help="Keep the claim, for `pgqueue ack` or `pgqueue nack`."),
     ] = False,
-    wait: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Wait this long if there is none."),
-    ] = None,
+    wait: Annotated[timedelta | None, lasting("Wait this long if there is none.")] = None,
     where: Annotated[
         str | None,
         typer.Option(
@@ -148,7 +139,7 @@ def receive(
     look: Annotated[
         int,
         typer.Option(min=1, help="With --where: look at no more than this many ready messages."),
-    ] = 10_000,
+    ] = default_of(Client.receive, "look"),
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 3 when there was nothing to receive.")
     ] = False,
@@ -177,7 +168,7 @@ def receive(
             for message in claim.messages:
                 print(json_of_row(message, claim.claim_id) if as_json else line_of(message))
             sys.stdout.flush()
-        except BaseException:  # who has not seen a message was not delivered it
+        except BaseException:  # a message that was not printed was not delivered
             claim.defer()
             raise
         if no_ack:
@@ -236,10 +227,7 @@ def tail(
 def retry(
     stream: StreamName,
     consumer: ConsumerName,
-    seq: Annotated[
-        list[int] | None,
-        typer.Option("--seq", min=1, help="Only this message; can be repeated."),
-    ] = None,
+    seq: OnlySeqs = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -254,7 +242,7 @@ def retry(
 def cancel(
     stream: StreamName,
     consumer: ConsumerName,
-    seqs: Annotated[list[int], typer.Argument(metavar="SEQ", show_default=False, min=1)],
+    seqs: SeqList,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -268,13 +256,8 @@ def cancel(
 def postpone(
     stream: StreamName,
     consumer: ConsumerName,
-    seqs: Annotated[list[int], typer.Argument(metavar="SEQ", show_default=False, min=1)],
-    until: Annotated[
-        datetime,
-        typer.Option(
-            parser=moment, metavar="TIME", help="Not before (ISO 8601; local unless it has a zone)."
-        ),
-    ],
+    seqs: SeqList,
+    until: Annotated[datetime, at("Not before (ISO 8601; local unless it has a zone).")],
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -306,10 +289,7 @@ def ack(
 def defer(
     claim: ClaimId,
     seq: Seqs = None,
-    delay: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Deliver it after that."),
-    ] = None,
+    delay: Annotated[timedelta | None, lasting("Deliver it after that.")] = None,
     state: Annotated[
         Any,
         typer.Option(
@@ -333,10 +313,8 @@ def nack(
     seq: Seqs = None,
     delay: Annotated[
         timedelta | None,
-        typer.Option(
-            parser=delay,
-            metavar="DURATION",
-            help="Deliver it again after that; 0: now. Default: the consumer's backoff.",
+        lasting(
+            "Deliver it again after that; 0: now. Default: the consumer's backoff.", parser=delay
         ),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,

@@ -12,10 +12,12 @@ from spark_pgqueue.command_line.app import app, connect, fail
 from spark_pgqueue.command_line.arguments import (
     ConsumerName,
     Json,
+    Seq,
     StreamName,
     Url,
-    duration,
-    moment,
+    at,
+    default_of,
+    lasting,
 )
 from spark_pgqueue.command_line.output import show
 
@@ -24,14 +26,9 @@ from spark_pgqueue.command_line.output import show
 def outcome(
     stream: StreamName,
     consumer: ConsumerName,
-    seq: Annotated[int, typer.Argument(metavar="SEQ", show_default=False, min=1)],
+    seq: Seq,
     wait: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="Wait this long until the consumer is done with it, or it died.",
-        ),
+        timedelta | None, lasting("Wait this long until the consumer is done with it, or it died.")
     ] = None,
     as_json: Json = False,
     url: Url = None,
@@ -51,11 +48,10 @@ def outcome(
 def history(
     stream: StreamName,
     consumer: ConsumerName,
-    since: Annotated[
-        datetime | None,
-        typer.Option(parser=moment, metavar="TIME", help="Only from then on (ISO 8601, local)."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
+    since: Annotated[datetime | None, at("Only from then on (ISO 8601, local).")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = default_of(
+        client.Client.history, "limit"
+    ),
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -9,15 +9,17 @@ import typer
 
 from spark_pgqueue import client
 from spark_pgqueue.command_line import completion
-from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.app import app, connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyConsumer,
     AnyStream,
     ConsumerName,
     Json,
+    Max,
     StreamName,
     Url,
     Yes,
+    default_of,
 )
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import (
@@ -30,10 +32,7 @@ from spark_pgqueue.command_line.output import (
     told,
 )
 
-claim_app: typer.Typer = typer.Typer(
-    help="List the claims that workers and Spark queries hold.", **PLAIN
-)
-app.add_typer(claim_app, name="claim")
+claim_app: typer.Typer = sub_app("claim", "List the claims that workers and Spark queries hold.")
 
 
 @app.command()
@@ -52,7 +51,7 @@ def peek(
     ] = None,
     limit: Annotated[
         int, typer.Option("--max", min=1, max=100_000, help="At most this many.")
-    ] = 10,
+    ] = default_of(client.Client.peek, "max_messages"),
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -108,7 +107,7 @@ def describe(
 def claim_list(
     stream: AnyStream = None,
     consumer: AnyConsumer = None,
-    limit: Annotated[int, typer.Option("--max", min=1, help="At most this many.")] = 1000,
+    limit: Max = default_of(client.Client.open_claims, "limit"),
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from spark_pgqueue import client
-from spark_pgqueue.command_line.app import PLAIN, app, connect
+from spark_pgqueue.command_line.app import connect, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyStream,
+    Consumers,
+    Headers,
     IfExists,
     Json,
+    Key,
+    Priority,
     StreamName,
     Url,
     Yes,
-    header,
-    moment,
+    at,
+    default_of,
 )
 from spark_pgqueue.command_line.input import confirm, payload_of
 from spark_pgqueue.command_line.output import show, told
 
-schedule_app: typer.Typer = typer.Typer(help="Send messages at planned times.", **PLAIN)
-app.add_typer(schedule_app, name="schedule")
+schedule_app: typer.Typer = sub_app("schedule", "Send messages at planned times.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 Cron = Annotated[
@@ -39,12 +42,7 @@ Every = Annotated[
     typer.Option(metavar="INTERVAL", help="Or this: '15 minutes', or '1 month' by the calendar."),
 ]
 TimeZone = Annotated[str, typer.Option(metavar="NAME", help="Such as Europe/Berlin.")]
-Start = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=moment, metavar="TIME", help="From when INTERVAL is counted. Default: one from now."
-    ),
-]
+Start = Annotated[datetime | None, at("From when INTERVAL is counted. Default: one from now.")]
 
 
 @schedule_app.command("create")
@@ -56,15 +54,10 @@ def schedule_create(
     every: Every = None,
     time_zone: TimeZone = "UTC",
     start: Start = None,
-    key: Annotated[str | None, typer.Option(help="The key for ordering by key.")] = None,
-    header: Annotated[
-        list[Any] | None,
-        typer.Option(parser=header, metavar="NAME=VALUE", help="Can be repeated."),
-    ] = None,
-    priority: Annotated[int, typer.Option(help="Higher is earlier.")] = 0,
-    consumer: Annotated[
-        list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
-    ] = None,
+    key: Key = None,
+    header: Headers = None,
+    priority: Priority = 0,
+    consumer: Consumers = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change an existing one.")] = False,
     as_json: Json = False,
     url: Url = None,
@@ -142,7 +135,9 @@ def schedule_times(
     every: Every = None,
     time_zone: TimeZone = "UTC",
     start: Start = None,
-    count: Annotated[int, typer.Option(min=1, max=1000)] = 5,
+    count: Annotated[int, typer.Option(min=1, max=1000)] = default_of(
+        client.Client.schedule_times, "count"
+    ),
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -20,7 +20,15 @@ from rich.text import Text
 from spark_pgqueue import client, metrics, serving, web
 from spark_pgqueue.client import ConsumerStats, Look, Rates
 from spark_pgqueue.command_line.app import app, connect, consumer_app, one_line
-from spark_pgqueue.command_line.arguments import AnyStream, ConsumerName, Json, StreamName, Url
+from spark_pgqueue.command_line.arguments import (
+    AnyStream,
+    ConsumerName,
+    Json,
+    Seq,
+    StreamName,
+    Url,
+    default_of,
+)
 from spark_pgqueue.command_line.output import (
     figure,
     json_of_fields,
@@ -158,7 +166,7 @@ def top(
 def explain(
     stream: StreamName,
     consumer: ConsumerName,
-    seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, show_default=False)],
+    seq: Seq,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -181,7 +189,9 @@ def explain(
 def consumer_keys(
     stream: StreamName,
     consumer: ConsumerName,
-    limit: Annotated[int, typer.Option("--max", min=1, help="Keys at most.")] = 20,
+    limit: Annotated[int, typer.Option("--max", min=1, help="Keys at most.")] = default_of(
+        client.Client.key_stats, "limit"
+    ),
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -285,7 +295,7 @@ def _show_again(
     interval: float,
     looks: int | None,
 ) -> None:
-    """Show a table for each look: in place in a terminal, else one after the other."""
+    """Show a table for each look: in a terminal the same one, otherwise one after the other."""
     with ExitStack() as stack:
         live = stack.enter_context(Live(auto_refresh=False)) if sys.stdout.isatty() else None
         for number, (look, rates) in enumerate(_looks(queue, interval), 1):
@@ -299,7 +309,7 @@ def _show_again(
 
 
 def _looks(queue: client.Client, interval: float) -> Iterator[tuple[Look, AllRates]]:
-    """Endless looks, each with the rates since the look before."""
+    """Endless looks, each with the rates since the previous look."""
     before = None
     while True:
         look = queue.look()

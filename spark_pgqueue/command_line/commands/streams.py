@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_pgqueue import client
-from spark_pgqueue.command_line.app import connect, fail, stream_app
+from spark_pgqueue.command_line.app import connect, fail, sub_app
 from spark_pgqueue.command_line.arguments import (
     AnyStream,
     IfExists,
@@ -23,11 +23,13 @@ from spark_pgqueue.command_line.arguments import (
     Unread,
     Url,
     Yes,
-    duration,
+    lasting,
     size,
 )
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import details, json_of_row, show, told
+
+stream_app: typer.Typer = sub_app("stream", "Create, change, drop, copy and list streams.")
 
 
 @stream_app.command("create")
@@ -83,10 +85,7 @@ def stream_drop(
 @stream_app.command("retention")
 def stream_retention(
     name: StreamName,
-    keep_for: Annotated[
-        timedelta | None,
-        typer.Option("--for", parser=duration, metavar="DURATION", help="From publication: 7d."),
-    ] = None,
+    keep_for: Annotated[timedelta | None, lasting("From publication: 7d.", "--for")] = None,
     messages: Annotated[
         int | None, typer.Option(help="As long as not so many came after it.")
     ] = None,
@@ -100,10 +99,7 @@ def stream_retention(
     unread: Annotated[
         Unread, typer.Option(help="What a consumer still owes when it may go.")
     ] = Unread.keep,
-    keep_dead: Annotated[
-        timedelta | None,
-        typer.Option("--dead", parser=duration, metavar="DURATION", help="Dead letters."),
-    ] = None,
+    keep_dead: Annotated[timedelta | None, lasting("Dead letters.", "--dead")] = None,
     forever: Annotated[bool, typer.Option("--forever", help="Keep all, as at first.")] = False,
     as_json: Json = False,
     url: Url = None,
@@ -113,10 +109,11 @@ def stream_retention(
     The options are all that is kept to then: what is not given is no limit.
     """
     limits = (keep_for, messages, size, keep_dead)
+    has_limit = done or any(limit is not None for limit in limits)
     with connect(url) as queue:
-        if forever and (done or any(limit is not None for limit in limits)):
+        if forever and has_limit:
             fail("--forever is no limit, and another one was given")
-        if forever or done or unread != Unread.keep or any(limit is not None for limit in limits):
+        if forever or has_limit or unread != Unread.keep:
             queue.set_retention(
                 name,
                 keep_for=keep_for,
@@ -129,8 +126,8 @@ def stream_retention(
         for each in queue.retention(name):
             if as_json:
                 print(json_of_row(each))
-                continue
-            details(each, "stream")
+            else:
+                details(each, "stream")
 
 
 @stream_app.command("list")

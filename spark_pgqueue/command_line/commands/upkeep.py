@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
-import psycopg
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from spark_pgqueue.command_line.app import app, connect, fail, one_line
-from spark_pgqueue.command_line.arguments import Json, Url, Yes, duration
+from spark_pgqueue.command_line.app import app, connect, fail, one_line, repeat
+from spark_pgqueue.command_line.arguments import Json, Url, Yes, lasting
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import told
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.retrying import is_worth_a_retry
-from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
 
@@ -40,25 +36,12 @@ def recover(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
 @app.command()
 def maintain(
     staged_age: Annotated[
-        timedelta,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="Longer than any Spark query takes to write a batch.",
-        ),
+        timedelta, lasting("Longer than any Spark query takes to write a batch.")
     ] = "1 day",  # type: ignore[assignment]
     reader_age: Annotated[
-        timedelta,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="Longer than any Spark query pauses before it is started again.",
-        ),
+        timedelta, lasting("Longer than any Spark query pauses before it is started again.")
     ] = "30 days",  # type: ignore[assignment]
-    every: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval."),
-    ] = None,
+    every: Annotated[timedelta | None, lasting("Repeat at this interval.")] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -67,20 +50,14 @@ def maintain(
     With --every it goes on until it is interrupted, also while the database is away, and prints
     only what it did. It ends with an error that does not pass, such as a missing right.
     """
-    while True:
-        begun = time.monotonic()
-        try:
-            with connect(url) as queue:
-                for what, count in queue.maintain(staged_age, reader_age).items():
-                    if count or every is None:
-                        told(as_json, f"{what}: {count} deleted", what=what, deleted=count)
-        except (PgQueueError, psycopg.Error) as error:
-            if every is None or not is_worth_a_retry(error):
-                raise
-            print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
-        if every is None:
-            return
-        time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - begun)))
+
+    def delete() -> None:
+        with connect(url) as queue:
+            for what, count in queue.maintain(staged_age, reader_age).items():
+                if count or every is None:
+                    told(as_json, f"{what}: {count} deleted", what=what, deleted=count)
+
+    repeat(delete, every, is_worth_a_retry)
 
 
 @app.command()
@@ -89,7 +66,7 @@ def demo(
         Path | None,
         typer.Option(help="Where its embedded Postgres lives, to look at afterwards."),
     ] = None,
-    # Not from PGQUEUE_URL: the demo must not take a database that is meant for something else.
+    # Not from PGQUEUE_URL: the demo must not use a database of another application.
     url: Annotated[str | None, typer.Option(help="A database to use in its place.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Only so many flights.")] = None,
     picture: Annotated[

@@ -11,7 +11,7 @@ import typer
 
 from spark_pgqueue.command_line import completion
 from spark_pgqueue.command_line.app import app, connect
-from spark_pgqueue.command_line.arguments import Json, Url, delay, duration
+from spark_pgqueue.command_line.arguments import Json, Url, delay, lasting
 from spark_pgqueue.command_line.output import count_of, told
 from spark_pgqueue.worker.handlers import Handling, handlings, run_all
 from spark_pgqueue.worker.importing import import_handler, import_named
@@ -48,7 +48,7 @@ def work(
     ] = None,
     concurrency: Annotated[
         int, typer.Option(min=1, help="Calls at a time: threads, or tasks of asyncio.")
-    ] = 1,
+    ] = Options.concurrency,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Calls at a time, each in a process.")
     ] = None,
@@ -57,10 +57,10 @@ def work(
     ] = None,
     prefetch: Annotated[
         int, typer.Option(min=0, help="Claim at most this many messages ahead.")
-    ] = 500,
+    ] = Options.prefetch,
     prefetch_bytes: Annotated[
         int, typer.Option(min=0, help="Claim ahead at most about this many bytes of data.")
-    ] = 64 << 20,
+    ] = Options.prefetch_bytes,
     transactional: Annotated[
         bool,
         typer.Option(
@@ -68,34 +68,22 @@ def work(
             help="The handler also takes a connection, whose transaction acknowledges.",
         ),
     ] = False,
-    timeout: Annotated[
-        timedelta | None,
-        typer.Option(parser=duration, metavar="DURATION", help="A longer call has failed."),
-    ] = None,
+    timeout: Annotated[timedelta | None, lasting("A longer call has failed.")] = None,
     grace: Annotated[
         timedelta | None,
-        typer.Option(
+        lasting(
+            "The time for running calls after a stop.",
             parser=delay,
-            metavar="DURATION",
-            show_default="25s",
-            help="The time for running calls after a stop.",
+            show_default=f"{Options.grace.total_seconds():g}s",
         ),
     ] = None,
     visibility_timeout: Annotated[
         timedelta | None,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="How long after this worker died others take over; by default the consumer's.",
-        ),
+        lasting("How long after this worker died others take over; by default the consumer's."),
     ] = None,
     wait: Annotated[
         timedelta | None,
-        typer.Option(
-            parser=delay,
-            metavar="DURATION",
-            help="End after this long without a message; 0: when none is left.",
-        ),
+        lasting("End after this long without a message; 0: when none is left.", parser=delay),
     ] = None,
     create: Annotated[
         bool,

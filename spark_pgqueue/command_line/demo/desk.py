@@ -2,9 +2,9 @@
 
     pgqueue work spark_pgqueue.command_line.demo.desk:rebook notices desk --transactional
 
-It notes each flight in a table, in the transaction that acknowledges the message: so a flight is
-there once, whatever dies. Whom to call for an airline it knows from another table, and in the
-beginning one airline is missing there.
+It inserts each flight into a table, in the transaction that acknowledges the message: so a flight
+is inserted once, whatever process is killed. The names of airlines are in another table, where one
+airline is missing at first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from spark_pgqueue.client.messages import Message
 from spark_pgqueue.command_line.demo.flights import Figures
 
 STALL = "PGQUEUE_DEMO_STALL"
-"""A variable of the environment: after so many flights the desk stands still in the middle of a
-transaction, with messages in its hands. So it can be killed just there."""
+"""An environment variable: after this number of flights the desk hangs in a transaction, and holds
+claimed messages, so that it can be killed there."""
 
 _TABLES = """
 create schema pgqueue_demo;
@@ -44,7 +44,7 @@ select %(seq)s, %(aircraft)s, carrier, %(scheduled)s::timestamptz, %(minutes)s
 from pgqueue_demo.airlines where carrier = %(carrier)s
 """
 _COUNT = "select count(*) from pgqueue_demo.rebooked"
-# What was dead comes after later flights of its aircraft: only the others have an order.
+# Redriven dead letters come after later flights of their aircraft: only other messages are ordered.
 _FIGURES = """
 select count(*), coalesce(sum(minutes), 0)::bigint, count(*) - count(distinct seq),
        count(*) filter (where scheduled < before)
@@ -62,10 +62,10 @@ _handled = itertools.count(1)
 
 
 def rebook(message: Message, connection: psycopg.Connection) -> None:
-    """Note a flight, in the transaction that acknowledges its message.
+    """Insert a flight, in the transaction that acknowledges its message.
 
     Raises:
-        Retry: nobody knows its airline.
+        Retry: its airline is unknown.
     """
     flight = json.loads(message.data)
     given = {
@@ -92,26 +92,26 @@ class Desk:
         self._connection = connection
 
     def create(self, airlines: dict[str, str]) -> None:
-        """Make the tables, in a schema of their own, with the names of airlines by their codes."""
+        """Create the tables, in a separate schema, with the names of airlines by their codes."""
         self._connection.execute(_TABLES)
         for carrier, name in airlines.items():
             self.tell(carrier, name)
 
     def drop(self) -> None:
-        """Drop them."""
+        """Drop the tables."""
         self._connection.execute(_DROP)
 
     def tell(self, carrier: str, name: str) -> None:
-        """Let the desk know one more airline."""
+        """Add an airline."""
         self._connection.execute(_KNOW, [carrier, name])
 
     def count(self) -> int:
-        """How many flights were rebooked."""
+        """The number of rebooked flights."""
         (count,) = self._connection.execute(_COUNT).fetchone() or (0,)
         return count
 
     def figures(self, redriven: str | None) -> Figures:
-        """What the desk saw; `redriven`: the airline whose flights were dead for a while."""
+        """The figures of the desk; `redriven` is the airline whose messages were dead letters."""
         found = self._connection.execute(_FIGURES, {"redriven": redriven}).fetchone()
         count, minutes, twice, out_of_order = found or (0, 0, 0, 0)
         return {

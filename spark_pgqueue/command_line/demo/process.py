@@ -1,4 +1,4 @@
-"""A worker in a process of its own, to be killed."""
+"""A worker in a separate process, which can be killed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import redact
 
-SECONDS = 60  # for the end of a process that was asked to stop
+SECONDS = 60  # for the end of a process after SIGTERM
 
 
 class Worker:
     """`pgqueue work`, as a shell would start it.
 
     Args:
-        name: what claims and dead letters say of who it was.
+        name: the worker's name in claims and dead letters.
         url: the database.
         arguments: of the command: the handler, the stream, the consumer, options.
-        log: the file for what it says.
-        environment: variables to be added.
+        log: the file for its output.
+        environment: additional environment variables.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Worker:
     ):
         self.name = name
         self._log = log
-        # Not --url: other users see a command line, and there may be a password in it.
+        # Not --url: other users see a command line, which would contain the password.
         given = {"PGQUEUE_URL": url, "PGAPPNAME": name, **environment}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -38,14 +38,14 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for who started it
+                start_new_session=True,  # Ctrl-C does not reach it
             )
 
     def check(self) -> None:
-        """Look that it runs.
+        """Check that the worker runs.
 
         Raises:
-            PgQueueError: it ended.
+            PgQueueError: it has ended.
         """
         if (code := self._process.poll()) is not None:
             log = self._log.read_text(errors="replace")
@@ -53,12 +53,12 @@ class Worker:
             raise PgQueueError(f"{self.name} ended with {code}: {' / '.join(said[-3:])}")
 
     def kill(self) -> None:
-        """End it as kill -9 does, if it runs."""
+        """Kill it as kill -9 does, if it runs."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        """Let it end what it has begun, and end.
+        """Stop it after its running calls.
 
         Raises:
             PgQueueError: it had ended before, failed, or does not end.

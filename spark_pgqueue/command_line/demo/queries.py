@@ -1,4 +1,4 @@
-"""What Spark does: publish the flights, add them up, and route them by topic."""
+"""The Spark queries: they publish the flights, aggregate them, and route them by topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BADLY_DELAYED = "dep_delay > 120 or arr_delay > 120"
 
 
 def publisher(spark: SparkSession, url: str, files: Path, checkpoint: Path) -> StreamingQuery:
-    """Publish the flights in the files, keyed by aircraft, and end."""
+    """Publish the flights of the files, with the aircraft as key, and end."""
     flights = (
         spark.readStream.schema(spark.read.parquet(str(files)).schema)
         .option("maxFilesPerTrigger", 1)
@@ -38,8 +38,8 @@ def publisher(spark: SparkSession, url: str, files: Path, checkpoint: Path) -> S
 
 
 def daily(spark: SparkSession, url: str, checkpoint: Path, days: Days) -> StreamingQuery:
-    """Keep the number of flights and the delays of each day and airline, in `days`."""
-    # A day in New York begins at 5:00 UTC. (In summer at 4:00, but none leaves in that hour.)
+    """Store the number of flights and the delays of each day and airline in `days`."""
+    # A day in New York begins at 5:00 UTC. (In summer at 4:00, but there are no flights then.)
     day = F.window("scheduled", "1 day", startTime="5 hours")
     totals = (
         read_flights(spark, url, "daily")
@@ -66,11 +66,11 @@ def daily(spark: SparkSession, url: str, checkpoint: Path, days: Days) -> Stream
 
 
 def in_short(function: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-    """The function, for foreachBatch, with short errors in place of Spark's own.
+    """The function, for foreachBatch, with short errors instead of Spark's own.
 
-    When a query is stopped in the middle of its function, Spark looks through the text of the error
-    with a regular expression that recurses for each character. The text of a Py4JJavaError has the
-    whole stack of the JVM: the query's thread dies of a StackOverflowError, on standard error.
+    When a query is stopped while its function runs, Spark searches the text of the error with a
+    regular expression that recurses for each character. The text of a Py4JJavaError has the whole
+    stack of the JVM, so the query's thread would end with a StackOverflowError on standard error.
     """
 
     def called(batch: DataFrame, batch_id: int) -> None:
@@ -84,7 +84,7 @@ def in_short(function: Callable[[DataFrame, int], None]) -> Callable[[DataFrame,
 
 
 def router(spark: SparkSession, url: str, checkpoint: Path) -> StreamingQuery:
-    """Send what went wrong to the stream notices, by topic, each aircraft's in their order.
+    """Send delayed and cancelled flights to the stream notices, ordered by aircraft.
 
     The key of a notice is its topic and the aircraft: delayed.N14228, cancelled.N711MQ.
     """
@@ -104,7 +104,7 @@ def router(spark: SparkSession, url: str, checkpoint: Path) -> StreamingQuery:
 
 
 def read_flights(spark: SparkSession, url: str, consumer: str) -> DataFrame:
-    """The flights as a consumer gets them."""
+    """The flights that a consumer receives."""
     return (
         spark.readStream.format("pgqueue")
         .option("url", url)

@@ -1,4 +1,4 @@
-"""What is shown: sentences, bars, and what everybody saw beside what the file says."""
+"""The output: sentences, bars, and the figures of consumers compared with those of the file."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Screen:
         self._acts = 0
 
     def act(self, what: str, page: str) -> None:
-        """Begin another act.
+        """Begin the next act.
 
         Args:
-            what: what happens, and what the queue promises.
-            page: where that is written, in the repository.
+            what: what happens, and what the queue guarantees.
+            page: the page of the documentation, in the repository.
         """
         self._acts += 1
         self.console.print()
@@ -41,25 +41,25 @@ class Screen:
         self.console.print(text)
 
     def say(self, what: str) -> None:
-        """Print what was seen."""
+        """Print an observation."""
         self.console.print(Text(f"   {printable(what)}"))
 
     def whisper(self, what: str) -> None:
-        """Print what is no part of the story."""
+        """Print a minor message."""
         self.console.print(Text(printable(what), style="dim"), soft_wrap=True)
 
     @contextmanager
     def bars(self, totals: Mapping[str, int]) -> Iterator[Bars]:
-        """Live bars, by name, of so many messages."""
+        """Live bars, by name; `totals` has the number of messages of each."""
         columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=self.console) as progress:
             yield Bars(progress, totals)
 
     def compare(self, seen: Figures, told: Figures) -> bool:
-        """Print both side by side.
+        """Print the figures of consumers and of the file side by side.
 
         Returns:
-            whether they are the same.
+            whether they are equal.
         """
         table = Table("", "seen", "in the file", "", title="What each of them saw")
         for name, value in told.items():
@@ -72,14 +72,14 @@ class Screen:
 
 
 class Bars:
-    """Bars that show how far everybody is."""
+    """Bars that show the progress of each consumer."""
 
     def __init__(self, progress: Progress, totals: Mapping[str, int]):
         self._progress = progress
         self._tasks = {name: progress.add_task(name, total=n) for name, n in totals.items()}
 
     def show(self, done: Mapping[str, int]) -> None:
-        """Show how many messages are done, by name."""
+        """Show the number of finished messages, by name."""
         for name, count in done.items():
             self._progress.update(self._tasks[name], completed=count)
 

@@ -1,4 +1,4 @@
-"""A quiet Spark session, and queries that are started again where Spark was too impatient."""
+"""A quiet Spark session, and queries that are restarted after a timeout of Spark."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.spark.platform import java
 
-STARTS = 10  # after so many starts a query is given up
-LOG_SHOWN = 10_000  # characters of what Spark said last
+STARTS = 10  # the highest number of starts of a query
+LOG_SHOWN = 10_000  # characters of the end of Spark's log
 
-# Errors alone, on standard error, and not that a query failed, which is told by who watches it.
+# Only errors, on standard error; without failed queries, which the caller reports.
 LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -39,10 +39,9 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 class Interrupts:
-    """Ctrl-C, as something that is noted, and raised between two calls of Spark.
+    """Records Ctrl-C, to raise it between two calls of Spark. For the main thread.
 
-    Py4J logs a stack when it is interrupted in the middle of a call. A second Ctrl-C is raised at
-    once. For the main thread.
+    Py4J logs a stack when it is interrupted in a call. A second Ctrl-C is raised immediately.
     """
 
     def __init__(self):
@@ -57,11 +56,11 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._before)
 
     def catch(self) -> None:
-        """Note them from now on, also when somebody else has taken them over."""
+        """Record interrupts from now on, also if another handler was set."""
         signal.signal(signal.SIGINT, self._note)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt, if there was one."""
+        """Raise KeyboardInterrupt, if there was an interrupt."""
         if self._is_noted:
             raise KeyboardInterrupt
 
@@ -72,17 +71,17 @@ class Interrupts:
 
 @contextmanager
 def spark_session(folder: Path, interrupts: Interrupts | None = None) -> Iterator[SparkSession]:
-    """A quiet Spark session on this machine; queries that still run end with it.
+    """A quiet Spark session on this machine; running queries end with it.
 
-    What Spark and its Python workers say on standard error is in the file spark.log, and shown when
-    something failed: who is broken off shows a stack, and that was no failure.
+    Standard error of Spark and its Python workers goes to the file spark.log, and is shown after an
+    error. (Cancelled tasks print a stack, too, which is no failure.)
 
     Args:
         folder: for its files.
-        interrupts: to be noted, whatever Spark does with them.
+        interrupts: the handler of Ctrl-C, which PySpark replaces.
     """
     java.ensure_java_home()
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # not whatever python3 is on the path
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # not the python3 of the PATH
     log = folder / "spark.log"
     try:
         with _errors_in(log):
@@ -94,8 +93,8 @@ def spark_session(folder: Path, interrupts: Interrupts | None = None) -> Iterato
             spark_pgqueue.register(spark)
             yield spark
         finally:
-            with _errors_in(log):  # PySpark shows a stack where a task was broken off
-                spark.sparkContext.setLogLevel("OFF")  # that a query was broken off is no news
+            with _errors_in(log):  # PySpark prints a stack for each cancelled task
+                spark.sparkContext.setLogLevel("OFF")  # stopped queries would be logged as errors
                 for query in spark.streams.active:
                     query.stop()
                 spark.stop()
@@ -127,7 +126,7 @@ def _session(folder: Path) -> SparkSession:
 
 @contextmanager
 def _errors_in(log: Path) -> Iterator[None]:
-    """Errors of this process, and of those that it starts meanwhile, go to a file."""
+    """Redirect standard error of this process, and of processes that it starts, to a file."""
     sys.stderr.flush()
     kept = os.dup(2)
     with log.open("ab") as file:
@@ -141,16 +140,15 @@ def _errors_in(log: Path) -> Iterator[None]:
 
 
 class Query:
-    """A query that is started again where Spark was too impatient to start it.
+    """A query that is restarted after a timeout of Spark.
 
-    Spark gives the process of a Python source 10 s to answer, which no setting changes, and on a
-    very busy machine that is not enough. A query goes on from its checkpoint: starting it again is
-    safe.
+    Spark waits 10 s for the process of a Python source, which no setting changes, and on a busy
+    machine that may not be enough. A query resumes from its checkpoint: restarting it is safe.
 
     Args:
-        name: what it is called.
-        start: starts it.
-        say: is told, in a sentence, that it is started again.
+        name: the query's name.
+        start: starts the query.
+        say: prints a sentence about a restart.
     """
 
     def __init__(self, name: str, start: Callable[[], StreamingQuery], say: Callable[[str], None]):
@@ -160,21 +158,21 @@ class Query:
         self._starts = 0
         self._earlier = 0
         self._begin()
-        # Its source is there: the next query's start does not compete with this one's.
+        # Wait for its source, so that the next query's start does not compete with this one's.
         while self.is_active() and self._query.status["message"].startswith("Initializing"):
             time.sleep(0.05)
 
     def is_active(self) -> bool:
-        """Whether it runs; it is started again if that is the way out of what it failed with.
+        """Whether the query runs. It is restarted after a timeout of Spark.
 
         Raises:
-            PgQueueError: it failed with something else, or too often.
+            PgQueueError: it failed with another error, or too often.
         """
         active, error = self._query.isActive, self._query.exception()  # in this order
         if error is None:
             return active
         if "failed to connect back" not in str(error) or self._starts >= STARTS:
-            # Ours, if it is one, without the traceback before it and the plan behind it.
+            # The message of a PgQueueError, without the traceback before it and the plan after it.
             why = str(error).split("PgQueueError: ")[-1].split("SQLSTATE: ")[0]
             raise PgQueueError(f"the query {self._name} failed: {why.split(' === ')[0].strip()}")
         self._say(f"Busy machine: starting {self._name} again ...")
@@ -183,18 +181,18 @@ class Query:
         return True
 
     def finish(self) -> None:
-        """Stop it, when it has done what it began: one without data, say, for a watermark.
+        """Stop the query after its last micro-batch, which may be one without data (a watermark).
 
         Raises:
             PgQueueError: as `is_active`.
         """
-        with suppress(StreamingQueryException):  # is_active tells it
+        with suppress(StreamingQueryException):  # is_active raises it
             self._query.processAllAvailable()
         self.is_active()
         self._query.stop()
 
     def rows(self) -> int:
-        """How many rows it has read."""
+        """The number of rows that the query has read."""
         return self._earlier + sum(each.numInputRows for each in self._query.recentProgress)
 
     def _begin(self) -> None:

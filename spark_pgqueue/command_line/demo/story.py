@@ -1,4 +1,4 @@
-"""The story, act by act; each is a sentence on the screen, and figures to be compared."""
+"""The demo, act by act: each prints a sentence, and adds figures to compare."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from spark_pgqueue.postgres.errors import PgQueueError
 
 STREAMS = ("flights", "notices")
 ATTEMPTS = 3  # of the desk, for a message
-LEASE = "5 s"  # the desk's visibility timeout: so long after a kill its messages come again
-# Nobody needs a demo after a power failure, and thousands of small transactions are faster so.
+LEASE = "5 s"  # the desk's visibility timeout, after which the messages of a killed one come again
+# Durability does not matter here, and small transactions are faster without it.
 SETTINGS = {"synchronous_commit": "off"}
 
 
@@ -39,15 +39,15 @@ def run(
     """Run the demo, with progress on the terminal.
 
     Args:
-        directory: where the embedded Postgres lives; its database pgqueue_demo, made anew by each
-            run, can be looked at afterwards. None for a temporary one.
-        url: a database to use in its place. The streams flights and notices and the schema
-            pgqueue_demo are made there, and dropped in the end.
-        rows: only the first so many flights; None for all.
+        directory: the folder of the embedded Postgres. Its database pgqueue_demo, which each run
+            creates again, remains afterwards. None for a temporary folder.
+        url: a database to use instead. The streams flights and notices and the schema pgqueue_demo
+            are created there, and dropped at the end.
+        rows: the number of flights; None for all.
         picture_file: a PNG, SVG or PDF to draw the delays of each day in.
 
     Returns:
-        whether what was seen is what the file says.
+        whether the figures of the consumers are those of the file.
 
     Raises:
         PgQueueError: an argument is wrong, one of the streams exists already, the flights, a Java
@@ -92,7 +92,7 @@ def _check(directory: Path | None, url: str | None, rows: int | None, file: Path
 
 @dataclass
 class Story:
-    """Who takes part, and what they saw so far.
+    """The parts of the demo, and the figures so far.
 
     Attributes:
         url: the database.
@@ -100,11 +100,11 @@ class Story:
         office: the tables of the desk.
         table: the flights.
         folder: for checkpoints, files and logs.
-        screen: where it is told.
-        rarest: the airline that the desk does not know at first; None: no flight is badly delayed.
-        days: what `daily` found.
-        seen: what everybody saw, by what it is.
-        took: seconds, by what took them.
+        screen: the output.
+        rarest: the airline that the desk lacks at first; None if no flight is badly delayed.
+        days: the result of `daily`.
+        seen: the figures of the consumers.
+        took: seconds, by the name of the step.
         workers: ends the processes of workers.
     """
 
@@ -126,12 +126,12 @@ class Story:
         self._refunds = Tally("notices", "refunds")
         known = flights.counts_of(self._delayed, "carrier")
         self._known = self._delayed.num_rows - (known[self.rarest] if self.rarest else 0)
-        self._is_killed = self._known == 0  # there is nothing to be in the middle of
+        self._is_killed = self._known == 0  # without messages there is nothing to interrupt
 
     # The acts
 
     def stream(self, spark: SparkSession, interrupts: Interrupts) -> None:
-        """Publish, add up, route, rebook, refund; and kill the desk in the middle."""
+        """Publish, aggregate, route, rebook, refund; and kill the desk while it works."""
         self.screen.act(
             f"A Spark query publishes {self.table.num_rows:,} flights. Each of their consumers gets"
             " every flight once: daily adds up, router sends what went wrong to the stream notices,"
@@ -151,7 +151,7 @@ class Story:
         began = 0.0
         for name, start in starts.items():
             interrupts.check()
-            began = time.monotonic()  # in the end, when the publisher was started
+            began = time.monotonic()  # the last value is the start of the publisher
             running[name] = Query(name, start, self.screen.whisper)
         published = self._watch(running, interrupts)
         ended = time.monotonic()
@@ -164,14 +164,14 @@ class Story:
         self.seen |= self._refunds.figures("cancelled")
 
     def dead_letters(self) -> None:
-        """Show what the desk gave up, mend that, and have it delivered again; end the desk."""
+        """Show the desk's dead letters, add the missing airline, redrive them; stop the desk."""
         self.seen["desk: dead, redriven"] = self._redrive(self.rarest) if self.rarest else 0
         if self.desk is not None:
             self.desk.stop()
         self.seen |= self.office.figures(self.rarest)
 
     def history(self) -> None:
-        """Add a consumer over all that there is; and look that retention leaves it that."""
+        """Add a consumer that begins at the first message; retention keeps its messages."""
         rows = self.table.num_rows
         began = time.monotonic()
         self.queue.create_consumer("flights", "airports", start="earliest")
@@ -195,7 +195,7 @@ class Story:
         self.seen |= airports.figures("flights")
 
     def retention(self) -> None:
-        """Trim what everybody is done with."""
+        """Trim the messages that all consumers have finished."""
         (before,) = self.queue.retention("flights")
         self.queue.maintain()
         (after,) = self.queue.retention("flights")
@@ -207,13 +207,13 @@ class Story:
         self.screen.say(f"{_megabytes(before.bytes)} before, {_megabytes(after.bytes)} after")
         self.seen["retention: messages gone"] = after.trimmed
 
-    # Their parts
+    # Steps of the acts
 
     def _watch(self, running: dict[str, Query], interrupts: Interrupts) -> float:
         """Show progress, and refund, until every message is settled.
 
         Returns:
-            when the publisher had ended, by `time.monotonic`.
+            the time of the publisher's end, by `time.monotonic`.
 
         Raises:
             PgQueueError: a query or the desk failed.
@@ -231,7 +231,7 @@ class Story:
                 if ended is None and not active["publisher"]:
                     ended = time.monotonic()
                 self._refunds.work(self.queue)
-                # Acknowledged by Spark means: the micro-batch is done, and in the checkpoint.
+                # Spark acknowledges a micro-batch when it is finished and in the checkpoint.
                 left = sum(s.backlog + s.claimed for s in self.queue.stats())
                 is_killed = self.kill_desk()
                 self._show(bars, running)
@@ -244,17 +244,17 @@ class Story:
         bars.show({"desk": self.office.count(), "refunds": self._refunds.counts.total()})
 
     def start_desk(self) -> None:
-        """Start the desk: a process that stands still when it has done a third of its work."""
+        """Start the desk: a process that hangs after a third of its work."""
         self.desk = self._worker("desk 1", {desk.STALL: str(self._known // 3)})
 
     def kill_desk(self) -> bool:
-        """Kill the desk, once it stands still in the middle, and start another.
+        """Kill the desk once it hangs, and start another one.
 
         Returns:
             whether that is done.
 
         Raises:
-            PgQueueError: it ended by itself.
+            PgQueueError: the desk ended by itself.
         """
         assert self.desk is not None
         self.desk.check()
@@ -277,7 +277,7 @@ class Story:
         return True
 
     def _redrive(self, airline: str) -> int:
-        """The messages of an airline that the desk did not know: dead, redriven, and handled."""
+        """Redrive the dead letters of the missing airline; returns their number."""
         self.screen.act(
             f"The desk does not know the airline {airline}. What fails {ATTEMPTS} times is a dead"
             " letter, with the reason: nothing else waits for it, and nothing is lost.",
@@ -322,7 +322,7 @@ def create(story: Story, drop: ExitStack | None) -> None:
 
     Args:
         story: what they are for.
-        drop: what drops each of them again that was created here; None: they stay.
+        drop: gets callbacks that drop them; None if they stay.
     """
     for name in STREAMS:
         story.queue.create_stream(name, "json")
@@ -342,14 +342,14 @@ def create(story: Story, drop: ExitStack | None) -> None:
         settings={
             "max_deliver_count": ATTEMPTS,
             "visibility_timeout": LEASE,
-            "backoff_base": "0 s",  # nobody waits for a demo
+            "backoff_base": "0 s",  # for a short demo
         },
     )
     story.queue.create_consumer("notices", "refunds", topic="cancelled.*")
 
 
 def new_database(server: embedded.Server) -> str:
-    """The url of an empty database of the server, in place of an earlier run's."""
+    """The url of an empty database of the server, which replaces that of an earlier run."""
     with connection.connect(server.url) as conn:
         conn.execute("drop database if exists pgqueue_demo with (force)")
         conn.execute("create database pgqueue_demo")
@@ -357,7 +357,7 @@ def new_database(server: embedded.Server) -> str:
 
 
 def end(story: Story, directory: Path | None, picture_file: Path | None) -> None:
-    """Say how fast it was, and where to look on."""
+    """Print the throughput, and where the data is."""
     console = story.screen.console
     console.print()
     for what, seconds in story.took.items():

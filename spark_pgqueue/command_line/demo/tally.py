@@ -26,7 +26,7 @@ class Tally:
         self._consumer = consumer
 
     def work(self, queue: Client, tell: Callable[[int], None] | None = None) -> None:
-        """Receive and acknowledge what there is; `tell` is told how much that is so far."""
+        """Receive and acknowledge all messages; `tell` is called with the number so far."""
         claim = queue.receive(self._stream, self._consumer, AT_ONCE)
         while claim is not None:
             self.counts.update(json.loads(each.data)["origin"] for each in claim.messages)
@@ -35,7 +35,7 @@ class Tally:
                 tell(self.counts.total())
 
     def figures(self, what: str) -> Figures:
-        """What it saw; `what`: what it counted, in a word or two."""
+        """The figures; `what` names the counted messages."""
         return {
             f"{self._consumer}: of airports": dict(self.counts),
             f"{self._consumer}: {what}": self.counts.total(),

@@ -33,7 +33,7 @@ ENDING_SECONDS = 10.0
 """Seconds for which a source tries to reach Postgres when its query ends."""
 
 ASKS = 1000
-"""How often in a row the source repeats a claim that the database asks it to repeat."""
+"""The number of times that the source repeats a claim in a row when the database requests it."""
 
 ACK = "select lost from pgqueue.reader_ack(%s, %s, %s)"
 
@@ -174,8 +174,8 @@ class ConsumerBatches(MicroBatches[Offset]):
             if not admission.begins(available, since):
                 self._acknowledge(start)
                 return start, self._options.wait_time.total_seconds()
-        # A claim scans a bounded part of a long backlog that it may not take, and says so. The next
-        # claim goes on there.
+        # A claim scans a bounded part of a long backlog that it may not take, and requests another
+        # claim, which continues there.
         end, wait = self._claim(start, admission)
         for asked in range(1, ASKS):
             if end != start or wait > 0:
@@ -265,9 +265,9 @@ class ConsumerBatches(MicroBatches[Offset]):
         return taken_over + gone
 
     def _warn_of_starting_position(self) -> None:
-        """Warn once when a new query has a start that is for new consumers."""
+        """Warn once when a new query has option startingPosition, and the consumer exists."""
         self._warned.add("start")
-        if self._options.starting_position is not None and not self._consumer.is_new:
+        if "startingPosition" in self._options.given and not self._consumer.is_new:
             warn(
                 "consumer %s exists, so option startingPosition does nothing: the query goes on "
                 "where the consumer is; pgqueue.seek moves it",
@@ -275,7 +275,7 @@ class ConsumerBatches(MicroBatches[Offset]):
             )
 
     def _warn_of_other_readers(self, start: Offset) -> None:
-        """Warn once when a new query finds nothing as another checkpoint holds the messages."""
+        """Warn once when a new query finds nothing because another checkpoint holds messages."""
         self._warned.add("others")
         messages, until = self._statements.row(
             "select messages, until::timestamptz(0)::text from pgqueue.reader_others(%s, %s)",

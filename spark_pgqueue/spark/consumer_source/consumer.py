@@ -19,7 +19,7 @@ from spark_pgqueue.spark.options.source import SOURCE_NAMES, SourceOptions
 
 @dataclass(frozen=True)
 class Consumer(Stream):
-    """A consumer, as the database knows it. No other consumer of any database has its identity."""
+    """A consumer of the database. Its identity is unique among all databases."""
 
     consumer_id: int
     ordering: str
@@ -70,7 +70,7 @@ def open_consumer(statements: Statements, options: SourceOptions) -> Consumer:
         row = statements.row(find, [options.stream, options.consumer])
         is_new = True
     consumer = Consumer(*row, is_new=is_new)
-    if options.ordering not in (None, consumer.ordering):
+    if "ordering" in options.given and options.ordering != consumer.ordering:
         raise PgQueueError(
             f"consumer {options.consumer} has ordering {consumer.ordering}, but option ordering is "
             f"{options.ordering}",
@@ -88,8 +88,8 @@ def _create(statements: Statements, options: SourceOptions) -> None:
             [
                 options.stream,
                 options.consumer,
-                options.starting_position or "latest",
-                options.ordering or "none",
+                options.starting_position,
+                options.ordering,
                 options.visibility_timeout,
             ],
         )

@@ -44,7 +44,7 @@ class Lease:
             try:
                 self._statements.row("select pgqueue.reader_extend(%s)", [self.reader])
             except Exception as error:
-                # The next beat tries again. If the lease is lost meanwhile, the next claim in the
+                # The next round tries again. If the lease is lost before, the next claim in the
                 # main thread reports it.
                 warn("could not extend the claims of reader %s: %s", self.reader, error)
         self._statements.close()

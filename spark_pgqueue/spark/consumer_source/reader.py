@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyspark
-from pyspark import TaskContext
 
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches, Offset
 from spark_pgqueue.spark.driver.micro_batches import MicroBatchReader
@@ -15,7 +14,7 @@ from spark_pgqueue.spark.options.source import SourceOptions
 from spark_pgqueue.spark.partitions import ClaimedPartition
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.process import exit_at_sigterm
-from spark_pgqueue.spark.platform.pyspark_compat import ONE_MICRO_BATCH
+from spark_pgqueue.spark.platform.pyspark_compat import ONE_MICRO_BATCH, local_property
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +60,6 @@ class PgQueueConsumerReader(MicroBatchReader):
                 consumer twice; its lease ended, and another claimer has messages of the
                 partition's batch; or Postgres stayed away too long.
         """
-        context = TaskContext.get()
-        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        query_id = local_property("sql.streaming.queryId")
         batches = read_claimed(self._options, partition, self._schema, query_id)
         return closing_after(batches, self._options.url, self._options.max_connections)

@@ -1,10 +1,9 @@
 """The checkpoint of a Spark query: its files, and the claims that it holds in Postgres.
 
-A checkpoint is a folder. Spark writes `offsets/N` before micro-batch N begins: where the batch
-ends, for each source of the query. It writes `commits/N` when the batch is done. The last
-`offsets/N` may have no commit: then the batch is not finished, and Spark runs it again when the
-query restarts. Each source that reads a consumer is a checkpoint
-reader. This module needs no Spark.
+A checkpoint is a folder. Spark writes `offsets/N` before micro-batch N begins, with the end of the
+batch for each source of the query. It writes `commits/N` when the batch is done. If the last
+`offsets/N` has no commit, the batch is not finished, and Spark runs it again when the query
+restarts. Each source that reads a consumer is a checkpoint reader. This module needs no Spark.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class Checkpoint:
         """Read a checkpoint.
 
         Raises:
-            PgQueueError: the location is not on this machine, is no checkpoint, or is of an unknown
-                version of Spark.
+            PgQueueError: the location is not on this machine, is no checkpoint, or was written by
+                an unknown version of Spark.
         """
         try:
             folder = local_folder(location)
@@ -82,7 +81,7 @@ class Checkpoint:
                 f"{folder} is no checkpoint: it has no folder offsets",
                 hint="give the checkpointLocation of the query",
             )
-        # The commits are read first: a running query goes on meanwhile.
+        # The commits are read first, because a running query may add offsets and commits.
         finished, last = _last(folder / "commits"), _last(folder / "offsets")
         if finished is not None and not (folder / "offsets" / str(finished)).exists():
             raise PgQueueError(
@@ -107,8 +106,7 @@ class Checkpoint:
         `readers` has the ids of the checkpoint readers, and the ids of their copies.
 
         Raises:
-            PgQueueError: the target exists; or the query went on meanwhile, and the copy was
-                deleted.
+            PgQueueError: the target exists; or the query ran during the copy, which was deleted.
         """
         if target.exists():
             raise PgQueueError(f"{target} exists already", hint="give a folder that does not")
@@ -199,11 +197,11 @@ class ClaimsHeld:
     consumer: str  # the consumer's name
     consumer_id: int  # the consumer's id
     acked_claim: int  # the last claim that the reader has acknowledged
-    finished: int  # how many held messages are of finished micro-batches
-    unfinished: int  # how many held messages are of the micro-batch that is not finished
-    unlogged: int  # how many held messages are in no checkpoint: the next micro-batch
+    finished: int  # the number of held messages of finished micro-batches
+    unfinished: int  # the number of held messages of the unfinished micro-batch
+    unlogged: int  # the number of held messages that no checkpoint has: the next micro-batch
     lease_until: datetime | None  # the end of the lease, if the query does not run
-    seen_at: datetime  # the last sign of life of the query
+    seen_at: datetime  # when the query last extended its lease
     backlog: int  # how many messages the consumer has not claimed
 
 
@@ -215,7 +213,7 @@ class CheckpointReader:
     messages: int  # how many messages it has read, in finished micro-batches
     claim: int  # the last claim that the query has finished; 0 for none
     last: int  # the last claim in the checkpoint
-    # the messages that the reader holds; None where the database does not know it
+    # the messages that the reader holds; None if the database has no such reader
     claims_held: ClaimsHeld | None
 
 
@@ -242,7 +240,7 @@ class CheckpointReaders:
         """Acknowledge the finished micro-batches; returns the number of messages.
 
         Raises:
-            PgQueueError: the checkpoint is of another database, or is not the latest.
+            PgQueueError: the checkpoint belongs to another database, or is not the latest.
         """
         sql = "select acked from pgqueue.reader_ack(%s, %s, %s)"
         return sum(
@@ -251,10 +249,10 @@ class CheckpointReaders:
         )
 
     def release(self) -> tuple[int, int]:
-        """Acknowledge the finished micro-batches, give back all other messages, and delete the
+        """Acknowledge the finished micro-batches, return all other messages, and delete the
         readers.
 
-        Returns the numbers of messages that were acknowledged, and given back.
+        Returns the numbers of messages that were acknowledged, and returned.
 
         Raises:
             PgQueueError: the query runs (55006); or as `acknowledge`.
@@ -271,8 +269,8 @@ class CheckpointReaders:
         """Copy the checkpoint for another query, with readers of its own; returns its id.
 
         Raises:
-            PgQueueError: the last micro-batch is not finished; the target exists; the query went on
-                meanwhile; or as `acknowledge`.
+            PgQueueError: the last micro-batch is not finished; the target exists; the query ran
+                during the copy; or as `acknowledge`.
         """
         if not self.readers():
             return self._checkpoint.fork(target, {})
@@ -291,7 +289,7 @@ class CheckpointReaders:
             return self._checkpoint.fork(target, others)
 
     def _known(self) -> list[tuple[CheckpointReader, ClaimsHeld]]:
-        """The readers, which the database must know, with what they hold."""
+        """The readers, with the messages that they hold; a reader must be in the database."""
         known = []
         for each in self.readers().values():
             if each.claims_held is None:

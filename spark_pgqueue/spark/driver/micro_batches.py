@@ -1,8 +1,9 @@
 """The micro-batches of a streaming query, which both sources make in the same way.
 
-Spark asks the source in turns for the end of the next micro-batch, and for its partitions. Here is
-when a micro-batch begins, how long the source waits for messages, and what the query's progress
-shows. A source adds how it advances from one offset to the next, and how it plans partitions.
+Spark requests the end of the next micro-batch and its partitions from the source, in turn. This
+module decides when a micro-batch begins, how long the source waits for messages, and what the
+query's progress shows. A source adds how it advances from one offset to the next, and how it plans
+partitions.
 
 Spark makes two readers. One lives in a driver-side process as long as the query runs; its
 `MicroBatches` hold the state. Spark pickles the other to the executors, where `read` sees nothing
@@ -44,7 +45,7 @@ BACKLOG_SECONDS = 10
 
 BRIEFLY = 0.05
 """Seconds that a source without messages waits while others of its application have messages: Spark
-asks the sources of a query one after the other."""
+calls the sources of a query one after the other."""
 
 NO_LIMIT = 2**62
 """The number of rows that stands for no limit, for Spark."""
@@ -61,11 +62,11 @@ class MicroBatches(ABC, Generic[T]):
         self._registration = registration
         self.initial: T = initial
         self.position: T | None = None
-        """The end of the last planned micro-batch, for Spark 4.0 and 4.1, which do not say it.
+        """The end of the last planned micro-batch, for Spark 4.0 and 4.1, which do not pass it.
 
-        These versions ask for the next micro-batch only when the last planned one is finished. A
-        restarted query first plans the last micro-batch of its log as empty, and then once more if
-        it is not finished. With a trigger of one micro-batch it asks for no other one.
+        These versions request the next micro-batch only when the last planned one is finished. A
+        restarted query first plans the last micro-batch of its log as empty, and then again if it
+        is not finished. With a trigger of one micro-batch it requests no other one.
         """
         self._last = initial
         self._planned: T | None = None
@@ -111,7 +112,7 @@ class MicroBatches(ABC, Generic[T]):
         return {"backlog": self._backlog, "lagSeconds": round(self._lag or 0.0, 3)}
 
     def note_logged(self, offset: T) -> None:
-        """Note that Spark's log has an offset."""
+        """Record that Spark's log has an offset."""
         self._logged = offset
 
     @abstractmethod
@@ -168,8 +169,8 @@ class MicroBatches(ABC, Generic[T]):
         """Refuse a micro-batch if Spark's log does not have the one before it.
 
         Spark commits an offset to its source once its log has the offset. With asynchronous
-        progress the log falls behind what the source has reported to Postgres, as `done` says, and
-        after a crash the query could not resume. The source cannot see it earlier: see
+        progress the log falls behind what the source has `done` in Postgres, and after a crash the
+        query could not resume. The source cannot detect it earlier: see
         "Asynchronous progress" in the README of this package.
         """
         if start == self._planned != self._logged:
@@ -185,7 +186,7 @@ class MicroBatches(ABC, Generic[T]):
 
 @plain_errors
 class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream reader over `MicroBatches`. `DataSourceStreamReader` says when Spark calls which
+    """A stream reader over `MicroBatches`. `DataSourceStreamReader` documents when Spark calls each
     method.
     """
 
@@ -256,7 +257,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.batches.plan(self.offset_type.parse(start), self.offset_type.parse(end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Note that the checkpoint has an offset."""
+        """Record that the checkpoint has an offset."""
         self.batches.note_logged(self.offset_type.parse(end))
 
     def stop(self) -> None:

@@ -1,9 +1,9 @@
-"""The sources of one Spark application, as they see each other: which consumers they read.
+"""The sources of one Spark application register the consumers that they read.
 
-Spark runs each source of a query in a process of its own. The processes share only their parent,
-the JVM. So each source holds a lock on a file, named by the JVM and the consumer, as long as it
-lives: only the kernel knows at once and for certain that a process has ended. A source that has
-messages touches its file, so that the others see it.
+Spark runs each source of a query in a separate process. The processes share only their parent, the
+JVM. So each source holds a lock on a file, named by the JVM and the consumer, as long as it lives:
+the kernel releases the lock when the process ends, however that happens. A source that has messages
+touches its file, for the other sources.
 """
 
 from __future__ import annotations

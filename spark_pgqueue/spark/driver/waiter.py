@@ -46,7 +46,7 @@ class PublicationWaiter:
         return self._attempt(self._start)
 
     def note_messages(self, streams: Iterable[str] | None = None) -> None:
-        """Note that streams had messages at once: the given streams, or all.
+        """Record that streams, the given ones or all, had messages without a wait.
 
         After several times in a row, producers need not notify.
         """
@@ -55,10 +55,10 @@ class PublicationWaiter:
                 self._attempt(subscription.note_messages)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until looking makes sense, the time is over, or the parent is dead.
+        """Wait until there may be messages, the time is over, or the parent is dead.
 
         Returns:
-            whether looking makes sense.
+            whether there may be messages.
         """
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and self._parent.lives():

@@ -1,6 +1,6 @@
 """The executor's side of an archive: a task reads messages from files.
 
-The driver plans by what is in files when it asks. Where a segment leaves Postgres after that, and
+The driver plans by the files that exist at that time. If a segment leaves Postgres after that and
 before it is read, a task finds messages missing, and reads these from the files.
 """
 

@@ -85,7 +85,7 @@ def read_claimed(
 
 
 def asked(ask: Callable[[dbapi.Cursor], A], url: str | None, patience: float) -> A:
-    """What Postgres answers, after a broken connection over another one."""
+    """The result of `ask`, which is called again over another connection if one breaks."""
 
     def attempt() -> A:
         with kept_connection(url, patience=0) as conn, conn.cursor() as cursor:
@@ -140,7 +140,7 @@ def closing_after(
 
 
 def keep_modules() -> None:
-    """Exclude what this process has loaded so far from later collections of garbage.
+    """Exclude the objects that this process has loaded so far from later garbage collections.
 
     After each task, a Python worker of Spark collects garbage, which visits all objects. pandas,
     Arrow and PySpark have 95,000: that takes 55 ms of a CPU, in which a task reads 200,000 messages
@@ -153,8 +153,8 @@ def keep_modules() -> None:
 def going_on(
     rest: Callable[[], Generator[pa.RecordBatch]], url: str | None, what: str
 ) -> Iterator[pa.RecordBatch]:
-    """Arrow batches, resumed after a broken connection: each call of `rest` reads what the calls
-    before have not read. The log names `what` is read.
+    """Arrow batches, resumed after a broken connection: each call of `rest` reads what the previous
+    calls have not read. `what` names the data, for the log.
     """
     failures, attempts = 0, Attempts()
     while True:
@@ -273,7 +273,7 @@ def _walk_sql(stream_id: int, ranges: Sequence[tuple[int, ...]]) -> str | None:
     if len(ranges) < FEW_RANGES or hi - lo > WALKED * len(ranges) or count > WALKED * len(ranges):
         return None
     seqs = ",".join(str(seq) for each in ranges for seq in range(each[0], each[1]))
-    # "+ 0" makes Postgres look the numbers up in a hash table, and not in the index.
+    # "+ 0" makes Postgres search for the numbers in a hash table, and not in the index.
     return (
         f"(select * from pgqueue.messages_{stream_id} where seq >= {lo} and seq < {hi}"
         f" and seq + 0 = any ('{{{seqs}}}'::int8[]) order by seq) m where true"

@@ -1,13 +1,13 @@
-"""Whether rows are read with the plan of another query.
+"""Detects rows that are read with the plan of another query.
 
-Spark asks a batch reader once for its partitions, and keeps them for everything that is read of
-what one `load()` returned. So a frame shows what its first query has found, in each later query
-too: in each micro-batch of a stream-static join, and behind a temporary view. Rows of a streaming
-query would be wrong without a word, so the second micro-batch fails; outside of streaming queries
-there is a warning after a while.
+Spark requests the partitions of a batch reader once, and reuses them for each query of the frame
+that `load()` returned. So all queries of a frame show the rows of the first one: also each
+micro-batch of a stream-static join, and queries of a temporary view. A streaming query would
+silently use wrong rows, so the second micro-batch fails. Outside of streaming queries there is a
+warning after some time.
 
-A planner process makes a `PlanGuard`, and executors read with it. Nothing tells them of each other,
-so files of the user, on each machine, say who has read before.
+A planner process makes a `PlanGuard`, and executors read with it. They cannot communicate, so files
+of the user, on each machine, record the first reader of each plan.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from pyspark import TaskContext
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.platform.process import own_folder
+from spark_pgqueue.spark.platform.pyspark_compat import local_property
 
 REMEMBERED = 6 * 3600.0
-"""Seconds for which a machine remembers a plan that nobody reads with."""
+"""Seconds for which a machine remembers a plan that is not used."""
 
 SOON = 60.0
-"""A query that follows the first one within so many seconds gets no warning: people count a frame,
-and then collect it."""
+"""A query within this number of seconds after the first one gets no warning: users often count a
+frame before they collect it."""
 
 _WARNED: set[str] = set()
 """The plans that this process has warned of."""
@@ -46,16 +47,15 @@ class PlanGuard:
 
     def check(self) -> None:
         """Check, on an executor, that this is the query that was planned."""
-        context = TaskContext.get()
-        if context is None:
+        if TaskContext.get() is None:
             return
         names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.sql.execution.id")
-        query, batch, execution = map(context.getLocalProperty, names)
+        query, batch, execution = map(local_property, names)
         self.compare(None if query is None else f"{query} {batch}", execution)
 
     def compare(self, batch: str | None, execution: str | None) -> None:
-        """Compare who reads with who has read first: a micro-batch of a streaming query, or an
-        execution of another query. Errors as `check`.
+        """Compare the reader with the first reader of the plan: a micro-batch of a streaming query,
+        or an execution of another query. Errors as `check`.
         """
         reads = f"execution {execution}" if batch is None else f"batch {batch}"
         with contextlib.suppress(OSError):  # no folder to write to
@@ -79,7 +79,7 @@ class PlanGuard:
 
 
 def _first(plan: str, reads: str) -> str:
-    """Who was the first to read with a plan: this reader, if nobody did before."""
+    """The first reader of a plan: the given one, if there was none before."""
     folder = own_folder("pgqueue-plans")
     if random.random() < 0.01:
         old = time.time() - REMEMBERED

@@ -1,9 +1,9 @@
 """The executor's side of column value: payloads as columns, from JSON into Arrow.
 
-What fits is decided by `sql/typed/schemas.sql`. Two ways read: a converter in Python, which reads
-exactly what the server takes, one message at a time; and Arrow's parser, which is quick, and takes
-more than the server. So Arrow's result counts only where nothing in a batch is read in two ways;
-else the batch is halved, and in the end a few messages are left to the converter.
+`sql/typed/schemas.sql` decides what fits. There are two parsers: a converter in Python, which reads
+exactly what the server accepts, one message at a time; and Arrow's parser, which is fast and
+accepts more than the server. Arrow's result is used only if both would read the batch alike.
+Otherwise the batch is halved, until few enough messages are left for the converter.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNFIT = (ValueError, ArithmeticError)
 """What Python, and Arrow, raise for a value that does not fit."""
 
 _FEW = 8
-"""Up to so many messages are read one by one: Arrow takes longer to begin."""
+"""Up to this number, messages are read one by one: Arrow takes longer to begin."""
 
 _LEVELS = 64
 """Deeper than any schema."""
@@ -103,7 +103,7 @@ def _parsed(texts: pa.StringArray, type_: pa.StructType) -> pa.Array | None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # For anything else than an object the parser fails, or crashes.
+    # For anything but an object the parser fails, or crashes.
     begun = pc.call_function("starts_with", [texts], pc.MatchSubstringOptions("{")).true_count
     if begun < len(texts) and not _all_match(texts, r"^[ \t\r\n]*\{"):
         return None
@@ -130,7 +130,7 @@ def _parsed(texts: pa.StringArray, type_: pa.StructType) -> pa.Array | None:
 
 
 def _is_doubtful(joined: pa.StringArray, longest: int) -> bool:
-    """Whether the one text, of lines of up to so many bytes, has something of _DOUBTFUL."""
+    """Whether the text, with lines of up to `longest` bytes, contains something of _DOUBTFUL."""
     import pyarrow as pa
 
     hinted = any(_any_match(joined, hint) for hint in _HINTS)
@@ -152,7 +152,7 @@ def _parse(
     try:
         table = arrow_json.read_json(
             pa.BufferReader(lines),
-            # One block: so line feeds within a message are of no account.
+            # One block, so that line feeds within a message do not matter.
             arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1),
             arrow_json.ParseOptions(
                 explicit_schema=pa.schema(list(wire)), unexpected_field_behavior="ignore"
@@ -293,8 +293,8 @@ _loads = _Decoder().decode
 def _shallow(text: str) -> str:
     """A text with empty objects and arrays in place of those that are deeper than any schema.
 
-    Python's parser calls itself for each level, and fails after some. Members that no column names
-    may be as deep as they like.
+    Python's parser is recursive, and fails beyond some depth. Members that no column names may have
+    any depth.
 
     Raises:
         ValueError: the text is no JSON.
@@ -415,7 +415,7 @@ def _matching(regex: re.Pattern[str], given: Any) -> str:
 
 
 def _a(type_: type, given: Any) -> Any:
-    """The value, if it is of the type."""
+    """The value, which must be of the type."""
     if not isinstance(given, type_):
         raise ValueError
     return given

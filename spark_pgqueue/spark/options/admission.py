@@ -1,4 +1,4 @@
-"""The options that say when a micro-batch begins, and how large it is, for both sources."""
+"""The options for the begin and the size of micro-batches, for both sources."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.options.checking import Option
 from spark_pgqueue.spark.options.values import DURATION, NUMBER, SIZE, duration, positive, size
 
-MAX_DELAY = timedelta(minutes=15)
-"""The default of maxTriggerDelay."""
-
 
 @dataclass(frozen=True)
 class Admission:
@@ -20,11 +17,11 @@ class Admission:
     max_messages: int | None = None  # the highest number of messages
     max_bytes: int | None = None  # the highest number of bytes of data, but at least one message
     min_messages: int | None = None  # the query waits for this many messages,
-    max_delay: timedelta = MAX_DELAY  # ... but at most this long after its last batch with messages
+    max_delay: timedelta = timedelta.max  # ... at most this long after its last one with messages
 
     def begins(self, available: int, since: float) -> bool:
-        """Whether a micro-batch of so many messages begins now, so many seconds since the last one;
-        infinity for the first, which begins at once.
+        """Whether a micro-batch of `available` messages begins, `since` seconds after the last one;
+        infinity for the first, which begins immediately.
         """
         return (
             self.min_messages is None
@@ -33,11 +30,11 @@ class Admission:
         )
 
     def messages_to_ask(self, most: int | None, average: float | None) -> int | None:
-        """How many messages to ask for, to get about max_bytes; None for all.
+        """The number of messages to request, for about max_bytes; None for all.
 
         The number need not be exact: the database cuts a claim that has more bytes, by claiming it
-        again. `most` is the highest number of messages, `average` the mean bytes of a message,
-        where it is known.
+        again. `most` is the highest number of messages, `average` the mean bytes of a message, if
+        known.
         """
         if self.max_bytes is None or average is None:
             return most
@@ -65,18 +62,26 @@ MIN_MESSAGES_PER_TRIGGER = Option(
 MAX_TRIGGER_DELAY = Option(
     duration,
     DURATION,
-    "How long to wait for minMessagesPerTrigger. By default 15 minutes.",
+    "How long to wait for minMessagesPerTrigger. By default {default}.",
+    default=timedelta(minutes=15),
     needs=("minMessagesPerTrigger",),
+)
+WAIT_TIME = Option(
+    duration,
+    DURATION,
+    "How long to wait for messages before the source tells Spark that there are none.",
+    default=timedelta(seconds=1),
 )
 
 
 class Admitting:
     """A dataclass of options with these four."""
 
+    given: frozenset[str]
     max_messages_per_trigger: int | None
     max_bytes_per_trigger: int | None
     min_messages_per_trigger: int | None
-    max_trigger_delay: timedelta | None
+    max_trigger_delay: timedelta
 
     @property
     def admission(self) -> Admission:
@@ -85,7 +90,7 @@ class Admitting:
             self.max_messages_per_trigger,
             self.max_bytes_per_trigger,
             self.min_messages_per_trigger,
-            self.max_trigger_delay or MAX_DELAY,
+            self.max_trigger_delay,
         )
 
     def check_admission(self) -> None:
@@ -97,7 +102,7 @@ class Admitting:
                 "micro-batch could have as many",
                 hint="give a minMessagesPerTrigger of at most maxMessagesPerTrigger",
             )
-        if least is None and self.max_trigger_delay is not None:
+        if least is None and "maxTriggerDelay" in self.given:
             raise PgQueueError(
                 "option maxTriggerDelay has no effect without minMessagesPerTrigger",
                 hint="maxTriggerDelay limits how long a micro-batch waits for that many messages: "

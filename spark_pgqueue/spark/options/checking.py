@@ -21,6 +21,7 @@ from spark_pgqueue.spark.options.values import (
     duration,
     positive,
     reading_mode,
+    shown,
 )
 
 STREAMING, BATCH = "streaming queries", "batches"
@@ -35,14 +36,15 @@ class Option:
     parse: Callable[[str], Any]
     allowed: str  # the texts that are allowed, in words
     # what the option does, for the options page and as the hint of an error. Where `default` is
-    # None, the last sentence names the default: "By default ..."
+    # None, the last sentence says what happens without the option: "By default ...".
+    # `options_of` replaces "{default}" by `default`
     help: str
-    default: Any = None  # the value when the option is not given
+    default: Any = None  # the value when the option is not given, and the only place that has it
     required: bool = False  # whether the option must be given
     is_secret: bool = False  # whether errors hide the value
     needs: tuple[str, ...] = ()  # the options without which this option is refused
-    # the options beside which this option is refused. Of two options that exclude each other, one
-    # says so
+    # the options with which this option is refused. Of two options that exclude each other, only
+    # one names the other
     excludes: tuple[str, ...] = ()
     only: str = ""  # STREAMING or BATCH where the option is refused elsewhere
     name: str = ""  # as documented, in camelCase; `options_of` makes it from the name of the field
@@ -70,16 +72,20 @@ def use(shared: Option, **changed: Any) -> Any:
 
 def options_of(cls: type) -> tuple[Option, ...]:
     """The options of a dataclass, in the order of its fields."""
+    found = [(each.name, each.metadata["option"]) for each in fields(cls) if each.metadata]
     return tuple(
-        replace(each.metadata["option"], name=re.sub("_(.)", lambda m: m[1].upper(), each.name))
-        for each in fields(cls)
-        if "option" in each.metadata
+        replace(
+            option,
+            name=re.sub("_(.)", lambda m: m[1].upper(), name),
+            help=option.help.replace("{default}", shown(option.default)),
+        )
+        for name, option in found
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """The options that say how to connect; `parse` makes one url of them."""
+    """The options of the connection, which `parse` combines into one url."""
 
     url: str | None = option(
         str,
@@ -108,9 +114,10 @@ CONNECTION = options_of(Connection)
 
 @dataclass(frozen=True, kw_only=True)
 class Connecting:
-    """The field that all dataclasses of options have: the url, which may hold a password."""
+    """The fields that all dataclasses of options have."""
 
-    url: str | None = field(repr=False)
+    url: str | None = field(repr=False)  # it may hold a password
+    given: frozenset[str]  # the names of the options that the user set
 
 
 MIN_PARTITIONS = Option(
@@ -157,7 +164,7 @@ def parse(
         given: the options that the user gave.
         table: the options that exist here.
         side: the side of Spark that has these options, for errors.
-        others: names of options of other sides, which a misspelled name may mean.
+        others: names of options of other sides that a misspelled name may stand for.
     """
     known = {each.name.lower(): each for each in table}
     for name in given:
@@ -168,7 +175,13 @@ def parse(
     lowered = {name.lower(): value for name, value in given.items()}
     values = {each.field: _value(each, lowered.get(each.name.lower())) for each in table}
     how = [values.pop(each.field) for each in CONNECTION]
-    return {"url": with_credentials(*how)} | values
+    names = frozenset(each.name for each in table if each.name.lower() in lowered)
+    return {"url": with_credentials(*how), "given": names} | values
+
+
+def is_given(name: str, given: Mapping[str, str]) -> bool:
+    """Whether a user gave an option; `name` is in lower case."""
+    return any(each.lower() == name for each in given)
 
 
 def _value(option: Option, text: str | None) -> Any:
@@ -233,9 +246,11 @@ FOREIGN = {
     "where": 'it goes with table, for spark.read: option("table", "pending")',
     # Kafka's
     "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
-    **dict.fromkeys(("topic", "topics", "topicname", "queue", "queuename"), "use stream"),
     "bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
-    "groupid": "use consumer; or group, without one",
+    **dict.fromkeys(("topic", "topics", "topicname", "queue", "queuename"), "use stream"),
+    **dict.fromkeys(
+        ("group.id", "kafka.group.id", "groupidprefix"), "use consumer; or group, without one"
+    ),
     "failondataloss": "it is for readStream",
     "includeheaders": "leave it out: a column has the headers",
     "subscribe": "use stream for what is read, or streams, and consumer for who claims it",
@@ -244,9 +259,6 @@ FOREIGN = {
     "streams": "leave consumer out, when reading: a consumer is of one stream",
     "streampattern": "leave consumer out, when reading: a consumer is of one stream",
     "group": "it is for readStream without consumer: with one, Postgres knows how far it is",
-    "group.id": "use consumer; or group, without one",
-    "kafka.group.id": "use consumer; or group, without one",
-    "groupidprefix": "use consumer; or group, without one",
     "startingoffsets": "use startingPosition with createConsumer, when reading: "
     "earliest, latest or a time; or leave consumer out",
     "startingtimestamp": "use startingPosition with createConsumer, when reading, or leave "

@@ -109,13 +109,14 @@ class SinkOptions(Connecting):
         needs=("txnAppId",),
         only=BATCH,
     )
-    compare_repeats: str | None = option(
+    compare_repeats: str = option(
         compared,
         "content or count",
         "How a micro-batch is compared that is run again after it was published: its rows must be "
         "the same in number and in data, key and headers, or the query fails with PQ010. count "
         "compares the number alone, for a query whose rows differ each time (uuid, rand). Rows of "
-        "a table are always compared by number. By default content.",
+        "a table are always compared by number. By default {default}.",
+        default="content",
         only=STREAMING,
     )
     retry_timeout: timedelta = use(RETRY_TIMEOUT)
@@ -134,10 +135,9 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "options txnAppId and txnVersion must be given together",
             hint="txnAppId names the writing application, txnVersion numbers its writes",
         )
-    fields = {each.name: each.field for each in SINK_OPTIONS}
     for each in SINK_OPTIONS:
-        for other in each.needs if getattr(options, each.field, None) is not None else ():
-            if getattr(options, fields[other]) is None:
+        for other in each.needs if each.name in options.given else ():
+            if other not in options.given:
                 raise PgQueueError(
                     f"option {each.name} needs option {other}",
                     hint="table names the table to write, mergeKeys the columns of its key",
@@ -147,7 +147,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "options txnAppId and txnVersion are for batch writes (df.write)",
             hint="remove them: a stream write is exactly-once by its query id and batch id",
         )
-    if not streaming and options.compare_repeats is not None:
+    if not streaming and "compareRepeats" in options.given:
         raise PgQueueError(
             "option compareRepeats is for stream writes (df.writeStream)",
             hint="remove it: a batch write with txnAppId and txnVersion may repeat any of them",
@@ -170,8 +170,10 @@ SINK_NAMES = {
     "p_seqs": "column seq",
     **{
         f"p_{name}": f"column {name}"
-        for name in ("data", "key", "headers", "priority", "deliver_at", "expires_at", "dedup_key")
+        for name in (
+            *("data", "key", "headers", "priority", "deliver_at", "expires_at", "dedup_key"),
+            *("action", "delay"),
+        )
     },
-    **{f"p_{name}": f"column {name}" for name in ("action", "delay")},
 }
-"""The names that the user knows for the arguments of SQL functions."""
+"""The options and columns that set arguments of SQL functions, for errors."""

@@ -13,6 +13,7 @@ from spark_pgqueue.spark.options.admission import (
     MAX_MESSAGES_PER_TRIGGER,
     MAX_TRIGGER_DELAY,
     MIN_MESSAGES_PER_TRIGGER,
+    WAIT_TIME,
     Admitting,
 )
 from spark_pgqueue.spark.options.checking import (
@@ -57,7 +58,7 @@ class SourceOptions(Connecting, Admitting):
     max_messages_per_trigger: int | None = use(MAX_MESSAGES_PER_TRIGGER)
     max_bytes_per_trigger: int | None = use(MAX_BYTES_PER_TRIGGER)
     min_messages_per_trigger: int | None = use(MIN_MESSAGES_PER_TRIGGER)
-    max_trigger_delay: timedelta | None = use(MAX_TRIGGER_DELAY)
+    max_trigger_delay: timedelta = use(MAX_TRIGGER_DELAY)
     min_partitions: int | None = option(
         positive,
         NUMBER,
@@ -85,12 +86,7 @@ class SourceOptions(Connecting, Admitting):
         "How long after the query's last sign of life other claimers may take over its messages. "
         "The query renews its claims every third of that time. By default the consumer's.",
     )
-    wait_time: timedelta = option(
-        duration,
-        DURATION,
-        "How long to wait for messages before the source tells Spark that there are none.",
-        default=timedelta(seconds=1),
-    )
+    wait_time: timedelta = use(WAIT_TIME)
     fail_on_data_loss: bool = option(
         boolean,
         BOOLEAN,
@@ -107,17 +103,19 @@ class SourceOptions(Connecting, Admitting):
         "the rights of an admin for that.",
         default=False,
     )
-    starting_position: str | None = option(
+    starting_position: str = option(
         position,
         "earliest, latest, a timestamp with time zone such as 2026-01-31T12:00:00Z, seq and a "
         "number, or an offset of the stream",
-        "Where a consumer made by createConsumer starts. By default latest.",
+        "Where a consumer made by createConsumer starts. By default {default}.",
+        default="latest",
         needs=("createConsumer",),
     )
-    ordering: str | None = option(
+    ordering: str = option(
         ordering,
         "none, key or stream",
-        "The ordering of a consumer made by createConsumer. By default none.",
+        "The ordering of a consumer made by createConsumer. By default {default}.",
+        default="none",
         needs=("createConsumer",),
     )
     share_consumer: bool = option(
@@ -155,11 +153,8 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
     options.check_admission()
     check_partitions(options.min_partitions, options.max_connections)
     if not options.create_consumer:
-        for name, value in (
-            ("startingPosition", options.starting_position),
-            ("ordering", options.ordering),
-        ):
-            if value is not None:
+        for name in ("startingPosition", "ordering"):
+            if name in options.given:
                 raise PgQueueError(
                     f"option {name} has no effect without createConsumer",
                     hint=f"{name} is fixed when the consumer is created: add "
@@ -181,4 +176,4 @@ SOURCE_NAMES = {
     "p_max_bytes": "option maxBytesPerTrigger",
     "p_quarantine_after": "option quarantineAfter",
 }
-"""The names that the user knows for the arguments of SQL functions."""
+"""The options and columns that set arguments of SQL functions, for errors."""

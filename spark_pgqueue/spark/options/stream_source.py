@@ -15,6 +15,7 @@ from spark_pgqueue.spark.options.admission import (
     MAX_MESSAGES_PER_TRIGGER,
     MAX_TRIGGER_DELAY,
     MIN_MESSAGES_PER_TRIGGER,
+    WAIT_TIME,
     Admitting,
 )
 from spark_pgqueue.spark.options.checking import (
@@ -39,12 +40,10 @@ from spark_pgqueue.spark.options.checking import (
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS
 from spark_pgqueue.spark.options.values import (
     BOOLEAN,
-    DURATION,
     TIMESTAMP,
     Place,
     a_name,
     boolean,
-    duration,
     offsets,
     one_of,
     pattern,
@@ -93,10 +92,11 @@ class StreamSourceOptions(Connecting, Admitting):
         "In place of startingOffsets: begin with the first message that was published at this time "
         "or later. To go on where a batch has ended, give both an offset: spark_pgqueue.offsets.",
     )
-    ending_offsets: str | dict[str, Place] | None = option(
+    ending_offsets: str | dict[str, Place] = option(
         offsets,
         _OFFSETS.replace("earliest, ", "", 1),
-        "Where to end. By default latest.",
+        "Where to end. By default {default}.",
+        default="latest",
         excludes=("endingTimestamp",),
         only=BATCH,
     )
@@ -111,17 +111,11 @@ class StreamSourceOptions(Connecting, Admitting):
     max_messages_per_trigger: int | None = use(MAX_MESSAGES_PER_TRIGGER, only=STREAMING)
     max_bytes_per_trigger: int | None = use(MAX_BYTES_PER_TRIGGER, only=STREAMING)
     min_messages_per_trigger: int | None = use(MIN_MESSAGES_PER_TRIGGER, only=STREAMING)
-    max_trigger_delay: timedelta | None = use(MAX_TRIGGER_DELAY, only=STREAMING)
+    max_trigger_delay: timedelta = use(MAX_TRIGGER_DELAY, only=STREAMING)
     min_partitions: int | None = use(MIN_PARTITIONS)
     max_records_per_partition: int | None = use(MAX_RECORDS_PER_PARTITION)
     max_connections: int | None = use(MAX_CONNECTIONS)
-    wait_time: timedelta | None = option(
-        duration,
-        DURATION,
-        "How long to wait for messages before the source tells Spark that there are none. By "
-        "default 1s.",
-        only=STREAMING,
-    )
+    wait_time: timedelta = use(WAIT_TIME, only=STREAMING)
     fail_on_data_loss: bool = option(
         boolean,
         BOOLEAN,
@@ -189,7 +183,7 @@ class StreamSourceOptions(Connecting, Admitting):
         """Where to end in a stream; None where endingOffsets names only other streams."""
         if self.ending_timestamp is not None:
             return self.ending_timestamp
-        return _of(self.ending_offsets or "latest", stream)
+        return _of(self.ending_offsets, stream)
 
 
 def _of(places: str | dict[str, Place], stream: str) -> Place | None:
@@ -232,7 +226,7 @@ def _check_side(given: Mapping[str, str]) -> None:
 def _check_kind_of_query(options: StreamSourceOptions, streaming: bool) -> None:
     for each in STREAM_SOURCE_OPTIONS:
         is_other = each.only == (BATCH if streaming else STREAMING)
-        if is_other and getattr(options, each.field) is not None:
+        if is_other and each.name in options.given:
             where, way_out = (
                 ("spark.read", "use trigger(availableNow=True), which ends at the last message")
                 if streaming
@@ -242,12 +236,7 @@ def _check_kind_of_query(options: StreamSourceOptions, streaming: bool) -> None:
 
 
 def _check_streams(options: StreamSourceOptions) -> None:
-    streams = {
-        "stream": options.stream,
-        "streams": options.streams,
-        "streamPattern": options.stream_pattern,
-    }
-    given = [name for name, value in streams.items() if value is not None]
+    given = [name for name in ("stream", "streams", "streamPattern") if name in options.given]
     if not given:
         raise PgQueueError(
             "option stream is missing",
@@ -261,11 +250,8 @@ def _check_streams(options: StreamSourceOptions) -> None:
 
 
 def _check_start_and_end(options: StreamSourceOptions) -> None:
-    for side, at, time in (
-        ("starting", options.starting_offsets, options.starting_timestamp),
-        ("ending", options.ending_offsets, options.ending_timestamp),
-    ):
-        if at is not None and time is not None:
+    for side, at in (("starting", options.starting_offsets), ("ending", options.ending_offsets)):
+        if {f"{side}Offsets", f"{side}Timestamp"} <= options.given:
             raise PgQueueError(
                 f"options {side}Offsets and {side}Timestamp are given", hint="give one of them"
             )
@@ -325,4 +311,4 @@ STREAM_SOURCE_NAMES = {
     "p_max": "option maxMessagesPerTrigger",
     "p_group": "option group",
 }
-"""The names that the user knows for the arguments of SQL functions."""
+"""The options and columns that set arguments of SQL functions, for errors."""

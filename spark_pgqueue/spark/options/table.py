@@ -91,11 +91,6 @@ class TableOptions(Connecting):
     retry_timeout: timedelta = use(RETRY_TIMEOUT)
 
 
-def names_table(given: Mapping[str, str]) -> bool:
-    """Whether options name a table."""
-    return any(name.lower() == "table" for name in given)
-
-
 def parse_table(given: Mapping[str, str]) -> TableOptions:
     """Check and convert the options of `spark.read` with a table."""
     if found := _of_a_stream(given):
@@ -138,7 +133,7 @@ def as_pending(given: Mapping[str, str], columns: list[str]) -> TableOptions:
 
 
 def _of_a_stream(given: Mapping[str, str]) -> str | None:
-    """The first option that only readers of a stream have, with a consumer or without."""
+    """The first given option that only readers of streams have, with a consumer or without."""
     names = {name.lower() for name in given} - {option.name.lower() for option in TABLE_OPTIONS}
     readers = (*STREAM_SOURCE_OPTIONS, *SOURCE_OPTIONS)
     return next((option.name for option in readers if option.name.lower() in names), None)
@@ -151,4 +146,4 @@ TABLE_NAMES = {
     "p_consumer": "option consumer",
     "p_where": "option where",
 }
-"""The names that the user knows for the arguments of SQL functions."""
+"""The options and columns that set arguments of SQL functions, for errors."""

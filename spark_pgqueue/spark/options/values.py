@@ -21,6 +21,8 @@ TIMESTAMP = (
 
 _LONGEST = 1000  # characters of a duration
 
+_SEQ = re.compile("seq +[0-9]{1,18}")
+
 
 def duration(text: str) -> timedelta:
     """A positive duration: '30s', '500 ms', '5 minutes', '1 hour 30 minutes'. Raises ValueError."""
@@ -50,6 +52,16 @@ _UNITS = {
     )
     for name in names.split()
 }
+
+
+def shown(value: Any) -> str:
+    """The default of an option as text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+        return f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:g}s"
+    return str(value)
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -126,7 +138,7 @@ def position(text: str) -> str:
     position = text.strip()
     if position.lower() in ("earliest", "latest"):
         return position.lower()
-    if re.fullmatch("seq +[0-9]{1,18}", position):
+    if _SEQ.fullmatch(position):
         return position
     if position.startswith("{"):
         if not {"stream", "incarnation"} <= json.loads(position).keys():
@@ -201,8 +213,6 @@ TYPES: dict[Callable[[str], Any], str] = {
     pattern: "pattern",
 }
 """The types of values, in a word; the values of other functions are strings."""
-
-_SEQ = re.compile("seq +[0-9]{1,18}")
 
 Place = str | dict[str, Any]
 """A place in a stream: an offset; or earliest, latest, a time, or "seq" and a number."""

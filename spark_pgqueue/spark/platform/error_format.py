@@ -1,9 +1,9 @@
-"""Errors as Spark shows them, with our sentence first.
+"""The format of errors in Spark, with the message of `PgQueueError` first.
 
 A Python process of Spark sends an error to the JVM as its traceback, whose last lines are our
 message. With SPARK_HIDE_TRACEBACK in its environment, the process sends only these lines. A
-`PgQueueError` says what to do, so the variable is set when such an error is raised, and never for
-other errors: the process ends with the error.
+`PgQueueError` has a hint, so the variable is set when such an error is raised, and never for other
+errors: the process ends with the error.
 """
 
 from __future__ import annotations

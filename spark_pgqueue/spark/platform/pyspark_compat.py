@@ -1,8 +1,9 @@
 """What PySpark 4.0 and 4.1 lack, so that source and sink can be written for 4.2 alone.
 
-These versions ask a source for its latest offset without saying where the query is. A reader learns
-that from `partitions`, which Spark calls first for the last offset of its log (`partitions(x, x)`),
-and then for each batch. The trigger availableNow runs one micro-batch, as once does.
+These versions request the latest offset from a source without passing the query's position. A
+reader gets the position from `partitions`, which Spark calls first for the last offset of its log
+(`partitions(x, x)`), and then for each batch. The trigger availableNow runs one micro-batch, as the
+trigger once does.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import inspect
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 TELLS_START = find_spec("pyspark.sql.streaming.datasource") is not None
-"""Whether Spark tells a source where the query is, as 4.2 and later do."""
+"""Whether Spark passes the query's position to a source, as 4.2 and later do."""
 
 if TYPE_CHECKING or TELLS_START:
     from pyspark.sql.streaming.datasource import (
@@ -25,7 +27,7 @@ if TYPE_CHECKING or TELLS_START:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-else:  # only names: these versions ask for no limits
+else:  # only names: these versions pass no limits
 
     class ReadLimit: ...
 
@@ -54,7 +56,7 @@ ONE_MICRO_BATCH = (
     "Spark runs one micro-batch, because of trigger(once=True), or because another source of the "
     "query, such as rate, has no availableNow"
 )
-"""What ReadAllAvailable means, for a warning: Spark never says that the batch is committed."""
+"""The meaning of ReadAllAvailable, for a warning: Spark does not report the batch as committed."""
 
 __all__ = [
     "ONE_MICRO_BATCH",
@@ -65,7 +67,15 @@ __all__ = [
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
     "arrow_schema",
+    "local_property",
 ]
+
+
+def local_property(name: str) -> str | None:
+    """A property of the task that Spark runs here; None without it, or outside of a task."""
+    context = TaskContext.get()
+    return context.getLocalProperty(name) if context else None
+
 
 _NAMES_TIMEZONE = "timezone" in inspect.signature(to_arrow_schema).parameters
 

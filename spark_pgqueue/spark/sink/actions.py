@@ -71,12 +71,11 @@ class Actions:
             .group_by([*named, *said], use_threads=False)
             .aggregate([("seq", "list")])
         )
-        for row in found.select([*named, *said]).to_pylist():
+        described = found.select([*named, *said]).to_pylist()
+        for row in described:
             if row["action"] not in ACTIONS:
                 _refuse("action", f"is {row['action']!r}, and must be {', '.join(ACTIONS)} or null")
-        for row, some in zip(
-            found.select([*named, *said]).to_pylist(), found["seq_list"], strict=True
-        ):
+        for row, some in zip(described, found["seq_list"], strict=True):
             self._seqs.setdefault(_action(row), []).append(pa.chunked_array([some.values]))
 
     def staged(self) -> tuple[tuple[Action, str], ...]:

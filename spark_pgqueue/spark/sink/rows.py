@@ -28,7 +28,7 @@ class StagedChunk:
 
     seqs: str  # the sequence numbers, as the text of an int8multirange
     priority: int = 0  # the priority of the messages
-    deliver_at: int | None = None  # seconds since 1970; None for at once
+    deliver_at: int | None = None  # seconds since 1970; None for immediately
     expires_at: int | None = None  # seconds since 1970; None for never
     # the consumers of the messages; None for those of the sink's options
     consumers: list[str] | None = None
@@ -194,7 +194,7 @@ def _joined(consumers: pa.ChunkedArray) -> pa.ChunkedArray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Arrow joins no lists whose type says that they hold no null, as Spark's may.
+    # Arrow does not join lists whose type excludes nulls, as Spark's may.
     whole = consumers.combine_chunks().cast(pa.list_(pa.string()))
     named = pc.call_function("list_value_length", [whole])
     empty = pc.call_function("sum", [pc.call_function("equal", [named, 0])]).as_py()

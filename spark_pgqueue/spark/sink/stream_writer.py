@@ -76,7 +76,7 @@ class Staged(WriterCommitMessage):
 class StreamWriter:
     """Writes rows to their streams, and to a table.
 
-    One that only commits does not begin a write: it asks the database nothing before the commit.
+    A writer that only commits does not begin a write: it makes no query before the commit.
     """
 
     def __init__(self, options: SinkOptions, schema: StructType, begins: bool = True):
@@ -100,7 +100,7 @@ class StreamWriter:
         query_id: str | None,
         skip_published: bool = False,
     ) -> Staged:
-        """Copy rows into the tables of their streams, unpublished; note the rows with an action.
+        """Copy rows into the tables of their streams, unpublished; collect the rows with an action.
 
         With `skip_published`, nothing is staged if the batch of the sink, or a later one, was
         published before. For a query's batch, the rows are staged and counted instead, to see
@@ -157,8 +157,8 @@ class StreamWriter:
             statements.close()
 
     def _unstage(self, sink: str, batch: int, staged: list[int]) -> None:
-        """Delete staged chunks of this attempt if that can be done at once: the write has failed
-        already, and its own error is to be seen.
+        """Delete staged chunks of this attempt, without retries or errors: the write has failed
+        already, and its own error must be shown.
         """
         if staged:
             statements = Statements(self._options.url, patience=0)
@@ -167,7 +167,7 @@ class StreamWriter:
                 statements.row(sql, [sink, batch, staged])
 
     def publish(self, messages: list[Staged | None], batch: int) -> bool:
-        """Publish all staged chunks at once, and carry out the actions.
+        """Publish all staged chunks in one transaction, and perform the actions.
 
         Returns:
             whether this call did it; False when the batch, or a later one, was published before.
@@ -182,7 +182,7 @@ class StreamWriter:
         statements = Statements(self._options.url, patience=0, names=self._name)
         rows = sum(task.rows for task in tasks)
         home = next((task.home for task in tasks if task.staged), None)
-        compares = self._options.compare_repeats != "count"
+        compares = self._options.compare_repeats == "content"
         sent = 0
 
         def publish() -> bool:
@@ -213,7 +213,7 @@ class StreamWriter:
     def _settle(
         self, statements: Statements, actions: dict[Action, str], task: Staged, batch: int
     ) -> bool:
-        """Carry out actions; returns whether this call did it."""
+        """Perform actions; returns whether this call did it."""
         sql, values = "pgqueue.revive_messages(%s, %s, %s::jsonb)", []
         if not next(iter(actions)).revives:
             sql = "pgqueue.settle_messages(%s, %s, %s::jsonb, %s, %s)"
@@ -302,7 +302,7 @@ class StreamWriter:
         return self._asked(sql, sink, home, batch)[0]
 
     def _asked(self, sql: str, *values: Any) -> tuple:
-        """A row that Postgres answers, on an executor."""
+        """The row of a query, on an executor."""
         return asked(lambda cursor: call(cursor, sql, values), self._options.url, self._patience)[0]
 
     def _store(self, rows: pa.Table, target: TargetStream, sink: str, batch: int) -> list[int]:
@@ -383,7 +383,7 @@ class StreamWriter:
         return SINK_NAMES.get(argument)
 
     def _raise_unfit(self, error: Exception, target: TargetStream) -> NoReturn:
-        """Raise an error that names a refused row's column or stream; else the error as it is."""
+        """Raise an error that names a refused row's column or stream, or the error unchanged."""
         if (known := translate(error, self._name)) is not None:
             raise known from None
         code, said = sqlstate_of(error), Said.by(error)

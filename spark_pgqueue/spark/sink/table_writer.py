@@ -1,7 +1,7 @@
 """Rows for a table: executors stage them, and the driver writes them in its transaction.
 
 The rules are in SQL (`sql/table_sink/table_plan.sql`, `table_fit.sql`, `table_sink.sql`,
-`table_apply.sql`). Rows with a struct column `row` may have messages and actions beside it;
+`table_apply.sql`). Rows with a struct column `row` may have columns of messages and actions, too;
 otherwise all columns are the table's.
 """
 
@@ -117,7 +117,7 @@ class TableWriter:
         return RowsOfTask(self, sink, batch, is_repeated)
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The rows of the table, and those of messages and actions; none is for nothing."""
+        """The rows of the table, and those of messages and actions; each row must be used."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -188,7 +188,7 @@ class TableWriter:
 
     @contextmanager
     def refusals(self, table: str) -> Iterator[None]:
-        """Around the driver's transaction: an error of the table says so, without its rows."""
+        """Around the driver's transaction: an error of the table names it, without its rows."""
         try:
             yield
         except (psycopg.Error, PgQueueError) as error:
@@ -265,8 +265,8 @@ def _refuse_messages(options: SinkOptions) -> None:
 
 
 def drop(statements: Statements, writes: set[int]) -> None:
-    """Drop staged rows that nobody needs any more, if that can be done at once: `maintain` drops
-    what is left.
+    """Drop staged rows that are no longer needed, without retries or errors: `maintain` drops what
+    is left.
     """
     with suppress(Exception):
         for write_no in writes:

@@ -1,10 +1,10 @@
 """The writers: executors stage rows, and the driver publishes them.
 
 Executors copy their rows into Postgres, chunk by chunk, each in a short transaction with a row that
-notes the sequence numbers. Nobody sees these messages before the driver publishes them, in one
-short transaction that names all staged chunks of the batch. It does nothing when the same sink has
-published the batch before. A write that fails deletes its chunks. The next write of the batch
-deletes those of a write that was killed, or `pgqueue.maintain()` does after a day.
+records the sequence numbers. These messages are invisible until the driver publishes them, in one
+short transaction that names all staged chunks of the batch. The transaction does nothing if the
+same sink has published the batch before. A write that fails deletes its chunks. The next write of
+the batch deletes those of a write that was killed, or `pgqueue.maintain()` does after a day.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter
 from pyspark.sql.types import StructType
 
@@ -21,7 +20,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.printable import warn
 from spark_pgqueue.spark.options.sink import SinkOptions
 from spark_pgqueue.spark.platform.error_format import plain_errors
-from spark_pgqueue.spark.platform.pyspark_compat import DataSourceStreamArrowWriter
+from spark_pgqueue.spark.platform.pyspark_compat import DataSourceStreamArrowWriter, local_property
 from spark_pgqueue.spark.sink.stream_writer import Staged, StreamWriter
 
 if TYPE_CHECKING:
@@ -37,9 +36,8 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task, on an executor; a row that does not fit is an error."""
-        context = TaskContext.get()
-        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
-        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+        query_id = local_property("sql.streaming.queryId")
+        batch = local_property("streaming.sql.batchId")
         if query_id is None or batch is None:
             raise PgQueueError(
                 "this version of Spark does not tell the sink which query and batch it writes",
@@ -78,8 +76,7 @@ class PgQueueBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task, on an executor."""
-        context = TaskContext.get()
-        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        query_id = local_property("sql.streaming.queryId")
         return self._writer.stage(iterator, self._sink, self._batch, query_id, skip_published=True)
 
     def commit(self, messages: list[Staged | None]) -> None:  # type: ignore[override]

@@ -1,7 +1,7 @@
 """The micro-batches of the stream source: it plans them by the offsets in Spark's checkpoint.
 
-No state has to outlive the process. The checkpoint says how far the query has read, and the
-messages between two offsets never change: see `offsets` and `sql/reading/offsets.sql`.
+No state has to outlive the process. The checkpoint has the query's position, and the messages
+between two offsets never change: see `offsets` and `sql/reading/offsets.sql`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from spark_pgqueue.spark.partitions import OffsetPartition
 from spark_pgqueue.spark.stream_source.offsets import Position, StreamOffsets
 from spark_pgqueue.spark.stream_source.streams import Streams
 
-WAIT_SECONDS = 1.0
-"""The default of waitTime."""
-
 PATTERN_SECONDS = 10.0
-"""The longest time after which a query with streamPattern looks for new streams."""
+"""The longest time between two searches of a query with streamPattern for new streams."""
 
 FIRST_MESSAGES = 1_000
 """A query with maxBytesPerTrigger first reads this many messages, to learn their size."""
@@ -37,11 +34,11 @@ WORTH_A_BATCH = 100_000
 micro-batch. Its checkpoint saves a restarted query from passing them again."""
 
 LOOKS = 1_000
-"""How many reads follow each other while none of them finds messages for the query."""
+"""The number of reads in a row that may find no messages for the query."""
 
 
 class StreamBatches(MicroBatches[StreamOffsets]):
-    """The micro-batches of a query, and what it knows beyond its last offset."""
+    """The micro-batches of a query, and its state besides the last offset."""
 
     def __init__(self, options: StreamSourceOptions, schema: StructType):
         self._options = options
@@ -50,8 +47,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         registration = ReaderRegistration(f"offsets-{uuid4()}", is_shared=True)
         registration.register()
         super().__init__(options.url, [], registration, StreamOffsets())
-        given = options.wait_time
-        self._wait_seconds = WAIT_SECONDS if given is None else given.total_seconds()
+        self._wait_seconds = options.wait_time.total_seconds()
         if options.stream_pattern is not None:
             self._wait_seconds = min(self._wait_seconds, PATTERN_SECONDS)
         self._has_begun = False
@@ -65,7 +61,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
 
         That end is right for every position, because a micro-batch is the difference of two
         offsets. (With a limit, the end might lie before the query's position.) For a new query, it
-        also says where the query begins.
+        also contains the beginning.
         """
         if start is not None:
             return super().next(start, admission)
@@ -81,7 +77,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         return {**last, "stream": self._options.title, **super().latest()}
 
     def note_logged(self, offset: StreamOffsets) -> None:
-        """Note that Spark's log has an offset: later ones need not say where its streams began."""
+        """Record that Spark's log has an offset: later ones need not have its streams' begins."""
         super().note_logged(offset)
         for name in offset.positions:
             self._begun.pop(name, None)
@@ -123,7 +119,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         return self._look(start, admission), self._wait_seconds
 
     def _look(self, start: StreamOffsets, admission: Admission) -> StreamOffsets:
-        """The end of the available messages, if they suffice for a micro-batch; else `start`."""
+        """The end of the available messages; `start` if they are too few for a micro-batch."""
         positions = self._begin(start)
         self._note(positions)
         found, had = self._read_on(positions, admission)

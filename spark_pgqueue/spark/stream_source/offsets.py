@@ -4,10 +4,10 @@
 in the order of the names, the offset that `pgqueue.read_to` returned, without the name. The order
 of all keys is fixed, because Spark compares offsets as text.
 
-Where a query begins ("latest", say) is decided when it first asks for messages, and Spark stores
-only the ends of micro-batches. So an end has the beginning of a stream as `from`, unless both are
-equal, until Spark's log has an offset with the stream. From then on that offset is the start of a
-replayed batch. (With asynchronous progress tracking, Spark does not store every end.)
+The beginning of a query (such as "latest") is determined at its first read, and Spark stores only
+the ends of micro-batches. So an end has the beginning of a stream as `from`, unless both are equal,
+until Spark's log has an offset with the stream. From then on that offset is the start of a replayed
+batch. (With asynchronous progress tracking, Spark does not store every end.)
 """
 
 from __future__ import annotations

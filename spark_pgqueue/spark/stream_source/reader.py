@@ -1,6 +1,6 @@
 """The stream source: it reads streams without a consumer, as a stream or once as a batch.
 
-Only Spark's checkpoint says how far the query has read; Postgres keeps nothing.
+Only Spark's checkpoint has the query's position; Postgres stores nothing.
 """
 
 from __future__ import annotations

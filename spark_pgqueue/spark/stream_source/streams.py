@@ -39,8 +39,8 @@ def offsets(url: str, *streams: str) -> str:
     """The ends of streams as they are now, to read up to there, and later to go on from there.
 
     It is a value for `endingOffsets` of a batch, and for `startingOffsets` of the query that reads
-    the rest: each message is in one of the two. Times and numbers of messages cannot say that:
-    messages of transactions that are still open are sent before such a bound, and seen after it.
+    the rest: each message is in one of the two. Times and numbers of messages do not ensure that:
+    messages of transactions that are still open are sent before such a bound, and visible after it.
 
         >>> here = spark_pgqueue.offsets(url, "orders")
         >>> pgqueue = {"url": url, "stream": "orders"}
@@ -66,7 +66,7 @@ def offsets(url: str, *streams: str) -> str:
     return json.dumps({name: {"stream": name} | ends[name] for name in ends})
 
 
-# An end that was found without the start may know less about deleted messages.
+# An end that was found without the start may lack deleted messages.
 _END = "a.t" if TELLS_START else "pgqueue.end_after(a.stream, a.f, a.t)"
 
 
@@ -296,7 +296,7 @@ class Streams:
             )
 
     def _each(self, names: Iterable[str], ask: Any) -> dict[str, Any]:
-        """Ask for all streams at once; after a loss that is allowed, ask for each stream alone."""
+        """Call `ask` for all streams together; after an allowed loss, for each stream alone."""
         names = list(names)
         if not names:
             return {}

@@ -1,8 +1,8 @@
 """The batch readers: `spark.read` reads the state of a queue, and changes nothing.
 
-What the database knows about messages, such as their state, comes as ranges of numbers with columns
-(`pgqueue.scan`). Their content comes by COPY into Arrow, and never changes. So a planned table
-shows one state of the queue, however long the reading takes.
+The state of messages and similar columns come as ranges of numbers with columns (`pgqueue.scan`).
+The content of messages comes by COPY into Arrow, and never changes. So a planned table shows one
+state of the queue, however long the reading takes.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class TablePartition(InputPartition):
     """An input partition of a table."""
 
     ranges: tuple[KnownRange, ...] = ()  # the messages; each with the number of its row of `known`
-    known: pa.Table | None = None  # what the database knows of the ranges; None: the executor asks
-    within: tuple[Bound, Bound] = (None, None)  # the bounds between which the executor asks
+    known: pa.Table | None = None  # the known columns; None: the executor queries them
+    within: tuple[Bound, Bound] = (None, None)  # the bounds of the executor's query
 
 
 @plain_errors
@@ -84,7 +84,7 @@ class PgQueueTableReader(DataSourceReader):
         # The columns that are stored with a message, and are returned; and those that are read.
         self._held = [name for name in schema.names if name in HELD]
         self._read = [name for name in HELD if name in wanted]
-        # The columns that the database knows of ranges, or of rows that are no messages.
+        # The columns that come with ranges, or with rows that are no messages.
         self._known = [name for name in wanted if name not in ("seq", *HELD)]
         # Whether messages of one range may differ in whether option where holds.
         self._judges_messages = any(name not in self._known for name in named)
@@ -129,7 +129,7 @@ class PgQueueTableReader(DataSourceReader):
         ]
 
     def _shares(self, cursor: dbapi.Cursor) -> list[tuple[Bound, Bound]]:
-        """The bounds of shares that executors look up."""
+        """The bounds of the shares that executors query."""
         options = self._options
 
         def divided(count: int) -> list[tuple[int, Bound]]:
@@ -147,7 +147,7 @@ class PgQueueTableReader(DataSourceReader):
     def _look(
         self, cursor: dbapi.Cursor, within: tuple[Bound, Bound] = (None, None)
     ) -> tuple[list[KnownRange], pa.Table]:
-        """The ranges of a table, or of a share, and what the database knows of each."""
+        """The ranges of a table, or of a share, and the known columns of each."""
         import pyarrow as pa
 
         options = self._options
@@ -239,8 +239,8 @@ class PgQueueTableReader(DataSourceReader):
         return f"select {', '.join(wanted)} from {source}"
 
     def _made(self, known: pa.Table, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of messages, with exactly Spark's types: what is known of the ranges, and what
-        the messages of the batch hold.
+        """The rows of messages, with exactly Spark's types: the known columns of the ranges, and
+        the content of the messages of the batch.
         """
         import pyarrow as pa
 
@@ -256,7 +256,7 @@ class PgQueueTableReader(DataSourceReader):
         return pa.RecordBatch.from_arrays([made(each) for each in target], schema=target)
 
     def _asked(self, ask: Callable[[dbapi.Cursor], T]) -> T:
-        """What is answered in a transaction that changes nothing; asked again when that breaks."""
+        """The result of `ask` in a read-only transaction, repeated after a broken connection."""
         options = self._options
 
         def attempt(cursor: dbapi.Cursor) -> T:

@@ -94,7 +94,7 @@ class Table:
     rows: str  # the meaning of a row
     names: str  # all columns, in order; those with a question mark may be null
     asked_for: tuple[str, ...] = ()  # those that are there only when option columns names them
-    # whether executors look up shares of the table (`pgqueue.scan_bounds`)
+    # whether executors query shares of the table (`pgqueue.scan_bounds`)
     shared_out: bool = False
     of_messages: bool = True  # whether a row is a message, so that the numbers come as ranges
     outlives: bool = False  # whether rows stay when their messages are deleted
@@ -172,7 +172,7 @@ TABLES = {
 class Where:
     """Option where, as the database has read it."""
 
-    condition: str  # the expression, as to be asked of a row that has the columns of the table
+    condition: str  # the expression, over the columns of the table
     columns: tuple[str, ...]  # the columns that it names
 
 
@@ -240,7 +240,7 @@ def blamed_on(where: str | None) -> Iterator[None]:
     except Exception as error:
         sqlstate = sqlstate_of(error) or ""
         said = Said.by(error).message
-        # Arrow makes an OSError, without a code, of what the server says while rows are fetched.
+        # Arrow raises an OSError without a code for an error of the server while rows are fetched.
         fetched = re.search("PGRES_FATAL_ERROR.{0,1000}?: ERROR: +(.*)", said)
         is_cause = sqlstate.startswith(_CAUSES) or (fetched and not _OTHER_CAUSES.search(said))
         if where is None or isinstance(error, PgQueueError) or not is_cause:
@@ -265,7 +265,7 @@ def messages_sql(
     reads: bool,
 ) -> str:
     """The from clause for the messages of ranges that pass a condition, in order: m, the messages,
-    with the number `no` of their range. `known` is what is known of the ranges; `reads` says
+    with the number `no` of their range. `known` has the known columns of the ranges; `reads` is
     whether the content of messages is needed, for the condition or otherwise.
     """
     names = [name for name in where.columns if name in known.column_names]
