@@ -2,6 +2,7 @@
 
     make bench-check     fail where an operation takes 8% more than at the commit that was kept last
     make bench-check ARGS="--against COMMIT"    ... than at this commit
+    make bench-check ARGS="--against COMMIT --table"    show all, as ratios with their quartiles
     make bench-check ARGS=--keep    measure, and keep the figures as those of this commit
 
 A figure is the CPU time of the session's backend, as the kernel counts it (/proc/PID/schedstat).
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +45,7 @@ KEPT = Path(__file__).with_suffix(".json")
 ALLOWED = 1.08
 ROUNDS = 7
 ROUNDS_OF_A_SUSPECT = 25
+PARTS = 3
 GIT = ["git", "-C", str(KEPT.parents[2])]
 
 REFERENCE = """
@@ -281,6 +285,35 @@ def costs(sessions: list[Session], operation: Operation, rounds: int) -> list[li
     return [[min(each) for each in zip(*of_session[1:], strict=True)] for of_session in found]
 
 
+def ratios(url: str, then: str, operation: Operation, rounds: int) -> list[float]:
+    """What an operation costs, divided by what it costs at `then`, in alternating rounds."""
+    found: list[float] = []
+    for _ in range(PARTS):  # in sessions of their own: the plans that a session keeps may differ
+        sessions = [session(url), session(then)]
+        for s in sessions:
+            prepare(s, operation)
+        for i in range(rounds // PARTS + 1):
+            cost = {}
+            for s in sessions if i % 2 else sessions[::-1]:
+                operation.setup(s)
+                cost[s.pid] = s.cost(
+                    lambda s=s: [operation.work(s) for _ in range(operation.count)]
+                )
+            found += [cost[sessions[0].pid] / cost[sessions[1].pid]] if i else []
+        for s in sessions:
+            s.conn.close()
+    return found
+
+
+def compare(url: str, then: str, operations: list[Operation]) -> None:
+    """Print the median of the ratios of each operation, and their quartiles."""
+    for operation in operations:
+        low, middle, high = statistics.quantiles(
+            ratios(url, then, operation, ROUNDS_OF_A_SUSPECT), n=4
+        )
+        print(f"{operation.name:36} {middle:.2f} ({low:.2f} to {high:.2f})", flush=True)
+
+
 def session(url: str) -> Session:
     s = Session(url)
     with psycopg.ClientCursor(s.conn) as cursor:
@@ -368,6 +401,7 @@ def earlier(commit: str | None) -> tuple[str, list[Operation]]:
 def main(
     keep: Annotated[bool, typer.Option(help="Keep the figures as those of this commit.")] = False,
     against: Annotated[str | None, typer.Option(help="A commit; else the last one kept.")] = None,
+    table: Annotated[bool, typer.Option(help="Show the ratio of each operation.")] = False,
 ) -> None:
     """Measure, and compare with an earlier commit."""
     with (
@@ -379,6 +413,9 @@ def main(
         if not keep:
             commit, operations = earlier(against)
             with installed(server.url, commit) as then:
+                if table:
+                    compare(server.url, then, operations)
+                    sys.exit()
                 found = slower(server.url, then, operations, ALLOWED)
             print("\n".join(found) or f"no operation takes more than at {commit}")
             sys.exit(bool(found))
