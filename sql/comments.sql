@@ -136,8 +136,7 @@ release: Ends the capture of a table; its messages remain.
 archive_files: Returns the segments of a stream that are in files, in order: their numbers from lo to below hi, and
     their files.
 set_archive: Starts an archive of a stream: old messages are written to Parquet files before retention deletes them.
-drop_archive: Ends the archive of a stream, and deletes its contents. maintain() removes the segments one by one, and
-    readers can no longer read them.
+drop_archive: Ends the archive of a stream, and deletes its contents.
 export_streams: Returns the streams with something to export or to delete, including dropped ones.
 lock_export: Locks the export of a stream to the end of the transaction, if no other exporter holds it.
 begin_export: Begins the export of the next segment of a stream; returns no row if there is none.

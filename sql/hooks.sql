@@ -114,7 +114,8 @@ create or replace function _pgqueue.on_first_seq(p_stream_id int) returns bigint
 language sql stable as $$ select least(null::bigint
         -- on first_seq
         -- archive/archived.sql
-        , _pgqueue.first_in_files(p_stream_id)
+        , (select min((f ->> 'lo')::bigint)
+           from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f where a.stream_id = p_stream_id)
         -- end
     ) $$;
 
@@ -155,7 +156,8 @@ create or replace function _pgqueue.on_trim(p_stream_id int) returns int8multira
 language sql stable as $$ select int8multirange()
         -- on trim
         -- archive/archived.sql
-        + _pgqueue.archive_ranges(p_stream_id)
+        + (select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments
+           where stream_id = p_stream_id)
         -- end
 $$;
 
@@ -196,7 +198,7 @@ create or replace function _pgqueue.on_recover() returns void
 language plpgsql as $$ begin
     -- on recover
     -- archive/archived.sql
-    delete from pgqueue.archive_attempts; -- another server may use their files now
+    delete from pgqueue.archive_attempts;  -- another server may use their files now
     -- end
 end $$;
 
@@ -227,6 +229,7 @@ language plpgsql as $$ begin
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     -- spark/reader.sql
     delete from pgqueue.readers where consumer_id = p_consumer_id;
+    delete from pgqueue.reader_claims where consumer_id = p_consumer_id;
     -- end
 end $$;
 

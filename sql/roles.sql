@@ -211,7 +211,7 @@ $$;
 
 -- The same for all objects of an installation, except those in pgqueue.objects_before. Grants to PUBLIC are revoked
 -- from these too.
-create or replace function _pgqueue.revoke_made() returns void
+create or replace function _pgqueue.revoke_install_defaults() returns void
 language plpgsql as $$
 begin
     perform _pgqueue.revoke_defaults(array(
@@ -222,6 +222,6 @@ end $$;
 
 do $$
 begin
-    perform _pgqueue.revoke_made();
+    perform _pgqueue.revoke_install_defaults();
     perform _pgqueue.grant_roles();
 end $$;

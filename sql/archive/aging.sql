@@ -41,7 +41,7 @@ begin
 end $$;
 
 -- Unpacks one pack that has publications of a segment, if there is one.
-create or replace function _pgqueue.unpack_of(p_segment pgqueue.archive_segments) returns void
+create or replace function _pgqueue.unpack(p_segment pgqueue.archive_segments) returns void
 language sql as $$
     with old as (
         delete from pgqueue.archive_packs k
@@ -112,7 +112,7 @@ begin
     elsif not _pgqueue.try_lock_history_alone(p_stream_id) then
         return false;
     end if;
-    perform _pgqueue.unpack_of(v_old);
+    perform _pgqueue.unpack(v_old);
     with old as materialized (
         select publication_id from pgqueue.archive_publications
         where stream_id = p_stream_id and publication_id <= v_old.last_publication

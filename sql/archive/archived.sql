@@ -37,7 +37,13 @@ create table if not exists pgqueue.archive_attempts (
 --     union all values
 --         ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
 --         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_segments where stream_id = %1$s')
--- on recover: delete from pgqueue.archive_attempts; -- another server may use their files now
+-- on trim:
+--     + (select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments
+--        where stream_id = p_stream_id)
+-- on first_seq:
+--     , (select min((f ->> 'lo')::bigint)
+--        from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f where a.stream_id = p_stream_id)
+-- on recover: delete from pgqueue.archive_attempts;  -- another server may use their files now
 create table if not exists pgqueue.archive_segments (
     stream_id        int         not null,
     segment          int         not null,
@@ -162,18 +168,3 @@ begin
          cross join lateral _pgqueue.unpacked(k) u
          where u.publication_id < p_below);
 end $$;
-
--- The numbers of the segments of a stream that are in files.
--- on trim: + _pgqueue.archive_ranges(p_stream_id)
-create or replace function _pgqueue.archive_ranges(p_stream_id int) returns int8multirange
-language sql stable as $$
-    select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments where stream_id = p_stream_id
-$$;
-
--- The first message of a stream that is in files; null: none is.
--- on first_seq: , _pgqueue.first_in_files(p_stream_id)
-create or replace function _pgqueue.first_in_files(p_stream_id int) returns bigint
-language sql stable as $$
-    select min((f ->> 'lo')::bigint) from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f
-    where a.stream_id = p_stream_id
-$$;

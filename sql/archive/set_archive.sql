@@ -34,16 +34,15 @@ begin
     perform _pgqueue.check_age('p_keep', p_keep);
     perform _pgqueue.await(
         'the archive of stream ' || quote_literal(p_stream),
-        'with stored as (insert into pgqueue.archives (stream_id, uri, keep_for) '
-        'select $1, $2 ->> 0, ($2 ->> 1)::interval '
+        'insert into pgqueue.archives (stream_id, uri, keep_for) select $1, $2 ->> 0, ($2 ->> 1)::interval '
         'where $2 ->> 0 is not null or exists (select from pgqueue.archives where stream_id = $1) '
         'on conflict (stream_id) do update set uri = excluded.uri, keep_for = excluded.keep_for, dropped = false '
-        'returning 1) select count(*) from stored',  -- lock: maintain
+        'returning 0',  -- lock: maintain
         v_stream.stream_id, jsonb_build_array(rtrim(p_uri, '/'), p_keep::text));
 end $$;
 
 -- Ends the archive of a stream, and deletes its contents.
--- maintain() removes the segments one by one, and readers can no longer read them. The next `pgqueue archive run`
+-- Calls of maintain() remove the segments, and readers can no longer read them. The next `pgqueue archive run`
 -- deletes the files. To keep the existing segments without archiving new ones, call set_archive with null.
 -- Errors: PQ001; PQ003 for a stream without an archive. Locks: none that others wait for.
 create or replace function pgqueue.drop_archive(p_stream text) returns void
@@ -54,8 +53,7 @@ begin
     perform _pgqueue.check_archive(v_stream);
     perform _pgqueue.await(
         'the archive of stream ' || quote_literal(p_stream),
-        'with stored as (update pgqueue.archives set dropped = true, uri = null where stream_id = $1 returning 1) '
-        'select count(*) from stored',  -- lock: maintain
+        'update pgqueue.archives set dropped = true, uri = null where stream_id = $1 returning 0',  -- lock: maintain
         v_stream.stream_id);
 end $$;
 

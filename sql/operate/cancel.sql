@@ -55,6 +55,18 @@ begin
     return coalesce(v_set, '{}');
 end $$;
 
+-- The number of messages of a set that are stored.
+create or replace function _pgqueue.count_stored(p_stream_id int, p_set int8multirange) returns bigint
+language plpgsql as $$
+declare
+    v_count bigint;
+begin
+    execute format('select count(*) from unnest($1) g cross join lateral ('
+                   'select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) offset 0) m', p_stream_id)
+    into v_count using p_set;
+    return v_count;
+end $$;
+
 -- One try to cancel messages; see cancel. Errors: PQ099 while another session claims some of the messages.
 create or replace function _pgqueue.cancel(p_consumer pgqueue.consumers, p_set int8multirange) returns bigint
 language plpgsql as $$

@@ -46,7 +46,7 @@ begin
     if o_because is null then
         execute format($q$
             select case when u.all_keys then 'a claim of all keys' else 'messages of its key' end
-                       || case when b.claim_id is null then ', which nobody has claimed yet'
+                       || case when b.claim_id is null then ', not claimed yet'
                                else ', held by ' || _pgqueue.claim_owner(b) end, b.lease_until
             from _pgqueue.unfinished($1) b join _pgqueue.users_of($1, $2) u on u.bundle_no = b.bundle_no
             where not b.seqs @> $3

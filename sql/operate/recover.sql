@@ -89,14 +89,10 @@ declare
     v_new     int8multirange := _pgqueue.new_ids(v_cursor);
     v_owed    int8multirange := (select range_agg(o.seqs) from _pgqueue.owed_sets(p_consumer, v_new, null) o)
         - coalesce(_pgqueue.excluded(v_cursor), '{}');
-    v_stored  bigint;
     v_missing int8multirange;
     v_upto    bigint;
 begin
-    execute format('select count(*) from unnest($1) g cross join lateral ('
-                   'select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) offset 0) m',
-                   p_consumer.stream_id) into v_stored using v_owed;
-    if v_owed is null or v_stored = _pgqueue.cardinality(v_owed) then
+    if v_owed is null or _pgqueue.count_stored(p_consumer.stream_id, v_owed) = _pgqueue.cardinality(v_owed) then
         return;
     end if;
     v_missing := v_owed - _pgqueue.stored_messages(p_consumer.stream_id, v_owed);

@@ -110,10 +110,10 @@ create or replace function _pgqueue.trim_at_once() returns int language sql immu
 
 -- The segments that the rules of a stream do not keep, in order. Also returns the reason: over (the segments after it
 -- contain as much as is to be kept), aged, done (it is trimmed once every consumer has finished it). A segment that is
--- not sealed, or that is on hold, may not go.
+-- not sealed, or that is on hold, is not trimmable.
 create or replace function _pgqueue.due_segments(p_stream_id int)
 returns table (segment int, lo bigint, hi bigint, closed_publication bigint, last_publication bigint, over boolean,
-               aged boolean, done boolean, may_go boolean)
+               aged boolean, done boolean, trimmable boolean)
 language sql stable as $$
     with sized as (
         select l.*, coalesce(l.last_seq, least(_pgqueue.last_seq(p_stream_id), l.hi - 1)) - l.lo + 1 as messages,
@@ -165,7 +165,7 @@ begin
            coalesce(range_agg(int8range(lo, hi)) filter (where over or d.aged), '{}') as drop,
            max(last_publication) as upto, min(closed_publication) as late_from
     into v_due
-    from _pgqueue.due_segments(p_stream_id) d where may_go;
+    from _pgqueue.due_segments(p_stream_id) d where trimmable;
     if v_due.upto is null then
         perform _pgqueue.record_holders(p_stream_id);
         return;
@@ -329,7 +329,7 @@ language sql set enable_seqscan = off set jit = off as $$
                      select 'transactions or sinks that have not published it' where d.last_publication is null
                      union all
                      select _pgqueue.on_hold(p_stream_id, d.segment)
-                     where d.last_publication is not null and not d.may_go
+                     where d.last_publication is not null and not d.trimmable
                      union all
                      select unnest(p_others)
                      order by 1) as by

@@ -116,8 +116,9 @@ begin
                               union all
                               select seqs from pgqueue.dead_messages
                               where consumer_id = v_consumer.consumer_id) m), '{}');
-    v_less := _pgqueue.release_kept(v_consumer, _pgqueue.pass_taken(v_stored, true), v_ids, v_kept + _pgqueue.outside(
-        v_consumer.stream_id, v_ids, v_from.o_next, v_from.o_cut, v_to.o_seen, v_to.o_cut));
+    v_less := _pgqueue.remove_exclusions(
+        v_consumer, _pgqueue.pass_taken(v_stored, true), v_ids, v_kept + _pgqueue.outside(
+            v_consumer.stream_id, v_ids, v_from.o_next, v_from.o_cut, v_to.o_seen, v_to.o_cut));
     v_cursor := v_less.p_cursor;
     v_ids := v_ids * int8multirange(int8range(1, v_cursor.next_publication)) - _pgqueue.gap_ids(v_cursor);
     -- exclusions apply to all gaps, so no publication that is in another gap
@@ -148,8 +149,9 @@ $$;
 --   p_ids   the publications of the replay
 --   p_kept  the messages that the consumer has not finished now
 -- Returns the cursor, and how many of these messages are of publications in those gaps.
-create or replace function _pgqueue.release_kept(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                                 p_ids int8multirange, p_kept int8multirange, out o_count bigint)
+create or replace function _pgqueue.remove_exclusions(p_consumer pgqueue.consumers,
+                                                      inout p_cursor pgqueue.consumer_cursors, p_ids int8multirange,
+                                                      p_kept int8multirange, out o_count bigint)
 language plpgsql as $$
 declare
     v_gap  pgqueue.consumer_gaps;

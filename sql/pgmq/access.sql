@@ -38,7 +38,7 @@ do $$
 declare
     v_object text;
 begin
-    perform _pgqueue.revoke_made();
+    perform _pgqueue.revoke_install_defaults();
     for v_object in  -- the public functions; the others run within them
         select oid::regprocedure::text from pg_proc
         where pronamespace = 'pgmq'::regnamespace and (proname !~ '^_' or (proname = '_rows' and pronargs = 1))

@@ -37,7 +37,7 @@ begin
 end $$;
 
 -- The numbers of an array that are in a set, in the order of the array.
-create or replace function pgmq._those(msg_ids bigint[], p_set int8multirange) returns setof bigint
+create or replace function pgmq._in_set(msg_ids bigint[], p_set int8multirange) returns setof bigint
 language sql immutable as $$
     select i from (select i, min(n) as n from unnest(msg_ids) with ordinality u (i, n) group by i) d
     where p_set @> i order by n
@@ -49,7 +49,7 @@ language plpgsql as $$ begin return pgmq._settle(pgmq._consumer(queue_name), pgm
 create or replace function pgmq.delete(queue_name text, msg_ids bigint[]) returns setof bigint
 language plpgsql as $$
 begin
-    return query select pgmq._those(msg_ids, pgmq._settle(pgmq._consumer(queue_name), pgmq._set(msg_ids)));
+    return query select pgmq._in_set(msg_ids, pgmq._settle(pgmq._consumer(queue_name), pgmq._set(msg_ids)));
 end $$;
 
 -- Moves messages from a queue to its archive, the view a_<queue>.
@@ -64,7 +64,7 @@ begin
     select m.queue_name, r.msg_id, r.read_ct, r.enqueued_at, r.last_read_at, r.vt, r.message, r.headers
     from unnest(v_rows) r join pgmq.meta m on lower(m.queue_name) = v_consumer.stream_name
     where v_done @> r.msg_id;
-    return query select pgmq._those(msg_ids, v_done);
+    return query select pgmq._in_set(msg_ids, v_done);
 end $$;
 
 create or replace function pgmq.archive(queue_name text, msg_id bigint) returns boolean

@@ -70,22 +70,20 @@ end $$;
 create or replace function pgqueue.drop_schedule(p_stream text, p_name text) returns void
 language plpgsql as $$
 declare
-    v_stream pgqueue.streams := _pgqueue.lock_schedules(p_stream);
+    v_id int := (_pgqueue.locked_schedule(p_stream, p_name)).stream_id;
 begin
-    perform _pgqueue.schedule(v_stream, p_name);
-    delete from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name;
-    perform _pgqueue.record_schedules(v_stream.stream_id);
+    delete from pgqueue.schedules where stream_id = v_id and name = p_name;
+    perform _pgqueue.record_schedules(v_id);
 end $$;
 
 -- Pauses a schedule: it sends nothing until it is resumed. Errors, locks: as drop_schedule.
 create or replace function pgqueue.pause_schedule(p_stream text, p_name text) returns void
 language plpgsql as $$
 declare
-    v_stream pgqueue.streams := _pgqueue.lock_schedules(p_stream);
+    v_id int := (_pgqueue.locked_schedule(p_stream, p_name)).stream_id;
 begin
-    perform _pgqueue.schedule(v_stream, p_name);
-    update pgqueue.schedules set paused = true where stream_id = v_stream.stream_id and name = p_name;
-    perform _pgqueue.record_schedules(v_stream.stream_id);
+    update pgqueue.schedules set paused = true where stream_id = v_id and name = p_name;
+    perform _pgqueue.record_schedules(v_id);
 end $$;
 
 -- Resumes a paused schedule at its next time; times during the pause are skipped.
@@ -93,14 +91,13 @@ end $$;
 create or replace function pgqueue.resume_schedule(p_stream text, p_name text) returns timestamptz
 language plpgsql as $$
 declare
-    v_stream   pgqueue.streams := _pgqueue.lock_schedules(p_stream);
-    v_schedule pgqueue.schedules := _pgqueue.schedule(v_stream, p_name);
+    v_schedule pgqueue.schedules := _pgqueue.locked_schedule(p_stream, p_name);
 begin
     if v_schedule.paused then
         v_schedule.next_at := _pgqueue.next_time(v_schedule, clock_timestamp());
         update pgqueue.schedules set paused = false, next_at = v_schedule.next_at
-        where stream_id = v_stream.stream_id and name = p_name;
-        perform _pgqueue.record_schedules(v_stream.stream_id);
+        where stream_id = v_schedule.stream_id and name = p_name;
+        perform _pgqueue.record_schedules(v_schedule.stream_id);
     end if;
     return v_schedule.next_at;
 end $$;

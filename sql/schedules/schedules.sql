@@ -183,19 +183,20 @@ begin
     perform _pgqueue.await_lock(_pgqueue.lock_class_schedules(), p_stream_id, false);
 end $$;
 
--- A schedule by its name. Errors: PQ003.
-create or replace function _pgqueue.schedule(p_stream pgqueue.streams, p_name text) returns pgqueue.schedules
-language plpgsql stable as $$
+-- A schedule by its name. Locks the schedules of its stream. Errors: PQ003, and as lock_schedules().
+create or replace function _pgqueue.locked_schedule(p_stream text, p_name text) returns pgqueue.schedules
+language plpgsql as $$
 declare
+    v_stream   pgqueue.streams := _pgqueue.lock_schedules(p_stream);
     v_schedule pgqueue.schedules;
 begin
-    select * into v_schedule from pgqueue.schedules where stream_id = p_stream.stream_id and name = p_name;
+    select * into v_schedule from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name;
     if not found then
         raise exception 'unknown schedule % of stream %', coalesce(quote_literal(p_name), 'null'),
-                        quote_literal(p_stream.name)
+                        quote_literal(p_stream)
             using errcode = 'PQ003', column = 'p_name',
                   hint = _pgqueue.suggestion(p_name, array(select name from pgqueue.schedules
-                                                      where stream_id = p_stream.stream_id
+                                                      where stream_id = v_stream.stream_id
                                                       order by name limit 10));
     end if;
     return v_schedule;

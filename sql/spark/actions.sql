@@ -26,10 +26,10 @@ begin
 end $$;
 
 -- Acknowledges, returns or dead-letters messages by their numbers, for a batch of a sink, once for each consumer.
---   ack          the message is done. details: its result, if the consumer keeps history the message is delivered
---                again, as a failure: after delay, or as the consumer's settings say; reason: its last error. In an
---                ordered consumer the later messages of the key in the same claim are returned too, without a failure.
---                Only for messages that a claim of a query holds
+--   ack          the message is done. details: its result, if the consumer keeps history
+--   nack         the message is delivered again, as a failure: after delay, or as the consumer's settings say; reason:
+--                its last error. In an ordered consumer the later messages of the key in the same claim are returned
+--                too, without a failure. Only for messages that a claim of a query holds
 --   dead_letter  the message becomes a dead letter, with reason (by default rejected) and details
 --   p_query_id   the Spark query of the write, if known
 --   p_replayed   whether a micro-batch that has the messages keeps them when it is replayed

@@ -70,7 +70,7 @@ begin
               and bundle_no = any (array(select l.bundle_no from unnest(v_locked) l));
             v_locked := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
         end if;
-        v_set := _pgqueue.messages_behind(v_claim, v_keep);
+        v_set := _pgqueue.messages_after(v_claim, v_keep);
         v_keep := greatest(0, v_keep - v_holds);
         if v_left = 1 and not v_aside then
             o_poison := _pgqueue.finish(v_locked, v_claim.claim_id, null, true, 'poison', null);
@@ -111,7 +111,7 @@ language sql stable as $$
 $$;
 
 -- The messages of a claim after its first p_keep, in the order of delivery; null: none.
-create or replace function _pgqueue.messages_behind(p_claim pgqueue.reader_claims, p_keep bigint) returns int8multirange
+create or replace function _pgqueue.messages_after(p_claim pgqueue.reader_claims, p_keep bigint) returns int8multirange
 language sql stable as $$
     select range_agg(case when before >= p_keep then seqs
                           else seqs - _pgqueue.below(seqs, _pgqueue.bound_of(seqs, p_keep - before)) end)

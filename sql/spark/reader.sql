@@ -33,8 +33,8 @@ begin
 end $$;
 
 -- The claims of checkpoint readers: each with its original set, until its reader has moved past it, so that an offset
--- (reader, claim) always names the same messages. The messages that it still holds are in bundles with its token. on
--- drop_consumer
+-- (reader, claim) always names the same messages. The messages that it still holds are in bundles with its token.
+-- on drop_consumer
 create table if not exists pgqueue.reader_claims (
     reader        uuid           not null,
     claim_id      bigint         not null,

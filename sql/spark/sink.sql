@@ -147,9 +147,8 @@ begin
     elsif v_known is null then
         perform _pgqueue.await(
             'the streams of sink ' || p_sink,
-            'with noted as (insert into pgqueue.sink_streams (sink, stream_id, name) '
-            'values ($2 ->> 0, $1, $2 ->> 1) '
-            'on conflict do nothing returning 1) select count(*) from noted',  -- lock: sink stream
+            'insert into pgqueue.sink_streams (sink, stream_id, name) values ($2 ->> 0, $1, $2 ->> 1) '
+            'on conflict do nothing returning 0',  -- lock: sink stream
             p_stream.stream_id, jsonb_build_array(p_sink, v_name));
     end if;
 end $$;
@@ -221,7 +220,7 @@ begin
                         p_sink, v_chunks, cardinality(p_staged)
             using errcode = 'PQ005',
                   hint = 'The database was restored to an earlier state, or a standby that lacked the last commits was '
-                         'promoted. Nothing was published. Call recover(), and restart the query: an error tells '
+                         'promoted. Nothing was published. Call recover(), and restart the query: an error says '
                          'whether it needs a new checkpoint.';
     elsif v_chunks <> cardinality(p_staged) or v_rows <> p_rows then
         raise exception 'batch % of sink % is not complete: it has % of % staged chunks, % of % messages', p_batch,

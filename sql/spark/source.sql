@@ -55,10 +55,7 @@ declare
     v_acked    record;
     v_fill     record;
 begin
-    if p_max_bytes < 1 then
-        raise exception 'p_max_bytes is null or at least 1, not %', p_max_bytes
-            using errcode = 'PQ003', column = 'p_max_bytes';
-    end if;
+    perform _pgqueue.check_positive('p_max_bytes', p_max_bytes);
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_start_messages);
     v_consumer := _pgqueue.begin_claim('reader', p_max, p_visibility_timeout, p_reader => p_reader,
                                        p_consumer_id => p_consumer_id);
@@ -163,10 +160,7 @@ declare
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_end_claim);
-    if p_quarantine_after < 1 then
-        raise exception 'p_quarantine_after is null or at least 1, not %', p_quarantine_after
-            using errcode = 'PQ003', column = 'p_quarantine_after';
-    end if;
+    perform _pgqueue.check_positive('p_quarantine_after', p_quarantine_after);
     v_consumer := _pgqueue.check_kind('reader', _pgqueue.own_reader(p_reader, p_consumer_id));
     v_reader := _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_end_claim);
     v_stored := _pgqueue.cursor(p_consumer_id);
@@ -221,7 +215,6 @@ declare
     v_lost  bigint := p_claim.message_count - _pgqueue.remaining(p_claim) - p_claim.settled;
     v_rest  int8multirange := p_claim.seqs;
     v_skips int8multirange;
-    v_found bigint;
 begin
     if v_lost = 0 then
         return 0;
@@ -229,12 +222,9 @@ begin
     v_rest := v_rest - (select coalesce(range_agg(seqs), '{}') from _pgqueue.bundles_of(p_claim.head, p_claim.token));
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_claim.consumer_id), '{}');
     v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_stream_id)).o_seqs - _pgqueue.seqs_settled_early(p_claim);
-    execute format('select count(*) from unnest($1) g '
-                   'cross join lateral (select from pgqueue.messages_%s '
-                   'where seq >= lower(g) and seq < upper(g) offset 0) m', p_stream_id)
-    into v_found using v_rest;
     -- rows that the query settled before the loss may be deleted too, and are not recorded: so at most v_lost
-    return least(_pgqueue.cardinality(v_skips) + _pgqueue.cardinality(v_rest) - v_found, v_lost);
+    return least(_pgqueue.cardinality(v_skips) + _pgqueue.cardinality(v_rest)
+                 - _pgqueue.count_stored(p_stream_id, v_rest), v_lost);
 end $$;
 
 -- Returns how many messages of a micro-batch its reader has lost to other claims, because a lease ended. A query that
@@ -293,8 +283,8 @@ create or replace function pgqueue.reader_query(p_reader uuid, p_query_id text) 
 language plpgsql as $$
 begin
     perform _pgqueue.await('checkpoint reader ' || p_reader,
-        'with noted as (update pgqueue.readers set query_id = $2 ->> 1 where reader = ($2 ->> 0)::uuid '
-        'and query_id is distinct from $2 ->> 1 returning 1) select count(*) from noted',  -- lock: reader row
+        'update pgqueue.readers set query_id = $2 ->> 1 where reader = ($2 ->> 0)::uuid '
+        'and query_id is distinct from $2 ->> 1 returning 0',  -- lock: reader row
         null, jsonb_build_array(p_reader, p_query_id));
 exception when unique_violation then
     raise exception 'query % reads % twice: each of its two readers would get a part of the messages', p_query_id,

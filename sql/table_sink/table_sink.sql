@@ -34,12 +34,12 @@ begin
     perform _pgqueue.check_target(p_target, p_role);
     perform _pgqueue.keep_secret();
     return query select _pgqueue.table_plan(p_target, p_role) ->> 'relation',
-                        _pgqueue.signed(nextval('pgqueue.write_numbers'));
+                        _pgqueue.signed_write_no(nextval('pgqueue.write_numbers'));
 end $$;
 
 -- The number of a write, for the role that opened it: a counter of 31 bits, and 32 bits that prove that open_table()
 -- returned the number to this role, so that no other role can use it first.
-create or replace function _pgqueue.signed(p_number bigint) returns bigint
+create or replace function _pgqueue.signed_write_no(p_number bigint) returns bigint
 language sql stable as $$
     select (p_number << 32) | ('x' || encode(substr(sha256(
                int8send(pg_sequence_last_value('pgqueue.claim_secret')) || int8send(p_number)
@@ -88,7 +88,7 @@ begin
     if (p_write_no > 0) is not true then
         raise exception 'p_write_no is a number of open_table(), not %', coalesce(p_write_no::text, 'null')
             using errcode = 'PQ003', column = 'p_write_no';
-    elsif (p_write_no = _pgqueue.signed(p_write_no >> 32)) is not true then
+    elsif (p_write_no = _pgqueue.signed_write_no(p_write_no >> 32)) is not true then
         raise exception 'p_write_no % is not a number that open_table() returned to role %', p_write_no, session_user
             using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
     end if;
@@ -105,9 +105,9 @@ begin
         end if;
         if _pgqueue.await(
                'write ' || p_write_no,
-               'with noted as (insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role) '
+               'insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role) '
                'select $1, $2 ->> 0, ($2 ->> 1)::bigint, $2 -> 2, $2 -> 3, $2 ->> 4 '
-               'on conflict do nothing returning 1) select count(*) from noted',  -- lock: table write
+               'on conflict do nothing returning 1',  -- lock: table write
                p_write_no, jsonb_build_array(p_sink, p_batch, p_target, v_plan, p_role)) = '1' then
             perform _pgqueue.make_staged_rows(v_name, v_plan, p_role);
             perform pgqueue.drop_table_write(w) from unnest(v_others) w where w < p_write_no;

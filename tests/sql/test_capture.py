@@ -496,7 +496,7 @@ def test_what_does_not_fit_the_stream_fails_the_statement(conn: Conn, table: Non
 
 
 def test_released_or_uninstalled_nothing_is_left_behind(conn: Conn, table: None) -> None:
-    depends = r"others depend on the schema pgqueue: .*capture of public\.t"
+    depends = r"other objects depend on the schema pgqueue: .*capture of public\.t"
     with pytest.raises(Exception, match=depends):
         schema.uninstall(conn)
     call(conn, "release", "t", "s")

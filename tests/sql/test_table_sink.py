@@ -91,8 +91,8 @@ def test_without_a_sequence_a_key_is_there_once(conn: Conn) -> None:
     [
         ("alter table bills rename amount to price", "has no column amount"),
         ("alter table bills alter amount type text", "is decimal(10,2), and must fit"),
-        ("alter table bills alter version type bigint", "a column, a type or an index is another one"),
-        ("alter table bills drop version, add version int", "a column, a type or an index is another one"),
+        ("alter table bills alter version type bigint", "a column, a type or an index is different"),
+        ("alter table bills drop version, add version int", "a column, a type or an index is different"),
         ("alter table bills drop constraint bills_pkey", "p_merge_keys are the columns of a unique index"),
         ("drop table bills; create table bills (id bigint primary key, amount numeric(10, 2), version int)", "another one"),
         ("drop table bills", "table public.bills was dropped"),

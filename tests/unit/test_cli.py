@@ -236,7 +236,7 @@ def test_uninstall_says_what_goes_and_asks(url, queue, run):
     with connection.connect(url) as conn:
         conn.execute("create view mine as select * from pgqueue.stream_stats")
         told = run("uninstall", "--yes", code=1)
-        assert "others depend on the schema pgqueue: view public.mine" in told
+        assert "other objects depend on the schema pgqueue: view public.mine" in told
         assert "hint: Drop them first" in told
         conn.execute("drop view mine")
     assert "1 stream ('s')" in run("uninstall", "-y")

@@ -241,7 +241,7 @@ class ManagingStreams(Calls):
             to_stream: the other stream's name; of the same kind, with limits at least as wide.
 
         Raises:
-            PgQueueError: PQ003 not a topic; another kind; or messages would go round in a circle.
+            PgQueueError: PQ003 not a topic; another kind; or the bindings would form a cycle.
         """
         self._value(
             "select pgqueue.bind(%s::text, %s::text, %s::text)",
