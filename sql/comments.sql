@@ -97,8 +97,7 @@ reader_fork: Creates a checkpoint reader for a copy of a checkpoint, with the po
 recent_size: Returns the average number of bytes of data of the last 100 messages of a stream; null: it has none.
 open_stream: Returns the id and kind of a stream, for a Spark query.
 open_streams: Returns all streams with their ids and kinds, for a Spark query that reads streams by a pattern.
-open_consumer: Returns the id and settings of a consumer, for a Spark query or a worker. identity is a globally unique
-    name of the consumer; channel is the notification channel of its stream.
+open_consumer: Returns the id and settings of a consumer, for a Spark query or a worker.
 reader_claim: Acknowledges the finished batches of a Spark query, and returns the end offset of its next micro-batch.
 reader_extend: Extends the claims of a Spark query, as its heartbeat.
 reader_resume: Prepares the messages of a micro-batch for a read or a repeated read.

@@ -9,8 +9,8 @@ language sql stable as $$ select s.stream_id, s.kind from _pgqueue.stream(p_stre
 create or replace function pgqueue.open_streams() returns table (stream text, stream_id int, kind text)
 language sql stable as $$ select s.name, s.stream_id, s.kind from pgqueue.streams s order by s.name collate "C" $$;
 
--- Returns the id and settings of a consumer, for a Spark query or a worker. identity is a globally unique name of the
--- consumer; channel is the notification channel of its stream. Errors: PQ001, PQ002.
+-- Returns the id and settings of a consumer, for a Spark query or a worker. The identity is globally unique; the
+-- channel is for notifications of the stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
 returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text,
                channel text, keeps_history boolean, paused boolean)

@@ -42,12 +42,7 @@ begin
     into v_later, v_earlier from pgqueue.staged_chunks
     where sink = p_sink and batch = p_batch and staged_by = session_user
       and (_pgqueue.is_query(p_sink) or (routed = p_routed and (p_routed or stream_id = p_stream_id)));
-    if v_later then
-        raise exception 'batch % of sink % is written by another try of it, which began later', p_batch, p_sink
-            using errcode = 'PQ008',
-                  hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
-                         'killed. Nothing was staged.';
-    end if;
+    perform _pgqueue.refuse_write(p_sink, p_batch) where v_later;
     for v_chunk in
         select * from pgqueue.staged_chunks where staged_id = any (v_earlier) order by staged_id limit 10
         -- lock: chunk
@@ -55,6 +50,16 @@ begin
     loop
         perform _pgqueue.delete_chunk(v_chunk);
     end loop;
+end $$;
+
+-- Raises PQ008: a later write of the batch has begun.
+create or replace function _pgqueue.refuse_write(p_sink text, p_batch bigint) returns void
+language plpgsql as $$
+begin
+    raise exception 'a later write of batch % of sink % has begun', p_batch, p_sink
+        using errcode = 'PQ008',
+              hint = 'Two drivers run the same query: stop one of them. Or this is a task of an application that was '
+                     'killed. Nothing was staged.';
 end $$;
 
 -- Deletes a staged chunk with its messages. Needs the chunk's lock. Returns the number of deleted messages; null, and

@@ -97,12 +97,7 @@ begin
         v_others := array(select write_no from pgqueue.table_writes
                           where sink = p_sink and batch = p_batch and staged_by = session_user
                             and plan ->> 'relation' = v_plan ->> 'relation');
-        if p_write_no < any (v_others) then
-            raise exception 'batch % of sink % is written by another try of it, which began later', p_batch, p_sink
-                using errcode = 'PQ008',
-                      hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
-                             'killed. Nothing was staged.';
-        end if;
+        perform _pgqueue.refuse_write(p_sink, p_batch) where p_write_no < any (v_others);
         if _pgqueue.await(
                'write ' || p_write_no,
                'insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role) '

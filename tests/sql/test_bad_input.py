@@ -156,7 +156,7 @@ CASES: list[Case] = [
     ("create_schedule('t', 'h', p_data => 'x')", "PQ003", ["p_cron or p_every", "none"]),
     ("create_schedule('t', 'h', '@daily', '1 hour', p_data => 'x')", "PQ003", ["p_cron or p_every", "not both"]),
     ("create_schedule('t', 'h', '61 * * * *', p_data => 'x')", "PQ003", ["minute of p_cron", "0 to 59", "'61'"]),
-    ("create_schedule('t', 'h', '0 0 30 2 *', p_data => 'x')", "PQ003", ["p_cron never comes", "'0 0 30 2 *'"]),
+    ("create_schedule('t', 'h', '0 0 30 2 *', p_data => 'x')", "PQ003", ["p_cron has no time", "'0 0 30 2 *'"]),
     ("create_schedule('t', 'h', p_every => '0', p_data => 'x')", "PQ003", ["p_every", "1 second to 10 years", "'00:00:00'"]),
     ("create_schedule('t', 'h', '@daily', p_time_zone => 'Mars', p_data => 'x')", "PQ003", ["p_time_zone", "Europe/Berlin", "'Mars'"]),
     ("create_schedule('t', 'h', '@daily', p_data => null)", "PQ004", ["p_data", "not null"]),

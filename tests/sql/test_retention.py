@@ -323,7 +323,7 @@ def test_it_is_said_which_transaction_stops_trimming(conn: Conn, session: Sessio
     other.execute("prepare transaction 'forgotten'")
     maintain(conn)
     assert kept(conn).held_by == [f"prepared transaction 'forgotten', {why}"]
-    assert "the prepared transaction 'forgotten'" in kept(conn).advice
+    assert "prepared transaction 'forgotten'" in kept(conn).advice
     assert stored(conn) == sent
     other.execute("rollback prepared 'forgotten'")
     maintain(conn)

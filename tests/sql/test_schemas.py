@@ -139,7 +139,7 @@ CHANGES = [
     (ORDER, ORDER.replace(" not null", ""), "column id is nullable in only one of the two"),
     (ORDER, ORDER.replace("string,", "string not null,"), "column name is nullable in only one"),
     (ORDER, ORDER + ", n int not null", "column n is new, and not null"),
-    ("a array<struct<b: int>>", "a array<struct<c: int>>", "column a column b is gone"),
+    ("a array<struct<b: int>>", "a array<struct<c: int>>", "column a column b is missing"),
     ("a struct<b: int>", "a struct<b: int, c: int not null>", "column a column c is new"),
 ]
 

@@ -378,7 +378,7 @@ def test_what_outlived_its_application_stages_nothing_that_stays(conn: Conn, str
     earlier, later = value(conn, "begin_write"), value(conn, "begin_write")
     old = [stage(conn, stream, 2, p_write_no=earlier)]
     mine = [stage(conn, stream, 2, p_write_no=later)]
-    with pytest.raises(psycopg.Error, match="began later") as caught:
+    with pytest.raises(psycopg.Error, match="a later write") as caught:
         stage(conn, stream, 2, p_write_no=earlier)
     assert caught.value.sqlstate == "PQ008"
     with pytest.raises(psycopg.Error, match="0 of 1 staged chunks") as caught:

@@ -163,14 +163,14 @@ def test_a_value_that_does_not_fit_fails_the_batch_and_is_never_cut(
 
 REFUSED = [
     ("no_schema", {}, [], "a table with its schema, quoted as in SQL, such as public.bills; not 'no_schema'"),
-    ("public.no", {}, [], "there is no public.no"),
+    ("public.no", {}, [], "which has no public.no"),
     ('public."t', {}, [], "a table with its schema"),
     ("pgqueue.streams", {}, [], "is a table of the queue: option stream sends messages"),
     ("pg_catalog.pg_class", {}, [], "is a system table"),
     ("public.loose", {}, [], "is unlogged"),
     ("public.parted", {}, [], "has a partition that is unlogged or foreign"),
     ("public.seq", {}, [], "there is no public.seq"),
-    ("public.stored", {}, [], "is no table"),
+    ("public.stored", {}, [], "is not a table"),
     ("public.summed", {}, [], "is a view that accepts no rows"),
     ("public.t", {"other": "int"}, [], "table public.t has no column other: it has id, v, made, always"),
     ("public.t", {"made": "int"}, [], "column made of table public.t is generated"),
