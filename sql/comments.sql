@@ -89,8 +89,7 @@ numbers_behind: Lists the sequences that are behind their rows, because they wer
     values.
 recover: Begins a new incarnation of each stream, after a restore or a promotion, and advances sequences beyond their
     rows.
-reader_ack: Acknowledges what a Spark query has finished, up to an offset of Spark's commit log: the claims of the
-    checkpoint reader up to p_start_claim.
+reader_ack: Acknowledges what a Spark query has finished, up to an offset of Spark's commit log.
 reader_state: Returns the state of a checkpoint reader, compared with its checkpoint; no row for an unknown reader.
 reader_release: Returns the messages that a Spark query holds, and deletes its checkpoint reader.
 reader_fork: Creates a checkpoint reader for a copy of a checkpoint, with the position of the original.

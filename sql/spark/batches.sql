@@ -72,7 +72,7 @@ language sql immutable as $$ select p_sink not like 'txn:%' and p_sink not like 
 -- to the next role that uses it. Publishing, writing tables and each kind of action (spark/actions.sql) have separate
 -- owners.
 create or replace function _pgqueue.check_sink(p_sink text, p_published boolean, p_revived boolean,
-                                               p_in_table boolean default false) returns void
+                                               p_in_table boolean) returns void
 language plpgsql stable as $$
 declare
     v_owner text := (select done_by from pgqueue.sink_batches

@@ -1,9 +1,9 @@
 -- Functions for the checkpoint of a Spark query, called from outside the query or at its end.
 
--- Acknowledges what a Spark query has finished, up to an offset of Spark's commit log: the claims of the checkpoint
--- reader up to p_start_claim. Returns how many messages were acknowledged, and how many messages of these claims were
--- lost to other claims. Safe to repeat, also while the query runs. Errors: PQ002, PQ003, PQ005, PQ007, PQ010. Locks:
--- the reader, its claims.
+-- Acknowledges what a Spark query has finished, up to an offset of Spark's commit log. These are the claims of the
+-- checkpoint reader up to p_start_claim. Returns how many messages were acknowledged, and how many messages of these
+-- claims were lost to other claims. Safe to repeat, also while the query runs. Errors: PQ002, PQ003, PQ005, PQ007,
+-- PQ010. Locks: the reader, its claims.
 create or replace function pgqueue.reader_ack(p_reader uuid, p_consumer_id int, p_start_claim bigint)
 returns table (acked bigint, lost bigint)
 language plpgsql as $$

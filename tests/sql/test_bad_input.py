@@ -93,8 +93,9 @@ CASES: list[Case] = [
         "redrive('t', 'c', '{1,null}')", "ack({claim}, array[null]::bigint[])", "ack({claim}, array[1, null])",
         "nack({claim}, array[null]::bigint[])", "dead_letter({claim}, array[null]::bigint[])",
     )),
+    ("create_group('t', 'c')", "PQ006", ["'c'", "not a group"]),
     *((call, "PQ006", ["'c'", "no group"]) for call in (
-        "create_group('t', 'c')", "lease_partitions('t', 'c', 'w')", "leave_group('t', 'c', 'w')",
+        "lease_partitions('t', 'c', 'w')", "leave_group('t', 'c', 'w')",
         "note_offset('t', 'c', '{}')", "plan_partitions('t', 'c', '{}')", "read_partitions('t', 'c', '{}')",
     )),
     *((call, "PQ002", ["'no'", *RECEIVERS]) for call in (
@@ -277,7 +278,7 @@ CASES: list[Case] = [
     ("test_topic(null, 'x')", "PQ003", ["p_pattern", "null", *TOPIC]),
     ("bind('t', '.a', 't')", "PQ003", ["p_topic", "'.a'"]),
     ("bind('t', null, 't')", "PQ003", ["p_topic", "null"]),
-    ("bind('t', 'a', 't')", "PQ003", ["p_to_stream", "'t'", "circle"]),
+    ("bind('t', 'a', 't')", "PQ003", ["p_to_stream", "'t'", "cycle"]),
     ("bind('t', 'a', 'j')", "PQ003", ["p_to_stream", "kind text", "'j'"]),
     ("create_consumer('t', 'n', p_ordering => 'fifo')", "PQ003", ["p_ordering", "'fifo'", *ORDERING]),
     ("create_consumer('t', 'n', p_ordering => null)", "PQ003", ["null", *ORDERING]),

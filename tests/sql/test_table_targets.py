@@ -169,7 +169,7 @@ REFUSED = [
     ("pg_catalog.pg_class", {}, [], "is a system table"),
     ("public.loose", {}, [], "is unlogged"),
     ("public.parted", {}, [], "has a partition that is unlogged or foreign"),
-    ("public.seq", {}, [], "there is no public.seq"),
+    ("public.seq", {}, [], "which has no public.seq"),
     ("public.stored", {}, [], "is not a table"),
     ("public.summed", {}, [], "is a view that accepts no rows"),
     ("public.t", {"other": "int"}, [], "table public.t has no column other: it has id, v, made, always"),
