@@ -216,7 +216,7 @@ def test_mistakes_are_found_before_a_task_runs(queue: Queue):
     wrong = frame.selectExpr("id", "cast(id as double) as version")
     assert "column version is double, and must fit column version" in refusal(wrong, **given)
     doubles = frame.selectExpr("id", "id / 3 as amount", "id as version")
-    assert "Or let option allowRounding name amount" in refusal(doubles, **given)
+    assert "Or add amount to option allowRounding" in refusal(doubles, **given)
     rounded = {"mergeKeys": "id", "sequenceBy": "amount", "allowRounding": "amount"}
     error = refusal(doubles, **given, **rounded)
     assert "with option sequenceBy, an older row could remain" in error
