@@ -1,10 +1,10 @@
--- Which role may call which function, and with which settings a function runs: one list, from which roles.sql and
--- function_settings.sql derive the rest.
+-- The rights and settings of all functions: one list, from which roles.sql and function_settings.sql derive the rest.
 
--- The list. A function of the schema pgqueue has its plain name, an internal one its schema too. A row is for functions
--- of one topic that have the same rights and settings.
---   roles     the group roles that may call it; null: none, it is for other functions, or for the owner of the schema
---   settings  names of run_settings(), or caller: it runs with the rights of its caller
+-- The list. Names of internal functions have their schema. A row is for functions of one topic with the same rights and
+-- settings.
+--   roles     the group roles that may call it; null: none, because it is for other functions, or for the owner of the
+--             schema
+--   settings  names of run_settings(); or caller: it runs with the rights of its caller
 -- (More than 60 lines: one list.)
 create or replace function _pgqueue.access() returns table (name text, roles text[], settings text[])
 language sql immutable as $$
@@ -39,7 +39,7 @@ language sql immutable as $$
         ('{read_partitions}', '{consumer}', '{plan, probe, loop, serial}'),
         ('{note_offset}', '{consumer}', '{probe, loop}'),
         ('{create_group}', '{admin}', null),
-        -- Spark's source; check_timeout() is asked when it is opened, end_after() by that of older versions of Spark
+        -- Spark's source: it calls check_timeout() when it is opened, and end_after() before Spark 4.1
         ('{reader_claim, reader_extend, reader_resume, consumer_available, reader_ack, reader_release}',
          '{consumer}', '{plan, probe, loop}'),
         ('{reader_plan, reader_query, reader_lost, reader_others, consumer_backlog, consumer_lag, reader_state,
@@ -52,7 +52,7 @@ language sql immutable as $$
         ('{open_table, open_table_write, begin_table_batch}', '{producer}', '{plan, names}'),
         ('{apply_table_batch}', '{producer}', '{caller, digits}'),
         ('{drop_table_write}', '{producer}', null),
-        -- looking
+        -- monitoring
         ('{peek}', '{consumer, admin}', '{probe, loop}'),
         ('{peek_at}', '{consumer, admin}', '{probe, serial, no_jit}'),
         ('{explain_message, failures, key_stats, scan_claimed}', '{observer, admin}', '{probe, loop}'),
@@ -94,32 +94,32 @@ language sql immutable as $$
         ('{_pgqueue.keep_newest}', null, '{probe, hash, no_jit}'),
         ('{_pgqueue.check_written, _pgqueue.entries_of}', null, '{probe, serial, no_jit}'),
         ('{_pgqueue.sql_name}', null, '{names}'),
-        -- asked for each row that is inserted into pgqueue.written
+        -- called for each row that is inserted into pgqueue.written
         ('{_pgqueue.reserved}', '{producer}', null)
     ) l (names, roles, settings)
 $$;
 
--- The settings that functions run with, by a name.
+-- The named settings of functions.
 --
--- A function that is called for every claim reads a few rows by index. Statistics are out of date for tables that fill
--- and empty all day, and then the planner now and then prefers to read a table whole. These settings forbid that.
+-- A function that is called for every claim reads a few rows by index. The statistics of tables that fill and empty all
+-- day are often out of date, and then the planner sometimes chooses a sequential scan. These settings prevent that.
 create or replace function _pgqueue.run_settings() returns table (name text, settings text[])
 language sql immutable as $$
     values
-        -- the plan is kept: to plan costs more than a small claim, and a custom plan would hold arrays as constants
+        -- a generic plan: planning costs more than a small claim, and a custom plan would have arrays as constants
         ('plan',   '{plan_cache_mode = force_generic_plan}'::text[]),
-        -- one index probe after the other, also in a table that was just written to
+        -- index scans only, also in a table that has just been written
         ('probe',  '{enable_seqscan = off, enable_bitmapscan = off}'),
-        -- no join that reads one side whole
+        -- no join that reads a whole table
         ('loop',   '{enable_hashjoin = off, enable_mergejoin = off, jit = off}'),
-        -- no parallel workers, which would lose the order of delivery
+        -- no parallel workers, which would not keep the order of delivery
         ('serial', '{max_parallel_workers_per_gather = 0}'),
         ('no_jit', '{jit = off}'),
-        -- a name is written in one way, whatever the role sets: it is stored, and compared
+        -- names are quoted in one way, whatever the role sets, because they are stored and compared
         ('names', '{quote_all_identifiers = off}'),
-        -- the text of a float is the shortest one that is read back as the same float
+        -- the text of a float is the shortest exact one
         ('digits', '{extra_float_digits = 1}'),
-        -- sets of messages are joined whole
+        -- sets of messages are joined as a whole
         ('hash',   '{enable_hashjoin = on}'),
         ('whole',  '{enable_hashjoin = on, enable_nestloop = off}'),
         ('nest',   '{enable_nestloop = on}')
@@ -135,7 +135,7 @@ language sql stable as $$
     join pg_proc p on p.pronamespace = n.oid and p.proname = substr(a.name, strpos(a.name, '.') + 1)
 $$;
 
--- The functions that queries of our views call. They run with the rights of the role that asks.
+-- The functions that the views call. A view calls them with the rights of the querying role.
 create or replace function _pgqueue.view_functions() returns setof oid
 language sql stable as $$
     select distinct d.refobjid

@@ -43,120 +43,118 @@ start_waiting: Starts to wait for publications of a stream: this session listens
 still_publishing: Returns which of some transactions may still be publishing to a stream.
 next_due: Returns when a consumer that got nothing should claim again: when a delay or lease ends, or a schedule is due.
 stop_waiting: Stops waiting: producers need not notify this session.
-set_retention: Sets how long the messages of a stream are kept; without limits: without end, the default.
+set_retention: Sets how long the messages of a stream are kept; without limits, the default, they are never deleted.
 seek: Moves a consumer, or a group, to a position in its stream, as if it were created there.
-replay: Delivers messages between two positions once more to a consumer that has finished or skipped them.
+replay: Delivers messages between two positions again to a consumer that has finished or skipped them.
 pause: Pauses a consumer: it claims nothing until it is resumed.
-resume: Lets a paused consumer claim again, and wakes up workers that wait for messages.
+resume: Resumes a paused consumer, and wakes up workers that wait for messages.
 create_consumer: Creates a consumer of a stream: a queue of its own over the stream's messages.
 alter_consumer: Changes settings of a consumer while it is in use.
-drop_consumer: Deletes a consumer, or a group, with all that it has not finished.
-open_sink: Returns the stream of a name, to write to, and checks the consumers to publish to.
+drop_consumer: Deletes a consumer or a group, with its unfinished messages.
+open_sink: Returns the stream with a name, for writing, and checks the consumers to publish to.
 create_stream: Creates a stream, an append-only sequence of messages.
 alter_stream: Changes settings of a stream while it is in use.
 drop_stream: Deletes a stream with its messages and consumers.
 create_group: Creates a group: workers that share a stream by partitions of its keys.
 note_offset: Sets a group to the offset of a reader that keeps its own offset, as a Spark query does.
-lease_partitions: Renews a worker's lease in a group, or begins it, and takes the free partitions that are the worker's
-    share.
+lease_partitions: Starts or renews a worker's lease in a group, and assigns free partitions to it, up to its share.
 leave_group: Ends a worker of a group: its partitions are free, except those that it is committing.
-commit_offset: Records how far a partition of a group is done, in the worker's own transaction.
-plan_partitions: Plans what a worker of a group reads next, as ranges [lo, hi) of seq in the order of delivery.
+commit_offset: Commits the offset of a partition of a group, in the worker's own transaction.
+plan_partitions: Returns the next messages of a group's worker, as ranges [lo, hi) of seq in the order of delivery.
 read_partitions: Reads the next messages of a worker's partitions, in order.
-test_topic: Tells whether a key is of a topic.
-bind: Copies messages of a topic that are sent to a stream from now on to another stream.
+test_topic: Returns whether a topic matches a key.
+bind: Copies messages of a topic to another stream, from now on.
 unbind: Stops copying messages of a topic to another stream.
-redrive: Delivers dead letters again to the consumer that gave them up.
-purge_dead: Deletes dead letters: they cannot be redriven any more, and their messages need not be kept for them.
-read_dead: Reads dead letters with what they hold, in the order of their numbers, and changes nothing.
+redrive: Delivers dead letters again to their consumer.
+purge_dead: Deletes dead letters: they can no longer be redriven, and retention no longer keeps their messages.
+read_dead: Reads dead letters with their payloads, in the order of their numbers, and changes nothing.
 cancel: Takes messages from a consumer that has not finished them.
-postpone: Postpones unclaimed messages of a consumer: none of them is delivered before a time.
-consumer_lag: Tells how far a consumer is behind, for the progress of its Spark query.
+postpone: Postpones unclaimed messages of a consumer: they are not delivered before a given time.
+consumer_lag: Returns how far a consumer is behind, for the progress of its Spark query.
 consumer_available: Counts the messages that a consumer could claim now, for queries that wait for a number of messages.
-peek: Shows the messages that a consumer gets next, with what they hold, and changes nothing.
-peek_at: Shows published messages of a stream by their numbers, whichever consumers get them.
-consumer_position: Shows how far a consumer is in its stream, for people: the first message that it has not taken.
-explain_message: Explains why a message is where it is, for one consumer.
-key_stats: Shows the keys that a consumer is busy with, first those of which it holds most.
-outcome: Tells how a message ended for a consumer, or in which state it is.
-failures: Lists the failed deliveries of a message that a consumer has not finished, or gave up: the last ten, in their
-    order.
-listen_done: Lets this session hear when a consumer is done with messages, acknowledged or dead.
-scan: Returns rows of a table of a queue as ranges of messages: lo, hi, and the wanted columns, in this order.
-scan_claimed: Returns the messages in live claims, with the ids and owners of these claims, as scan does.
+peek: Shows the next messages of a consumer, with their payloads, and changes nothing.
+peek_at: Shows published messages of a stream by their numbers, for all consumers.
+consumer_position: Shows the position of a consumer in its stream: the first message that it has not taken.
+explain_message: Explains the state of a message for one consumer.
+key_stats: Shows the keys with unfinished messages of a consumer, those with most messages first.
+outcome: Returns the outcome of a message for a consumer, or its state.
+failures: Lists the last ten failed deliveries of an unfinished or dead-lettered message, in their order.
+listen_done: Notifies this session when messages of a consumer end, acknowledged or dead.
+scan: Returns rows of a table of a queue as ranges of messages: lo, hi, and the requested columns, in this order.
+scan_claimed: Returns the messages in live claims as scan does, with the ids and owners of the claims.
 scan_bounds: Divides dead letters, history or publications into shares of equal size, for parallel readers.
-scan_where: Checks a condition on the rows of a table, for the one who asks it: an expression of SQL over columns.
-is_restored: Tells whether this database is not where it was noted: another server, timeline, database, or copied files.
-numbers_behind: Lists the sequences that are behind their rows: restored or replicated without their values.
-recover: Begins a new incarnation of each stream, after a restore or a promotion, and moves sequences beyond their rows.
+scan_where: Checks a condition on the rows of a table: an SQL expression over its columns.
+is_restored: Returns whether this database is not the recorded one: another server, timeline, database, or copied files.
+numbers_behind: Lists the sequences that are behind their rows, because they were restored or replicated without their
+    values.
+recover: Begins a new incarnation of each stream, after a restore or a promotion, and advances sequences beyond their
+    rows.
 reader_ack: Acknowledges what a Spark query has finished, up to an offset of Spark's commit log.
-reader_state: The state of a checkpoint reader, compared with its checkpoint: no row when the database does not know it.
-reader_release: Gives back what a Spark query holds, and forgets its checkpoint reader.
-reader_fork: Makes a checkpoint reader for a copy of a checkpoint, which goes on where the first one is.
-recent_size: How many bytes of data the last 100 messages of a stream have, on average; null: it has none.
-open_stream: A stream's id and kind by its name, for a Spark query.
-open_streams: All streams with their ids and kinds, for a Spark query that reads streams by a pattern.
-open_consumer: A consumer's id and settings by its name, for a Spark query or a worker.
+reader_state: Returns the state of a checkpoint reader, compared with its checkpoint; no row for an unknown reader.
+reader_release: Returns the messages that a Spark query holds, and deletes its checkpoint reader.
+reader_fork: Creates a checkpoint reader for a copy of a checkpoint, with the position of the original.
+recent_size: Returns the average number of bytes of data of the last 100 messages of a stream; null: it has none.
+open_stream: Returns the id and kind of a stream, for a Spark query.
+open_streams: Returns all streams with their ids and kinds, for a Spark query that reads streams by a pattern.
+open_consumer: Returns the id and settings of a consumer, for a Spark query or a worker.
 reader_claim: Acknowledges the finished batches of a Spark query, and returns the end offset of its next micro-batch.
-reader_extend: Holds the claims of a Spark query longer: its heartbeat.
-reader_resume: Prepares the messages of a micro-batch to be read, again if need be.
-reader_lost: How many messages of a micro-batch its reader has lost to other claimers, because a lease ended.
-reader_others: How many messages other readers of a consumer hold, and until when, if these do not come back.
-reader_plan: The messages of a micro-batch as ranges of numbers [lo, hi), in the order of delivery.
-reader_query: Records which Spark query a reader belongs to, and refuses a second reader of the same query.
-is_published: Whether a batch of a sink, or a later one, was published.
+reader_extend: Extends the claims of a Spark query, as its heartbeat.
+reader_resume: Prepares the messages of a micro-batch for a read or a repeated read.
+reader_lost: Returns how many messages of a micro-batch its reader has lost to other claims, because a lease ended.
+reader_others: Returns how many messages other readers of a consumer hold, and when their last lease ends.
+reader_plan: Returns the messages of a micro-batch as ranges of numbers [lo, hi), in the order of delivery.
+reader_query: Records the Spark query of a reader, and refuses a second reader of the same query.
+is_published: Returns whether a batch of a sink, or a later one, was published.
 unstage: Deletes staged chunks of a batch that failed, with their messages.
-begin_write: Begins to write a batch of a sink: a try of it, which the tasks name when they stage.
-reserve: Takes new numbers of a stream for messages that the caller writes and stages, or publishes, in this
+begin_write: Begins a write of a batch of a sink, and returns its number, which tasks pass to stage.
+reserve: Reserves new numbers of a stream for messages that the caller writes and stages, or publishes, in this
     transaction.
-publish_written: Publishes messages that the caller wrote itself, with numbers that it reserved in this transaction.
-stage: Records messages that a task of a sink has written, which nobody sees yet.
-publish_staged: Publishes all that was staged for a batch of a sink, once: the named staged chunks become visible
-    together.
+publish_written: Publishes messages that the caller wrote, with numbers that it reserved in this transaction.
+stage: Records messages that a task of a sink has written, before they are visible.
+publish_staged: Publishes the staged chunks of a batch of a sink, once: they become visible together.
 settle_messages: Acknowledges, returns or dead-letters messages by their numbers, for a batch of a sink, once for each
     consumer.
 revive_messages: Redrives or retries messages by their numbers, for a batch of a sink, once for each consumer.
-create_schedule: Sends a message at each time that a cron expression, or an interval, says.
-drop_schedule: Deletes a schedule; messages that it sent stay.
+create_schedule: Sends a message at each time of a cron expression or an interval.
+drop_schedule: Deletes a schedule; its messages remain.
 pause_schedule: Pauses a schedule: it sends nothing until it is resumed.
-resume_schedule: Lets a paused schedule send again, from its next time on; times that passed meanwhile are skipped.
-schedule_times: Returns the next times of a cron expression, or an interval, before a schedule is created.
-send_captured: Publishes rows that a trigger captured, in their order.
-was_truncated: Whether this session's last message to a stream is that a captured table was truncated, in this
+resume_schedule: Resumes a paused schedule at its next time; times during the pause are skipped.
+schedule_times: Returns the next times of a cron expression or an interval, without a schedule.
+send_captured: Publishes the rows that a trigger captured, in their order.
+was_truncated: Returns whether this session's last message to a stream is the truncate of a captured table, in this
     transaction.
-note_captures: Notes which capturing triggers a table and its partitions have; for capture and release.
-capture_script: The statements by which a table's owner captures the table, or ends the capture, which capture and
-    release execute.
-execute_as: Executes statements as a role that the caller may become, and then is the caller again; for capture and
-    release.
-change_capture: Does what capture and release do: waits until nobody writes to the table, and executes capture_script as
+note_captures: Records which capturing triggers a table and its partitions have; for capture and release.
+capture_script: Returns the statements with which a table's owner captures the table, or ends the capture, for capture
+    and release.
+execute_as: Executes statements with the role of p_role, and then restores the role; for capture and release.
+change_capture: Captures or releases a table: waits for its writers, and executes the statements of capture_script as
     its owner.
 capture: Captures a table: each write to it becomes a message of a stream, in the same transaction.
-release: Ends the capture of a table; messages that were captured stay.
+release: Ends the capture of a table; its messages remain.
 archive_files: Returns the segments of a stream that are in files, in order: their numbers from lo to below hi, and
     their files.
-set_archive: Has the old messages of a stream written to files, before retention takes them out of Postgres.
-drop_archive: Ends the archive of a stream, with all that is in it.
-export_streams: The streams for which there is something to export or to delete, the dropped ones too.
-lock_export: Locks the export of a stream, if no other exporter has it, to the end of the transaction.
-begin_export: Begins to export the next segment of a stream; returns no row when there is none.
-export_slices: Divides the segment of an attempt into slices of limit_exported() numbers, with the ids of the
-    publications in each.
-export_ranges: The messages of a slice as ranges in order, with what their publications say of them.
-end_export: Notes that the segment of an attempt is in files, which were read back.
-export_leftovers: The attempts of a stream whose files nothing refers to, for the caller to delete.
-forget_leftover: Forgets an attempt whose files were deleted.
-open_table: Checks a write to a table, before rows are staged: the target, the columns, the unique index, and rights.
-open_table_write: Finds or makes the table for the staged rows of a write.
-begin_table_batch: Begins a batch of a table, once, as its commit; apply_table_batch() calls it.
-drop_table_write: Drops the staged rows of a write that is over, or will not commit.
-apply_table_batch: Writes the staged rows of a batch into their table, once: tasks copied them, and this is the commit.
-schema_of: Returns the columns of a stream's schema, as Spark writes a schema in JSON: for StructType.fromJson, and
-    from_json.
-maintain: Deletes what failed writers left, trims what retention need not keep, and forgets abandoned readers.
+set_archive: Starts an archive of a stream: old messages are written to Parquet files before retention deletes them.
+drop_archive: Ends the archive of a stream, and deletes its contents.
+export_streams: Returns the streams with something to export or to delete, including dropped ones.
+lock_export: Locks the export of a stream to the end of the transaction, if no other exporter holds it.
+begin_export: Begins the export of the next segment of a stream; returns no row if there is none.
+export_slices: Divides the segment of an attempt into slices of limit_exported() numbers, with the publication ids of
+    each.
+export_ranges: Returns the messages of a slice as ranges in order, with columns of their publications.
+end_export: Records that the segment of an attempt is in files, which were read back.
+export_leftovers: Returns the attempts of a stream whose files no segment refers to, for the caller to delete.
+forget_leftover: Deletes the record of an attempt whose files were deleted.
+open_table: Checks a write to a table, before rows are staged: the target, the columns, the unique index, and the
+    rights.
+open_table_write: Finds or creates the table for the staged rows of a write.
+begin_table_batch: Begins the commit of a batch of a table, once; apply_table_batch() calls it.
+drop_table_write: Drops the staged rows of a write that has ended, or will not commit.
+apply_table_batch: Writes the staged rows of a batch into their table, once, as the commit of the batch.
+schema_of: Returns the columns of a stream's schema as Spark's JSON, for StructType.fromJson and from_json.
+maintain: Deletes what failed writers left behind, trims streams by their retention, and deletes abandoned readers.
 maintain_all: Calls maintain() until nothing is unfinished, each time in a transaction of its own: for pg_cron, or psql.
-schema_version: The version of this schema.
-create_roles: Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need.
+schema_version: Returns the version of this schema.
+create_roles: Creates the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them their rights.
 $text$, '^(\w+): (.*(?:\n .*)*)$', 'gn') m
         join pg_proc p on p.proname = m[1] and p.pronamespace = 'pgqueue'::regnamespace
     loop

@@ -1,14 +1,14 @@
--- Gives functions their settings and rights, as access.sql lists them.
+-- Sets the settings and rights of functions, as listed in access.sql.
 --
--- A function that others call runs with the rights of its owner, and finds functions and operators where nobody else
--- can put any. A function with the setting caller needs the rights of its caller; so does a procedure, or it could not
--- commit.
+-- A public function runs with the rights of its owner, and with a search_path in which no other role can create
+-- functions and operators. A function with the setting caller runs with the rights of its caller, and so does a
+-- procedure, because else it could not commit.
 do $$
 declare
     v_alter text;
 begin
     for v_alter in
-        -- a full join, which is made by hash: the planner takes the functions that were just made for very few
+        -- a full join, which uses a hash: the planner underestimates the number of new functions
         select format('alter function %s%s%s%s', p.oid::regprocedure,
                       (select string_agg(' set ' || setting, '' order by s.n, t.n)
                        from _pgqueue.run_settings() with ordinality s (name, settings, n)

@@ -1,14 +1,14 @@
--- Hooks: what the floors do for optional features (schedules, capture, the archive, tables as sinks, schemas of
--- streams), which no other file names, and for all that keeps rows of a stream or consumer that is dropped.
+-- Hooks: calls of the floors for optional features (schedules, capture, the archive, tables as sinks, schemas of
+-- streams), which no other file names, and for all tables with rows of a stream or consumer that is dropped.
 --
--- A function of this file is called where its header says. What it does is written by make docs (python -m tests.docs),
--- from lines of features' files, in the order of install.sql: "-- on drop_stream: <statement>", and below it lines that
--- continue it, indented by four. So a call is plain text, without a look-up. A table with a stream_id or consumer_id
--- has such a line for the end of its stream or consumer; tests/sql/test_hooks.py checks that.
+-- The header of a hook says when it is called. make docs (python -m tests.docs) writes its body from comments in the
+-- files of features, in the order of install.sql: "-- on drop_stream: <statement>", and continuation lines, indented by
+-- four. So a call needs no lookup at run time. A table with a stream_id or consumer_id has such a comment for the end
+-- of its stream or consumer; tests/sql/test_hooks.py checks that.
 --
--- Sends and claims call no hook but for a stream or consumer whose row says that it needs one: schema_path, scheduled.
+-- Sends and claims call a hook only for a stream or consumer whose row requires it: schema_path, scheduled.
 
--- A claim begins for a consumer whose row says that its stream has schedules (consumers.scheduled).
+-- A claim begins for a consumer whose stream has schedules (consumers.scheduled).
 create or replace function _pgqueue.on_claim(p_stream_id int) returns void
 language plpgsql as $$ begin
     -- on claim
@@ -17,7 +17,7 @@ language plpgsql as $$ begin
     -- end
 end $$;
 
--- When a claim for such a consumer has something to do; null: never.
+-- When the next schedule of a stream is due; null: never.
 create or replace function _pgqueue.on_due(p_stream_id int) returns timestamptz
 language sql stable as $$ select least(null::timestamptz
         -- on due
@@ -26,7 +26,7 @@ language sql stable as $$ select least(null::timestamptz
         -- end
     ) $$;
 
--- A text is given for a setting whose type base/settings.sql does not know: whether it is a value of that type.
+-- A setting has a type that base/settings.sql does not know: whether a text is a value of that type.
 create or replace function _pgqueue.on_setting(p_type text, p_text text) returns boolean
 language sql immutable as $$ select case
         when p_type is null then null::boolean
@@ -36,7 +36,7 @@ language sql immutable as $$ select case
         -- end
     end $$;
 
--- A stream is to have settings: raises what forbids them. Of a stream that is to be created, its kind alone is given.
+-- Settings of a stream are to be changed: raises errors. For a stream that is to be created, only its kind is given.
 create or replace function _pgqueue.before_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns void
 language plpgsql as $$ begin
     -- on before_set_stream
@@ -45,7 +45,7 @@ language plpgsql as $$ begin
     -- end
 end $$;
 
--- Settings of a stream are to be stored, and the row has them. Returns the row, with what follows from them.
+-- Settings of a stream are to be stored, and the row has them. Returns the row, with derived columns.
 create or replace function _pgqueue.on_set_stream(p_stream pgqueue.streams, p_settings jsonb) returns pgqueue.streams
 language plpgsql as $$ begin
     -- on set_stream
@@ -57,7 +57,7 @@ language plpgsql as $$ begin
     return p_stream;
 end $$;
 
--- Whether all that a stream takes may be copied to another one.
+-- Whether all messages of a stream may be copied to another one.
 create or replace function _pgqueue.on_bind(p_from pgqueue.streams, p_to pgqueue.streams) returns boolean
 language sql stable as $$ select true
         -- on bind
@@ -66,8 +66,7 @@ language sql stable as $$ select true
         -- end
 $$;
 
--- A payload is not what the schema_path of its stream asks for: raises that. (Who sends asks the path first, and comes
--- here only with such a payload.)
+-- A payload does not match the schema_path of its stream: raises an error. (Sends evaluate the path first.)
 create or replace function _pgqueue.on_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
 language plpgsql as $$ begin
     -- on misfit
@@ -76,8 +75,8 @@ language plpgsql as $$ begin
     -- end
 end $$;
 
--- A reader without a consumer, which reads what was trimmed too: the publications of a stream that are kept elsewhere,
--- from an id on and below another one. (In PL/pgSQL, as the next two: see reading/readable.sql.)
+-- For a reader without a consumer: the publications of a stream that are stored elsewhere, from an id on and below
+-- another one. (In PL/pgSQL, as the next two: see reading/readable.sql.)
 create or replace function _pgqueue.on_read(p_stream_id int, p_from bigint, p_below bigint)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
@@ -110,16 +109,17 @@ language plpgsql stable as $$ begin
     -- end
 end $$;
 
--- The first message of a stream that is kept elsewhere; null: none is.
+-- The first message of a stream that is stored elsewhere; null: none is.
 create or replace function _pgqueue.on_first_seq(p_stream_id int) returns bigint
 language sql stable as $$ select least(null::bigint
         -- on first_seq
         -- archive/archived.sql
-        , _pgqueue.first_in_files(p_stream_id)
+        , (select min((f ->> 'lo')::bigint)
+           from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f where a.stream_id = p_stream_id)
         -- end
     ) $$;
 
--- Where features keep numbers of sequences, as number_holders() (log/numbers.sql) has it.
+-- Where features store numbers of sequences, as in number_holders() (log/numbers.sql).
 create or replace function _pgqueue.on_numbers() returns table (numbers text, quick boolean, query text)
 language sql immutable as $$ select null, false, null where false
     -- on numbers
@@ -142,7 +142,7 @@ language sql immutable as $$ select null, false, null where false
     -- end
 $$;
 
--- A segment of a stream is due, and sealed: who else holds it; null: nobody.
+-- A segment of a stream is due, and sealed: why it cannot be trimmed yet; null: it can.
 create or replace function _pgqueue.on_hold(p_stream_id int, p_segment int) returns text
 language sql stable as $$ select coalesce(null::text
         -- on hold
@@ -151,16 +151,17 @@ language sql stable as $$ select coalesce(null::text
         -- end
     ) $$;
 
--- Publications of a stream are to be trimmed: the numbers of messages that are kept elsewhere, too.
+-- Publications of a stream are to be trimmed: the numbers of messages that are stored elsewhere too.
 create or replace function _pgqueue.on_trim(p_stream_id int) returns int8multirange
 language sql stable as $$ select int8multirange()
         -- on trim
         -- archive/archived.sql
-        + _pgqueue.archive_ranges(p_stream_id)
+        + (select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments
+           where stream_id = p_stream_id)
         -- end
 $$;
 
--- Publications were trimmed, all of whose messages are kept elsewhere (on_trim()). The messages are still stored.
+-- Publications were trimmed whose messages are all stored elsewhere (on_trim()). The messages are still in the table.
 create or replace function _pgqueue.on_trimmed(p_stream_id int, p_publications pgqueue.publications[]) returns void
 language plpgsql as $$ begin
     -- on trimmed
@@ -169,7 +170,7 @@ language plpgsql as $$ begin
     -- end
 end $$;
 
--- Streams that retain() is called for, although they may have no retention.
+-- Streams for which retain() is called, even if they have no retention.
 create or replace function _pgqueue.on_retain() returns setof int
 language sql stable as $$ select null::int where false
     -- on retain
@@ -197,11 +198,11 @@ create or replace function _pgqueue.on_recover() returns void
 language plpgsql as $$ begin
     -- on recover
     -- archive/archived.sql
-    delete from pgqueue.archive_attempts;  -- their files may be another server's now
+    delete from pgqueue.archive_attempts;  -- another server may use their files now
     -- end
 end $$;
 
--- A try to delete a consumer: its row and its bundles are gone, and its lock is held.
+-- A try to delete a consumer: its row and its bundles are deleted, and its lock is held.
 create or replace function _pgqueue.on_drop_consumer(p_consumer_id int) returns void
 language plpgsql as $$ begin
     -- on drop_consumer
@@ -232,7 +233,7 @@ language plpgsql as $$ begin
     -- end
 end $$;
 
--- A stream is to be deleted: raises what forbids it. Nothing is locked.
+-- A stream is to be deleted: raises errors. Nothing is locked.
 create or replace function _pgqueue.before_drop_stream(p_stream pgqueue.streams) returns void
 language plpgsql as $$ begin
     -- on before_drop_stream
@@ -241,7 +242,7 @@ language plpgsql as $$ begin
     -- end
 end $$;
 
--- A try to delete a stream: its row is there and locked, its consumers are gone.
+-- A try to delete a stream: its row is locked, its consumers are deleted.
 create or replace function _pgqueue.on_drop_stream(p_stream_id int) returns void
 language plpgsql as $$ begin
     -- on drop_stream
@@ -267,7 +268,7 @@ language plpgsql as $$ begin
     -- end
 end $$;
 
--- A stream was dropped, and no transaction is left that may have seen it (operate/stream_lifecycle.sql).
+-- A stream was dropped, and all transactions that may have seen it have ended (operate/stream_lifecycle.sql).
 create or replace function _pgqueue.on_clear_stream(p_stream_id int) returns void
 language plpgsql as $$ begin
     -- on clear_stream
@@ -297,8 +298,8 @@ language plpgsql as $$ begin
 end $$;
 
 -- Tasks of maintain(), after it trimmed.
---   p_stream_ids  the streams whose turn it is
---   p_age         of what failed writers left
+--   p_stream_ids  the streams of this round
+--   p_age         the age from which data of failed writers is deleted
 create or replace function _pgqueue.on_maintained(p_stream_ids int[], p_age interval) returns void
 language plpgsql as $$ begin
     -- on maintained

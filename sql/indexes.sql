@@ -1,8 +1,8 @@
--- One index for each question that is asked. No predicate follows from the conditions of another question: Postgres may
--- take any partial index whose predicate a query implies, and then reads all of it.
+-- One index for each kind of query. No predicate follows from the conditions of another kind: Postgres may choose any
+-- partial index whose predicate a query implies, and then read all of it.
 --
--- An index that exists is left alone without asking for a lock of its table. "create index if not exists" would ask for
--- it, and installing again must not wait for workers, nor let them wait.
+-- For an existing index, no lock of its table is needed. "create index if not exists" would lock it, and a repeated
+-- installation must not wait for workers or block them.
 do $$
 declare
     v_index text[];
@@ -27,7 +27,7 @@ begin
         ['staged_chunks_write',       'staged_chunks (sink, batch, write_no) where write_no is not null'],
         ['reservations_transaction',  'reservations (xid)']]
     loop
-        -- (a schema may be without the table of a feature)
+        -- (a feature and its table may not be installed)
         if to_regclass('pgqueue.' || v_index[1]) is null
            and to_regclass('pgqueue.' || split_part(v_index[2], ' ', 1)) is not null then
             execute format('create index %I on pgqueue.%s', v_index[1], v_index[2]);
@@ -35,9 +35,8 @@ begin
     end loop;
 end $$;
 
--- A publication for all tables (Debezium, an upgrade by logical replication) refuses changes of a table of which it
--- cannot tell the rows. Tables without a primary key so have the whole row for it. Only a server with wal_level=logical
--- writes more for that.
+-- Logical replication of all tables (Debezium, an upgrade) refuses changes of a table without a replica identity. So
+-- tables without a primary key have the whole row as identity, which costs WAL only with wal_level=logical.
 do $$
 declare
     v_table name;

@@ -1,11 +1,10 @@
--- Who may do what. Nobody may do anything until the owner grants it.
+-- The rights of roles. No role has any right until the owner grants it.
 --
--- Functions that people call run with the rights of their owner, so that nobody needs rights on the tables behind
--- them, and find functions and operators in pg_catalog alone (function_settings.sql). So the right to call a function
--- is all that a role needs, except for
+-- Public functions run with the rights of their owner, so that no role needs rights on tables, and with pg_catalog as
+-- the search_path (function_settings.sql). So a role only needs the right to call a function, except for
 --   * the messages of a stream, which Spark's tasks write and read by COPY. A producer writes into pgqueue.written,
---     with the numbers alone that its transaction reserved, and reads nothing (queue/send/written.sql). Nobody sees a
---     written message until a function publishes it;
+--     only with numbers that its transaction reserved, and cannot read it (queue/send/written.sql). A written message
+--     is not visible until a function publishes it;
 --   * the views, for observers.
 
 -- The group roles.
@@ -22,15 +21,15 @@ language sql stable as $$
     order by g.n
 $$;
 
--- What create_roles does besides. The schema pgmq gets its grants, if sql/pgmq/install.sql made it and it belongs to
--- the owner of this schema: another's functions would run with the rights of the caller. And clients call functions of
--- a schema only where they trust its owner (spark_pgqueue/postgres/owners.py): an owner that is no superuser, and not
--- the database's owner, needs to be in the role pgqueue_owner.
+-- The rest of create_roles. It grants the rights of the schema pgmq, if sql/pgmq/install.sql created it and it belongs
+-- to the owner of this schema, because functions of another owner would run with the rights of the caller. And clients
+-- only call functions of a schema whose owner they trust (spark_pgqueue/postgres/owners.py): an owner that is neither a
+-- superuser nor the database's owner must be in the role pgqueue_owner.
 create or replace function _pgqueue.complete_roles() returns void
 language plpgsql as $$
 declare
     v_owner oid := (select nspowner from pg_namespace where nspname = 'pgqueue');
-    v_there boolean := exists (select from pg_roles where rolname = 'pgqueue_owner');
+    v_found boolean := exists (select from pg_roles where rolname = 'pgqueue_owner');
 begin
     if exists (select from pg_proc
                where pronamespace = to_regnamespace('pgmq') and pronamespace in (select _pgqueue.schemas())
@@ -41,7 +40,7 @@ begin
         return;
     end if;
     begin
-        if not v_there then
+        if not v_found then
             create role pgqueue_owner nologin;
         end if;
         if not pg_has_role(v_owner, 'pgqueue_owner', 'member') then
@@ -50,19 +49,19 @@ begin
     exception when insufficient_privilege then
         raise warning 'clients of other roles do not trust %: it does not own the database', pg_get_userbyid(v_owner)
             using hint = format('A superuser, or a role with CREATEROLE%s, runs: %sgrant pgqueue_owner to %I.',
-                                case when v_there then ' that administers pgqueue_owner' end,
-                                case when not v_there then 'create role pgqueue_owner nologin; ' end,
+                                case when v_found then ' that administers pgqueue_owner' end,
+                                case when not v_found then 'create role pgqueue_owner nologin; ' end,
                                 pg_get_userbyid(v_owner));
     end;
 end $$;
 
--- Makes the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them what they need. Roles that
--- exist already stay. The grants hold in all streams that there are and will be:  grant pgqueue_producer to app. Roles
--- belong to the server: another database with this schema has the same ones, and their members count here too. The
--- owner of the schema becomes a member of pgqueue_owner if clients would not trust it otherwise. Returns
--- the roles and their members. Runs with the rights of the caller, who owns the schema, and may create the roles that
--- are missing. Errors: PQ006 when a role of such a name can do more than belong to a group; 42501 when the caller may
--- not create roles. Locks: none that others wait for.
+-- Creates the group roles pgqueue_producer, _consumer, _observer and _admin, and grants them their rights. Existing
+-- roles remain. The grants apply to all existing and future streams: grant pgqueue_producer to app. Roles belong to the
+-- server: all databases with this schema share them and their members. The owner of the schema becomes a member of
+-- pgqueue_owner if clients would not trust it otherwise. Returns the roles and their members. Runs with the rights of
+-- the caller, which must own the schema, and have the right to create missing roles. Errors: PQ006 when a role with
+-- such a name has a login or other attributes; 42501 when the caller may not create roles. Locks: none that others wait
+-- for.
 create or replace function pgqueue.create_roles() returns table (role text, members text[])
 language plpgsql as $$
 declare
@@ -83,8 +82,8 @@ begin
             end;
         elsif v_found.rolcanlogin or v_found.rolsuper or v_found.rolcreaterole or v_found.rolcreatedb
               or v_found.rolreplication or v_found.rolbypassrls then
-            raise exception 'there is already a role %, and it is not just a group: '
-                            'it may log in or has other attributes', role
+            raise exception 'role % exists already, and is not a plain group role: '
+                            'it can log in or has other attributes', role
                 using errcode = 'PQ006', hint = 'Rename or drop it. Nothing was changed.';
         end if;
         execute format('grant usage on schema pgqueue to %I', role);
@@ -98,7 +97,7 @@ begin
         from unnest(_pgqueue.group_roles()) g (name);
 end $$;
 
--- Grants the group roles of this database what they need, and takes from them what they do not need any more.
+-- Grants the group roles of this database their rights, and revokes all others.
 create or replace function _pgqueue.grant_roles() returns void
 language plpgsql as $$
 declare
@@ -121,7 +120,7 @@ begin
     perform _pgqueue.grant_stream(stream_id) from pgqueue.streams;
 end $$;
 
--- Grants what the group roles need of a stream, if this database uses them, and nothing to anybody else.
+-- Grants the rights on a stream to the group roles that this database uses.
 create or replace function _pgqueue.grant_stream(p_stream_id int) returns void
 language plpgsql as $$
 declare
@@ -133,7 +132,7 @@ begin
     end loop;
 end $$;
 
--- The schemas of this project in this database; pgmq only if it is the face of the queue, and not pgmq itself.
+-- The schemas of this project in this database; pgmq only if it is the interface of this queue, and not pgmq itself.
 create or replace function _pgqueue.schemas() returns setof oid
 language sql stable as $$
     select n.oid from pg_namespace n
@@ -142,7 +141,7 @@ language sql stable as $$
            and n.nspowner = (select nspowner from pg_namespace where nspname = 'pgqueue'))
 $$;
 
--- The grants on the schemas and on what is in them, but for those of the owner. object and grantee are quoted.
+-- The grants on the schemas and their objects, except those of the owner. object and grantee are quoted.
 create or replace function _pgqueue.grants() returns table (oid oid, object text, grantee text, privileges text)
 language sql stable as $$
     with acl as (
@@ -167,10 +166,9 @@ language sql stable as $$
     where a.grantee <> acl.owner group by acl.oid, acl.object, a.grantee
 $$;
 
--- Takes away what Postgres grants by itself when an object is made: to PUBLIC, and by the default privileges of the
--- owner (alter default privileges), which may be meant for quite other tables. What somebody grants later stays, but
--- for grants to PUBLIC.
---   p_new  the objects that were just made; tables stand for their types too
+-- Revokes the grants that a new object gets: to PUBLIC, and by the default privileges of the owner (alter default
+-- privileges), which may be meant for other tables. Later grants remain, except those to PUBLIC.
+--   p_new  the new objects; tables include their types
 create or replace function _pgqueue.revoke_defaults(p_new oid[]) returns void
 language plpgsql as $$
 declare
@@ -187,8 +185,8 @@ begin
     end loop;
 end $$;
 
--- The grants that this project did not make, and the sessions that hold locks of the queue and have no right in it: for
--- pgqueue doctor. Locks of a class and an id can be held by anybody who may connect (base/locks.sql).
+-- The grants that this project did not make, and the sessions without rights in the queue that hold its locks: for
+-- pgqueue doctor. Any role that can connect can take advisory locks (base/locks.sql).
 create or replace function _pgqueue.foreign_rights() returns table (what text, advice text)
 language sql stable as $$
     select format('%s may %s %s', g.grantee, g.privileges, g.object),
@@ -196,12 +194,12 @@ language sql stable as $$
     from _pgqueue.grants() g
     where g.grantee <> all (select quote_ident(r) from unnest(_pgqueue.group_roles()) r)
       and not (g.grantee = 'pg_monitor' and g.object ~ '^[a-z]+ pgmq([.]|$)')  -- pgmq._grant() made these
-      -- the staged rows of a write, for its writer
+      -- the staged rows of a write, granted to its writer
       and not exists (select from pgqueue.table_writes w
                       where g.oid = to_regclass('pgqueue.staged_rows_' || w.write_no)
                         and g.grantee = quote_ident(w.role))
     union all
-    select format('process %s (%s) holds a lock of the queue, and has no right in it', a.pid, quote_ident(a.usename)),
+    select format('process %s (%s) holds a lock of the queue, and has no rights in it', a.pid, quote_ident(a.usename)),
            format('select pg_terminate_backend(%s)', a.pid)
     from (select distinct pid from pg_locks
           where locktype = 'advisory' and objsubid = 2 and granted
@@ -211,9 +209,9 @@ language sql stable as $$
     where not has_schema_privilege(a.usesysid, 'pgqueue', 'usage')
 $$;
 
--- The same for all that an installation has made: pgqueue.objects_before has what was there. PUBLIC loses its grants on
--- that, too.
-create or replace function _pgqueue.revoke_made() returns void
+-- The same for all objects of an installation, except those in pgqueue.objects_before. Grants to PUBLIC are revoked
+-- from these too.
+create or replace function _pgqueue.revoke_install_defaults() returns void
 language plpgsql as $$
 begin
     perform _pgqueue.revoke_defaults(array(
@@ -224,6 +222,6 @@ end $$;
 
 do $$
 begin
-    perform _pgqueue.revoke_made();
+    perform _pgqueue.revoke_install_defaults();
     perform _pgqueue.grant_roles();
 end $$;

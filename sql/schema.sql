@@ -1,4 +1,4 @@
--- The schemas, and what has to be true before anything is created in them.
+-- The schemas, and the checks before anything is created in them.
 
 -- The version of this schema: only here and in CHANGELOG.md.
 set local pgqueue.version = 3;
@@ -11,16 +11,16 @@ begin
     end if;
 end $$;
 
--- Two installers at once would fail at each other's "create".
+-- Two concurrent installers would fail at each other's "create".
 set local lock_timeout = '60s';
 do $$ begin perform pg_catalog.pg_advisory_xact_lock(1885826420, 0); end $$;  -- lock: install
--- The installer gives up behind a transaction that stays open, so that nobody waits behind the installer for long: run
--- it again. It gives up before the second after which Postgres looks for deadlocks, so that Postgres never ends a
--- worker's transaction for it.
+-- If a transaction stays open, the installer fails, so that other sessions do not queue behind it for long: run it
+-- again. The timeout is shorter than deadlock_timeout (1 s), so that Postgres never ends a worker's transaction as a
+-- deadlock.
 set local lock_timeout = '500ms';
 
--- The existing objects, also of the face of pgmq: the others are made now, and lose what default privileges grant, see
--- roles.sql. And the existing functions: those that are not replaced will be dropped, see version.sql.
+-- The existing objects, also of the schema pgmq: new ones lose the grants of default privileges, see roles.sql. And the
+-- existing functions: those that are not replaced are dropped, see version.sql.
 do $$
 declare
     v_schemas oid[] := array(select oid from pg_namespace where nspname in ('pgqueue', '_pgqueue'));
@@ -37,10 +37,9 @@ begin
                         where pronamespace = any (v_schemas)), true);
 end $$;
 
--- An owner of the schema could prepare triggers, defaults and casts that the installer, often a superuser, then runs.
--- So nothing is installed into a schema, or beside an object in it, that belongs to another role.
--- pgqueue has the tables, and the functions and views for people and programs; _pgqueue has the functions that only
--- those call.
+-- Another owner of the schema could prepare triggers, defaults and casts that the installer, often a superuser, would
+-- run. So nothing is installed into a schema that belongs to another role, or has an object of another role. pgqueue
+-- has the tables, and the public functions and views; _pgqueue has the internal functions.
 do $$
 declare
     v_there   name[] := array(select nspname from pg_catalog.pg_namespace where nspname in ('pgqueue', '_pgqueue'));
@@ -61,11 +60,11 @@ begin
       and o.owner <> (select oid from pg_catalog.pg_roles where rolname = current_user)
     limit 1;
     if v_foreign is not null then
-        raise exception 'there is already the %, and the installing role is %', v_foreign, current_user
+        raise exception '%, exists already, and the installing role is %', v_foreign, current_user
             using errcode = 'PQ011',
                   hint = 'Install as the owner of the schema, or let its owner drop it. Nothing was changed.';
     end if;
-    -- without "if not exists": another role may make it at this moment, and nobody would look whose it is
+    -- without "if not exists": another role may create it at this moment, and its owner would not be checked
     if 'pgqueue' <> all (v_there) then
         create schema pgqueue;
     end if;

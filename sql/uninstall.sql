@@ -1,6 +1,6 @@
--- Removes the schemas pgqueue and _pgqueue with all their objects, and the schema pgmq if sql/pgmq/install.sql made it:
--- psql -f sql/uninstall.sql  One transaction. It refuses while objects of others depend on the schemas. The group roles
--- stay: other databases of the server may use them.
+-- Removes the schemas pgqueue and _pgqueue with all their objects, and the schema pgmq if sql/pgmq/install.sql created
+-- it: psql -f sql/uninstall.sql One transaction. It fails while other objects depend on the schemas. The group roles
+-- remain, because other databases of the server may use them.
 \set ON_ERROR_STOP on
 \set QUIET on
 begin isolation level read committed read write;
@@ -20,13 +20,13 @@ begin
     if v_ours = '{}' then
         return;
     end if;
-    -- `captured` is read below, and may be a view that somebody prepared
+    -- `captured` is read below, and may be a view of another role
     select format('%I belongs to %I', o.name, pg_get_userbyid(o.owner)) into v_owner
     from (select oid as home, nspname as name, nspowner as owner from pg_namespace
           union all
           select relnamespace, relname, relowner from pg_class where relname = 'captured') o
     where o.home = any (v_ours::oid[]) and o.owner <> current_user::regrole
-      and not pg_has_role(o.owner, session_user, 'member')  -- as a superuser, who can do all anyway
+      and not pg_has_role(o.owner, session_user, 'member')  -- as for a superuser
     limit 1;
     if v_owner is not null then
         raise exception '%, and the role that removes the schemas is %', v_owner, current_user
@@ -53,7 +53,7 @@ begin
             and coalesce(c.relnamespace,
                          to_regnamespace((pg_identify_object(d.classid, d.objid, 0)).schema)) = any (v_ours) is not true
          ) o;
-    -- Postgres does not know what captured tables depend on: it is in the text of functions
+    -- pg_depend does not have the dependencies of captured tables, which are in the source of functions
     if to_regclass('pgqueue.captured') is not null then
         v_others := nullif(concat_ws(', ', v_others, (
             select string_agg(format('capture of %s', d.root), ', ' order by d.root)
@@ -62,7 +62,7 @@ begin
             where d.relation = d.root)), '');
     end if;
     if v_others is not null then
-        raise exception 'others depend on the schema pgqueue: %', v_others
+        raise exception 'other objects depend on the schema pgqueue: %', v_others
             using errcode = 'dependent_objects_still_exist', hint = 'Drop them first. Nothing was changed.';
     end if;
     if v_face is not null then

@@ -1,11 +1,11 @@
 -- Prepares a database with an older version for its migrations. Does nothing in a new database, or in one of this
 -- version.
 --
--- A migration, migrations/<n>.sql, turns version n - 1 into n. install.sql names it after this file. It runs when the
--- table installed has no version n yet, so once, before new tables are made; a second part of it, where there is one,
--- when all are there. Nobody is at work. Views and functions are gone, and are all made again afterwards: grants on
--- them that others made have to be made again, and where an object of others depends on them, the installation fails
--- and nothing is changed.
+-- A migration, migrations/<n>.sql, turns version n - 1 into n. install.sql includes it after this file. It runs if the
+-- table installed does not have version n yet, so once, before new tables are created; its second part, if there is
+-- one, runs after that. No other session uses the tables. Views and functions are dropped, and created again
+-- afterwards: other grants on them must be repeated, and if other objects depend on them, the installation fails and
+-- nothing is changed.
 
 do $$
 declare
@@ -14,13 +14,12 @@ begin
     if (select max(version) from pgqueue.installed) >= current_setting('pgqueue.version')::int is not false then
         return;
     end if;
-    -- All transactions at work finish first. An installer that waits here with some of the locks keeps others waiting,
-    -- and one of those may have the next lock. So it waits for moments only, in all shorter than the second after
-    -- which Postgres looks for deadlocks, and lets others pass in between.
+    -- All open transactions end first. An installer that waits here with some of the locks blocks other sessions, and
+    -- one of these may hold the next lock. So each try is shorter than deadlock_timeout (1 s), with a pause in between.
     loop
         begin
             set local lock_timeout = '40ms';
-            -- views first, as who reads them; a lock of a view would be one of all that it reads, also of pg_class
+            -- views first, as their readers do; a lock of a view would also lock all that it reads, such as pg_class
             execute (select 'drop view ' || string_agg(oid::regclass::text, ', ' order by relname)
                      from pg_class where relnamespace = 'pgqueue'::regnamespace and relkind = 'v');
             -- lock: table
@@ -34,7 +33,7 @@ begin
         exception when lock_not_available then
             if clock_timestamp() > v_until then
                 raise exception 'the schema pgqueue is in use: '
-                                'for 30 s there was always a transaction at work with its tables'
+                                'for 30 s, open transactions always used its tables'
                     using errcode = 'lock_not_available',
                           hint = 'Stop workers and queries, or end transactions that are idle, and install again. '
                                  'Nothing was changed.';
@@ -42,7 +41,7 @@ begin
             perform pg_sleep(0.1);
         end;
     end loop;
-    if to_regclass('pgqueue.written') is not null then  -- it holds nothing, and its key is one of the functions
+    if to_regclass('pgqueue.written') is not null then  -- it is empty, and its partition key uses one of the functions
         alter table pgqueue.written detach partition pgqueue.messages;  -- lock: table
         drop table pgqueue.written;  -- lock: table
     end if;

@@ -1,10 +1,10 @@
 -- The version of the schema.
 
--- The version of this schema. Locks nothing.
+-- Returns the version of this schema. Locks nothing.
 create or replace function pgqueue.schema_version() returns int
 language sql stable as $$ select max(version) from pgqueue.installed $$;
 
--- Consumers and streams that were given no value of a setting have its default, also if this version has another one.
+-- Consumers and streams without a given value of a setting get its default of this version.
 do $$
 begin
     perform _pgqueue.set_consumer(consumer_id, changed)
@@ -21,9 +21,8 @@ end $$;
 
 insert into pgqueue.installed (version) values (current_setting('pgqueue.version')::int) on conflict do nothing;
 
--- Functions of earlier versions that this installation has neither made nor replaced would stay: a call may then find
--- two that fit, and an old function goes by rules that do not hold any more. (Nobody else's functions are here: the
--- schema is the installer's, see schema.sql.)
+-- Drops functions of earlier versions that this installation has not replaced: with them, calls could be ambiguous, and
+-- old functions have old rules. (There are no functions of other roles: see schema.sql.)
 do $$
 declare
     v_function text;

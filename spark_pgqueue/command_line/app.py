@@ -39,7 +39,7 @@ _AS_COMMANDS = {
     rf"select pgqueue\.release\({_QUOTED}, {_QUOTED}\)": r"pgqueue release \1 \2",
     r"select pgqueue\.create_roles\(\); grant pgqueue_(\w+) to ": r"pgqueue grant \1 ",
     r"The view pgqueue\.captures lists": "pgqueue capture lists",
-    r"The view pgqueue\.stream_archives shows": "pgqueue archive list shows",
+    r"The view pgqueue\.stream_archives lists": "pgqueue archive list lists",
     r"Call recover\(\)": "Run pgqueue recover",
     r"call recover\(\)": "run pgqueue recover",
     r"Call seek:": "Run pgqueue consumer seek:",

@@ -1,9 +1,9 @@
--- What retention does for the archive of a stream: it trims only what is in files, and moves its publications there.
--- Later they are packed; and segments leave the archive whose files are older than its keep_for, and all of an archive
--- that was dropped.
+-- Retention and the archive of a stream: retention trims only messages that are in files, and moves their publications
+-- to the archive, where they are packed later. Segments leave the archive when their files are older than its keep_for,
+-- or when the archive was dropped.
 
--- Packs the next publications in the archive of a stream into one row. Returns whether there were so many. Those that
--- come late, with ids below the last pack, stay as they are. Locks: none; the caller has the maintenance of the stream.
+-- Packs the next publications in the archive of a stream into one row. Returns whether there were enough. Late ones,
+-- with ids below the last pack, are not packed. Locks: none; the caller holds the maintenance of the stream.
 create or replace function _pgqueue.pack(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
@@ -40,8 +40,8 @@ begin
     return found;
 end $$;
 
--- Makes single rows of a pack that has publications of a segment, if there is one.
-create or replace function _pgqueue.unpack_of(p_segment pgqueue.archive_segments) returns void
+-- Unpacks one pack that has publications of a segment, if there is one.
+create or replace function _pgqueue.unpack(p_segment pgqueue.archive_segments) returns void
 language sql as $$
     with old as (
         delete from pgqueue.archive_packs k
@@ -59,7 +59,7 @@ language sql as $$
     from old cross join lateral _pgqueue.unpacked(old.k) u
 $$;
 
--- Who holds a segment of a stream that retention would trim: its exporter, which has not written it. Null: nobody.
+-- Why a due segment of a stream cannot be trimmed: its exporter has not written it. Null: it can.
 -- on hold: , _pgqueue.awaits_export(p_stream_id, p_segment)
 create or replace function _pgqueue.awaits_export(p_stream_id int, p_segment int) returns text
 language sql stable as $$
@@ -69,7 +69,7 @@ language sql stable as $$
       and not exists (select from pgqueue.archive_segments where stream_id = p_stream_id and segment = p_segment)
 $$;
 
--- Notes publications that were trimmed, all of whose messages are in files and are still stored.
+-- Moves trimmed publications to the archive. All their messages are in files, and are still stored.
 -- on trimmed: perform _pgqueue.move_to_archive(p_stream_id, p_publications);
 create or replace function _pgqueue.move_to_archive(p_stream_id int, p_publications pgqueue.publications[]) returns void
 language plpgsql as $$
@@ -84,9 +84,9 @@ begin
     from unnest(p_publications) with ordinality p;
 end $$;
 
--- Takes a bounded part of that out of the archive of a stream. A publication of several segments goes with the first of
--- them. The files stay until an exporter deletes them (pgqueue.archive_attempts). Returns whether there may be more.
--- Locks, to the end of the transaction: the history, if nobody has it; else it does nothing.
+-- Removes a bounded part of expired segments from the archive of a stream. A publication of several segments is removed
+-- with the first of them. The files remain until an exporter deletes them (pgqueue.archive_attempts). Returns whether
+-- there may be more. Locks, to the end of the transaction: the history, if it is free; else it does nothing.
 -- on retained:
 --     v_more := _pgqueue.expire_archive(p_stream_id) or v_more;
 --     v_more := _pgqueue.pack(p_stream_id) or v_more;
@@ -112,7 +112,7 @@ begin
     elsif not _pgqueue.try_lock_history_alone(p_stream_id) then
         return false;
     end if;
-    perform _pgqueue.unpack_of(v_old);
+    perform _pgqueue.unpack(v_old);
     with old as materialized (
         select publication_id from pgqueue.archive_publications
         where stream_id = p_stream_id and publication_id <= v_old.last_publication
@@ -138,8 +138,8 @@ begin
     return true;
 end $$;
 
--- Lets exporters delete the files of a segment. Those of an earlier incarnation stay: after a restore, another server
--- may use them.
+-- Marks the files of a segment for deletion by exporters. Files of an earlier incarnation remain: after a restore,
+-- another server may use them.
 create or replace function _pgqueue.discard_files(p_segment pgqueue.archive_segments) returns void
 language sql as $$
     insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)

@@ -1,25 +1,25 @@
--- The archive: readers without a consumer read on in files what was trimmed from Postgres.
+-- The archive: readers without a consumer continue to read trimmed messages from files.
 --
 -- An exporter writes each sealed segment to files (archive/export.sql). Only then may the segment be trimmed
--- (archive/aging.sql): its publications move to archive_publications, and count as trimmed for all consumers. For a
--- reader without a consumer they count as if nothing had happened. An offset is a set of publications, and its reader
--- needs their ids, sets and counts, which both tables have. So a plan is the same before and after, and the files only
--- answer what the message of a number says. Where publications are many, a row of archive_packs has some thousands.
+-- (archive/aging.sql): its publications move to archive_publications, and count as trimmed for all consumers. Readers
+-- without a consumer still read them. An offset is a set of publications, and its reader needs their ids, sets and
+-- counts, which both tables have. So a plan is the same before and after, and the files only provide the payloads. A
+-- row of archive_packs has some thousands of publications.
 
--- Where a stream's old messages go. A stream without a row has no archive.
+-- The archives of streams. A stream without a row has none.
 -- in use: select format('the archive of stream %s', s.name)
 --     from pgqueue.archives join pgqueue.streams s using (stream_id)
 -- on drop_stream
 -- on retain: union all select stream_id from pgqueue.archives
 create table if not exists pgqueue.archives (
     stream_id int     primary key,
-    uri       text,                             -- the folder of new files; null: no more segments go there
-    keep_for  interval,                         -- files, from the last message in them; null: for ever
-    dropped   boolean not null default false    -- maintain() takes all of it away
+    uri       text,                             -- the folder of new files; null: no new segments are archived
+    keep_for  interval,                         -- time that files are kept, from their last message; null: no limit
+    dropped   boolean not null default false    -- maintain() removes all segments
 );
 
--- Files that no segment names: an exporter writes them, or has written them and died, or their segment has left the
--- archive. Exporters delete them.
+-- Files that no segment refers to: an exporter is writing them, or has failed, or their segment has left the archive.
+-- Exporters delete them.
 create table if not exists pgqueue.archive_attempts (
     attempt   uuid        primary key,
     stream_id int         not null,
@@ -37,7 +37,13 @@ create table if not exists pgqueue.archive_attempts (
 --     union all values
 --         ('seq_%s', true, 'select max(hi) - 1 from pgqueue.archive_segments where stream_id = %1$s'),
 --         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_segments where stream_id = %1$s')
--- on recover: delete from pgqueue.archive_attempts;  -- their files may be another server's now
+-- on trim:
+--     + (select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments
+--        where stream_id = p_stream_id)
+-- on first_seq:
+--     , (select min((f ->> 'lo')::bigint)
+--        from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f where a.stream_id = p_stream_id)
+-- on recover: delete from pgqueue.archive_attempts;  -- another server may use their files now
 create table if not exists pgqueue.archive_segments (
     stream_id        int         not null,
     segment          int         not null,
@@ -47,7 +53,7 @@ create table if not exists pgqueue.archive_segments (
     uri              text        not null,
     folder           text        not null,
     incarnation      uuid        not null,      -- of the stream, when it was written
-    files            jsonb       not null,      -- of each what end_export() takes; of 0.1.0 without digests
+    files            jsonb       not null,      -- as in end_export(); of 0.1.0 without digests
     message_count    bigint      not null,
     bytes            bigint      not null,      -- of the files
     last_publication bigint      not null,      -- all its publications have ids up to this one
@@ -56,7 +62,7 @@ create table if not exists pgqueue.archive_segments (
     primary key (stream_id, segment)
 );
 
--- Publications that were trimmed, and whose messages are all in files: what readers without a consumer need of them.
+-- Trimmed publications whose messages are all in files: the columns that readers without a consumer need.
 -- on clear_stream
 -- on numbers:
 --     union all values
@@ -77,8 +83,8 @@ create table if not exists pgqueue.archive_publications (
     primary key (stream_id, publication_id, part)
 );
 
--- Many of these as one row, which takes a tenth of the space: maintain() packs them. No two packs of a stream have
--- publications of the same range of ids; single rows may lie in that range, too.
+-- Many archived publications in one row, which needs a tenth of the space: maintain() packs them. The ranges of ids of
+-- a stream's packs do not overlap; single rows may be in these ranges too.
 -- on clear_stream
 -- on numbers:
 --     union all values
@@ -88,11 +94,11 @@ create table if not exists pgqueue.archive_packs (
     first_publication bigint      not null,
     last_publication  bigint      not null,
     published_at      timestamptz not null,     -- of the first one
-    -- of each publication, or part of one: how far it is behind the one before, ...
+    -- of each publication, or part of one: the difference to the previous one, ...
     ids               bigint[]    not null,
     times             bigint[]    not null,     -- in microseconds
-    first_seqs        bigint[]    not null,     -- ... by its lowest number, or 0 without messages; the first one from 0
-    message_counts    bigint[]    not null,     -- and as it is
+    first_seqs        bigint[]    not null,     -- ... of the lowest number, or 0 without messages; the first one from 0
+    message_counts    bigint[]    not null,     -- and the values themselves
     data_bytes        bigint[]    not null,
     seqs              text[],                   -- an element is null where the numbers are one range
     consumers         text[],
@@ -100,7 +106,7 @@ create table if not exists pgqueue.archive_packs (
     unique (stream_id, last_publication)
 );
 
--- The publications, or parts of some, of a row of archive_packs, in order.
+-- The publications, or parts of them, in a row of archive_packs, in order.
 create or replace function _pgqueue.unpacked(p_pack pgqueue.archive_packs)
 returns table (publication_id bigint, message_count bigint, data_bytes bigint, published_at timestamptz,
                seqs int8multirange, consumers int[])
@@ -115,7 +121,7 @@ language sql stable as $$
     order by e.i
 $$;
 
--- The publications in the archive of a stream, from an id on and below another one, in no order. With p_rows at least
+-- The publications in the archive of a stream, from an id on and below another one, in no order. With p_rows, at least
 -- the first p_rows of these, and the other parts of the last one. (Each pack but the first has limit_packed()
 -- publications or more from p_from on.)
 -- on read: return query select * from _pgqueue.archived(p_stream_id, p_from, p_below);
@@ -143,7 +149,7 @@ begin
          where u.publication_id >= p_from and u.publication_id < p_below);
 end $$;
 
--- The last of these below an id, in the same way.
+-- The last publications below an id, in the same way.
 -- on read_last: return query select * from _pgqueue.last_in_archive(p_stream_id, p_below, p_rows);
 create or replace function _pgqueue.last_in_archive(p_stream_id int, p_below bigint, p_rows bigint)
 returns table (publication_id bigint, published_at timestamptz, seqs int8multirange)
@@ -162,18 +168,3 @@ begin
          cross join lateral _pgqueue.unpacked(k) u
          where u.publication_id < p_below);
 end $$;
-
--- The numbers of the segments of a stream that are in files.
--- on trim: + _pgqueue.archive_ranges(p_stream_id)
-create or replace function _pgqueue.archive_ranges(p_stream_id int) returns int8multirange
-language sql stable as $$
-    select coalesce(range_agg(int8range(lo, hi)), '{}') from pgqueue.archive_segments where stream_id = p_stream_id
-$$;
-
--- The first message of a stream that is in files; null: none is.
--- on first_seq: , _pgqueue.first_in_files(p_stream_id)
-create or replace function _pgqueue.first_in_files(p_stream_id int) returns bigint
-language sql stable as $$
-    select min((f ->> 'lo')::bigint) from pgqueue.archive_segments a cross join jsonb_array_elements(a.files) f
-    where a.stream_id = p_stream_id
-$$;

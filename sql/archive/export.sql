@@ -1,16 +1,17 @@
--- Exporting: what `pgqueue archive run` calls to write segments to the files of an archive.
+-- Exporting: the functions with which `pgqueue archive run` writes segments to the files of an archive.
 --
--- An exporter has two connections. On the first one it has a transaction with the export lock of the stream, from
--- lock_export() to end_export(): so a dead exporter is in nobody's way. On the second one
---   1. begin_export() picks the first sealed segment that is in no file, and commits an attempt: a name for its files;
---   2. export_slices() divides the segment, and for each slice export_ranges() tells the publications of the messages.
---      The exporter reads the messages by COPY and writes them. A sealed segment does not change, and it is not trimmed
---      before it is in the archive.
--- When the files are closed, and read back, end_export() compares what they have with the publications, and notes the
--- segment. Where the exporter dies before that commit, the attempt names files that nothing refers to: the next
--- exporter deletes them.
+-- An exporter has two connections. The first one has a transaction with the export lock of the stream, from
+-- lock_export() to end_export(), so that a dead exporter blocks no other. On the second one
+--   1. begin_export() selects the first sealed segment that is in no file, and commits an attempt, which names its
+--      files;
+--   2. export_slices() divides the segment, and for each slice export_ranges() returns the publications of the
+--      messages. The exporter reads the messages by COPY and writes them. A sealed segment does not change, and it is
+--      not trimmed before it is in the archive.
+-- After the files are closed and read back, end_export() compares them with the publications, and records the segment.
+-- If the exporter dies before that commit, no segment refers to the files of the attempt, and the next exporter deletes
+-- them.
 
--- The streams for which there is something to export or to delete, the dropped ones too.
+-- Returns the streams with something to export or to delete, including dropped ones.
 create or replace function pgqueue.export_streams() returns table (stream_id int, stream text)
 language sql stable as $$
     select i.id, s.name
@@ -20,14 +21,14 @@ language sql stable as $$
     order by i.id
 $$;
 
--- Locks the export of a stream, if no other exporter has it, to the end of the transaction. Returns whether the caller
--- has it now. Errors: none. Locks: as it says.
+-- Locks the export of a stream to the end of the transaction, if no other exporter holds it. Returns whether the caller
+-- holds the lock. Errors: none. Locks: the export.
 create or replace function pgqueue.lock_export(p_stream_id int) returns boolean
 language sql as $$
     select pg_try_advisory_xact_lock(_pgqueue.lock_class_export(), p_stream_id)  -- lock: export
 $$;
 
--- Begins to export the next segment of a stream; returns no row when there is none. The names of the files begin with
+-- Begins the export of the next segment of a stream; returns no row if there is none. The names of the files begin with
 -- the attempt. The caller has the export lock, on another connection. Errors: none. Locks: none.
 create or replace function pgqueue.begin_export(p_stream_id int)
 returns table (attempt uuid, segment int, uri text, folder text, kind text)
@@ -59,13 +60,13 @@ begin
     from pgqueue.archive_attempts t join pgqueue.segments g using (stream_id, segment)
     where t.attempt = p_attempt and not g.emptied;
     if not found then
-        raise exception 'another exporter has ended this attempt, or its segment is not stored any more'
-            using errcode = 'PQ008', hint = 'Begin again: the next attempt writes what is left to do.';
+        raise exception 'another exporter has ended this attempt, or its segment is no longer stored'
+            using errcode = 'PQ008', hint = 'Begin again: the next attempt writes the remaining segments.';
     end if;
     return v_segment;
 end $$;
 
--- The publications of a segment: all that will ever have messages in it.
+-- The publications of a sealed segment, which are complete.
 create or replace function _pgqueue.publications_in(p_segment pgqueue.segments, p_from bigint default 1)
 returns table (publication_id bigint, part int, published_at timestamptz, deliver_at timestamptz,
                expires_at timestamptz, priority int, consumers int[], seqs int8multirange)
@@ -77,8 +78,8 @@ language sql stable as $$
       and p.publication_id <= p_segment.last_publication and p.seqs && int8range(p_segment.lo, p_segment.hi)
 $$;
 
--- Divides the segment of an attempt into slices of limit_exported() numbers, with the ids of the publications in each.
--- A stream that was filled before its first maintain() is one segment, however large.
+-- Divides the segment of an attempt into slices of limit_exported() numbers, with the publication ids of each. A stream
+-- that was filled before its first maintain() has one segment, of any size.
 -- Errors: PQ008. Locks: none.
 create or replace function pgqueue.export_slices(p_attempt uuid)
 returns table (lo bigint, hi bigint, from_publication bigint, to_publication bigint)
@@ -91,8 +92,8 @@ language sql stable as $$
     group by k, size order by k
 $$;
 
--- The messages of a slice as ranges in order, with what their publications say of them. Consumers are names; null: all.
--- Errors: PQ008. Locks: none.
+-- Returns the messages of a slice as ranges in order, with columns of their publications. Consumers are names; null:
+-- all. Errors: PQ008. Locks: none.
 create or replace function pgqueue.export_ranges(p_attempt uuid, p_lo bigint, p_hi bigint, p_from bigint, p_to bigint)
 returns table (lo bigint, hi bigint, publication_id bigint, published_at timestamptz, deliver_at timestamptz,
                expires_at timestamptz, priority int, consumers text[])
@@ -106,7 +107,7 @@ language sql stable as $$
     order by 1
 $$;
 
--- Refuses files other than an exporter writes for an attempt: readers rely on what is recorded.
+-- Raises PQ003 unless files are described as by the exporter of an attempt, because readers rely on it.
 -- Errors: PQ003.
 create or replace function _pgqueue.check_files(p_attempt uuid, p_segment pgqueue.segments, p_files jsonb) returns void
 language plpgsql as $$
@@ -128,14 +129,14 @@ begin
            and (v_file ->> 'footer_bytes')::bigint between 1 and (v_file ->> 'bytes')::bigint then
             v_from := (v_file ->> 'hi')::bigint;
         else
-            raise exception 'p_files is not as the exporter of attempt % makes it, from file % on: %', p_attempt, v_n,
+            raise exception 'p_files is not as the exporter of attempt % creates it, from file % on: %', p_attempt, v_n,
                             left(v_file::text, 500)
                 using errcode = 'PQ003', column = 'p_files';
         end if;
     end loop;
 end $$;
 
--- Whether JSON has the names and types of a file.
+-- Whether a JSON object has the names and types of a file.
 create or replace function _pgqueue.is_file(p_file jsonb) returns boolean
 language sql immutable as $$
     select count(*) = 8 and bool_and(case
@@ -145,11 +146,11 @@ language sql immutable as $$
     from jsonb_each(case when jsonb_typeof(p_file) = 'object' then p_file end) e
 $$;
 
--- Notes that the segment of an attempt is in files, which were read back. Returns how many messages are.
+-- Records that the segment of an attempt is in files, which were read back. Returns the number of messages.
 --   p_files  an array of objects, one for each file in order: name, which is <attempt>-<n>.parquet with n from 1 on; lo
 --            and hi of its numbers; messages; bytes and sha256 of it; footer_bytes and footer_sha256 of its footer
--- Errors: PQ003; PQ008 when the files have not all messages of the segment, or another exporter has ended the attempt;
--- 55P03 when another exporter has the export lock. Locks: the export.
+-- Errors: PQ003; PQ008 when the files do not have all messages of the segment, or another exporter has ended the
+-- attempt; 55P03 when another exporter has the export lock. Locks: the export.
 create or replace function pgqueue.end_export(p_attempt uuid, p_files jsonb) returns bigint
 language plpgsql as $$
 declare
@@ -159,7 +160,7 @@ declare
 begin
     perform _pgqueue.check_files(p_attempt, v_segment, p_files);
     if not pgqueue.lock_export(v_segment.stream_id) then
-        raise exception 'another exporter writes this stream' using errcode = 'lock_not_available';
+        raise exception 'another exporter is writing this stream' using errcode = 'lock_not_available';
     end if;
     select coalesce(sum((f ->> 'messages')::bigint), 0) as messages, coalesce(sum((f ->> 'bytes')::bigint), 0) as bytes
     into v_stored from jsonb_array_elements(p_files) f;
@@ -180,8 +181,8 @@ begin
     return v_stored.messages;
 end $$;
 
--- The attempts of a stream whose files nothing refers to, for the caller to delete. None where the database is on
--- another server than was recorded: its archive may be in use there (recover()). The caller has the export lock.
+-- Returns the attempts of a stream whose files no segment refers to, for the caller to delete. None if the database is
+-- on another server than recorded, because the archive may be in use there (recover()). The caller has the export lock.
 -- Errors: none. Locks: none.
 create or replace function pgqueue.export_leftovers(p_stream_id int) returns table (attempt uuid, uri text, folder text)
 language sql stable as $$
@@ -189,6 +190,6 @@ language sql stable as $$
     where t.stream_id = p_stream_id and not _pgqueue.is_elsewhere()
 $$;
 
--- Forgets an attempt whose files were deleted. Errors: none. Locks: none that others wait for.
+-- Deletes the record of an attempt whose files were deleted. Errors: none. Locks: none that others wait for.
 create or replace function pgqueue.forget_leftover(p_attempt uuid) returns void
 language sql as $$ delete from pgqueue.archive_attempts where attempt = p_attempt $$;

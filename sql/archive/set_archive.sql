@@ -1,19 +1,19 @@
--- The archive of a stream: beginning and ending it, and looking at it. archive/archived.sql says how it is read.
+-- The archive of a stream: starting and ending it, and its view. archive/archived.sql describes how it is read.
 
--- Has the old messages of a stream written to files, before retention takes them out of Postgres.
--- The command `pgqueue archive run` writes the files, a segment at a time. From this call on, retention trims no
+-- Starts an archive of a stream: old messages are written to Parquet files before retention deletes them.
+-- The command `pgqueue archive run` writes the files, one segment at a time. From this call on, retention trims no
 -- segment before it is in files. Readers without a consumer read the files (Spark, option archive); consumers, replay
--- and read have what Postgres stores.
---   p_uri   a folder that the exporter and all readers reach: /path, file:///path, s3://bucket/path, or the same of gs,
---           gcs, abfs, abfss or hdfs; null: no more segments go to the stream's archive, and readers keep what is there
---   p_keep  how long files are kept, from their last message; null: for ever
--- Errors: PQ001; PQ003 also for null where the stream has no archive. Locks: none that others wait for.
+-- and read only have the messages in Postgres.
+--   p_uri   a folder that the exporter and all readers can access: /path, file:///path, s3://bucket/path, or a URI of
+--           gs, gcs, abfs, abfss or hdfs; null: no new segments are archived, and readers keep the existing ones
+--   p_keep  how long files are kept, from their last message; null: no limit
+-- Errors: PQ001; PQ003 also for null if the stream has no archive. Locks: none that others wait for.
 create or replace function pgqueue.set_archive(p_stream text, p_uri text, p_keep interval default null) returns void
 language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
-    -- Others open the uri with credentials of their own. The errors repeat nothing that may be a secret.
+    -- Other roles use the uri with their own credentials. The errors contain no possible secret.
     if p_uri ~ '://.*@' then
         raise exception 'p_uri has a user or a password'
             using errcode = 'PQ003', column = 'p_uri',
@@ -34,17 +34,16 @@ begin
     perform _pgqueue.check_age('p_keep', p_keep);
     perform _pgqueue.await(
         'the archive of stream ' || quote_literal(p_stream),
-        'with stored as (insert into pgqueue.archives (stream_id, uri, keep_for) '
-        'select $1, $2 ->> 0, ($2 ->> 1)::interval '
+        'insert into pgqueue.archives (stream_id, uri, keep_for) select $1, $2 ->> 0, ($2 ->> 1)::interval '
         'where $2 ->> 0 is not null or exists (select from pgqueue.archives where stream_id = $1) '
         'on conflict (stream_id) do update set uri = excluded.uri, keep_for = excluded.keep_for, dropped = false '
-        'returning 1) select count(*) from stored',  -- lock: maintain
+        'returning 0',  -- lock: maintain
         v_stream.stream_id, jsonb_build_array(rtrim(p_uri, '/'), p_keep::text));
 end $$;
 
--- Ends the archive of a stream, with all that is in it.
--- So maintain() takes the segments out of it one by one: readers lose them. The next `pgqueue archive run` deletes the
--- files. To keep what is there, and archive no more: set_archive with null.
+-- Ends the archive of a stream, and deletes its contents.
+-- Calls of maintain() remove the segments, and readers can no longer read them. The next `pgqueue archive run`
+-- deletes the files. To keep the existing segments without archiving new ones, call set_archive with null.
 -- Errors: PQ001; PQ003 for a stream without an archive. Locks: none that others wait for.
 create or replace function pgqueue.drop_archive(p_stream text) returns void
 language plpgsql as $$
@@ -54,32 +53,31 @@ begin
     perform _pgqueue.check_archive(v_stream);
     perform _pgqueue.await(
         'the archive of stream ' || quote_literal(p_stream),
-        'with stored as (update pgqueue.archives set dropped = true, uri = null where stream_id = $1 returning 1) '
-        'select count(*) from stored',  -- lock: maintain
+        'update pgqueue.archives set dropped = true, uri = null where stream_id = $1 returning 0',  -- lock: maintain
         v_stream.stream_id);
 end $$;
 
--- Refuses a stream without an archive, before anything changes. Errors: PQ003.
+-- Raises PQ003 for a stream without an archive.
 create or replace function _pgqueue.check_archive(p_stream pgqueue.streams) returns void
 language plpgsql as $$
 begin
     if not exists (select from pgqueue.archives where stream_id = p_stream.stream_id) then
         raise exception 'p_stream % has no archive', quote_literal(p_stream.name)
             using errcode = 'PQ003', column = 'p_stream',
-                  hint = 'The view pgqueue.stream_archives shows the streams that have one.';
+                  hint = 'The view pgqueue.stream_archives lists the streams that have one.';
     end if;
 end $$;
 
--- One row per stream with an archive: where it is, what is in it, and what is still to be written to it.
+-- One row per stream with an archive: its folder, its contents, and the segments that are not written yet.
 do $view$ begin perform _pgqueue.make_view('stream_archives', $query$
     select s.name as stream, a.uri, a.keep_for, f.segments, f.messages, f.bytes, f.newest_at, f.archived_at,
            w.segments as waiting, w.since as waiting_since, l.attempts,
-           case when a.dropped then 'it ends: maintain() takes all of it away'
+           case when a.dropped then 'it was dropped: maintain() removes its segments'
                 when a.uri is null then null
                 when not exists (select from pgqueue.segments g where g.stream_id = a.stream_id)
-                then 'no segment is ever closed without a retention: see set_retention'
+                then 'without a retention, no segment is closed: see set_retention'
                 when w.since < clock_timestamp() - interval '1 hour'
-                then 'no exporter has written it for an hour: run pgqueue archive run' end as advice
+                then 'no exporter has written segments for an hour: run pgqueue archive run' end as advice
     from pgqueue.archives a
     join pgqueue.streams s using (stream_id)
     cross join lateral (select count(*) as segments, coalesce(sum(x.message_count), 0)::bigint as messages,

@@ -1,17 +1,17 @@
--- Capture: rows that are written to a table become messages of a stream, in the transaction that writes them.
+-- Capture: rows that are written to a table become messages of a stream, in the same transaction.
 --
--- A captured table has triggers, one for each kind of statement. They call a function that is made for this table. The
--- function and the triggers belong to the table's owner and stand beside the table. They must: the function turns
--- values into text by types and casts that anybody may have made. So it runs with the rights of the table's owner,
--- never with those of the role that writes, nor with those of this schema's owner. The table's owner sends as every
--- producer does, by send_captured().
+-- A captured table has triggers, one for each kind of statement. They call a function that is created for this table.
+-- The function and the triggers belong to the table's owner, and the function is in the table's schema, because it
+-- converts values to text with types and casts that any role may have created. So it runs with the rights of the
+-- table's owner, never with those of the role that writes, nor with those of this schema's owner. The table's owner
+-- sends as any producer does, with send_captured().
 --
--- capture and release run with the rights of their caller (access.sql), and take on the table owner's role while they
--- work, so Postgres itself refuses what may not be. Names may be moved meanwhile: nothing keeps a schema from being
--- renamed. Whatever a name means then, only the owner's own objects are touched; and note_captures() looks at the
--- result by OID, in the same transaction, and at the schemas, so that a capture is what it should be or is undone.
+-- capture and release run with the rights of their caller (access.sql), and switch to the table owner's role, so that
+-- Postgres checks all rights. A schema can be renamed at the same time, so names may change their meaning. Even then,
+-- only the owner's own objects are changed; and note_captures() checks the result by OID, in the same transaction, and
+-- the schemas, so that a wrong capture is rolled back.
 
--- A table that may be captured. Errors: PQ003.
+-- The row of a table that may be captured. Errors: PQ003.
 create or replace function _pgqueue.capturable_table(p_table regclass) returns pg_class
 language plpgsql stable as $$
 declare
@@ -24,17 +24,18 @@ begin
             using errcode = 'PQ003', column = 'p_table';
     elsif v_table.relkind not in ('r', 'p') or v_table.relpersistence = 't'
           or v_table.relnamespace in ('pgqueue'::regnamespace, 'pg_catalog'::regnamespace) then
-        raise exception 'p_table is a table, and not temporary nor one of pgqueue, not %', _pgqueue.sql_name(p_table)
+        raise exception 'p_table is a table that is neither temporary nor one of pgqueue, not %',
+            _pgqueue.sql_name(p_table)
             using errcode = 'PQ003', column = 'p_table';
     elsif not _pgqueue.may_send(v_table.relowner) then
-        raise exception 'p_table belongs to %, who may not send', pg_get_userbyid(v_table.relowner)
+        raise exception 'p_table belongs to role %, which may not send', pg_get_userbyid(v_table.relowner)
             using errcode = 'PQ003', column = 'p_table',
                   hint = format('Grant it: select pgqueue.create_roles(); grant pgqueue_producer to %I.',
                                 pg_get_userbyid(v_table.relowner));
     elsif v_table.relrowsecurity and v_table.relforcerowsecurity
           and not (select rolsuper or rolbypassrls from pg_roles where oid = v_table.relowner) then
-        raise exception 'p_table is a table whose owner reads all rows, not %, where row level security is forced '
-                        'on the owner too', _pgqueue.sql_name(p_table)
+        raise exception 'p_table is a table whose owner can read all rows, not %, where row level security is '
+                        'forced on the owner too', _pgqueue.sql_name(p_table)
             using errcode = 'PQ003', column = 'p_table',
                   hint = format('First: alter table %s no force row level security.', _pgqueue.sql_name(p_table));
     end if;
@@ -51,7 +52,7 @@ begin
     return v_table;
 end $$;
 
--- Raises PQ003 unless columns are such as can be captured. Arguments as in capture, and
+-- Raises PQ003 unless columns can be captured. Arguments as in capture, and
 --   p_primary  the columns of its primary key; null: it has none
 create or replace function _pgqueue.check_captured(p_table pg_class, p_primary text[], p_keys text[], p_columns text[],
                                                    p_outbox boolean) returns void
@@ -65,10 +66,10 @@ declare
     v_secret  text;
 begin
     if p_keys is null or array_ndims(p_keys) > 1 then
-        raise exception 'p_keys is a list of columns, and may be left out where the table has a primary key, '
-                        'which % has not', v_name
+        raise exception 'p_keys is a list of columns, and may be omitted if the table has a primary key, '
+                        'but % has none', v_name
             using errcode = 'PQ003', column = 'p_keys',
-                  hint = 'Name the columns whose values are a message''s key; ''{}'' for messages without a key.';
+                  hint = 'Name the columns whose values are the key of a message; ''{}'' for messages without a key.';
     elsif p_outbox and p_primary is null then
         raise exception 'p_outbox is for a table with a primary key, by which rows are deleted, and % has none', v_name
             using errcode = 'PQ003', column = 'p_outbox';
@@ -84,7 +85,7 @@ begin
             using errcode = 'PQ003', column = v_unknown.argument,
                   hint = _pgqueue.suggestion(v_unknown.name, array(select quote_ident(c) from unnest(v_columns) c));
     end if;
-    -- an owner that could grant it to itself, but did not, does not publish it by accident
+    -- a column that the owner has no right to read is not published by accident
     v_secret := (select quote_ident(attname) from pg_attribute
                  where attrelid = p_table.oid and attnum > 0 and not attisdropped
                    and not has_column_privilege(p_table.relowner, p_table.oid, attnum, 'select')
@@ -102,7 +103,7 @@ language sql stable as $$
        and has_schema_privilege(p_role, 'pgqueue', 'usage')
 $$;
 
--- The versions of the schemas that a table and its partitions are in: another one after each change of a schema.
+-- The row versions of the schemas of a table and its partitions, which change whenever a schema is changed.
 create or replace function _pgqueue.schemas_of(p_table regclass) returns text[]
 language sql stable as $$
     select array_agg(format('%s %s %s', n.oid, n.xmin, n.ctid) order by n.oid) from pg_namespace n
@@ -110,8 +111,8 @@ language sql stable as $$
                     where c.oid = p_table or c.oid in (select relid from pg_partition_tree(p_table)))
 $$;
 
--- Notes which capturing triggers a table and its partitions have. It goes by what it finds. A trigger counts whose
--- function belongs to the owner of the trigger's table, who is the owner of the captured table and may send.
+-- Records which capturing triggers a table and its partitions have in the catalog. A trigger counts if its function
+-- belongs to the owner of the trigger's table, which is the owner of the captured table and may send.
 create or replace function _pgqueue.store_captures(p_table regclass, p_stream_id int) returns void
 language plpgsql as $$
 begin
@@ -130,11 +131,10 @@ begin
     on conflict (relation, stream_id) do update set root = excluded.root where d.root <> excluded.root;
 end $$;
 
--- Notes which capturing triggers a table and its partitions have; for capture and release.
--- It goes by what it finds: so any producer may call it at any time.
--- Returns whether the table is captured now; and the versions of the schemas that it and its partitions are in: while
--- these stay the same, names in these schemas have meant the same. Errors: PQ001. Locks: the stream, against
--- drop_stream.
+-- Records which capturing triggers a table and its partitions have; for capture and release. It records only what is in
+-- the catalog, so any producer may call it at any time. Returns whether the table is captured now; and the versions of
+-- the schemas of the table and its partitions: while these are the same, names in these schemas have the same meaning.
+-- Errors: PQ001. Locks: the stream, against drop_stream.
 create or replace function pgqueue.note_captures(p_table regclass, p_stream text, out captured boolean,
                                                  out schemas text[])
 language plpgsql as $$
@@ -147,10 +147,10 @@ begin
     schemas := _pgqueue.schemas_of(p_table);
 end $$;
 
--- The statements by which a table's owner captures the table, or ends the capture, which capture and release execute.
--- This function itself does nothing. Arguments: as in change_capture. Errors: PQ001; PQ003, also when the table's owner
--- may not send. Locks: none.
--- (More than 60 lines: what is refused, then the statements in their order.)
+-- Returns the statements with which a table's owner captures the table, or ends the capture, for capture and release.
+-- This function changes nothing. Arguments: as in change_capture. Errors: PQ001; PQ003, also when the table's owner may
+-- not send. Locks: none.
+-- (More than 60 lines: the checks, then the statements in their order.)
 create or replace function pgqueue.capture_script(p_table regclass, p_stream text, p_capture boolean,
                                                   p_keys text[] default null, p_columns text[] default null,
                                                   p_old boolean default false, p_outbox boolean default false)
@@ -168,7 +168,8 @@ begin
         if not _pgqueue.is_captured(p_table, v_stream.stream_id) then
             raise exception 'p_table is a table that is captured to stream %, not %', quote_literal(p_stream),
                 coalesce(p_table::text, 'null')
-                using errcode = 'PQ003', column = 'p_table', hint = 'The view pgqueue.captures lists those that are.';
+                using errcode = 'PQ003', column = 'p_table',
+                      hint = 'The view pgqueue.captures lists the captured tables.';
         end if;
         return query select _pgqueue.drop_statements(p_table, v_stream.stream_id);
         return;
@@ -183,7 +184,7 @@ begin
     perform _pgqueue.check_captured(v_table, v_primary, p_keys, p_columns, p_outbox);
 
     return query select _pgqueue.drop_statements(p_table, v_stream.stream_id);
-    -- a short name that needs no quotes: the names of the other functions are made from it
+    -- a short name that needs no quotes, from which the names of the other functions are derived
     v_name := format('pgqueue_%s_%s', v_stream.stream_id,
                      left(regexp_replace(lower(v_table.relname), '[^a-z0-9_]', '', 'g'), 24));
     while exists (select from pg_proc p
@@ -218,8 +219,8 @@ begin
                               case when p_old then 'yes' else 'no' end));
 end $$;
 
--- Executes statements as a role that the caller may become, and then is the caller again; for capture and release.
--- A caller with that role's rights could do the same by set role. Errors: PQ003 when the caller may not become it.
+-- Executes statements with the role of p_role, and then restores the role; for capture and release.
+-- A caller with that role's rights could do the same with set role. Errors: PQ003 when the caller may not set the role.
 create or replace function pgqueue.execute_as(p_role text, p_statements text[]) returns void
 language plpgsql as $$
 declare
@@ -230,7 +231,7 @@ begin
     begin
         perform set_config('role', p_role, true) where v_other;
     exception when insufficient_privilege then
-        raise exception 'p_table is a table of the caller''s, not one that belongs to %', p_role
+        raise exception 'p_table is a table of the caller, not one that belongs to %', p_role
             using errcode = 'PQ003', column = 'p_table';
     end;
     foreach v_statement in array p_statements loop
@@ -239,14 +240,14 @@ begin
     perform set_config('role', v_role, true) where v_other;
 end $$;
 
--- Does what capture and release do: waits until nobody writes to the table, and executes capture_script as its owner.
--- Each try for the lock lasts only a moment, so that sessions that queue behind it are not kept for long. A table that
--- is captured is locked against readers too, because its triggers are dropped.
---   p_capture  false: the table is to be released
+-- Captures or releases a table: waits for its writers, and executes the statements of capture_script as its owner. Each
+-- try for the lock is short, so that sessions that queue behind it wait only briefly. A captured table is also locked
+-- against readers, because its triggers are dropped.
+--   p_capture  false: release the table
 --   the rest as in capture
--- Errors: PQ001, PQ003, PQ007, 55P03; 55006 when a schema is renamed meanwhile. Locks: as capture.
--- It does not wait by await(): each try looks up the table's name and its notes anew, locks as the table's owner, and
--- counts as failed too where the table or its schema was renamed meanwhile.
+-- Errors: PQ001, PQ003, PQ007, 55P03; 55006 when a schema is renamed in the meantime. Locks: as capture. It does not
+-- use await(): each try looks up the table's name and its captures again, locks as the table's owner, and also fails if
+-- the table or its schema was renamed in the meantime.
 -- (More than 60 lines: two rounds of statements, of which the first only locks.)
 create or replace function pgqueue.change_capture(p_table regclass, p_stream text, p_capture boolean,
                                                   p_keys text[] default null, p_columns text[] default null,
@@ -261,12 +262,12 @@ declare
     v_statement text;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'to capture and release tables needs transaction isolation read committed, not %',
+        raise exception 'capture and release need transaction isolation read committed, not %',
             current_setting('transaction_isolation')
             using errcode = 'PQ007', hint = 'begin transaction isolation level read committed';
     end if;
     loop
-        -- raises what there is to raise, before it waits
+        -- raises errors before it waits
         perform pgqueue.capture_script(p_table, p_stream, p_capture, p_keys, p_columns, p_old, p_outbox);
         select r.rolname as owner, format('%I.%I', n.nspname, c.relname) as name into v_table
         from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles r on r.oid = c.relowner
@@ -279,7 +280,7 @@ begin
                 format('lock table %s in access exclusive mode', v_table.name)])  -- lock: captured
             from pg_trigger where tgrelid = p_table and tgname = format('pgqueue_%s_insert', v_stream_id);
             exit when to_regclass(v_table.name) = p_table;
-            raise lock_not_available;  -- it was renamed meanwhile
+            raise lock_not_available;  -- it was renamed in the meantime
         exception when lock_not_available or undefined_table or invalid_schema_name then
             if clock_timestamp() > v_until then
                 raise exception 'table % was in use for 30 s', p_table
@@ -288,8 +289,7 @@ begin
             perform pg_sleep(0.2);
         end;
     end loop;
-    -- trigger functions of the owner's tables that were dropped with cascade: their other functions went with the rows'
-    -- type
+    -- trigger functions of tables of the owner that were dropped with cascade, which also dropped the other functions
     for v_statement in
         select format('drop function %I.%I()', n.nspname, p.proname)
         from pg_proc p join pg_namespace n on n.oid = p.pronamespace join pg_roles r on r.oid = p.proowner
@@ -305,43 +305,42 @@ begin
             null;  -- another session drops it, or uses it
         end;
     end loop;
-    -- of the table as it is from here on
+    -- for the locked table
     perform pgqueue.execute_as(v_table.owner, array(
         select pgqueue.capture_script(p_table, p_stream, p_capture, p_keys, p_columns, p_old, p_outbox)));
     v_after := pgqueue.note_captures(p_table, p_stream);
     if v_after.captured <> p_capture or v_after.schemas <> v_before.schemas then
-        raise exception 'the schema of table %, or its owner, was changed meanwhile', p_table
+        raise exception 'the schema of table %, or its owner, was changed in the meantime', p_table
             using errcode = 'object_in_use', hint = 'Nothing was changed: try again.';
     end if;
 end $$;
 
 -- Captures a table: each write to it becomes a message of a stream, in the same transaction.
--- Every insert, update, delete and truncate is captured once this transaction has committed. A call for a table that is
--- captured already replaces the arguments of the earlier call. A message has the row as JSON in data, the row's key as
--- key, and the headers table, operation, time and transaction.
---   p_table    a table of the caller's, partitioned or not; or of a role that the caller may become (set role)
+-- All inserts, updates, deletes and truncates after the commit of this transaction are captured. A call for a captured
+-- table replaces the arguments of the earlier call. A message has the row as JSON in data, the row's key as key, and
+-- the headers table, operation, time and transaction.
+--   p_table    a table, partitioned or not, of the caller or of a role that the caller may set (set role)
 --   p_stream   a stream of kind json or text
---   p_keys     columns whose values are the message's key; several make a JSON array; null: those of the primary key;
---              '{}': no key
---   p_columns  columns of the row to publish; null: all, also columns that are added later
+--   p_keys     columns whose values are the message's key, several as a JSON array; null: the primary key; '{}': no key
+--   p_columns  columns of the row to publish; null: all, including columns that are added later
 --   p_old      data is {"old": ..., "new": ...}, with the row before and after
---   p_outbox   only inserts are captured, and the trigger deletes the rows again, by their primary key
--- Errors: PQ001; PQ003, also when the table's owner may not send; PQ007; 55P03 when others keep the table busy for 30
--- s. Locks: the table against writers; a table that is captured already also against readers.
+--   p_outbox   only inserts are captured, and the trigger deletes the inserted rows, by their primary key
+-- Errors: PQ001; PQ003, also when the table's owner may not send; PQ007; 55P03 when the table is in use for 30 s.
+-- Locks: the table against writers; a captured table also against readers.
 create or replace function pgqueue.capture(p_table regclass, p_stream text, p_keys text[] default null,
                                            p_columns text[] default null, p_old boolean default false,
                                            p_outbox boolean default false) returns void
 language sql as $$ select pgqueue.change_capture(p_table, p_stream, true, p_keys, p_columns, p_old, p_outbox) $$;
 
--- Ends the capture of a table; messages that were captured stay.
--- Errors: PQ001; PQ003 when the table is not captured, or not the caller's; PQ007; 55P03 as capture. Locks: the table,
--- as capture.
+-- Ends the capture of a table; its messages remain.
+-- Errors: PQ001; PQ003 when the table is not captured, or does not belong to the caller; PQ007; 55P03 as capture.
+-- Locks: the table, as capture.
 create or replace function pgqueue.release(p_table regclass, p_stream text) returns void
 language sql as $$ select pgqueue.change_capture(p_table, p_stream, false) $$;
 
--- Makes the triggers of partitions that are new since their table was captured, and notes them; for maintain(). Only
--- where table, partition and function belong to the owner of this schema: for others their owners call capture() again.
--- Partitions that somebody is at, or whose columns have another order, wait for the next time, or for capture().
+-- Creates and records the triggers of partitions that are newer than the capture of their table; for maintain(). Only
+-- if table, partition and function belong to the owner of this schema: other owners call capture() again. Partitions in
+-- use wait for the next call; those whose columns have another order, for capture().
 -- on maintain: perform _pgqueue.run_task('select 0 from _pgqueue.capture_partitions()');
 create or replace function _pgqueue.capture_partitions() returns void
 language plpgsql set lock_timeout = '50ms' as $$
@@ -379,15 +378,15 @@ begin
             perform _pgqueue.store_captures(v_part.root, v_part.stream_id);
             if _pgqueue.schemas_of(v_part.root) <> v_schemas
                or not _pgqueue.is_captured(v_part.relid, v_part.stream_id) then
-                raise lock_not_available;  -- names moved, while a statement waited
+                raise lock_not_available;  -- names changed while a statement waited
             end if;
         exception when lock_not_available or undefined_object or undefined_table or undefined_function then
-            null;  -- the next time
+            null;  -- the next call tries again
         end;
     end loop;
 end $$;
 
--- Raises 2BP01 where a table is captured to a stream.
+-- Raises 2BP01 if a table is captured to a stream.
 -- on before_drop_stream: perform _pgqueue.refuse_captured(p_stream);
 create or replace function _pgqueue.refuse_captured(p_stream pgqueue.streams) returns void
 language plpgsql as $$

@@ -1,8 +1,8 @@
--- The function that the triggers of a captured table call: its text, and the functions that it calls itself. capture()
--- makes one for each captured table.
+-- The function that the triggers of a captured table call: its source, and the functions that it calls. capture()
+-- creates one for each captured table.
 
--- Publishes rows that a trigger captured, in their order.
--- They are JSON already. It works as send_batch, but does not look into the data again.
+-- Publishes the rows that a trigger captured, in their order.
+-- The rows are JSON. It works as send_batch, but does not check the JSON again.
 --   p_headers, p_counts  the headers of the first p_counts[1] messages, of the next p_counts[2], ...
 -- Errors: PQ001, PQ003, PQ004. Locks: as send.
 create or replace function pgqueue.send_captured(p_stream_id int, p_keys text[], p_data json[], p_headers jsonb[],
@@ -24,7 +24,7 @@ begin
     if v_count = 1 and octet_length(p_keys[1]) <= _pgqueue.max_key_bytes() is not false
        and octet_length(p_data[1]::text) <= v_stream.max_bytes
        and _pgqueue.headers_fit(p_headers[array_position(p_counts, 1)], v_stream.max_header_bytes) then
-        -- a row alone, as most: in half of the time
+        -- a fast path for a single row, the usual case
         v_seq := nextval(format('pgqueue.seq_%s', p_stream_id)::regclass);
         insert into pgqueue.messages (seq, stream_id, key, data, headers)
         values (v_seq, p_stream_id, p_keys[1], p_data[1], p_headers[array_position(p_counts, 1)]);
@@ -33,8 +33,8 @@ begin
     elsif (v_count > 0 and v_count = cardinality(p_keys) and cardinality(p_headers) = cardinality(p_counts)
            and v_count = (select sum(n) from unnest(p_counts) n having bool_and(n >= 0 and n is not null))
            and not exists (select from unnest(p_data) d where d is null)) is not true then
-        raise exception 'p_data has a row for each message, p_keys as many keys, and p_counts numbers that add up '
-                        'to as many'
+        raise exception 'p_data has a row for each message, p_keys as many keys, and p_counts has numbers that '
+                        'add up to as many'
             using errcode = 'PQ003', column = 'p_keys, p_data, p_headers, p_counts';
     end if;
     for i in 1 .. cardinality(p_headers) loop
@@ -55,11 +55,11 @@ begin
     perform _pgqueue.publish(v_stream, _pgqueue.set_of_taken(v_seqs), v_count, 0, null, null);
 end $$;
 
--- Whether this session's last message to a stream is that a captured table was truncated, in this transaction.
--- Asked when a partition is truncated: Postgres calls the triggers of the table before those of its partitions, so it
--- goes with the table then. The answer is in the stream, where no setting of the session changes it; a session that
--- sent something since, or forgot its last number, gets no.
---   p_table  as the messages call it
+-- Returns whether this session's last message to a stream is the truncate of a captured table, in this transaction. It
+-- is called for the truncate of a partition: Postgres calls the triggers of the table before those of its partitions,
+-- so then the partition is a part of a truncate of the table. The result is read from the stream, which settings of the
+-- session cannot change. It is false if the session has sent another message since, or has no last number.
+--   p_table  the name in the messages' headers
 -- Errors: none. Locks: none.
 create or replace function pgqueue.was_truncated(p_stream_id int, p_table text) returns boolean
 language plpgsql as $$
@@ -70,7 +70,7 @@ begin
     begin
         v_seq := currval(format('pgqueue.seq_%s', p_stream_id)::regclass);
     exception when object_not_in_prerequisite_state or undefined_table then
-        return false;  -- this session has sent nothing to it
+        return false;  -- this session has sent nothing to the stream
     end;
     execute format('select exists (select from pgqueue.messages_%s where seq = $1 '
                    'and headers ->> ''operation'' = ''truncate'' and headers ->> ''table'' = $2 '
@@ -79,9 +79,9 @@ begin
     return v_found;
 end $$;
 
--- Puts parts into a text of SQL: {name} becomes the part of that name. Inserted parts are not searched for names, and
--- names of no part stay.
---   p_parts  each is SQL already: a quoted name or literal, a number, or a text made here
+-- Replaces placeholders in SQL: {name} becomes the part with that name. Inserted parts are not searched for
+-- placeholders, and unknown names remain.
+--   p_parts  each is SQL: a quoted name or literal, a number, or generated SQL
 create or replace function _pgqueue.fill_template(p_text text, p_parts jsonb) returns text
 language sql immutable as $$
     select string_agg(coalesce(p_parts ->> m[2], m[1]), '' order by i)
@@ -90,15 +90,14 @@ $$;
 
 -- The body of the function of a captured table's triggers.
 --
--- Postgres calls a statement's triggers when the statement is over. So they run after the triggers of statements that
--- this statement caused itself, and a merge calls them first for inserted rows, then for updated and deleted ones. A
--- setting of the transaction says whether another statement may have written to the table meanwhile. If so, a row is
--- sent as it is now ({now}), and no delete is sent for a key that is there again. A writer that gives the setting a
--- value before its statement only has more rows looked up.
+-- Postgres calls a statement's triggers at the end of the statement, after the triggers of nested statements; a merge
+-- calls them first for inserted rows, then for updated and deleted ones. A setting of the transaction records whether
+-- another statement may have written to the table in between. If so, the current row is sent ({now}), and no delete is
+-- sent for a key that exists again. A writer that sets the setting itself only causes more lookups of rows.
 --   p_names    as in function_statements
---   p_label    what messages call the table
+--   p_label    the name of the table in messages
 --   p_primary  whether it has a primary key
--- (More than 60 lines: a text, and a list of the parts that go into it.)
+-- (More than 60 lines: a template, and the list of its parts.)
 create or replace function _pgqueue.trigger_body(p_names jsonb, p_stream_id int, p_label text, p_old boolean,
                                                  p_outbox boolean, p_primary boolean) returns text
 language plpgsql stable as $$
@@ -107,16 +106,16 @@ declare
 -- Publishes the rows that a statement wrote. Made by pgqueue.capture.
 declare
     v_before  text := coalesce(current_setting({setting}, true), '');
-    v_written boolean := v_before <> '';        -- this transaction inserted rows before
+    v_written boolean := v_before <> '';        -- this transaction has inserted rows
     v_nested  boolean := v_before = 'nested';   -- ... or wrote some in a trigger
     v_keys    text[];
     v_data    json[];
     v_keys_2  text[];
     v_data_2  json[];
-    v_size    int;  -- rows that are sent at once, when there are many: an array has at most 1 GB
+    v_size    int;  -- rows per batch: an array has at most 1 GB
     v_rows    refcursor;
 begin
-    -- a partition that was detached is not a part of the table any more
+    -- a detached partition is no longer a part of the table
     if tg_nargs > 0 and not exists (select from pg_trigger t where t.tgrelid = pg_partition_root(tg_relid)
                                                                and t.tgname = tg_name and t.tgnargs = 0) then
         return null;
@@ -126,7 +125,7 @@ begin
     end if;
     if tg_op = 'INSERT' then
         {inserts}
-        if not v_written and pg_trigger_depth() = 1 then  -- triggers that come later in this transaction know of it
+        if not v_written and pg_trigger_depth() = 1 then  -- for later triggers of this transaction
             perform set_config({setting}, 'inserted', true);
         end if;{is_done}
     elsif tg_op = 'DELETE' then
@@ -136,7 +135,7 @@ begin
     elsif tg_nargs = 0 then
         perform pgqueue.send_captured({stream}, array[null::text], array[{truncated}::json],
                                       array[{headers}'truncate')], '{1}');
-    -- a partition alone: its rows are deleted, those of the others are not
+    -- only a partition: its rows are deleted
     elsif not pgqueue.was_truncated({stream}, {label}) then
         {truncates}
     end if;
@@ -158,17 +157,17 @@ end $template$;
         'gone',      case when p_primary then 'where not v_written or {now}(o.r) is null' else '' end,
         'as_now',    case when p_primary then 'case when v_nested then {now}(n.r) else {row}(n.r) end'
                           else '{row}(n.r)' end,
-        -- (.* is the row, also where a column is named n)
+        -- (.* is the row, also if a column is named n)
         'new_rows',  '(select (n.*)::{type} as r from new_rows n) n',
         'old_rows',  '(select (o.*)::{type} as r from old_rows o) o',
-        -- only when there is something to send: a statement without rows needs no id of a transaction
+        -- only with rows: a statement without rows needs no transaction id
         'headers',   'jsonb_build_object(''table'', {label}, ''time'', clock_timestamp(), '
                      '''transaction'', pg_current_xact_id()::text, ''operation'', ');
 begin
-    for v_depth in 1..3 loop  -- parts have parts
+    for v_depth in 1..3 loop  -- parts contain parts
         v_text := _pgqueue.fill_template(v_text, v_parts);
     end loop;
-    -- names come last, so that nothing is looked for in them
+    -- names come last, so that they are not searched for placeholders
     return _pgqueue.fill_template(v_text, p_names || jsonb_build_object(
         'stream',      p_stream_id,
         'label',       quote_literal(p_label),
@@ -177,14 +176,14 @@ begin
         'rows_before', quote_literal(_pgqueue.fill_template(
             'select array_agg(r.key order by r.i), array_agg(r.data order by r.i) '
             'from (select row_number() over () as i, {key}(o.r) as key, ' || v_deleted || ' as data '
-            -- (of a subquery a row has no type, and so may become one of the table's)
+            -- (a row of a subquery has no named type, so it can be cast to that of the table)
             'from (select (t.*)::{type} as r from (select * from ', p_names)),
         'rows_after',  quote_literal(') t) o) r group by (r.i - 1) / 1000 order by (r.i - 1) / 1000')));
 end $$;
 
--- The part of that body that sends the rows of a query in batches. The cursor fetches one batch at a time.
---   p_query      of arrays of keys and data; or execute and an expression for it
---   p_operation  what the headers say; null: update, and insert for other keys and data
+-- The part of the body that sends the rows of a query in batches. The cursor fetches one batch at a time.
+--   p_query      a query for arrays of keys and data; or execute and an expression for the query
+--   p_operation  the operation for the headers; null: update for the first keys and data, insert for the others
 create or replace function _pgqueue.send_batches_sql(p_query text, p_operation text) returns text
 language sql immutable as $$
     select _pgqueue.fill_template($template$open v_rows for {query};
@@ -202,7 +201,7 @@ language sql immutable as $$
             'send', format('v_keys, v_data, array[{headers}%L)], array[cardinality(v_keys)]', p_operation)) end)
 $$;
 
--- The part of that body that sends rows that were inserted, or deleted.
+-- The part of the body that sends inserted or deleted rows.
 --   p_rows  a select list of key and data, from the rows
 create or replace function _pgqueue.send_rows_sql(p_operation text, p_rows text) returns text
 language sql immutable as $$
@@ -224,7 +223,7 @@ language sql immutable as $$
             'group by (r.i - 1) / v_size order by (r.i - 1) / v_size', p_operation)))
 $$;
 
--- The part of that body that sends rows that were updated. A row whose key changed is deleted, and inserted: first all
+-- The part of the body that sends updated rows. A row whose key changed becomes a delete and an insert: first all
 -- deletes, then all inserts, because the new key of one row may be the old key of another.
 create or replace function _pgqueue.send_updates_sql(p_old boolean) returns text
 language sql immutable as $$

@@ -1,18 +1,15 @@
--- The functions and triggers of captured tables: the statements that make and drop them, and which there are.
+-- The functions and triggers of captured tables: the statements that create and drop them, and lookups in the catalog.
 --
--- Nothing is executed here but by capture_partitions(). capture() executes the statements, as the table's owner. Names
--- of tables and columns go into a statement in one way only: quoted by format's %I and %L, or by fill_template(), whose
--- parts are quoted.
+-- capture() executes the statements, as the table's owner; so does capture_partitions(). Names of tables and columns in
+-- statements are always quoted: by format's %I and %L, or by fill_template(), whose parts are quoted.
 --
--- Further functions name the table's columns in bodies that Postgres has parsed. So they follow a column that is
--- renamed, and a column that they need cannot be dropped without an error that says so. They take the row as a domain
--- over the table's row type. The domain keeps its name when the table is renamed, and no function that another role
--- puts beside them fits the domain better.
+-- The other functions name the table's columns in parsed bodies (begin atomic). So they follow a column that is
+-- renamed, and dropping a column that they need is an error. Their argument is a domain over the table's row type. The
+-- domain keeps its name when the table is renamed, and no function of another role can match it better.
 
--- The captured tables, and those partitions of them that are captured for writes straight into them. Only
--- note_captures() writes here, after it has looked at the triggers: anybody may give a trigger the name of ours.
--- A table is known by its OID, which a dump writes as the table's name. A row whose table or trigger is gone counts
--- for nothing; maintain() deletes it.
+-- The captured tables, and their partitions that are captured for direct writes. Only note_captures() writes rows,
+-- after a check of the triggers, because any role can give a trigger such a name. A table is identified by its OID,
+-- which a dump writes as the table's name. A row without its table or trigger is ignored; maintain() deletes it.
 -- in use: select format('the capture of table %s', d.root) from pgqueue.captured d
 --     join pg_trigger t on t.tgrelid = d.root and t.tgname = format('pgqueue_%s_insert', d.stream_id)
 --     where d.relation = d.root
@@ -20,24 +17,24 @@
 create table if not exists pgqueue.captured (
     relation  regclass not null,
     stream_id int      not null references pgqueue.streams,
-    root      regclass not null,  -- the captured table; of a partition the table whose capture it belongs to
+    root      regclass not null,  -- the captured table; of a partition its captured table
     primary key (relation, stream_id)
 );
 
--- Columns in a text, each in this format, in which %1$I and %1$L are its name.
+-- Columns as SQL, each in a format with its name as %1$I or %1$L.
 create or replace function _pgqueue.each_column(p_columns text[], p_format text, p_between text) returns text
 language sql immutable as $$
     select string_agg(format(p_format, k), p_between order by i) from unnest(p_columns) with ordinality k (k, i)
 $$;
 
--- The columns of a table in their order.
+-- The columns of a table, in their order.
 create or replace function _pgqueue.column_names(p_table regclass) returns name[]
 language sql stable as $$
     select array_agg(attname order by attnum) from pg_attribute
     where attrelid = p_table and attnum > 0 and not attisdropped
 $$;
 
--- The columns of a table's primary key in their order; null: it has none.
+-- The columns of a table's primary key, in their order; null: it has none.
 create or replace function _pgqueue.primary_key(p_table regclass) returns text[]
 language sql stable as $$
     select array_agg(a.attname::text order by k.i)
@@ -47,9 +44,9 @@ language sql stable as $$
     where x.indrelid = p_table and x.indisprimary
 $$;
 
--- The names by which the parts of a capture know each other, for fill_template().
+-- The names of the objects of a capture, for fill_template().
 --   p_table  the captured table
---   p_name   of the triggers' function, without its schema
+--   p_name   the name of the triggers' function, without its schema
 create or replace function _pgqueue.object_names(p_table regclass, p_name text) returns jsonb
 language sql stable as $$
     select jsonb_object_agg(n.part, _pgqueue.sql_name(c.relnamespace, n.name))
@@ -60,10 +57,10 @@ language sql stable as $$
     where c.oid = p_table
 $$;
 
--- The statements that make the functions of a captured table, which nobody but its owner may execute; or those of a
--- partition whose columns have another order: Postgres maps a trigger's rows to another row type by the position of
--- columns.
---   p_names   of these functions; p_base: of the table's
+-- The statements that create the functions of a captured table, which only its owner may execute; or those of a
+-- partition whose columns have another order, because Postgres maps the rows of a trigger to another row type by the
+-- position of columns.
+--   p_names   the names of these functions; p_base: those of the table's functions
 --   the rest as in capture_script; p_primary: the columns of the primary key; null: none
 -- More than 60 lines: a statement for each function, in their order.
 create or replace function _pgqueue.function_statements(p_names jsonb, p_base jsonb, p_stream_id int, p_keys text[],
@@ -73,7 +70,7 @@ language plpgsql stable as $$
 declare
     v_same text := _pgqueue.each_column(p_primary, 'x.%1$I = ($1).%1$I', ' and ');
     v_part text;
-    -- who may execute the triggers' function publishes other rows, by a trigger on another table
+    -- a role that may execute the triggers' function could publish other rows, with a trigger on another table
     v_from text := concat_ws(', ', 'public', (
         select string_agg(distinct quote_ident(pg_get_userbyid(a.grantee)), ', ')
         from pg_default_acl d cross join aclexplode(d.defaclacl) a
@@ -88,7 +85,7 @@ begin
                when 1 then format('($1).%I::text', p_keys[1])
                else format('json_build_array(%s)::text', _pgqueue.each_column(p_keys, '($1).%1$I', ', ')) end
         || '; end';
-    -- up to 50 columns are a plain expression, which becomes a part of the trigger's queries; a call has at most 100
+    -- up to 50 columns are a plain expression, which is inlined into the trigger's queries; a call has at most 100
     -- arguments
     return next _pgqueue.fill_template(
         'create function {row}({type}) returns json language sql stable begin atomic select ', p_names)
@@ -98,7 +95,7 @@ begin
                 else format('(select row_to_json(r.*) from (select %s) r)',
                             _pgqueue.each_column(p_columns, '($1).%1$I', ', ')) end || '; end';
     if p_primary is not null then
-        -- the table's row that has this primary key now, if it also has this key
+        -- the current row with this primary key, if it also has this key
         return next _pgqueue.fill_template(
             'create function {now}({type}) returns json language sql stable begin atomic select ', p_names)
             || _pgqueue.fill_template('{row}((x.*)::{type}) from {relation} x where ', p_base)
@@ -112,11 +109,11 @@ begin
             p_names) || v_same || '; end';
     end if;
     return next _pgqueue.fill_template('create function {run}() returns trigger language plpgsql security definer '
-        -- with row_security, a policy that binds the owner would hide rows from {now} without a word
+        -- with row_security, a policy that applies to the owner would silently hide rows from {now}
         'set search_path = pg_catalog, pg_temp set row_security = off set datestyle = ''ISO, YMD'' '
         'set timezone = ''UTC'' set intervalstyle = ''iso_8601'' set extra_float_digits = 1 '
         'set bytea_output = ''hex''', p_names)
-        -- a plan is kept that was made for a statement of a single row: it must do for a million
+        -- a plan for a statement of one row is cached, and must also suit a million rows
         || case when p_outbox then '' else ' set enable_nestloop = off' end
         || format(' as %L', _pgqueue.trigger_body(p_names, p_stream_id, p_base ->> 'relation', p_old, p_outbox,
                                                   p_primary is not null));
@@ -127,8 +124,8 @@ begin
     end loop;
 end $$;
 
--- The statements that make the triggers of a captured table; or of a partition of it, for writes straight into it.
--- Truncating the table is one message. A partition's truncate is its rows', and so its leaves'.
+-- The statements that create the triggers of a captured table; or of a partition of it, for direct writes. The truncate
+-- of a table is one message; that of a partition, a delete for each row of its leaves.
 --   p_function  of the triggers, as SQL
 create or replace function _pgqueue.trigger_statements(p_relation regclass, p_table regclass, p_stream_id int,
                                                        p_function text, p_outbox boolean) returns setof text
@@ -146,22 +143,21 @@ language sql stable as $$
       and (t.kind <> 'truncate' or c.relkind = 'r' or p_relation = p_table)
 $$;
 
--- The OID of the trigger by which statements of a kind are captured, of a table or a partition; null: there is none.
--- Anybody may name a trigger so. An outbox has the one of inserts alone.
+-- The OID of the trigger that captures a kind of statement, of a table or a partition; null: there is none. Any role
+-- can give a trigger this name. An outbox only has the one for inserts.
 create or replace function _pgqueue.capture_trigger(p_relation regclass, p_stream_id int, p_kind text default 'insert')
 returns oid language sql stable as $$
     select oid from pg_trigger where tgrelid = p_relation and tgname = format('pgqueue_%s_%s', p_stream_id, p_kind)
 $$;
 
--- Whether a table is captured to a stream; or a partition, for writes straight into it.
+-- Whether a table is captured to a stream; or a partition, for direct writes.
 create or replace function _pgqueue.is_captured(p_table regclass, p_stream_id int) returns boolean
 language sql stable as $$
     select _pgqueue.capture_trigger(p_table, p_stream_id) is not null
        and exists (select from pgqueue.captured where relation = p_table and stream_id = p_stream_id)
 $$;
 
--- The triggers of a captured table and of its partitions, also of those that were detached since; of a partition its
--- own.
+-- The triggers of a captured table and its partitions, including detached ones; of a partition only its own.
 create or replace function _pgqueue.captured_triggers(p_table regclass, p_stream_id int) returns setof pg_trigger
 language sql stable as $$
     select t.*
@@ -170,8 +166,8 @@ language sql stable as $$
       and t.tgname ~ format('^pgqueue_%s_(insert|update|delete|truncate)$', p_stream_id)
 $$;
 
--- The functions that only these triggers need, by their OIDs: such as belong to the table's owner. A partition may have
--- functions of its own, or those of its table.
+-- The OIDs of the table owner's functions that only these triggers need. A partition has its own functions, or those of
+-- its table.
 create or replace function _pgqueue.captured_functions(p_table regclass, p_stream_id int) returns setof oid
 language sql stable as $$
     with run as (
@@ -193,7 +189,8 @@ language sql stable as $$
                                     run.proname || '_done')
 $$;
 
--- The statements that drop what captures a table; of a partition only its own. None when it is not captured.
+-- The statements that drop the triggers and functions of a captured table; of a partition only its own. None if it is
+-- not captured.
 create or replace function _pgqueue.drop_statements(p_table regclass, p_stream_id int) returns setof text
 language plpgsql stable as $$
 declare
@@ -203,7 +200,7 @@ begin
         select format('drop trigger %I on %s', tgname, _pgqueue.sql_name(tgrelid))
         from _pgqueue.captured_triggers(p_table, p_stream_id) order by tgrelid, tgname;
     if v_functions <> '{}' then
-        -- at once, because some call others
+        -- in one statement, because some call others
         return next (select 'drop function ' || string_agg(format('%s(%s)',
                                 _pgqueue.sql_name(p.pronamespace, p.proname),
                                 _pgqueue.sql_name(t.typnamespace, t.typname)), ', ')
@@ -214,9 +211,7 @@ begin
     end if;
 end $$;
 
--- Looking at tables that are captured.
-
--- One row per table that is captured.
+-- One row per captured table.
 do $view$ begin perform _pgqueue.make_view('captures', $query$
     select s.name as stream, format('%I.%I', n.nspname, c.relname) as "table",
            pg_get_userbyid(c.relowner)::text as owner,

@@ -1,11 +1,11 @@
--- Calls of a group's workers: they lease partitions, read messages, and commit how far they are.
+-- Calls of a group's workers: they lease partitions, read messages, and commit offsets.
 
--- Renews a worker's lease in a group, or begins it, and takes the free partitions that are the worker's share.
+-- Starts or renews a worker's lease in a group, and assigns free partitions to it, up to its share.
 --   p_worker  the worker's name, used by one process alone
---   p_lease   how long others leave its partitions to it, up to a day: renew the lease a few times in that time, also
---             while the worker works
--- Returns the worker's partitions: the lease_id to read and commit with; whether to release the partition, because it
--- is another worker's share; and how far the partition is. No row while others have all partitions.
+--   p_lease   the duration of the lease, up to a day: renew it several times in that time, also while the worker
+--             processes messages
+-- Returns the worker's partitions: the lease_id for reads and commits; whether to release the partition, because it is
+-- another worker's share; and the committed offset. No row while others have all partitions.
 -- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks, to the end of the transaction, so make it a transaction of its own:
 -- the group's.
 create or replace function pgqueue.lease_partitions(p_stream text, p_group text, p_worker text,
@@ -23,8 +23,8 @@ begin
     if p_lease > _pgqueue.max_lease() then
         raise exception 'p_lease is up to %, not %', _pgqueue.max_lease(), quote_literal(p_lease)
             using errcode = 'PQ003', column = 'p_lease',
-                  hint = 'Until it ends, nobody takes over the partitions of a worker that died: '
-                         'renew it now and then.';
+                  hint = 'Until it ends, no other worker gets the partitions of a worker that died: '
+                         'renew it regularly.';
     end if;
     if p_worker is null or length(p_worker) not between 1 and 200 then
         raise exception 'p_worker is 1 to 200 characters, not %', coalesce(quote_literal(left(p_worker, 210)), 'null')
@@ -51,8 +51,8 @@ begin
         from _pgqueue.partitions(v_group) p where p.worker = p_worker order by 1;
 end $$;
 
--- How many partitions are a worker's share: the same number for all. What is left over goes to the workers that have
--- most, so that little moves.
+-- A worker's share of partitions: the same number for all. The remainder goes to the workers that have most, so that
+-- few partitions move.
 create or replace function _pgqueue.partition_share(p_group pgqueue.consumers, p_worker text) returns int
 language sql stable as $$
     select p_group.partitions / count + (place <= p_group.partitions % count)::int
@@ -75,15 +75,15 @@ begin
     perform _pgqueue.assign_partition(p, null) from _pgqueue.partitions(v_group) p where p.worker = p_worker;
 end $$;
 
--- Records how far a partition of a group is done, in the worker's own transaction.
+-- Commits the offset of a partition of a group, in the worker's own transaction.
 -- Call it at the end of that transaction, because the partition is locked from then on.
 --   p_lease_id  that of lease_partitions
---   p_offset    the next_offset of read_partitions, up to which all messages of the partition are done; null: leave it
---               as it was
---   p_release   give the partition back
--- Errors: PQ003 for no offset, or one that is not after what was committed; PQ012, roll back, when the lease has ended
--- and another worker has the partition, or the group was dropped. Locks: the partition, to the end of the transaction.
--- Nobody else waits for it.
+--   p_offset    the next_offset of read_partitions, up to which all messages of the partition are processed; null:
+--               unchanged
+--   p_release   release the partition
+-- Errors: PQ003 for an invalid offset, or one that is not after the committed one; PQ012, roll back, when the lease has
+-- ended and another worker has the partition, or the group was dropped. Locks: the partition, to the end of the
+-- transaction. No other session waits for it.
 create or replace function pgqueue.commit_offset(p_lease_id bigint, p_offset bigint[], p_release boolean default false)
 returns void language plpgsql as $$
 declare
@@ -102,16 +102,16 @@ begin
             raise exception 'the partition of lease % has another worker now', coalesce(p_lease_id::text, 'null')
                 using errcode = 'PQ012',
                       hint = 'Roll back: the lease had ended, or the group was dropped. Renew leases with '
-                             'lease_partitions, also while you work, or take a longer p_lease.';
+                             'lease_partitions, also during processing, or use a longer p_lease.';
         end if;
         if p_offset is not null then
             if p_offset <= array[v_partition.arrival_no, v_partition.seq] then
-                raise exception 'p_offset is %, and partition % is done up to % already',
+                raise exception 'p_offset is %, and partition % is already committed up to %',
                     p_offset, v_partition.partition, array[v_partition.arrival_no, v_partition.seq]
                     using errcode = 'PQ003', column = 'p_offset',
-                          hint = 'Roll back: another process works with this lease.';
+                          hint = 'Roll back: another process uses this lease.';
             elsif p_offset[1] > (_pgqueue.cursor(v_partition.consumer_id)).last_arrival then
-                raise exception 'p_offset is %, which read_partitions has not given', p_offset
+                raise exception 'p_offset is %, which read_partitions has not returned', p_offset
                     using errcode = 'PQ003', column = 'p_offset';
             end if;
             v_partition.arrival_no := p_offset[1];
@@ -126,14 +126,14 @@ begin
     end loop;
 end $$;
 
--- Plans what a worker of a group reads next, as ranges [lo, hi) of seq in the order of delivery.
+-- Returns the next messages of a group's worker, as ranges [lo, hi) of seq in the order of delivery.
 -- These are the messages that read_partitions would return, for a worker that reads the payloads itself.
---   p_lease_ids  of the worker's partitions; partitions of other workers are passed over
---   p_max        messages to look at, at most, of all partitions of the group: 1 to 1,000,000
--- Returns one row, or none when there is nothing: the ranges, and the arrival_no of each; the leases of those
--- partitions that are furthest behind, whose messages these are; which messages of the ranges are theirs, as a
--- condition on the columns key and seq; and the offset to commit for each of these leases when all that is done.
--- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks: as read_partitions.
+--   p_lease_ids  of the worker's partitions; partitions of other workers are ignored
+--   p_max        the maximum number of messages, of all partitions of the group: 1 to 1,000,000
+-- Returns one row, or none if there are no messages: the ranges, and the arrival_no of each; the leases of the
+-- partitions that are furthest behind, whose messages these are; a condition on the columns key and seq that selects
+-- their messages; and the offset to commit for each of these leases when they are processed. Errors: PQ001, PQ002,
+-- PQ003, PQ006, PQ007. Locks: as read_partitions.
 create or replace function pgqueue.plan_partitions(p_stream text, p_group text, p_lease_ids bigint[],
                                                    p_max int default 1000)
 returns table (stream_id int, lo bigint[], hi bigint[], arrival_nos bigint[], lease_ids bigint[], condition text,
@@ -148,7 +148,7 @@ begin
     if p_lease_ids is null then
         raise exception 'p_lease_ids is an array of lease ids, not null'
             using errcode = 'PQ003', column = 'p_lease_ids',
-                  hint = 'Give those that lease_partitions returned; none is an empty array.';
+                  hint = 'Give those that lease_partitions returned, or an empty array.';
     end if;
     select min(p.place), array_agg(p.lease_id order by p.partition) filter (where p.place = p.first),
            array_agg(p.partition order by p.partition) filter (where p.place = p.first),
@@ -175,15 +175,15 @@ begin
 end $$;
 
 -- Reads the next messages of a worker's partitions, in order.
---   p_lease_ids  that lease_partitions returned; partitions that other workers have now are passed over
---   p_max        messages to look at, at most, of all partitions of the group: 1 to 1,000,000; only those of these
---                partitions are returned
--- Returns a row per message: its partition and lease, and the offset to commit when the message is done. Then a row
--- without a message (seq is null) for each lease that was read: its offset is the one to commit when all messages are
--- done, also where there was none. No rows: nothing is new. Partitions that are behind are read first, alone. A call
--- reads the same again until something is committed.
+--   p_lease_ids  that lease_partitions returned; partitions that other workers have now are ignored
+--   p_max        the maximum number of messages to read, of all partitions of the group: 1 to 1,000,000; only those of
+--                these partitions are returned
+-- Returns a row per message: its partition and lease, and the offset to commit when the message is processed. Then a
+-- row without a message (seq is null) for each lease that was read: its offset is the one to commit when all messages
+-- are processed, or if there was none. No rows: there are no new messages. Partitions that are further behind are read
+-- first. A call returns the same messages again until an offset is committed.
 -- Errors: PQ001, PQ002, PQ003, PQ006, PQ007. Locks, to the end of the transaction, so make it a transaction of its own:
--- the group's, if the call takes new messages. While another worker takes them, the call waits for a moment, and then
+-- the group's, if the call takes new messages. While another worker takes them, the call waits up to 255 ms, and
 -- returns what was taken.
 create or replace function pgqueue.read_partitions(p_stream text, p_group text, p_lease_ids bigint[],
                                                    p_max int default 1000)
@@ -214,8 +214,8 @@ begin
         from _pgqueue.partitions(v_group) p where p.lease_id = any (v_plan.lease_ids) order by p.partition;
 end $$;
 
--- The partition of a message, as an expression in its key and seq. The hash is the one that Postgres uses for hash
--- partitions of tables, so it stays.
+-- The partition of a message, as an expression of its key and seq. The hash is the one that Postgres uses for hash
+-- partitions of tables, so it will not change.
 create or replace function _pgqueue.partition_sql(p_partitions int) returns text
 language sql immutable parallel safe as $$
     select format('((pg_catalog.hashtextextended(coalesce(key, seq::pg_catalog.text), 0) operator(pg_catalog.&)'
@@ -223,8 +223,8 @@ language sql immutable parallel safe as $$
                   ' operator(pg_catalog.%%) %s)', p_partitions)
 $$;
 
--- The messages of a line after a place, p_max at most and no further than p_until (null: all).
--- Returns them as ranges in order, with the arrival_no of each, and the place of the last message; nulls when there are
+-- The messages of a group after a place, at most p_max and up to p_until (null: all).
+-- Returns them as ranges in order, with the arrival_no of each, and the place of the last message; nulls if there are
 -- none.
 create or replace function _pgqueue.next_of_group(p_consumer_id int, p_after bigint[], p_until bigint[], p_max bigint,
                                                   out o_lo bigint[], out o_hi bigint[], out o_arrival_nos bigint[],
@@ -236,7 +236,7 @@ declare
     v_set  int8multirange := '{}';
     v_no   bigint;
 begin
-    for v_run in  -- and one more row, by which the last line ends
+    for v_run in  -- and one more row, which ends the last arrival
         (select m.place as arrival_no, m.seqs from pgqueue.consumer_messages m
          where m.consumer_id = p_consumer_id and m.lane = _pgqueue.lane_unassigned() and m.place >= p_after[1]
            and (p_until is null or m.place <= p_until[1])
@@ -261,8 +261,8 @@ begin
     end loop;
 end $$;
 
--- Takes new messages for a group, and deletes bundles that all partitions have passed. While another worker does so,
--- the call waits for a moment: a publication wakes up all workers at once, one of them takes it, and nothing wakes up
+-- Takes new messages for a group, and deletes bundles that all partitions have processed. While another worker does so,
+-- the call waits up to 255 ms: a publication wakes up all workers at once, one of them takes it, and nothing wakes up
 -- the others again.
 create or replace function _pgqueue.take_for_group(p_group pgqueue.consumers) returns void
 language plpgsql as $$

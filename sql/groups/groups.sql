@@ -1,42 +1,41 @@
--- Groups: workers that share a stream by key. Each has partitions of its own, and records in its own transactions how
--- far they are done.
+-- Groups: workers that share a stream by key. Each worker has its own partitions, and commits their offsets in its own
+-- transactions.
 --
--- A group is a consumer with partitions. As any consumer, it takes new messages under its lock (queue/take/take.sql),
--- into bundles of one line. Nobody claims these bundles; all partitions share them. A message's place is two numbers
--- that are the same for all partitions: arrival_no, the arrival_no of its bundle, and seq. So all messages of the group
--- have one order, and each partition has its own place in it. To read is to look up what comes next; to commit is to
--- write two numbers. Everything else is the consumer's: no late commit is lost, gaps are looked into once, lag, moving
--- the group, and retention keeps what is owed. (With a consumer for each partition, sixteen consumers would do all
--- that.)
+-- A group is a consumer with partitions. Like any consumer, it takes new messages with its lock (queue/take/take.sql),
+-- into bundles of one lane. These bundles are not claimed; all partitions share them. A message's place is two numbers
+-- that are the same for all partitions: the arrival_no of its bundle, and seq. So all messages of the group have one
+-- order, and the offset of a partition is a place in it. A read returns the next messages; a commit writes two numbers.
+-- Gaps, lag, seek and retention work as for any consumer, once for all partitions. (A consumer for each partition would
+-- do this work sixteen times.)
 --
---   * The hash of a key and the number of partitions say which partition a key is in. So that number never changes. A
+--   * The hash of a key and the number of partitions determine the partition of the key, so the number never changes. A
 --     message without a key is in any partition.
 --   * A worker renews its lease. It has partitions, each with a lease_id, which changes whenever another worker gets
---     the partition. A commit names the lease_id: when the partition has another one now, nothing is committed (PQ012),
---     and the worker's transaction fails with all that it did. So if the work is in that transaction, a message is done
---     once, in order, whichever worker dies or oversleeps.
---   * The end of a lease takes nothing away by itself: a worker that is back before another one needed its partitions
---     keeps them. A partition that is being committed is left to its worker; so commit at the end of a transaction.
---   * Each worker's share is the same number of partitions, give or take one. A worker that has more is told which to
---     release, and does so when it is done with its batch; a worker that has fewer takes free ones. So no worker stops
---     while partitions move.
+--     the partition. A commit names the lease_id: if the partition has another one now, nothing is committed (PQ012),
+--     and the worker's transaction is rolled back. So if the work is done in that transaction, each message is
+--     processed exactly once, in order, also if workers die or their leases end.
+--   * The end of a lease has no effect by itself: a worker that renews it before another one needs its partitions keeps
+--     them. A partition with an open commit stays with its worker, so commit at the end of a transaction.
+--   * The shares of the workers differ by at most one partition. lease_partitions tells a worker with more which to
+--     release, and the worker does so after its batch; a worker with fewer gets free ones. So no worker stops while
+--     partitions move.
 
--- The partitions of a group, and how far each is done. Rows are never updated, as those of
--- consumer_cursors: the newest version counts.
+-- The partitions of a group, with their offsets. Rows are never updated, as those of consumer_cursors: the newest
+-- version counts.
 -- on drop_consumer
 create table if not exists pgqueue.group_partitions (
     consumer_id  int         not null,
     partition    int         not null,
     version      bigint      not null,
-    arrival_no   bigint      not null,  -- all messages up to this place are done: by bundle ...
+    arrival_no   bigint      not null,  -- all messages up to this place are processed: by bundle ...
     seq          bigint      not null,  -- ... and of that one up to this number
-    lease_id     bigint,                -- who has it commits
+    lease_id     bigint,                -- needed to commit
     worker       text,                  -- null: no worker has it
     committed_at timestamptz,           -- with arrival_no 0: by an offset reader (note_offset)
     primary key (consumer_id, partition, version)
 );
 
--- The workers of a group, and until when each one's lease lasts.
+-- The workers of a group, with their leases.
 -- on drop_consumer
 create table if not exists pgqueue.group_workers (
     consumer_id int         not null,
@@ -47,9 +46,9 @@ create table if not exists pgqueue.group_workers (
 );
 
 -- Creates a group: workers that share a stream by partitions of its keys.
---   p_partitions     1 to 1,024: so many workers can share it. It never changes: a key stays in its partition
+--   p_partitions     1 to 1,024, the maximum number of workers. It never changes: a key stays in its partition
 --   p_start          as for create_consumer
---   p_if_not_exists  return the id of an existing group with as many partitions, instead of failing
+--   p_if_not_exists  return the id of an existing group with as many partitions, instead of an error
 -- Returns the group's id, which is a consumer's. Errors: PQ001, PQ003; PQ006 when there is a consumer of that name, or
 -- a group with another number of partitions. Locks: none that others wait for.
 create or replace function pgqueue.create_group(p_stream text, p_group text, p_partitions int default 16,
@@ -69,7 +68,7 @@ begin
                             'because keys would change their partitions',
                             quote_literal(p_group), quote_literal(p_stream), v_group.partitions, p_partitions
                 using errcode = 'PQ006', column = 'p_partitions',
-                      hint = 'Give that number; or make a new group, and drop this one when it has caught up.';
+                      hint = 'Give that number; or create a new group, and drop this one when it has caught up.';
         end if;
         raise exception '% % of stream % exists already',
             case when v_group.partitions is null then 'a consumer that is not a group,' else 'group' end,
@@ -84,8 +83,8 @@ end $$;
 
 -- Sets a group to the offset of a reader that keeps its own offset, as a Spark query does.
 -- So the reader's lag can be seen, and retention waits for the reader.
---   p_group   of one partition, which no worker has, or has committed: it is this reader's alone
---   p_offset  as read_to returned it
+--   p_group   with one partition, which no worker has or has committed: it is for this reader only
+--   p_offset  as returned by read_to
 -- Errors: PQ001, PQ002, PQ003, PQ005, PQ006, PQ007; 55P03 as seek. Locks, to the end of the transaction, so make it a
 -- transaction of its own: as seek.
 create or replace function pgqueue.note_offset(p_stream text, p_group text, p_offset jsonb) returns void
@@ -105,9 +104,9 @@ begin
                   when v_partition.worker is not null then 'a worker, ' || quote_literal(v_partition.worker)
                   when v_partition.arrival_no > 0 then 'had workers' end;
     if v_has is not null then
-        raise exception 'group % of stream % is not for a reader that keeps its offset itself: it has %',
+        raise exception 'group % of stream % is not for a reader that keeps its own offset: it has %',
             quote_literal(p_group), quote_literal(p_stream), v_has
-            using errcode = 'PQ006', column = 'p_group', hint = 'Make a group of one partition for this reader alone.';
+            using errcode = 'PQ006', column = 'p_group', hint = 'Create a group of one partition for this reader only.';
     end if;
     perform _pgqueue.seek(v_group, p_offset::text, 'p_offset');
     v_partition.committed_at := clock_timestamp();
@@ -121,7 +120,7 @@ begin
     return _pgqueue.check_kind('group', _pgqueue.consumer(p_stream, p_group, 'group'));
 end $$;
 
--- The partitions of a group as they are.
+-- The current partitions of a group.
 create or replace function _pgqueue.partitions(p_group pgqueue.consumers) returns setof pgqueue.group_partitions
 language sql stable as $$
     select n.*
@@ -130,8 +129,8 @@ language sql stable as $$
                         where consumer_id = p_group.consumer_id and partition = p order by version desc limit 1) n
 $$;
 
--- Stores a new version of a partition, unless another transaction has changed the one that it was made of. Waits for a
--- transaction that is changing it. Returns whether it was stored.
+-- Stores a new version of a partition, unless another transaction has changed its version. Waits for a transaction that
+-- is changing it. Returns whether it was stored.
 create or replace function _pgqueue.save_partition(p_partition pgqueue.group_partitions) returns boolean
 language plpgsql as $$
 begin
@@ -145,8 +144,8 @@ begin
     return true;
 end $$;
 
--- Gives a partition to a worker, with a new lease; null: to none. A partition that its worker is committing stays with
--- that worker. Needs the group's lock. Returns whether the partition changed.
+-- Assigns a partition to a worker, with a new lease; null: to none. A partition with an open commit stays with its
+-- worker. Needs the group's lock. Returns whether the partition changed.
 create or replace function _pgqueue.assign_partition(p_partition pgqueue.group_partitions, p_worker text)
 returns boolean language plpgsql as $$
 begin
@@ -161,7 +160,7 @@ begin
     return _pgqueue.save_partition(p_partition);
 end $$;
 
--- How many messages of a group, of all keys, come after a place, among those that the group has taken.
+-- The number of messages that a group has taken and that come after a place, of all keys.
 create or replace function _pgqueue.group_lag(p_consumer_id int, p_arrival_no bigint, p_seq bigint) returns bigint
 language sql stable as $$
     select coalesce(sum(case when place > p_arrival_no then message_count

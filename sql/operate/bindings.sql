@@ -1,7 +1,7 @@
 -- Routing: messages that are sent to a stream are copied to other streams, by the topic of their key.
 
--- Tells whether a key is of a topic.
---   p_pattern  words with dots between them; * stands for one word, # for any number of words, also none
+-- Returns whether a topic matches a key.
+--   p_pattern  words separated by dots; * matches one word, # any number of words, including none
 --   p_key      null and the empty text have no words
 -- Errors: PQ003. Locks: none.
 create or replace function pgqueue.test_topic(p_pattern text, p_key text) returns boolean
@@ -10,13 +10,13 @@ begin
     return _pgqueue.words(p_key) ~ _pgqueue.topic_regex('p_pattern', p_pattern);
 end $$;
 
--- Copies messages of a topic that are sent to a stream from now on to another stream.
--- The copy is made in the sender's transaction, and has payload, key, headers, priority and time of delivery. A message
--- is copied once to a stream, however many bindings say so. A message that is sent to named consumers only is not
--- copied, nor is one whose send is under way. Safe to repeat.
+-- Copies messages of a topic to another stream, from now on.
+-- The copy is made in the sender's transaction, with payload, key, headers, priority and time of delivery. A stream
+-- gets one copy of a message, however many bindings match. Messages that are sent to named consumers are not copied,
+-- and neither are messages whose send is in progress. Safe to repeat.
 --   p_topic      as p_pattern of test_topic
---   p_to_stream  of the same kind, with limits as wide, no schema or columns of that of p_stream, and not copied to
---                p_stream itself
+--   p_to_stream  of the same kind, with limits at least as large, with no schema or one that is part of the schema of
+--                p_stream, and not copied to p_stream itself
 -- Errors: PQ001, PQ003, PQ007. Locks: other calls of bind and unbind.
 create or replace function pgqueue.bind(p_stream text, p_topic text, p_to_stream text) returns void
 language plpgsql as $$
@@ -26,12 +26,12 @@ declare
 begin
     perform _pgqueue.topic_regex('p_topic', p_topic);
     perform _pgqueue.check_isolation();
-    perform _pgqueue.lock_bindings();  -- two concurrent calls might make a circle, and limits may change
+    perform _pgqueue.lock_bindings();  -- two concurrent calls could create a cycle, and limits could change
     v_from := _pgqueue.stream(p_stream);
     v_to := _pgqueue.stream(p_to_stream);
     if not _pgqueue.takes_all(v_from, v_to) then
-        raise exception 'p_to_stream is a stream of kind % that takes % bytes, and % of headers, as stream % does, '
-                        'and no schema but columns of its schema; not %',
+        raise exception 'p_to_stream is a stream of kind % that accepts % bytes, and % of headers, as stream % does, '
+                        'with no schema or a part of its schema; not %',
             v_from.kind, v_from.max_bytes, v_from.max_header_bytes, quote_literal(p_stream), quote_literal(p_to_stream)
             using errcode = 'PQ003', column = 'p_to_stream';
     end if;
@@ -42,7 +42,7 @@ begin
                select from reached where stream_id = v_from.stream_id) then
         raise exception 'p_to_stream is another stream that is not copied to stream %, not %',
             quote_literal(p_stream), quote_literal(p_to_stream)
-            using errcode = 'PQ003', column = 'p_to_stream', hint = 'Messages would go round in a circle.';
+            using errcode = 'PQ003', column = 'p_to_stream', hint = 'The bindings would form a cycle.';
     end if;
     insert into pgqueue.bindings (stream_id, topic, topic_regex, to_stream_id)
     values (v_from.stream_id, p_topic, _pgqueue.topic_regex('p_topic', p_topic), v_to.stream_id)
@@ -51,7 +51,7 @@ begin
     update pgqueue.streams set bound = true where stream_id = v_from.stream_id and not bound;
 end $$;
 
--- Stops copying messages of a topic to another stream. Sends that are under way may still be copied.
+-- Stops copying messages of a topic to another stream. Messages whose send is in progress may still be copied.
 -- Returns whether the topic was bound. Errors: PQ001. Locks: as bind.
 create or replace function pgqueue.unbind(p_stream text, p_topic text, p_to_stream text) returns boolean
 language plpgsql as $$

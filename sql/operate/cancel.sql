@@ -1,11 +1,10 @@
--- Cancelling: taking messages from a consumer that has not finished them.
+-- Cancelling: removing messages from a consumer that has not finished them.
 
--- Takes messages from a consumer that has not finished them.
--- A new, ready, delayed or waiting message is not delivered any more. A claimed message leaves its claim; the worker is
--- not stopped, but learns it from smaller numbers when it extends or settles the claim. In an ordered consumer, the
--- later messages of the same key go on. The call cancels all of the messages or none. It passes over dead letters,
--- messages that a Spark query holds, and numbers that are not the consumer's. seek and replay may deliver
--- cancelled messages again.
+-- Takes messages from a consumer that has not finished them. New, ready, delayed and waiting messages are no longer
+-- delivered. Claimed messages leave their claims; the workers are not stopped, but extending or settling the claim
+-- returns smaller numbers. In an ordered consumer, the later messages of the same key are delivered. The call cancels
+-- all of the messages or none. It ignores dead letters, messages that a Spark query holds, and numbers that are not the
+-- consumer's. seek and replay may deliver cancelled messages again.
 --   p_seqs  the messages
 -- Returns how many messages were cancelled. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 when a
 -- transaction that claims or settles some of the messages, or with an order the ones before them, stays open for 10 s.
@@ -19,14 +18,14 @@ begin
     if v_set = '{}' then
         return 0;
     end if;
-    -- in tries: another session claims or settles some of the messages, and may need a lock that this has
+    -- in tries: a session that claims or settles some of the messages may need a lock that this session holds
     return _pgqueue.await('a claim, or the lock, of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
         'select _pgqueue.cancel(c, ($2 ->> 0)::int8multirange) from pgqueue.consumers c where c.consumer_id = $1',
         v_consumer.consumer_id, jsonb_build_array(v_set), p_try => interval '1 ms', p_limit => interval '10 s')::bigint;
 end $$;
 
 -- The messages of an array of numbers that are stored, and that pass the consumer's filter.
---   p_instead  a sentence about what to call for all messages
+--   p_instead  what to call for all messages, as a sentence for the hint
 -- Errors: PQ003 for null; PQ006 for a group; PQ007.
 create or replace function _pgqueue.validate_seqs(p_consumer pgqueue.consumers, p_seqs bigint[], p_instead text)
 returns int8multirange language plpgsql as $$
@@ -56,24 +55,36 @@ begin
     return coalesce(v_set, '{}');
 end $$;
 
--- One try to cancel messages; see cancel. Errors: PQ099 when another session is claiming some of the messages.
+-- The number of messages of a set that are stored.
+create or replace function _pgqueue.count_stored(p_stream_id int, p_set int8multirange) returns bigint
+language plpgsql as $$
+declare
+    v_count bigint;
+begin
+    execute format('select count(*) from unnest($1) g cross join lateral ('
+                   'select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) offset 0) m', p_stream_id)
+    into v_count using p_set;
+    return v_count;
+end $$;
+
+-- One try to cancel messages; see cancel. Errors: PQ099 while another session claims some of the messages.
 create or replace function _pgqueue.cancel(p_consumer pgqueue.consumers, p_set int8multirange) returns bigint
 language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_taken  pgqueue.consumer_messages[];
-    v_away   record;
-    v_gone   int8multirange;  -- of what the consumer had taken
+    v_freed  record;
+    v_gone   int8multirange;  -- the cancelled messages that the consumer had taken
     v_new    record;
-    v_nobody pgqueue.consumer_messages;  -- without a claim, an end is a cancellation
+    v_none   pgqueue.consumer_messages;  -- no claim: the messages count as cancelled
 begin
     perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_taken := _pgqueue.take_claimed(p_consumer.consumer_id, p_set);
-    v_away := _pgqueue.remove_unclaimed(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
-    v_cursor := v_away.o_cursor;
-    v_gone := _pgqueue.seqs_of(v_taken) + v_away.o_gone;
+    v_freed := _pgqueue.remove_unclaimed(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
+    v_cursor := v_freed.o_cursor;
+    v_gone := _pgqueue.seqs_of(v_taken) + v_freed.o_gone;
     if exists (select from pgqueue.consumer_messages
                where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and seqs && p_set
                  and reader is null) then
@@ -83,12 +94,12 @@ begin
         v_cursor.hints := _pgqueue.reread_keys(p_consumer, v_cursor.hints);
     end if;
     v_cursor.forgotten := v_cursor.forgotten + _pgqueue.cardinality(v_gone);
-    v_new := _pgqueue.pass_over(p_consumer, v_cursor, p_set - v_gone);
+    v_new := _pgqueue.exclude_new(p_consumer, v_cursor, p_set - v_gone);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_new.p_cursor), true);
-    v_nobody.consumer_id := p_consumer.consumer_id;
-    v_nobody.owner := current_setting('application_name');
-    perform _pgqueue.record_done(v_nobody, null, v_gone + v_new.o_gone, _pgqueue.cardinality(v_gone + v_new.o_gone),
-                                 greatest(v_away.o_most, (select max(_pgqueue.one_more(b.deliver_count))
+    v_none.consumer_id := p_consumer.consumer_id;
+    v_none.owner := current_setting('application_name');
+    perform _pgqueue.record_done(v_none, null, v_gone + v_new.o_gone, _pgqueue.cardinality(v_gone + v_new.o_gone),
+                                 greatest(v_freed.o_most, (select max(_pgqueue.one_more(b.deliver_count))
                                                           from unnest(v_taken) b)), null);
     if _pgqueue.is_keyed(p_consumer.profile) and v_gone <> '{}' then
         perform _pgqueue.wake(p_consumer.stream_id);  -- the messages that waited for them
@@ -96,7 +107,7 @@ begin
     return _pgqueue.cardinality(v_gone + v_new.o_gone);
 end $$;
 
--- Takes messages out of the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for
+-- Removes messages from the claims of workers. Returns them as bundles, as they were. Locks the claims, and waits for
 -- sessions that settle them.
 create or replace function _pgqueue.take_claimed(p_consumer_id int, p_set int8multirange)
 returns pgqueue.consumer_messages[] language sql as $$
@@ -110,11 +121,12 @@ returns pgqueue.consumer_messages[] language sql as $$
         cross join lateral unnest(_pgqueue.remove_messages(_pgqueue.lock_bundles(h.bundle_no, h.token), p_set)) b)
 $$;
 
--- Makes a consumer pass over messages that it has not taken. Their publications go into gaps, which keep the messages
--- from the consumer, as when a consumer is moved (reading/positions.sql). The cost is a search for these messages,
--- however many messages are new. Returns the cursor, the messages, and their publications. Needs the consumer's lock.
-create or replace function _pgqueue.pass_over(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
-                                              p_set int8multirange, out o_gone int8multirange, out o_ids int8multirange)
+-- Excludes messages from what is new for a consumer. Their publications go into gaps, which exclude the messages, as
+-- when a consumer is moved (reading/positions.sql). The cost is a search for these messages, however many messages are
+-- new. Returns the cursor, the messages, and their publications. Needs the consumer's lock.
+create or replace function _pgqueue.exclude_new(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
+                                                p_set int8multirange, out o_gone int8multirange,
+                                                out o_ids int8multirange)
 language plpgsql as $$
 declare
     v_found record := _pgqueue.find_new(p_consumer, p_cursor, p_set);
@@ -140,9 +152,9 @@ begin
     end loop;
 end $$;
 
--- Finds the publications of messages that are new for a consumer, and those messages. The search starts where the
--- messages' numbers say. A message that a sink wrote long before its publication is found by reading all new
--- publications.
+-- Finds those messages of a set that are new for a consumer, and their publications. The search starts at the
+-- publication that the messages' numbers suggest. A message that a sink wrote long before its publication is found by
+-- reading all new publications.
 create or replace function _pgqueue.find_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                              p_set int8multirange, out o_ids int8multirange, out o_seqs int8multirange)
 language plpgsql as $$
@@ -151,7 +163,7 @@ declare
     v_left int8multirange := p_set;
     v_late int8multirange := '{}';
     v_from bigint;
-    v_look record;
+    v_page record;
 begin
     o_ids := '{}';
     o_seqs := '{}';
@@ -165,18 +177,18 @@ begin
                coalesce(range_agg(p.seqs) filter (where p.mine), '{}') as new_seqs,
                coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')) filter (where p.mine),
                         '{}') as ids
-        into v_look
+        into v_page
         from (select f.publication_id, f.seqs * (v_left + v_late) as seqs,
                      v_new @> f.publication_id and _pgqueue.is_for(f.consumers, p_consumer.consumer_id) as mine
               from (select publication_id, seqs, consumers from pgqueue.publications
                     where stream_id = p_consumer.stream_id and publication_id >= v_from
                     order by publication_id limit case when v_left <> '{}' then _pgqueue.limit_unseen() end) f
               where f.seqs && (v_left + v_late)) p;
-        o_seqs := o_seqs + v_look.new_seqs;
-        o_ids := o_ids + v_look.ids;
+        o_seqs := o_seqs + v_page.new_seqs;
+        o_ids := o_ids + v_page.ids;
         exit when v_left = '{}';
-        v_late := v_late + int8multirange(int8range(lower(v_left), lower(v_left), '[]')) - v_look.seqs;
-        v_left := v_left - v_late - v_look.seqs;
+        v_late := v_late + int8multirange(int8range(lower(v_left), lower(v_left), '[]')) - v_page.seqs;
+        v_left := v_left - v_late - v_page.seqs;
     end loop;
     o_seqs := o_seqs - coalesce(_pgqueue.excluded(p_cursor), '{}');
 end $$;

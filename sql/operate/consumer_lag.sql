@@ -1,10 +1,10 @@
--- How many messages a consumer has before it, and how old they are.
+-- The backlog of a consumer, and its age.
 
 -- When the first new message of a consumer that could be delivered now was published; null: there is none, or only far
--- behind messages for others.
+-- behind messages for other consumers.
 create or replace function _pgqueue.oldest_new(p_consumer_id int) returns timestamptz
 language sql stable as $$
-    select n.published_at  -- (they come in the order of the publications)
+    select n.published_at  -- in the order of the publications
     from pgqueue.consumers c
     cross join lateral _pgqueue.cursor(c.consumer_id) k
     cross join lateral _pgqueue.new_sets(c, k, _pgqueue.limit_shown()) n
@@ -12,7 +12,7 @@ language sql stable as $$
     limit 1
 $$;
 
--- When a message was sent; null: it is gone.
+-- When a message was sent; null: it was deleted.
 create or replace function _pgqueue.sent_at(p_stream_id int, p_seq bigint) returns timestamptz
 language plpgsql stable as $$
 declare
@@ -24,9 +24,9 @@ begin
     return v_at;
 end $$;
 
--- Tells how far a consumer is behind, for the progress of its Spark query.
+-- Returns how far a consumer is behind, for the progress of its Spark query.
 --   backlog    messages that it has not claimed yet
---   oldest_at  when the oldest of them that could be delivered now was sent; null: there is none, or it is gone
+--   oldest_at  when the oldest of them that could be delivered now was sent; null: there is none, or it was deleted
 --   estimated  whether backlog is an estimate, because more than 3,000 publications are new
 create or replace function pgqueue.consumer_lag(p_consumer_id int, out backlog bigint, out oldest_at timestamptz,
                                                 out estimated boolean)
@@ -43,8 +43,8 @@ language sql stable as $$
 $$;
 
 -- Counts the messages that a consumer could claim now, for queries that wait for a number of messages.
--- Messages that wait for their key count, delayed messages do not. Locks nothing.
---   p_enough  the count may end when there are so many; null: all are counted
+-- Messages that wait for their key count; delayed messages do not. Locks nothing.
+--   p_enough  the count may stop at this number; null: all are counted
 create or replace function pgqueue.consumer_available(p_consumer_id int, p_enough bigint default null) returns bigint
 language plpgsql stable as $$
 begin

@@ -1,7 +1,7 @@
 -- Consumers: creating, changing and dropping them.
 
--- Locks the row of a stream for settings of a consumer that can make sends fail: record_limited() locks it for these.
--- It comes before the consumer's row, as in calls that change schedules.
+-- Locks the row of a stream if settings of a consumer can make sends fail: record_limited() locks it for these. The row
+-- is locked before the consumer's, as in calls that change schedules.
 create or replace function _pgqueue.lock_stream_for(p_settings jsonb, p_stream_id int) returns void
 language plpgsql as $$
 begin
@@ -10,8 +10,8 @@ begin
     end if;
 end $$;
 
--- Stores settings that were checked; null sets one back to its default.
--- Locks, until the caller commits: the consumer's row, which claims read all the same. Before it the stream's row, for
+-- Stores settings that were checked; null resets one to its default.
+-- Locks, until the caller commits: the consumer's row, which claims still read; before it the stream's row, for
 -- settings that can make sends fail.
 create or replace function _pgqueue.set_consumer(p_consumer_id int, p_settings jsonb) returns void
 language plpgsql as $$
@@ -50,22 +50,21 @@ begin
 end $$;
 
 -- Creates a consumer of a stream: a queue of its own over the stream's messages.
---   p_start          earliest: every message that the stream has; latest: messages that become visible from now on; a
---                    timestamp: messages that were published since; seq N: the messages with that number and higher
---                    ones; an offset of a reader that claims nothing, as text: messages that this reader has not read.
---                    Transactions that are still running count as later. See reading/positions.sql.
---   p_ordering       none; key: the messages of a key one after the other; stream: all messages one after the other
---   p_if_not_exists  return the id of an existing consumer of the same ordering and filter, whatever its settings,
---                    instead of failing
---   p_topic          only messages whose key is of this topic: words with dots between them, * for one word, # for any
+--   p_start          earliest: all messages of the stream; latest: messages that become visible from now on; a
+--                    timestamp: messages that were published since then; seq N: messages from this number on; an offset
+--                    of a reader that does not claim, as text: messages that this reader has not read. Open
+--                    transactions count as later. See reading/positions.sql.
+--   p_ordering       none; key: the messages of a key in order; stream: all messages in order
+--   p_if_not_exists  return the id of an existing consumer with the same ordering and filter, whatever its settings,
+--                    instead of an error
+--   p_topic          only messages whose key matches this topic: words separated by dots, * for one word, # for any
 --                    number of words
---   p_where          only messages for which this jsonpath, without variables, finds something that is neither false
---                    nor null in {key, headers, data}
---   p_settings       an object with a value for each setting, as alter_consumer takes it
+--   p_where          only messages for which this jsonpath, without variables, returns a value other than false and
+--                    null in {key, headers, data}
+--   p_settings       an object with the value of each setting, as for alter_consumer
 -- Returns the consumer's id. Errors: PQ001, PQ003, PQ005 for an offset of something else, PQ006, PQ011. Locks: the
--- history,
--- shared; with settings that can make sends fail, the stream's row, for which changes of the stream wait. (More than 60
--- lines: the checks of its arguments are most of it.)
+-- history, shared; with settings that can make sends fail, the stream's row, for which changes of the stream wait.
+-- (More than 60 lines: most are checks of its arguments.)
 create or replace function pgqueue.create_consumer(p_stream text, p_name text, p_start text default 'latest',
                                                    p_ordering text default 'none',
                                                    p_if_not_exists boolean default false, p_topic text default null,
@@ -99,13 +98,13 @@ begin
         'insert into pgqueue.consumers (stream_id, stream_name, name, ordering, filtered, ' || v_columns
         || ') select h.stream_id, h.name, $2 ->> 0, $2 ->> 1, ($2 -> 2)::boolean, ' || v_columns
         || ' from held h cross join jsonb_populate_record(null::pgqueue.consumers, $2 -> 3) '
-        'where not exists (select from pgqueue.consumers c '  -- else it would take an id
+        'where not exists (select from pgqueue.consumers c '  -- else it would use up an id
         'where c.stream_id = h.stream_id and c.name = $2 ->> 0) '
         'on conflict do nothing returning consumer_id',  -- lock: settings
         v_stream.stream_id, jsonb_build_array(p_name, p_ordering, p_topic is not null or p_where is not null,
                                               _pgqueue.defaults('consumer')))::int;
     if v_id is null then
-        perform _pgqueue.stream(p_stream);  -- it may have been dropped meanwhile
+        perform _pgqueue.stream(p_stream);  -- it may have been dropped in the meantime
         select c.consumer_id, c.ordering, f.topic, f.condition::text as condition into v_found
         from pgqueue.consumers c left join pgqueue.consumer_filters f using (consumer_id)
         where c.stream_id = v_stream.stream_id and c.name = p_name;
@@ -119,7 +118,7 @@ begin
                       'where ' || quote_literal(v_found.condition))
             using errcode = 'PQ006';
     end if;
-    -- (a statement of its own, after the one that locks the stream's row: create_schedule locks that row, too)
+    -- a statement after the one that locks the stream's row, because create_schedule locks this row too
     update pgqueue.consumers set scheduled = true  -- lock: settings
     where consumer_id = v_id and _pgqueue.on_due(v_stream.stream_id) is not null;
     insert into pgqueue.consumer_filters
@@ -138,37 +137,37 @@ begin
 end $$;
 
 -- Changes settings of a consumer while it is in use.
--- The next claim, and the next failure of a message, go by the new settings. Open claims keep the visibility timeout
--- that they were made with. The ordering and the filter cannot be changed, so they are no settings.
---   p_settings  an object with the new value of each setting; null: the default, also that of later versions.
+-- The new settings apply to the next claim, and to the next failure of a message. Open claims keep their visibility
+-- timeout. The ordering and the filter are not settings, because they cannot be changed.
+--   p_settings  an object with the new value of each setting; null: the default, which may change with the version.
 --               base/settings.sql lists all settings
--- Errors: PQ001, PQ002; PQ003 also when one setting contradicts another. Locks: other calls of this function; no claim.
+-- Errors: PQ001, PQ002; PQ003 also when settings contradict each other. Locks: other calls of this function; no claim.
 create or replace function pgqueue.alter_consumer(p_stream text, p_name text, p_settings jsonb) returns void
 language plpgsql as $$
 begin
     perform _pgqueue.check_settings('consumer', p_settings);
-    -- in tries: it may wait for claims that are being made, and other claimers for the consumer
+    -- in tries: it may wait for claims in progress, and other claims for the consumer
     perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
                            'select 0 from _pgqueue.set_consumer($1::int, $2)',
                            (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_settings, p_try => interval '5 ms');
 end $$;
 
--- Deletes a consumer, or a group, with all that it has not finished.
--- Its claims end. Their owners, and the workers of a group, are told when they come back.
+-- Deletes a consumer or a group, with its unfinished messages.
+-- Its claims end. Their owners, and the workers of a group, get an error at their next call.
 -- Errors: PQ001, PQ002; 55P03 when a transaction that holds some of the consumer's messages stays open for 10 s. Locks:
--- the consumer's.
+-- the consumer.
 create or replace function pgqueue.drop_consumer(p_stream text, p_name text) returns void
 language plpgsql as $$
 begin
-    -- in tries: a claimer may hold what this needs, and need what this has
+    -- in tries: a claim may hold what this session needs, and need what it holds
     perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
                            'select 0 from _pgqueue.drop_consumer($1::int)',
                            (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_try => interval '5 ms',
                            p_limit => interval '10 s');
 end $$;
 
--- One try to delete a consumer; see drop_consumer. Its sequence stays for open transactions that send; maintain() drops
--- it, see drop_backlog_sequences().
+-- One try to delete a consumer; see drop_consumer. Its sequence remains for open transactions that send; maintain()
+-- drops it, see drop_backlog_sequences().
 create or replace function _pgqueue.drop_consumer(p_consumer_id int) returns void
 language plpgsql as $$
 declare

@@ -1,4 +1,4 @@
--- Dead letters: messages that a consumer gave up. They are kept with what they hold; see also keep_dead in
+-- Dead letters: messages that a consumer has given up. Their payloads are kept; see also keep_dead in
 -- operate/retention.sql.
 
 -- on drop_consumer
@@ -10,7 +10,7 @@ create table if not exists pgqueue.dead_messages (
     message_count bigint         not null,
     priority      int            not null,
     deliver_count int            not null,
-    reason        text,           -- max deliveries, expired, poison, dropped; or the worker's, by default rejected
+    reason        text,           -- max deliveries, expired, poison, dropped; or the worker's reason (rejected)
     details       jsonb,
     claim_id      bigint,
     died_at       timestamptz    not null default clock_timestamp(),
@@ -18,8 +18,8 @@ create table if not exists pgqueue.dead_messages (
     owner         text            -- of the claim
 );
 
--- Takes dead letters out of a consumer's, those with the lowest numbers first. Needs the consumer's lock.
---   p_seqs, p_reason, p_before  only these; null: any
+-- Removes dead letters of a consumer, those with the lowest numbers first. Needs the consumer's lock.
+--   p_seqs, p_reason, p_before  only those; null: any
 --   p_max  at most so many; null: all
 -- Returns them as sets of messages that are alike.
 create or replace function _pgqueue.take_dead(p_consumer_id int, p_seqs int8multirange, p_reason text,
@@ -35,7 +35,7 @@ begin
           where consumer_id = p_consumer_id and (p_seqs is null or seqs && p_seqs)
             and (p_reason is null or reason = p_reason)
             and (died_at < p_before or p_before is null)
-          -- each row has a message, so these rows have the first p_max of all
+          -- each row has at least one message, so p_max rows are enough
           order by lower(seqs) limit case when p_seqs is null then p_max end
           -- lock: dead
           for update skip locked) d;  -- maintain() may be deleting some
@@ -52,16 +52,16 @@ begin
         returning d.priority, d.deliver_count, d.note, before.seqs * v_set;
 end $$;
 
--- Delivers dead letters again to the consumer that gave them up.
--- They arrive again, behind its other messages, in the order of their numbers. No other consumer gets them.
---   p_seqs    these messages; null: all
---   p_reason  those that died of this reason; null: of any
---   p_before  those that died before this time; null: at any time
---   p_max     at most so many, those with the lowest numbers first; null: all
---   p_reset   treat the messages as never delivered; false: their deliver_count goes on, and with max_deliver_count
+-- Delivers dead letters again to their consumer.
+-- They arrive again, after its other messages, in the order of their numbers. No other consumer gets them.
+--   p_seqs    only these messages; null: all
+--   p_reason  only those with this reason; null: any reason
+--   p_before  only those that died before this time; null: at any time
+--   p_max     the maximum number, those with the lowest numbers first; null: all
+--   p_reset   treat the messages as never delivered; false: keep their deliver_count, so that with max_deliver_count
 --             their next failure is the last
--- Returns how many messages these were. Several concurrent calls deliver each message once. Errors: PQ001, PQ002,
--- PQ003, PQ007. Locks: the consumer.
+-- Returns the number of messages. Concurrent calls deliver each message once. Errors: PQ001, PQ002, PQ003, PQ007.
+-- Locks: the consumer.
 create or replace function pgqueue.redrive(p_stream text, p_consumer text, p_seqs bigint[] default null,
                                            p_reason text default null, p_before timestamptz default null,
                                            p_max int default 1000, p_reset boolean default true) returns bigint
@@ -73,7 +73,7 @@ declare
     v_dead     record;
     v_bundle   pgqueue.consumer_messages;
     v_set      int8multirange := '{}';
-    -- the notes that would end a message at once again, or limit the size of its claims, are dropped
+    -- notes that would end a message at once, or limit the size of its claims, are removed
     v_notes    jsonb := '{"at_most": null, "expires": null}';
 begin
     perform _pgqueue.check_isolation();
@@ -83,7 +83,7 @@ begin
     end if;
     perform _pgqueue.lock_consumer(v_consumer.consumer_id);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
-    v_cursor := _pgqueue.pass_taken(v_stored, false);  -- these have arrived before
+    v_cursor := _pgqueue.pass_taken(v_stored, false);  -- dead letters were taken before
     for v_dead in
         select priority, deliver_count, note, range_agg(seqs) as seqs
         from (select d.*, int8multirange(r) as seqs,
@@ -101,7 +101,7 @@ begin
         v_bundle := _pgqueue.taken_bundle(v_consumer, v_cursor.last_arrival, v_dead.priority, null, null, v_dead.seqs);
         v_bundle.note := v_dead.note;
         v_bundle.deliver_count := v_dead.deliver_count;
-        -- behind messages that are not filtered yet, it is filtered once more in its turn
+        -- while other messages are not filtered yet, the filter applies to this one again
         if not v_consumer.per_key_latest and (v_consumer.ordering = 'none' or (v_cursor.hints).filter_from is null) then
             v_bundle := _pgqueue.placed(v_consumer, v_bundle);
         end if;
@@ -117,9 +117,9 @@ begin
     return _pgqueue.cardinality(v_set);
 end $$;
 
--- Deletes dead letters: they cannot be redriven any more, and their messages need not be kept for them.
+-- Deletes dead letters: they can no longer be redriven, and retention no longer keeps their messages.
 --   p_seqs, p_reason, p_before, p_max  as in redrive
--- Returns how many messages these were. Errors: PQ001, PQ002, PQ003, PQ007. Locks: the consumer.
+-- Returns the number of messages. Errors: PQ001, PQ002, PQ003, PQ007. Locks: the consumer.
 create or replace function pgqueue.purge_dead(p_stream text, p_consumer text, p_seqs bigint[] default null,
                                               p_reason text default null, p_before timestamptz default null,
                                               p_max int default null) returns bigint
@@ -134,12 +134,12 @@ begin
             from _pgqueue.take_dead(v_id, _pgqueue.set_of(p_seqs), p_reason, p_before, p_max));
 end $$;
 
--- Reads dead letters with what they hold, in the order of their numbers, and changes nothing.
+-- Reads dead letters with their payloads, in the order of their numbers, and changes nothing.
 --   p_seqs, p_reason, p_before  as in redrive
 --   p_max    at most so many
---   p_after  only those with a higher number: the last number of the page before
+--   p_after  only those with a higher number: the last number of the previous page
 -- Returns a row per message: why and when it died, its last error, how often it was delivered, and the last owner of
--- its claim. A message that was deleted from the stream has null in inserted_at. Errors: PQ001, PQ002, PQ003. Locks
+-- its claim. inserted_at is null for a message that was deleted from the stream. Errors: PQ001, PQ002, PQ003. Locks
 -- nothing.
 create or replace function pgqueue.read_dead(p_stream text, p_consumer text, p_seqs bigint[] default null,
                                              p_reason text default null, p_before timestamptz default null,

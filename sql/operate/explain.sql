@@ -1,18 +1,18 @@
--- Explaining: why a message is where it is, and what keys have before them.
+-- Explaining: the state of a message and its reason, and the backlog of keys.
 
--- A number of messages, in words.
+-- A number of messages, as text.
 create or replace function _pgqueue.messages_of(p_count bigint) returns text
 language sql immutable parallel safe as $$
     select case p_count when 1 then '1 message' else p_count || ' messages' end
 $$;
 
--- A number of deliveries, in words.
+-- A number of deliveries, as text.
 create or replace function _pgqueue.deliveries_of(p_count int) returns text
 language sql immutable parallel safe as $$
     select case p_count when 1 then 'delivered once' else 'delivered ' || p_count || ' times' end
 $$;
 
--- The owner of a claim, in words.
+-- The owner of a claim, as text.
 --   p_found  messages that it holds, a row of unfinished()
 create or replace function _pgqueue.claim_owner(p_found record) returns text
 language plpgsql stable as $$
@@ -25,13 +25,13 @@ begin
                   date_trunc('second', p_found.claimed_at), p_found.claim_id,
                   _pgqueue.messages_of(p_found.claim_count),
                   case when p_found.lease_until <= clock_timestamp()
-                       then '; its lease is over, so the next claim that needs messages takes them over' end);
+                       then '; its lease has ended, so the next claim that needs messages takes them over' end);
 end $$;
 
--- What the messages of a key wait for, in an ordered consumer.
+-- What blocks the messages of a key, in an ordered consumer.
 --   p_key  its hash
---   p_seq  a message that waits; messages after it do not count
--- Returns why, and until when at least; nulls when the key is free.
+--   p_seq  a waiting message; messages after it do not block it
+-- Returns the reason, and the earliest end; nulls if the key is free.
 create or replace function _pgqueue.blocked_by(p_consumer pgqueue.consumers, p_key bigint, p_seq bigint,
                                                out o_because text, out o_until timestamptz)
 language plpgsql stable as $$
@@ -46,7 +46,7 @@ begin
     if o_because is null then
         execute format($q$
             select case when u.all_keys then 'a claim of all keys' else 'messages of its key' end
-                       || case when b.claim_id is null then ', which nobody has claimed yet'
+                       || case when b.claim_id is null then ', not claimed yet'
                                else ', held by ' || _pgqueue.claim_owner(b) end, b.lease_until
             from _pgqueue.unfinished($1) b join _pgqueue.users_of($1, $2) u on u.bundle_no = b.bundle_no
             where not b.seqs @> $3
@@ -68,7 +68,7 @@ begin
     end if;
 end $$;
 
--- Explains a message that a consumer has taken and not finished: see explain_message.
+-- Explains a message that a consumer has taken and not finished; see explain_message.
 --   p_found  the row of unfinished() that has the message
 create or replace function _pgqueue.explain_unfinished(p_consumer pgqueue.consumers, p_found record, p_seq bigint,
                                                        out o_state text, out o_because text, out o_until timestamptz)
@@ -76,7 +76,7 @@ language plpgsql stable as $$
 declare
     v_key     bigint := p_found.key;
     v_behind  text;
-    v_free    timestamptz;  -- when its key is free, at the latest or at the earliest
+    v_free    timestamptz;  -- when its key is free: the latest or the earliest time
     v_history text := concat(case when p_found.deliver_count > 0
                                   then concat('; ', _pgqueue.deliveries_of(p_found.deliver_count),
                                               ', last at ' || date_trunc('second', p_found.last_delivered_at)) end,
@@ -84,10 +84,10 @@ declare
 begin
     o_state := _pgqueue.shown_state(p_found.state, p_found.not_visible_until);
     if o_state = 'claimed' then
-        o_because := format('held by %s; delivery %s of %s', _pgqueue.claim_owner(p_found),
+        o_because := format('held by %s; delivery %s %s', _pgqueue.claim_owner(p_found),
                             _pgqueue.counted_deliveries(p_found.deliver_count, p_found.note),
-                            coalesce(case when p_found.reader is null then p_consumer.max_deliver_count::text end,
-                                     'any number'));
+                            coalesce('of ' || case when p_found.reader is null then p_consumer.max_deliver_count end,
+                                     '(no limit)'));
         o_until := p_found.lease_until;
         return;
     end if;
@@ -101,13 +101,13 @@ begin
     end if;
     o_until := case when o_state in ('waiting', 'ready') then v_free else p_found.not_visible_until end;
     o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end || case o_state
-        when 'unfiltered' then format('taken, and not %s yet: claims do that before they deliver it',
-                                      case when p_consumer.filtered then 'judged by the consumer''s filter'
+        when 'unfiltered' then format('taken, and not yet %s: claims do that before they deliver it',
+                                      case when p_consumer.filtered then 'checked by the consumer''s filter'
                                            else 'known to be the newest of its key' end)
         when 'delayed' then format('%s to be delivered later%s%s',
                                    case when p_found.deliver_count > 0 then 'returned' else 'sent' end,
                                    case when p_found.not_visible_until <= clock_timestamp() then ', which is now: '
-                                        'the next claim that finds too little ready makes it so' end, v_history)
+                                        'the next claim that finds too few ready messages takes it' end, v_history)
         when 'waiting' then coalesce('behind ' || v_behind, 'its key is free: the next claim delivers it') || v_history
         else format('to be delivered, after %s before it%s%s', _pgqueue.messages_of(
                         (select coalesce(sum(message_count), 0)::bigint from _pgqueue.unfinished(p_consumer.consumer_id)
@@ -117,7 +117,7 @@ begin
                     '; but behind ' || v_behind, v_history) end;
 end $$;
 
--- Explains a message that was published and that a consumer has not taken, or is done with: see explain_message.
+-- Explains a published message that a consumer has not taken, or has finished; see explain_message.
 create or replace function _pgqueue.explain_published(p_consumer pgqueue.consumers, p_publication pgqueue.publications,
                                                       p_seq bigint, out o_state text, out o_because text,
                                                       out o_until timestamptz)
@@ -137,10 +137,10 @@ begin
         o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end
             || format('published at %s, and not taken yet: ', date_trunc('second', p_publication.published_at))
             || case when v_in_gap
-                    then 'it was not visible when the consumer looked, or is to be delivered again; '
+                    then 'it was not visible when the consumer took publications, or is to be delivered again; '
                          'the next claim takes it'
                     when p_publication.publication_id = v_cursor.next_publication
-                    then 'the next claim that finds too little ready takes it'
+                    then 'the next claim that finds too few ready messages takes it'
                     else format('up to %s publications before it are taken first',
                                 p_publication.publication_id - v_cursor.next_publication) end;
         o_until := case when p_publication.deliver_at > clock_timestamp() then p_publication.deliver_at end;
@@ -150,24 +150,24 @@ begin
         o_because := 'it does not pass the consumer''s filter';
     elsif (select seqs @> p_seq from pgqueue.skips where consumer_id = p_consumer.consumer_id) then
         o_state := 'skipped';
-        o_because := 'the stream''s retention took it away before the consumer was done with it';
+        o_because := 'the stream''s retention removed it before the consumer had finished it';
     else
         select _pgqueue.end_of(d), case _pgqueue.end_of(d)
                    when 'replaced' then format('replaced at %s by message %s, which is newer and of its key',
                                                date_trunc('second', d.done_at), d.result ->> 'replaced_by')
                    when 'cancelled' then format('cancelled at %s by %s', date_trunc('second', d.done_at),
-                                                coalesce(nullif(d.owner, ''), 'somebody'))
-                   else format('acknowledged at %s by %s, who had it since %s', date_trunc('second', d.done_at),
+                                                coalesce(nullif(d.owner, ''), 'an unnamed session'))
+                   else format('acknowledged at %s by %s, claimed at %s', date_trunc('second', d.done_at),
                                coalesce(nullif(d.owner, ''), 'a worker'), date_trunc('second', d.claimed_at)) end
         into o_state, o_because
         from _pgqueue.done_with(p_consumer, p_seq) d;
         o_state := coalesce(o_state, 'done');
         o_because := coalesce(o_because, 'acknowledged, cancelled or replaced; '
-                                         'or the consumer was made, or moved, to begin after it');
+                                         'or the consumer was created, or moved, to begin after it');
     end if;
 end $$;
 
--- Explains a message that is in no publication: see explain_message.
+-- Explains a message that is in no publication; see explain_message.
 create or replace function _pgqueue.explain_unpublished(p_consumer pgqueue.consumers, p_seq bigint, out o_state text,
                                                         out o_because text)
 language plpgsql stable as $$
@@ -178,40 +178,40 @@ begin
     o_state := 'unknown';
     if p_seq > v_last then
         o_because := case v_last when 0 then 'no message was sent yet'
-                          else format('no message has this number yet: the last one given out is %s', v_last) end;
+                          else format('no message has this number yet: the last one is %s', v_last) end;
     elsif (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs @> p_seq then
         o_state := case when (select seqs @> p_seq from pgqueue.skips where consumer_id = p_consumer.consumer_id)
                         then 'skipped' else 'trimmed' end;
-        o_because := 'the stream''s retention took it away' || case o_state
-            when 'skipped' then ' before the consumer was done with it'
-            else ', when no consumer needed it any more; or the number was passed over' end;
+        o_because := 'the stream''s retention removed it' || case o_state
+            when 'skipped' then ' before the consumer had finished it'
+            else ', when no consumer needed it any more; or the number was not used' end;
     elsif _pgqueue.sent_at(p_consumer.stream_id, p_seq) is not null then
         select * into v_staged from pgqueue.staged_chunks
         where stream_id = p_consumer.stream_id and seqs @> p_seq limit 1;
         o_state := 'unpublished';
-        o_because := case when v_staged.staged_id is null then 'it is written, and nobody published it'
+        o_because := case when v_staged.staged_id is null then 'it is written, and was not published'
                           else format('written at %s for batch %s of sink %s, which is not published',
                                       date_trunc('second', v_staged.staged_at), v_staged.batch, v_staged.sink) end;
     else
-        o_because := 'the number was given out, and no message is to be seen that has it: its transaction '
+        o_because := 'the number is assigned, and no visible message has it: its transaction '
             || case when _pgqueue.writers(p_consumer.stream_id) <@ _pgqueue.own_ids() then 'was rolled back'
                     else 'is running, or was rolled back' end;
     end if;
 end $$;
 
--- Explains why a message is where it is, for one consumer.
--- For people: it may read all that the consumer has taken, and its dead letters, so do not call it every second.
--- Returns one row:
+-- Explains the state of a message for one consumer.
+-- For people: it may read all bundles and dead letters of the consumer, so do not call it every second. Returns one
+-- row:
 --   state    as in message_states: new, unfiltered, ready, delayed, waiting, claimed, dead; or
---            unknown       no message has the number, or its transaction runs or was rolled back
+--            unknown       no message has the number, or its transaction is open or was rolled back
 --            unpublished   written, and not visible
 --            not for it    published to other consumers only
 --            filtered out  it does not pass the consumer's filter
---            skipped, trimmed  its stream's retention took it away, before or after the consumer was done
---            cancelled     taken from the consumer by cancel, while it has keep_history
---            done          acknowledged, or cancelled; or from before the consumer's beginning
---   because  what it waits for, who has it, what happened to it
---   until    when that ends by itself, at the latest for a lease, at the earliest for a delay; null: not by time
+--            skipped, trimmed  its stream's retention removed it, before or after the consumer had finished it
+--            cancelled     removed by cancel, if the consumer has keep_history
+--            done          acknowledged, or cancelled; or older than the consumer's start
+--   because  what it waits for, which worker has it, what happened to it
+--   until    when that ends by itself: the latest time for a lease, the earliest for a delay; null: no time ends it
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.explain_message(p_stream text, p_consumer text, p_seq bigint)
 returns table (state text, because text, until timestamptz)
@@ -227,7 +227,7 @@ begin
         return query select * from _pgqueue.explain_unfinished(v_consumer, v_found, p_seq);
     else
         return query
-            select 'dead', format('%s; %s%s, dead since %s%s', coalesce(reason, 'for no reason that was given'),
+            select 'dead', format('%s; %s%s, dead since %s%s', coalesce(reason, 'no reason given'),
                                   _pgqueue.deliveries_of(deliver_count), ', last to ' || nullif(owner, ''),
                                   date_trunc('second', died_at), ': ' || (note ->> 'error')), null::timestamptz
             from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id and seqs @> p_seq limit 1;
@@ -243,18 +243,18 @@ begin
     end if;
 end $$;
 
--- Shows the keys that a consumer is busy with, first those of which it holds most.
--- Of a hot key, the other messages wait. Messages in the line, and new ones, are of no key yet, because nobody has
--- looked at their keys; except for a consumer with per_key_capacity. It reads 100,000 bundles, as many entries of
--- per_key_capacity, and 10,000 messages in claims at most, so do not call it every second.
---   p_max  keys at most
+-- Shows the keys with unfinished messages of a consumer, those with most messages first.
+-- Unassigned and new messages are not counted, because their keys are not known yet, except for a consumer with
+-- per_key_capacity. The call reads at most 100,000 bundles, as many entries of per_key_capacity, and 10,000 messages in
+-- claims, so do not call it every second.
+--   p_max  the maximum number of keys
 -- Returns per key, null for messages without one:
 --   waiting     messages behind another message of their key
---   delayed     messages that are to be delivered later
+--   delayed     delayed messages
 --   in_flight   messages in claims
 --   first_seq   the first of all these
---   unfinished  all that the consumer is not done with, new messages too: with per_key_capacity; else null
---   until       when the first of its delays ends; else when the last of its leases does
+--   unfinished  all unfinished messages, including new ones, with per_key_capacity; else null
+--   until       when the first of its delays ends; else when the last of its leases ends
 -- Errors: PQ001, PQ002; PQ003; PQ006 for ordering=stream. Locks: none.
 -- (More than 60 lines: one statement, and so one snapshot.)
 create or replace function pgqueue.key_stats(p_stream text, p_consumer text, p_max int default 100)
@@ -267,8 +267,8 @@ declare
 begin
     perform _pgqueue.check_number('p_max', p_max, 1, 2147483647);
     if v_consumer.ordering = 'stream' then
-        raise exception '% has ordering=stream: all its messages are as of one key', quote_literal(p_consumer)
-            using errcode = 'PQ006', hint = 'Look at consumer_stats.';
+        raise exception '% has ordering=stream: all its messages have one key', quote_literal(p_consumer)
+            using errcode = 'PQ006', hint = 'Query consumer_stats.';
     end if;
     return query execute format($q$
         with hashed as (

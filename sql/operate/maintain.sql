@@ -1,29 +1,28 @@
--- Housekeeping. Nothing waits for it, but a stream with a retention keeps all its messages until it is called: every
--- half minute is good.
+-- Maintenance. Nothing waits for it, but a stream with a retention keeps all its messages until maintain() is called,
+-- best every half minute.
 
--- Counts the turns of maintain(): each is for some of the streams, see streams_in_turn().
+-- Counts the rounds of maintain(): each handles some of the streams, see streams_in_turn().
 create sequence if not exists pgqueue.maintain_turns;
 
--- Deletes what failed writers left, trims what retention need not keep, and forgets abandoned readers.
--- It deletes staged chunks of batches that were published without them; staged chunks and reservations older than
--- p_staged_age, with their messages; rows for tables that are staged for as long; all but the last ten batches of each
--- sink; notes of batch writes without a txnAppId, whose names are used once; dedup keys whose window passed; history
--- that its consumer keeps no longer; entries of keys for per_key_capacity that are done; spent tokens of keys, for
--- per_key_interval, that came back; and notes of newest messages, for per_key_latest, that are older than p_staged_age.
--- It deletes no published message, only messages that a reservation still has. It makes the triggers of new partitions
--- of captured tables, for statements that write straight to them. It notes which publication ids were given out, and up
--- to which all are visible or dead. It drops the tables of dropped streams. And it trims streams with a retention
--- (operate/retention.sql). One call does a bounded part of all that, which takes a moment: while it answers that
--- something is unfinished, call it again. maintain_all() does so, and so do the client and the command line.
---   p_staged_age  longer than any batch may take from its first write to its commit
---   p_reader_age  longer than any Spark query stays away from its checkpoint: readers that were not used for so long
---                 are forgotten, and what they hold goes to others; so are sinks of dropped streams
--- Returns what was deleted and how much; unfinished is how many streams have more to trim or to forget, or were not
--- looked at: one call looks at limit_maintained() of them, the next call at the next ones. Errors: PQ003, PQ007.
--- Locks: the staged chunks and reservations that it deletes; the rows of streams that published; of streams with a
--- retention the locks of trim() and maintain_segments(): end the transaction at once.
--- Each task is undone alone if it fails: for a lock that it has no time to wait for, or with a warning. (More than 60
--- lines: a list of tasks, in their order.)
+-- Deletes what failed writers left behind, trims streams by their retention, and deletes abandoned readers.
+-- It deletes: staged chunks of batches that were published without them; staged chunks and reservations older than
+-- p_staged_age, with their messages; staged rows for tables of the same age; all but the last ten batches of each sink;
+-- records of batch writes without a txnAppId, whose names are used once; dedup keys whose window has passed; history
+-- older than its consumer keeps; finished entries of per_key_capacity; returned tokens of per_key_interval; and records
+-- of newest messages, for per_key_latest, older than p_staged_age. Apart from retention, it deletes no published
+-- message, only messages that a reservation still has. It creates the triggers of new partitions of captured tables,
+-- for direct writes. It records which publication ids were assigned, and up to which id all are visible or dead. It
+-- drops the tables of dropped streams, and trims streams with a retention (operate/retention.sql). Each call does a
+-- bounded part of this work. Call it again while it returns that something is unfinished, as maintain_all(), the client
+-- and the command line do.
+--   p_staged_age  longer than any batch takes from its first write to its commit
+--   p_reader_age  longer than any Spark query is stopped: readers that were not used for this long are deleted, and
+--                 their messages go to other claims; the same age applies to sinks of dropped streams
+-- Returns what was deleted and how much. unfinished is the number of streams that have more to trim or delete, or were
+-- not checked: each call checks the next limit_maintained() streams. Errors: PQ003, PQ007. Locks: the staged chunks and
+-- reservations that it deletes; the rows of streams that published; of streams with a retention the locks of trim() and
+-- maintain_segments(): end the transaction at once. A task that fails is rolled back alone: silently if it did not get
+-- a lock, else with a warning. (More than 60 lines: a list of tasks, in their order.)
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day',
                                             p_reader_age interval default '30 days')
 returns table (what text, deleted bigint)
@@ -57,8 +56,8 @@ begin
     perform _pgqueue.run_task('select 0 from _pgqueue.record_numbers($1::int), _pgqueue.record_resolved($1::int)', id)
     from unnest(v_turn.o_ids) id;  -- before anything is trimmed
 
-    -- Trimming ends with the first stream that has more to do. The streams come in a random order. So locks of that
-    -- stream's segments are not kept while other streams are trimmed, and every stream has its turn.
+    -- Trimming ends with the first stream that has more to do, so the locks of its segments are not held while other
+    -- streams are trimmed. The order is random, so that all streams are trimmed.
     for v_stream_id in
         select stream_id from (select stream_id from pgqueue.retention union select stream_id from pgqueue.segments
                                union select * from _pgqueue.on_retain()) s
@@ -74,10 +73,10 @@ begin
     perform _pgqueue.on_maintained(v_turn.o_ids, p_staged_age);
     perform _pgqueue.run_task('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, jsonb_build_array(stream_id))
     from (select stream_id from pgqueue.dropped_streams limit _pgqueue.limit_maintained()) d;
-    -- the last tasks, because they keep locks of consumers
+    -- last, because these tasks keep locks of consumers
     perform _pgqueue.run_task('select 0 from _pgqueue.maintain_newest(($2 ->> 0)::interval)', null, v_ages);
     perform _pgqueue.run_task('select 0 from _pgqueue.maintain_tokens()');
-    -- sometimes also when there is more to do: so the other streams have their turn before all of it is done
+    -- sometimes also when there is more to do, so that other streams do not have to wait for the end of it
     perform nextval('pgqueue.maintain_turns') where v_retained -> 2 = '0' or random() < 0.1;
     return query values ('staged chunks', (v_staged -> 0)::bigint), ('unpublished messages', (v_staged -> 1)::bigint),
                         ('old sink batches', (v_batches -> 0)::bigint),
@@ -88,9 +87,9 @@ begin
                                        + (v_history -> 1)::bigint);
 end $$;
 
--- The streams for which it is maintain()'s turn: limit_maintained() of them, in the order of their ids. A transaction
--- that has locks of all streams would need more than the server has. The next turn is for the next ones, also where
--- others call maintain(), and after the last come the first. Returns how many streams come after these, too.
+-- The streams of the current round of maintain(): limit_maintained() of them, in the order of their ids, because locks
+-- of all streams could exceed the lock table of the server. All callers of maintain() share the rounds; after the last
+-- streams come the first. Also returns how many streams come after these.
 create or replace function _pgqueue.streams_in_turn(out o_ids int[], out o_later bigint)
 language plpgsql as $$
 declare
@@ -103,8 +102,8 @@ begin
     o_later := greatest(v_count - v_from - _pgqueue.limit_maintained(), 0);
 end $$;
 
--- Runs a task of maintain() by itself: if it fails, it is undone, and the others go on. It waits only a moment for a
--- lock, because maintain() is called again. It raises no warning for a stream that was dropped meanwhile.
+-- Runs a task of maintain(). If it fails, it is rolled back, and the other tasks run. It waits only 50 ms for a lock,
+-- because maintain() is called again. It raises no warning for a stream that was dropped in the meantime.
 --   p_statement  see await(); p_id is a stream
 -- Returns what the statement returned; zeros when the task failed.
 create or replace function _pgqueue.run_task(p_statement text, p_id bigint default null, p_more jsonb default null)
@@ -114,13 +113,13 @@ begin
 exception when others then
     if sqlstate not in ('55P03', '40P01')  -- a lock was not available, or a deadlock
         and (p_id is null or exists (select from pgqueue.streams where stream_id = p_id)) then
-        raise warning 'maintain() goes on without a task, %: % (%)', p_statement, sqlerrm, sqlstate;
+        raise warning 'maintain() skips a task, %: % (%)', p_statement, sqlerrm, sqlstate;
     end if;
     return '[0, 0, 0]';
 end $$;
 
--- Deletes staged chunks and reservations that failed writers left, see maintain(). Each is locked before its messages
--- go: a commit that takes it is either done or finds nothing. Locks: those that it deletes.
+-- Deletes staged chunks and reservations that failed writers left behind, see maintain(). Each is locked before its
+-- messages are deleted, so a commit that uses it either has ended or finds nothing. Locks: those that it deletes.
 create or replace function _pgqueue.delete_staged(p_age interval, out o_chunks bigint, out o_messages bigint)
 language plpgsql as $$
 begin
@@ -140,8 +139,8 @@ begin
               for update skip locked) c), 0);  -- lock: reservation
 end $$;
 
--- Deletes all but the last ten batches of each sink, and notes of batch writes that are older than p_age. Returns how
--- many. Locks: those that it deletes; it waits for no session.
+-- Deletes all but the last ten batches of each sink, and records of batch writes older than p_age. Returns the number
+-- of rows. Locks: those that it deletes; it waits for no session.
 create or replace function _pgqueue.delete_batches(p_age interval) returns bigint
 language sql as $$
     with gone as (
@@ -158,7 +157,7 @@ language sql as $$
     select count(*) from gone
 $$;
 
--- Deletes notes of queries that wrote to streams that were dropped. Locks: these notes, if they are free.
+-- Deletes records of queries that wrote to streams that were dropped. Locks: these rows, if they are free.
 create or replace function _pgqueue.delete_sink_streams(p_age interval) returns void
 language sql as $$
     delete from pgqueue.sink_streams where ctid = any (array(
@@ -170,8 +169,8 @@ $$;
 
 -- Calls maintain() until nothing is unfinished, each time in a transaction of its own: for pg_cron, or psql.
 --     select cron.schedule('pgqueue', '30 seconds', 'call pgqueue.maintain_all()');
--- It runs with the rights of the caller, who may call maintain, and not in a transaction block, because a procedure
--- that commits cannot do otherwise. Arguments, errors and locks: as maintain.
+-- It runs with the rights of the caller, who needs the right to call maintain, and outside of a transaction block,
+-- because it commits. Arguments, errors and locks: as maintain.
 create or replace procedure pgqueue.maintain_all(p_staged_age interval default '1 day',
                                                  p_reader_age interval default '30 days')
 language plpgsql

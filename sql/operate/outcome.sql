@@ -1,15 +1,15 @@
--- History: how messages ended for a consumer.
+-- History: the outcome of messages for a consumer.
 
--- Tells how a message ended for a consumer, or in which state it is.
--- For a message that is not done it may read all that the consumer has taken. Returns one row:
---   state          done, cancelled, replaced, dead, or as explain_message says. Of a consumer without keep_history a
---                  cancelled or replaced message is done too, and nothing more is known
---   result         of its worker: p_result of ack, p_details of dead_letter; of a replaced message {"replaced_by": seq}
+-- Returns the outcome of a message for a consumer, or its state.
+-- For an unfinished message, the call may read all bundles of the consumer. Returns one row:
+--   state          done, cancelled, replaced, dead, or a state of explain_message. Without keep_history, cancelled and
+--                  replaced messages are done too, and the other columns are null
+--   result         from its worker: p_result of ack, p_details of dead_letter; of a replaced message {"replaced_by":
+--                  seq}
 --   reason, error  of a dead letter
---   deliver_count  how often it was delivered; owner: the last one (application_name); claimed_at: when; ended_at:
---                  until when
---   due_at         when its delay or its lease ends: it is delivered again, then or later
--- For a message that was delivered again after it was done, the first end that is kept.
+--   deliver_count  how often it was delivered; owner (application_name), claimed_at and ended_at: its last delivery
+--   due_at         when its delay or its lease ends, so that it can be delivered again
+-- For a message that was delivered again after it was done, the first recorded outcome.
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.outcome(p_stream text, p_consumer text, p_seq bigint)
 returns table (state text, result jsonb, reason text, error text, deliver_count int, owner text, claimed_at timestamptz,
@@ -39,14 +39,14 @@ begin
     end if;
 end $$;
 
--- Lists the failed deliveries of a message that a consumer has not finished, or gave up: the last ten, in their order.
--- A delivery failed when it was returned (nack), or when its visibility timeout passed. Of a claim that failed as a
--- whole, each message has the failure. The list is forgotten when the message is acknowledged or cancelled, or redriven
--- as never delivered. The call may read all that the consumer has taken.
+-- Lists the last ten failed deliveries of an unfinished or dead-lettered message, in their order. A delivery failed if
+-- it was returned (nack), or if its visibility timeout ended. If a whole claim failed, each of its messages has the
+-- failure. The list is deleted when the message is acknowledged or cancelled, or redriven as never delivered. The call
+-- may read all bundles of the consumer.
 --   p_seq  the message's number
--- Returns when each delivery failed, to the second; who had the message (application_name); and the first 500
--- characters of the error, null for none. No row when none failed, or when the consumer does not have the message.
--- Errors: PQ001, PQ002, PQ003. Locks: none.
+-- Returns when each delivery failed, to the second; its owner (application_name); and the first 500 characters of the
+-- error, null for none. No row if no delivery failed, or if the consumer does not have the message. Errors: PQ001,
+-- PQ002, PQ003. Locks: none.
 create or replace function pgqueue.failures(p_stream text, p_consumer text, p_seq bigint)
 returns table (failed_at timestamptz, owner text, error text)
 language plpgsql stable as $$
@@ -64,12 +64,11 @@ begin
         order by a.i;
 end $$;
 
--- Lets this session hear when a consumer is done with messages, acknowledged or dead.
--- Each transaction that ends some notifies a channel.
+-- Notifies this session when messages of a consumer end, acknowledged or dead.
+-- Each transaction that ends messages notifies a channel.
 --   p_pid  as in start_waiting
--- Returns the channel; null when no notification will come: the consumer has notify_done off, or there is a pooler.
--- Then ask outcome again now and then. Errors: PQ001, PQ002. Locks: none. The session hears notifications once this
--- transaction has ended.
+-- Returns the channel; null if there are no notifications, because the consumer's notify_done is off or a pooler is in
+-- use: then poll outcome. Errors: PQ001, PQ002. Locks: none. Notifications begin when this transaction has ended.
 create or replace function pgqueue.listen_done(p_stream text, p_consumer text, p_pid int default null) returns text
 language plpgsql as $$
 declare

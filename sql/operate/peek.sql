@@ -1,14 +1,13 @@
--- Peeking: looking at messages without claiming them, as a consumer gets them next or by their numbers.
+-- Peeking: reading messages without claiming them, the next ones of a consumer or by their numbers.
 
--- Shows the messages that a consumer gets next, with what they hold, and changes nothing.
--- They come in about the order of delivery: ready messages; messages that the consumer's filter has not judged, and
--- that pass it; new messages, of up to limit_take() publications; then messages that wait for their key, and delayed
--- ones. Claimed messages and dead letters are not shown. For people: it may read all that the consumer has not
--- finished.
+-- Shows the next messages of a consumer, with their payloads, and changes nothing.
+-- They come in approximately the order of delivery: ready messages; unfiltered messages that pass the consumer's
+-- filter; new messages, of up to limit_take() publications; then messages that wait for their key, and delayed ones.
+-- Claimed messages and dead letters are not shown. For people: the call may read all unfinished messages of the
+-- consumer.
 --   p_max  messages at most, 1 to 100,000
--- Returns a row per message: its state, as in message_states; until when it is delayed; and the last error, of a
--- message that failed.
--- Errors: PQ001, PQ002, PQ003. Locks: none. (It is stable, so that its statements have one snapshot.)
+-- Returns a row per message: its state, as in message_states; until when it is delayed; and its last error.
+-- Errors: PQ001, PQ002, PQ003. Locks: none. (The function is stable, so that its statements have one snapshot.)
 create or replace function pgqueue.peek(p_stream text, p_consumer text, p_max int default 10)
 returns table (seq bigint, state text, key text, data text, data_bytes bytea, headers jsonb, priority int,
                deliver_count int, not_visible_until timestamptz, error text, inserted_at timestamptz)
@@ -16,7 +15,7 @@ language plpgsql stable as $$
 declare
     v_consumer pgqueue.consumers := _pgqueue.consumer(p_stream, p_consumer);
     v_cursor   pgqueue.consumer_cursors := _pgqueue.cursor(v_consumer.consumer_id);
-    v_passing  int8multirange;  -- of the messages that the filter has not judged; null: no filter
+    v_passing  int8multirange;  -- of the unfiltered messages; null: no filter
 begin
     perform _pgqueue.check_number('p_max', p_max, 1, 100000);
     if v_consumer.filtered then
@@ -64,11 +63,11 @@ begin
     using v_consumer, v_cursor, v_passing, p_max;
 end $$;
 
--- Shows published messages of a stream by their numbers, whichever consumers get them.
---   p_seq  from this number on
+-- Shows published messages of a stream by their numbers, for all consumers.
+--   p_seq  the first number
 --   p_max  messages at most, 1 to 100,000
--- Returns a row per message, also with the time of publication, the consumers if it was published to some alone, and
--- the time of delivery if it is not at once.
+-- Returns a row per message: also the time of publication, the consumers if it was published to named ones, and the
+-- time of delivery if it is delayed.
 -- Errors: PQ001, PQ003. Locks: none.
 create or replace function pgqueue.peek_at(p_stream text, p_seq bigint, p_max int default 1)
 returns table (seq bigint, key text, data text, data_bytes bytea, headers jsonb, priority int, inserted_at timestamptz,
@@ -94,10 +93,10 @@ language sql stable as $$
                 then array(select name from pgqueue.consumers where consumer_id = any (p_consumers) order by name) end
 $$;
 
--- Shows how far a consumer is in its stream, for people: the first message that it has not taken.
--- Gaps hold publications before that message.
--- Returns one row: the number of the first message that it has not taken, or the number that the next message will
--- have, at least; when that message was published, null if it was not; how many publications before it are in gaps.
+-- Shows the position of a consumer in its stream: the first message that it has not taken.
+-- Gaps are publications before that message which it has not taken either.
+-- Returns one row: the number of the first message that it has not taken, or the lowest number that the next message
+-- can have; when that message was published, null if there is none; how many publications before it are in gaps.
 -- Errors: PQ001, PQ002. Locks: none.
 create or replace function pgqueue.consumer_position(p_stream text, p_consumer text)
 returns table (next_seq bigint, published_at timestamptz, in_gaps bigint)

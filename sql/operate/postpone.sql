@@ -1,15 +1,15 @@
 -- Postponing: unclaimed messages are delivered later.
 
--- Postpones unclaimed messages of a consumer: none of them is delivered before a time.
+-- Postpones unclaimed messages of a consumer: they are not delivered before a given time.
 -- New, ready, delayed and waiting messages are delayed until then, whether that is later or sooner than before. This
--- counts as no delivery. In an ordered consumer, later messages of the same keys wait for them. The call passes over
+-- does not count as a delivery. In an ordered consumer, later messages of the same keys wait for them. The call ignores
 -- claimed messages (see defer), dead letters, and numbers that are not the consumer's. seek and replay may deliver
--- postponed messages again sooner.
+-- postponed messages sooner.
 --   p_seqs   the messages
---   p_until  not before then; a time that has passed: they are due at once
+--   p_until  the earliest time of delivery; a time in the past: they are due at once
 -- Returns how many messages were postponed. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007; 55P03 when a
--- transaction that claims some of the messages, or with an order claims or settles the ones before them, stays open for
--- 10 s. Locks: the consumer.
+-- transaction that claims some of the messages, or, with an ordering, claims or settles the messages before them, stays
+-- open for 10 s. Locks: the consumer.
 create or replace function pgqueue.postpone(p_stream text, p_consumer text, p_seqs bigint[], p_until timestamptz)
 returns bigint language plpgsql as $$
 declare
@@ -22,14 +22,14 @@ begin
     elsif v_set = '{}' then
         return 0;
     end if;
-    -- in tries: another session claims some of the messages, and may need a lock that this has
+    -- in tries: a session that claims some of the messages may need a lock that this session holds
     return _pgqueue.await('a claim, or the lock, of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
         'select _pgqueue.postpone(c, ($2 ->> 0)::int8multirange, ($2 ->> 1)::timestamptz) '
         'from pgqueue.consumers c where c.consumer_id = $1', v_consumer.consumer_id,
         jsonb_build_array(v_set, p_until), p_try => interval '1 ms', p_limit => interval '10 s')::bigint;
 end $$;
 
--- One try to postpone messages; see postpone. Errors: PQ099 when another session is claiming some of the messages.
+-- One try to postpone messages; see postpone. Errors: PQ099 while another session claims some of the messages.
 create or replace function _pgqueue.postpone(p_consumer pgqueue.consumers, p_set int8multirange, p_until timestamptz)
 returns bigint language plpgsql as $$
 declare
@@ -47,7 +47,7 @@ begin
     v_new := _pgqueue.take_early(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
     v_cursor := v_new.p_cursor;
     if p_consumer.ordering <> 'none' then
-        v_cursor.hints := _pgqueue.unassign(p_consumer, v_cursor.hints);  -- so each bundle has one key
+        v_cursor.hints := _pgqueue.unassign(p_consumer, v_cursor.hints);  -- so that each bundle has one key
     end if;
     v_taken := _pgqueue.take_unclaimed(p_consumer, v_cursor.hints, case
         when p_consumer.ordering = 'none' then p_set
@@ -65,7 +65,7 @@ begin
             v_bundle.lane := _pgqueue.lane_waiting();
             v_bundle.place := -2;
         end if;
-        -- with an order what comes between is stored by itself, too: bundles do not interleave
+        -- with an ordering, the messages in between are stored separately too: bundles do not interleave
         for v_part in select * from _pgqueue.split_by(v_bundle.seqs, p_set) loop
             v_one := v_bundle;
             if v_part.inside then
@@ -87,35 +87,35 @@ begin
     return v_count;
 end $$;
 
--- Takes new messages of a set before their turn. A consumer with an ordering, or with per_key_latest, also takes all
--- that was published before them: otherwise they would stand before earlier messages of their key, or beside them.
--- Returns the cursor, and the messages as bundles that are not stored. (An ordered consumer's messages are stored, and
--- not returned.) Needs the consumer's lock.
+-- Takes new messages of a set out of order. A consumer with an ordering, or with per_key_latest, also takes all that
+-- was published before them, because earlier messages of their keys come first. Returns the cursor, and the messages as
+-- bundles that are not stored. (An ordered consumer's messages are stored, and not returned.) Needs the consumer's
+-- lock.
 create or replace function _pgqueue.take_early(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                                p_set int8multirange, out o_bundles pgqueue.consumer_messages[])
 language plpgsql as $$
 declare
-    v_look   record;
+    v_new    record;
     v_before pgqueue.consumer_cursors;
     v_part   record;
 begin
     o_bundles := '{}';
     while p_consumer.ordering <> 'none' or p_consumer.per_key_latest loop
-        v_look := _pgqueue.find_new(p_consumer, p_cursor, p_set);
+        v_new := _pgqueue.find_new(p_consumer, p_cursor, p_set);
         v_before := p_cursor;
-        exit when v_look.o_seqs = '{}';
-        p_cursor := (_pgqueue.take(p_consumer, p_cursor, upper(v_look.o_ids) - 1, _pgqueue.limit_take())).o_cursor;
+        exit when v_new.o_seqs = '{}';
+        p_cursor := (_pgqueue.take(p_consumer, p_cursor, upper(v_new.o_ids) - 1, _pgqueue.limit_take())).o_cursor;
         if p_cursor is not distinct from v_before and (v_before.hints).filter_from is null then
-            raise exception using errcode = 'PQ099';  -- a gap has them that is not to be looked into yet
+            raise exception using errcode = 'PQ099';  -- they are in a gap that is not due for a check yet
         end if;
     end loop;
-    v_look := _pgqueue.pass_over(p_consumer, p_cursor, p_set);
-    p_cursor := v_look.p_cursor;
+    v_new := _pgqueue.exclude_new(p_consumer, p_cursor, p_set);
+    p_cursor := v_new.p_cursor;
     p_cursor.last_arrival := p_cursor.last_arrival + 1;
     for v_part in
-        select p.priority, p.expires_at, range_agg(p.seqs * v_look.o_gone) as seqs
-        from _pgqueue.published(p_consumer.stream_id, v_look.o_ids) p
-        where p.seqs && v_look.o_gone
+        select p.priority, p.expires_at, range_agg(p.seqs * v_new.o_gone) as seqs
+        from _pgqueue.published(p_consumer.stream_id, v_new.o_ids) p
+        where p.seqs && v_new.o_gone
         group by p.priority, p.expires_at
     loop
         o_bundles := o_bundles || _pgqueue.placed(p_consumer, _pgqueue.taken_bundle(

@@ -1,25 +1,24 @@
--- After a restore, or the promotion of a standby that lacked commits, commits after that state are lost, and their
--- numbers are given out again to other messages. All that the database itself keeps is of one state, and right. What
--- others keep is not: the offsets of readers that do not claim, and the checkpoints of Spark queries.
+-- After a restore, or the promotion of a standby that lacked commits, later commits are lost, and their numbers are
+-- assigned again to other messages. The database itself is consistent. State outside of it is not: the offsets of
+-- readers that do not claim, and the checkpoints of Spark queries.
 --
 --   * An offset has the incarnation of its stream, a random number. recover() gives each stream a new incarnation, and
---     notes the last publication of the old one. An offset of the old incarnation stays valid if it has read nothing
---     beyond that publication; else it is refused (PQ005).
---   * A checkpoint has the id of a claim, half of which is random, and of a reader that is this checkpoint's alone. A
---     checkpoint that is ahead of what the database knows of its reader, or names an unknown claim, is refused too
---     (check_reader() in spark/source.sql): nothing has to be done for it.
+--     records the last publication of the old one. An offset of the old incarnation remains valid if it has read
+--     nothing beyond that publication; else it is refused (PQ005).
+--   * A checkpoint has the id of a claim, half of which is random, and the id of its own reader. A checkpoint that is
+--     ahead of the reader's row, or names an unknown claim, is refused too (check_reader() in spark/reader.sql),
+--     without recover().
 --
--- recover() also moves the sequences that a restore or a replication left behind their rows (log/numbers.sql).
+-- recover() also advances the sequences that are behind their rows after a restore or a replication (log/numbers.sql).
 --
--- doctor tells who forgets to call recover() (is_restored): the server, its timeline, the database or the data
--- directory is not the one that was noted. Nothing in a database tells a copied volume from the original that was
--- started again.
--- A standby that was promoted counts as restored: it may have lacked commits, and a restore to a point in
--- time looks the same. Nothing is refused for that alone, so a failover ends no query.
+-- doctor reports a missing call of recover() (is_restored): the server, its timeline, the database or the data
+-- directory is not the recorded one. A copied volume cannot be distinguished from the original that was restarted. A
+-- promoted standby counts as restored: it may have lacked commits, and a restore to a point in time cannot be
+-- distinguished from it. Nothing is refused for that alone, so a failover ends no query.
 
--- Tells whether this database is not where it was noted: another server, timeline, database, or copied files.
--- It is noted when the schema is installed, and by recover(). A copied volume looks like the original, and so does a
--- copied directory to an owner that is no superuser. Locks nothing.
+-- Returns whether this database is not the recorded one: another server, timeline, database, or copied files.
+-- The installation and recover() record it. A copied volume is not detected, and neither is a copied directory if the
+-- owner is not a superuser. Locks nothing.
 create or replace function pgqueue.is_restored() returns boolean
 language sql stable as $$
     select _pgqueue.is_elsewhere()
@@ -27,24 +26,22 @@ language sql stable as $$
                      from pgqueue.servers s order by s.server_no desc limit 1), false)
 $$;
 
--- Lists the sequences that are behind their rows: restored or replicated without their values.
--- Sends, and calls that would rely on such a number, fail (PQ011) until recover() has moved them.
--- Returns the sequence, the number that it gave out last, and the highest number that a row has. No row: all is well.
--- Reads tables whole. Locks nothing.
+-- Lists the sequences that are behind their rows, because they were restored or replicated without their values.
+-- Sends, and other calls that need their numbers, fail (PQ011) until recover() has advanced them.
+-- Returns the sequence, its last number, and the highest number in a row. No row: no sequence is behind. Reads whole
+-- tables. Locks nothing.
 create or replace function pgqueue.numbers_behind() returns table (sequence text, last_number bigint, highest bigint)
 language sql stable as $$
     select n.sequence::text, n.last_number, n.highest from _pgqueue.numbers() n where n.last_number < n.highest
 $$;
 
--- Begins a new incarnation of each stream, after a restore or a promotion, and moves sequences beyond their rows.
--- Call it once, before producers come back. Messages that they publish before the call count as restored, and an offset
--- that has read other publications with the same numbers would skip them. An unneeded call does no harm.
--- A dump that was made beside maintain() may lack messages that its consumers owe: they are counted in a warning, and
--- passed over.
--- Returns a row per stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when
--- somebody publishes, or has a consumer's lock for a minute: sequences were moved then.
--- Locks, to the end of the transaction: the rows of streams;
--- where messages are missing, the consumer that owes them.
+-- Begins a new incarnation of each stream, after a restore or a promotion, and advances sequences beyond their rows.
+-- Call it once, before producers restart. Messages that they publish before the call count as restored, and an offset
+-- that has read other publications with the same numbers would skip them. An unneeded call does no harm. A dump that
+-- was made while maintain() ran may lack unfinished messages: consumers skip them, with a warning. Returns a row per
+-- stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when a session
+-- publishes, or has a consumer's lock for a minute. Locks, to the end of the transaction: the rows of streams; where
+-- messages are missing, their consumers.
 create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
 language plpgsql as $$
 declare
@@ -54,15 +51,15 @@ begin
         raise exception 'this server is a standby'
             using errcode = 'PQ011', hint = 'Call recover() once it is promoted.';
     end if;
-    perform _pgqueue.check_isolation();  -- an old snapshot lacks publications that an offset has read
+    perform _pgqueue.check_isolation();  -- an old snapshot lacks publications that offsets have read
     select s.* into v_stream from pgqueue.streams s cross join lateral unnest(_pgqueue.publishers(s.stream_id)) w
     where w not like '-1/%' limit 1;
-    if found then  -- a prepared transaction was there before
-        raise exception 'producers publish to stream % already', quote_literal(v_stream.name)
+    if found then  -- prepared transactions are older
+        raise exception 'producers already publish to stream %', quote_literal(v_stream.name)
             using errcode = 'lock_not_available',
-                  hint = 'Stop producers, call recover(), and let them come back. Nothing was changed.';
+                  hint = 'Stop producers, call recover(), and restart them. Nothing was changed.';
     end if;
-    perform _pgqueue.move_numbers();  -- first: what follows needs some itself
+    perform _pgqueue.move_numbers();  -- first: the statements below need numbers
     perform _pgqueue.keep_secret();
     perform _pgqueue.await(
         'a stream',
@@ -82,9 +79,9 @@ begin
     perform _pgqueue.record_server();
 end $$;
 
--- Makes a consumer be done with messages that it owes and that are not stored, except those in claims. These become
--- dead letters when they are delivered (receive()). Costs in proportion to what the consumer owes. Locks: the consumer,
--- if messages are missing.
+-- Skips unfinished messages of a consumer that are not stored, except those in claims, which become dead letters when
+-- they are delivered (receive()). The cost is proportional to the unfinished messages. Locks: the consumer, if messages
+-- are missing.
 create or replace function _pgqueue.skip_missing(p_consumer pgqueue.consumers) returns void
 language plpgsql as $$
 declare
@@ -92,14 +89,10 @@ declare
     v_new     int8multirange := _pgqueue.new_ids(v_cursor);
     v_owed    int8multirange := (select range_agg(o.seqs) from _pgqueue.new_and_unfinished(p_consumer, v_new, null) o)
         - coalesce(_pgqueue.excluded(v_cursor), '{}');
-    v_stored  bigint;
     v_missing int8multirange;
     v_upto    bigint;
 begin
-    execute format('select count(*) from unnest($1) g cross join lateral ('
-                   'select from pgqueue.messages_%s where seq >= lower(g) and seq < upper(g) offset 0) m',
-                   p_consumer.stream_id) into v_stored using v_owed;
-    if v_owed is null or v_stored = _pgqueue.cardinality(v_owed) then
+    if v_owed is null or _pgqueue.count_stored(p_consumer.stream_id, v_owed) = _pgqueue.cardinality(v_owed) then
         return;
     end if;
     v_missing := v_owed - _pgqueue.stored_messages(p_consumer.stream_id, v_owed);
@@ -107,11 +100,12 @@ begin
                where o.seqs && v_missing);
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);  -- skip() does nothing while another session has it
     while _pgqueue.skip(p_consumer, v_missing, coalesce(v_upto, 1)) loop end loop;
-    raise warning 'consumer % of stream % owes % messages that are not stored: they are passed over',
+    raise warning 'consumer % of stream % skips % messages that are not stored',
         quote_literal(p_consumer.name), quote_literal(p_consumer.stream_name), _pgqueue.cardinality(v_missing);
 end $$;
 
--- The installation notes the server once; later, recover() does. What version 1 did not note is added.
+-- The installation records the server once, and recover() afterwards. Columns that version 1 did not have are filled
+-- in.
 do $$
 begin
     perform _pgqueue.record_server() where not exists (select from pgqueue.servers);

@@ -1,42 +1,41 @@
--- Trimming: messages that a stream need not keep any more are deleted, in short transactions, and what was trimmed is
--- noted.
+-- Trimming: messages that a stream no longer needs to keep are deleted in short transactions, and recorded in trims.
 --
--- A segment is due when it is closed and the rules of its stream say so. A publication is trimmed when all its
+-- A segment is due when it is closed and the rules of its stream allow it. A publication is trimmed when all its
 -- messages are in segments that are due or empty, and nothing needs it:
 --   * Every consumer has taken it, it is in no gap, and none of its messages is in a bundle or a dead letter. One
---     statement reads all that, and so as of one moment. A message that is settled then stays so: a call that makes
---     old publications new for a consumer (create_consumer, seek, replay) shares the history lock of the stream to the
---     end of its transaction, and trimming goes on only while no other session has that lock.
---   * Nothing else holds a segment: with an archive, its messages are in files (archive/aging.sql: on_hold).
---   * Where the rules say drop, consumers are first made to be done with it: under their lock, but never out of a claim
+--     statement reads all of this, with one snapshot. A message that is settled in this snapshot remains settled: a
+--     call that makes old publications new for a consumer (create_consumer, seek, replay) shares the history lock of
+--     the stream to the end of its transaction, and trimming needs that lock exclusively.
+--   * Nothing else holds its segments: with an archive, their messages are in files (archive/aging.sql: on hold).
+--   * If the rules are to drop unread messages, consumers skip it first: with their lock, but never out of a claim
 --     whose lease has not ended (skip()).
 -- When no publication of a segment is left, the segment is emptied (log/segments.sql).
 
--- The rules of a stream. A stream without a row keeps all messages.
+-- The retention rules of a stream. A stream without a row keeps all messages.
 -- on drop_stream
 create table if not exists pgqueue.retention (
     stream_id      int         primary key,
     keep_for       interval,
     keep_messages  bigint,
     keep_bytes     bigint,
-    until_done     boolean     not null,             -- only until every consumer is done
-    unread         text        not null,             -- keep, or drop: what a consumer still owes
-    keep_dead      interval,                         -- dead letters; null: without end
-    trim_from      bigint      not null default 1,   -- publications before this one were looked at in this round
-    maintained_at  timestamptz                       -- maintain() was here, within a minute
+    until_done     boolean     not null,             -- only until every consumer has finished them
+    unread         text        not null,             -- keep, or drop: unfinished messages
+    keep_dead      interval,                         -- dead letters; null: no limit
+    trim_from      bigint      not null default 1,   -- publications before this one were checked in this round
+    maintained_at  timestamptz                       -- the last maintain(), to a minute
 );
 
--- Sets how long the messages of a stream are kept; without limits: without end, the default.
--- Each call sets all limits: an argument that is left out is no limit, whatever an earlier call has set.
--- A message may go as soon as one of the limits allows it, and goes when maintain() is called. Messages go in segments
--- of about an eighth of what is kept, so up to that much more is stored.
---   p_for       from its publication
---   p_messages  until so many messages came after it (about: numbers that were rolled back count)
---   p_bytes     until the messages after it, with their indexes, take so much
---   p_done      only until every consumer is done with it; all messages, while there is no consumer
---   p_unread    what to do with a message that a limit allows to go and a consumer still owes: keep it; or drop it,
---               except out of a live claim, and count it
---   p_dead      dead letters, from their death; null: without end. They keep their messages
+-- Sets how long the messages of a stream are kept; without limits, the default, they are never deleted. Each call sets
+-- all limits: an omitted argument removes the limit of an earlier call. A message is due as soon as one of the limits
+-- allows it, and maintain() deletes it. Messages are deleted in segments of about an eighth of what is kept, so up to
+-- that much more is stored.
+--   p_for       time since its publication
+--   p_messages  number of messages after it (approximate: rolled-back numbers count)
+--   p_bytes     size of the messages after it, with their indexes
+--   p_done      only until every consumer has finished it; without a consumer, all messages are kept
+--   p_unread    what to do with a due message that a consumer has not finished: keep it; or drop it, unless it is in a
+--               live claim, and count it
+--   p_dead      time that dead letters are kept, with their messages; null: no limit
 -- Errors: PQ001, PQ003. Locks: none that others wait for.
 create or replace function pgqueue.set_retention(p_stream text, p_for interval default null,
                                                  p_messages bigint default null, p_bytes bigint default null,
@@ -55,7 +54,7 @@ begin
     if p_unread = 'drop' and p_for is null and p_messages is null and p_bytes is null then
         raise exception 'p_unread is drop, and no age, count or size says when'
             using errcode = 'PQ003', column = 'p_unread',
-                  hint = 'Give one of these; or let consumers be done with it (keep).';
+                  hint = 'Give one of these; or keep messages until consumers have finished them (keep).';
     end if;
     perform _pgqueue.await('the retention of stream ' || quote_literal(p_stream), case
         when coalesce(p_for, p_dead) is null and coalesce(p_messages, p_bytes) is null and not p_done then
@@ -71,7 +70,7 @@ begin
                                  'trim_from', 1));
 end $$;
 
--- Raises PQ003 unless an age is positive, or null. (Unlike a timeout it may be more than ten years.)
+-- Raises PQ003 unless an age is positive, or null. (Unlike a timeout, it may exceed ten years.)
 create or replace function _pgqueue.check_age(p_argument text, p_age interval) returns void
 language plpgsql as $$
 begin
@@ -83,8 +82,7 @@ exception when datetime_field_overflow then
     raise exception '% is too long: %', p_argument, quote_literal(p_age) using errcode = 'PQ003', column = p_argument;
 end $$;
 
--- Empties a sealed segment none of whose messages is published any more. Returns whether there was one. Locks: the
--- segment.
+-- Empties a sealed segment all of whose publications are trimmed. Returns whether there was one. Locks: the segment.
 create or replace function _pgqueue.empty_segment(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
@@ -107,15 +105,15 @@ begin
     return true;
 end $$;
 
--- Publications that one transaction looks at.
+-- The number of publications that one transaction checks.
 create or replace function _pgqueue.trim_at_once() returns int language sql immutable parallel safe as 'select 10000';
 
--- The segments that the rules of a stream do not ask to keep, the first ones first. Returns also why: over (the
--- segments after it have as much as is to be kept), aged, done (it goes when every consumer is done with it). A segment
--- that is not sealed, or that is on hold, may not go.
+-- The segments that the rules of a stream do not keep, in order. Also returns the reason: over (the segments after it
+-- contain as much as is to be kept), aged, done (it is trimmed once every consumer has finished it). A segment that is
+-- not sealed, or that is on hold, is not trimmable.
 create or replace function _pgqueue.due_segments(p_stream_id int)
 returns table (segment int, lo bigint, hi bigint, closed_publication bigint, last_publication bigint, over boolean,
-               aged boolean, done boolean, may_go boolean)
+               aged boolean, done boolean, trimmable boolean)
 language sql stable as $$
     with sized as (
         select l.*, coalesce(l.last_seq, least(_pgqueue.last_seq(p_stream_id), l.hi - 1)) - l.lo + 1 as messages,
@@ -129,8 +127,8 @@ language sql stable as $$
         window later as (order by lo rows between 1 following and unbounded following)
     ), judged as (
         select l.*, (l.later_messages >= r.keep_messages or l.later_bytes >= r.keep_bytes) is true as over,
-               -- the time of its last message, nearly; publications that came later than the numbers near them are
-               -- judged one by one
+               -- approximately the time of its last message; publications that came later than the numbers near
+               -- them are checked one by one
                (coalesce((select p.published_at from pgqueue.publications p
                           where p.stream_id = p_stream_id and p.publication_id <= l.closed_publication
                           order by p.publication_id desc limit 1), '-infinity')
@@ -147,8 +145,8 @@ $$;
 
 -- Trims a bounded part of the messages of a stream that are due. Returns how many messages it trimmed, whether there
 -- may be more, and whether it skipped messages of consumers, whose locks it then has. Locks, to the end of the
--- transaction: the history, if it is free; where unread messages are dropped, those consumers of which it skipped some
--- and whose locks are free: then there may be more.
+-- transaction: the history, if it is free; if unread messages are dropped, the consumers whose locks are free and that
+-- have some: then there may be more.
 create or replace function _pgqueue.trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
 language plpgsql as $$
 declare
@@ -167,7 +165,7 @@ begin
            coalesce(range_agg(int8range(lo, hi)) filter (where over or d.aged), '{}') as drop,
            max(last_publication) as upto, min(closed_publication) as late_from
     into v_due
-    from _pgqueue.due_segments(p_stream_id) d where may_go;
+    from _pgqueue.due_segments(p_stream_id) d where trimmable;
     if v_due.upto is null then
         perform _pgqueue.record_holders(p_stream_id);
         return;
@@ -176,7 +174,7 @@ begin
         return;
     end if;
     if v_rules.unread = 'drop' and v_due.drop <> '{}' then
-        -- a publication that came long after its numbers were given out is not old yet
+        -- a publication that came long after its numbers were assigned is not old yet
         v_due.drop := v_due.drop - coalesce((select range_agg(p.seqs) from pgqueue.publications p
                                              where p.stream_id = p_stream_id and p.publication_id > v_due.late_from
                                                and p.publication_id <= v_due.upto
@@ -205,19 +203,19 @@ begin
 end $$;
 
 -- Deletes the publications between two ids that no consumer needs, at most trim_at_once() of them. Those whose messages
--- are all kept elsewhere too go there (on_trimmed()). The look is one statement.
---   p_now, p_aged  messages that may go; those of p_aged only if they were published before p_before
---   p_decided      publications that are visible or dead, known before the look
--- Returns the deleted ids, with the dead ones before and among them, so that the note of the past is one range; how
--- many messages they had; the id to go on from, null: that was the last; and the ids of which no message is lost. (More
--- than 60 lines: one statement, as of one moment.)
+-- are all stored elsewhere too are moved there (on_trimmed()). One statement checks all.
+--   p_now, p_aged  messages that may be deleted; those of p_aged only if they were published before p_before
+--   p_decided      publications that were known to be visible or dead before
+-- Returns the deleted ids, with the dead ones before and among them, so that trims has one range; how many messages
+-- they had; the id to continue from, null: none is left; and the ids of which no message is lost. (More than 60 lines:
+-- one statement, with one snapshot.)
 create or replace function _pgqueue.delete_publications(p_stream_id int, p_from bigint, p_upto bigint,
                                                         p_now int8multirange, p_aged int8multirange,
                                                         p_before timestamptz, p_decided int8multirange,
                                                         out o_ids int8multirange, out o_count bigint, out o_next bigint,
                                                         out o_archived int8multirange)
 language plpgsql
-set enable_seqscan = off  -- what other streams' consumers have is not read, whatever the statistics say
+set enable_seqscan = off  -- rows of other streams' consumers are not read, whatever the statistics are
 set jit = off
 as $$
 declare
@@ -240,15 +238,15 @@ begin
               where stream_id = p_stream_id and publication_id >= p_from and publication_id <= p_upto
               order by publication_id
               fetch first (_pgqueue.trim_at_once()) rows with ties) p
-    ), looked as materialized (
-        -- what is kept elsewhere is read, for its size
+    ), checked as materialized (
+        -- messages that are stored elsewhere are read for their size
         select * from next where v_kept = '{}' or coalesce(before, 0) < _pgqueue.limit_archived()
-    ), owed as materialized (
+    ), unfinished as materialized (
         select coalesce((select min(next_publication) from consumer), 9223372036854775807) as from_publication,
                coalesce((select range_agg(gaps) from consumer), '{}') as gaps,
                coalesce((select range_agg(o.seqs)
                          from (select m.seqs
-                               from (select min(lower(seqs)) as lo, max(upper(seqs)) as hi from looked) a
+                               from (select min(lower(seqs)) as lo, max(upper(seqs)) as hi from checked) a
                                cross join consumer
                                cross join lateral (select seqs from _pgqueue.unfinished(consumer.consumer_id, a.hi)
                                                    where seqs && int8range(a.lo, a.hi) offset 0) m
@@ -258,9 +256,9 @@ begin
     ), judged as (
         select l.publication_id, sum(l.message_count) as message_count,
                bool_and((l.seqs <@ p_now or (l.seqs <@ p_aged and l.published_at < p_before)) is true
-                        -- a range is looked up by an index, a set is not
+                        -- a range uses an index, a set does not
                         and case when range_merge(l.seqs) && o.seqs then not l.seqs && o.seqs else true end) as unneeded
-        from looked l cross join owed o
+        from checked l cross join unfinished o
         where l.publication_id < o.from_publication and not o.gaps @> l.publication_id
         group by l.publication_id
     ), gone as (
@@ -273,24 +271,24 @@ begin
     )
     select coalesce((select range_agg(int8range(publication_id, publication_id, '[]'))
                             + (int8multirange(int8range(p_from, max(publication_id)))
-                               - (select range_agg(int8range(publication_id, publication_id, '[]')) from looked))
+                               - (select range_agg(int8range(publication_id, publication_id, '[]')) from checked))
                               * p_decided
                      from gone), '{}'),
            coalesce((select sum(message_count) from gone), 0),
            case when (count(*) >= _pgqueue.trim_at_once() or count(*) < (select count(*) from next))
-               and max(publication_id) < least(p_upto, (select from_publication - 1 from owed))
+               and max(publication_id) < least(p_upto, (select from_publication - 1 from unfinished))
                 then max(publication_id) + 1 end,
            (select range_agg(int8range(publication_id, publication_id, '[]'))
             from (select publication_id from gone except select publication_id from whole) l),
            (select array_agg(publication) from gone where publication_id in (select publication_id from whole))
     into o_ids, o_count, o_next, o_archived, v_whole
-    from looked;
+    from checked;
     -- a dead one is not lost, either
     o_archived := case when v_kept = '{}' then '{}' else o_ids - coalesce(o_archived, '{}') end;
     perform _pgqueue.on_trimmed(p_stream_id, v_whole) where v_whole is not null;
 end $$;
 
--- The sessions that rely on old publications of a stream, so that nothing of it is trimmed.
+-- The sessions that rely on old publications of a stream, so that it is not trimmed.
 create or replace function _pgqueue.history_holders(p_stream_id int) returns text[]
 language sql as $$
     select array(
@@ -307,8 +305,8 @@ language sql as $$
           and l.pid is distinct from pg_backend_pid())
 $$;
 
--- Notes in the rows of the segments that are due why each of them is still kept.
---   p_others  what else keeps all of them
+-- Records in the rows of due segments why they are still kept.
+--   p_others  other holders of all segments
 create or replace function _pgqueue.record_holders(p_stream_id int, p_others text[] default '{}') returns void
 language sql set enable_seqscan = off set jit = off as $$
     with held as materialized (
@@ -331,7 +329,7 @@ language sql set enable_seqscan = off set jit = off as $$
                      select 'transactions or sinks that have not published it' where d.last_publication is null
                      union all
                      select _pgqueue.on_hold(p_stream_id, d.segment)
-                     where d.last_publication is not null and not d.may_go
+                     where d.last_publication is not null and not d.trimmable
                      union all
                      select unnest(p_others)
                      order by 1) as by
@@ -341,8 +339,8 @@ language sql set enable_seqscan = off set jit = off as $$
     where l.stream_id = p_stream_id and l.segment = h.segment and l.held_by <> h.by
 $$;
 
--- Deletes dead letters of a stream that are older than its rules allow, a bounded number. Returns how many messages
--- these are.
+-- Deletes a bounded number of dead letters of a stream that are older than its rules allow. Returns the number of
+-- messages.
 create or replace function _pgqueue.trim_dead(p_stream_id int) returns bigint
 language sql as $$
     with gone as (
@@ -361,9 +359,8 @@ language sql as $$
     select coalesce(sum(message_count), 0)::bigint from gone
 $$;
 
--- Does a bounded part of the work that the retention of a stream asks for; nothing while another session does it.
--- Returns how many messages and dead letters it trimmed, and whether there may be more to do. Locks: as trim() and
--- maintain_segments().
+-- Applies a bounded part of the retention of a stream; nothing while another session does so. Returns how many messages
+-- and dead letters it trimmed, and whether there may be more. Locks: as trim() and maintain_segments().
 create or replace function _pgqueue.retain(p_stream_id int, out o_count bigint, out o_dead bigint, out o_more boolean)
 language plpgsql as $$
 declare
@@ -375,7 +372,7 @@ begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_maintain(), p_stream_id) then  -- lock: maintain
         return;
     end if;
-    -- set_retention may be about to change it: what follows would wait for that while it holds the history's lock
+    -- if set_retention is changing it, the statements below would wait with the history's lock
     perform from pgqueue.retention where stream_id = p_stream_id for no key update skip locked;  -- lock: maintain
     if not found and exists (select from pgqueue.retention where stream_id = p_stream_id) then
         return;
@@ -387,7 +384,7 @@ begin
     update pgqueue.retention set maintained_at = clock_timestamp()
     where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
     o_more := _pgqueue.on_retained(p_stream_id) or v_trim.o_more or o_dead > 0 or o_count > 0;
-    -- not while it has locks of consumers
+    -- not with locks of consumers
     if (o_count = 0 and not v_trim.o_skipped)
        or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
         o_more := _pgqueue.maintain_segments(p_stream_id) or o_more;

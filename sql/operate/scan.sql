@@ -1,30 +1,28 @@
--- Scanning: the tables of a queue in bulk, for parallel readers (Spark). A scan returns sets of messages as ranges
--- [lo, hi) of seq, with what all messages of a range have in common. The messages' payloads are read by COPY, as with
--- reader_plan. Scanning changes nothing and waits for no lock, and works on a standby. Each call is one statement, and
--- so one state of the queue.
+-- Scanning: the tables of a queue in bulk, for parallel readers (Spark). A scan returns sets of messages as ranges [lo,
+-- hi) of seq, with the columns that all messages of a range share. The payloads are read by COPY, as with reader_plan.
+-- A scan changes nothing, waits for no lock, and works on a standby. Each call is one statement, with one snapshot.
 
--- A time that Python and Spark can hold in any time zone; the last such time for infinity, and for times beyond the
--- year 9999.
+-- A time that Python and Spark can represent in any time zone; times beyond the year 9999 and infinity become the last
+-- such time.
 create or replace function _pgqueue.clamp(p_time timestamptz) returns timestamptz
 language sql immutable parallel safe as $$
     select case when p_time is not null
                 then least(greatest(p_time, '0001-01-02 00:00:00+00'), '9999-12-30 00:00:00+00') end
 $$;
 
--- The time of a place in the history. Places before all times and behind them have a time before and behind all that
--- happens.
+-- The time of a place in the history. Places out of range get a time before or after all rows.
 create or replace function _pgqueue.time_at(p_place bigint) returns timestamptz
 language sql immutable parallel safe as $$
     select timestamptz 'epoch'
            + least(greatest(p_place, -100000000000000000), 9000000000000000000) * interval '1 microsecond'
 $$;
 
--- The rows of a table, as a query: sets of messages (seqs), and the table's columns. $1 is the stream, $2 the consumer
--- (null: all). Null for another table.
--- A row of a table that may have very many rows also has a consumer_id and a place, which order the rows, and a size
--- in messages; $3 and $4 are bounds of the rows. A publication is read by its parts, which stand for messages.
---   p_columns  ", a, b": the wanted columns. Of the published messages, those that have these in common are one row:
---              messages that were sent one by one have many times, and one priority
+-- The query for the rows of a table: sets of messages (seqs), and the table's columns. $1 is the stream, $2 the
+-- consumer (null: all). Null for another table. Rows of a large table also have a consumer_id and a place, which order
+-- the rows, and a size in messages; $3 and $4 are bounds of the rows. A publication is read by its parts, in place of
+-- messages.
+--   p_columns  ", a, b": the requested columns. Published messages with equal values are one row: messages that were
+--              sent singly have many times, and one priority
 create or replace function _pgqueue.table_query(p_table text, p_columns text) returns text
 language sql immutable as $$
     select case
@@ -33,7 +31,7 @@ language sql immutable as $$
              from (select null::int as consumer_id, seqs, priority, _pgqueue.clamp(published_at) as published_at,
                           _pgqueue.clamp(deliver_at) as deliver_at, _pgqueue.clamp(expires_at) as expires_at, consumers
                    from pgqueue.publications where stream_id = $1) p group by consumer_id' || p_columns
-        -- only who may see open_claims may know a claim_id, and settle the claim with it
+        -- only roles that may read open_claims may see a claim_id, because it allows to settle the claim
         when p_table in ('pending', 'claimed') then
             'select null::int as consumer_id, null::bigint as place, m.seqs, c.name as consumer,
                     _pgqueue.shown_state(m.state, m.not_visible_until) as state, m.priority, m.deliver_count,
@@ -75,7 +73,7 @@ language sql immutable as $$
                and ($4 is null or publication_id <= $4[2])' end
 $$;
 
--- The query of a scan, with the parameters of table_query. Errors: PQ003 for a column that the table has not.
+-- The query of a scan, with the parameters of table_query. Errors: PQ003 for a column that the table does not have.
 create or replace function _pgqueue.scan_query(p_table text, p_columns text[]) returns text
 language plpgsql stable as $$
 declare
@@ -89,7 +87,7 @@ declare
              m.seqs * int8multirange(int8range(case when (consumer_id, place) = ($3[1], $3[2]) then $3[3] end, null))
              * int8multirange(int8range(null, case when (consumer_id, place) = ($4[1], $4[2]) then $4[3] end))) g',
         v_columns, v_rows,
-        -- nearly always there are few sets of consumers, and the planner remembers their names
+        -- there are usually few sets of consumers, so the planner's memoize node caches their names
         case when 'consumers' = any (p_columns)
              then 'cross join lateral (select _pgqueue.consumer_names(m.consumers) as consumers offset 0) n' end);
 begin
@@ -100,13 +98,13 @@ exception when undefined_column then
         using errcode = 'PQ003', column = 'p_columns';
 end $$;
 
--- Returns rows of a table of a queue as ranges of messages: lo, hi, and the wanted columns, in this order.
--- The tables and their columns are those of Spark, without what is stored with a message.
---   p_table     messages (published, for all consumers, also those not due yet), pending (those of message_states but
---               for dead letters; a filter has not judged new and unfiltered ones yet), dead, archived (a message comes
---               as often as it was acknowledged), or publications (lo is the part)
---   p_consumer  of this consumer; null: of all consumers of the stream. pending needs it
---   p_columns   the wanted columns. Of messages, the fewer columns, the fewer the ranges
+-- Returns rows of a table of a queue as ranges of messages: lo, hi, and the requested columns, in this order.
+-- The tables and their columns are those of Spark, without the columns of stored messages.
+--   p_table     messages (published, for all consumers, including those that are not due yet), pending (message_states
+--               without dead letters; new and unfiltered messages may not pass the filter), dead, archived (the
+--               history: a row per acknowledgement), or publications (lo is the part)
+--   p_consumer  of this consumer; null: of all consumers of the stream. Required for pending
+--   p_columns   the requested columns. For messages, fewer columns give fewer ranges
 --   p_from, p_to  of dead, archived and publications, the rows from one bound to the next of scan_bounds; null: from
 --               the first, to the last
 -- Returns ranges in order; those of messages and pending do not overlap. Errors: PQ001, PQ002, PQ003. Locks: none.
@@ -123,8 +121,8 @@ begin
     return query execute _pgqueue.scan_query(p_table, p_columns) using v_stream.stream_id, v_id, p_from, p_to;
 end $$;
 
--- Returns the messages in live claims, with the ids and owners of these claims, as scan does.
--- A role that knows a claim_id can settle the claim: so this is for roles that may see open_claims.
+-- Returns the messages in live claims as scan does, with the ids and owners of the claims.
+-- It is for roles that may read open_claims, because a role that knows a claim_id can settle the claim.
 --   p_consumer, p_columns  as for scan
 -- Returns ranges in order; those of one consumer do not overlap. Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.scan_claimed(p_stream text, p_consumer text default null,
@@ -139,12 +137,12 @@ begin
 end $$;
 
 -- Divides dead letters, history or publications into shares of equal size, for parallel readers.
--- These tables have a row for each time that something happened, which may be very many. A bound is a consumer, a place
--- and a number: a share has the rows between two bounds, and what is less than the number of the row at the second one.
+-- These tables can have very many rows. A bound is a consumer, a place and a number. A share has the rows between two
+-- bounds, and the messages below the number in the row at the second bound.
 --   p_table     dead, archived or publications, as for scan
 --   p_consumer  of this consumer; null: of all consumers of the stream
---   p_count     the number of shares; at most as many as messages
--- Returns for each bound between two shares the number of all messages, and the bound; for one share the number alone.
+--   p_count     the number of shares; there are at most as many as messages
+-- Returns for each bound between two shares the number of all messages, and the bound; for one share only the number.
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.scan_bounds(p_stream text, p_table text, p_consumer text default null,
                                                p_count bigint default 1) returns table (total bigint, bound bigint[])

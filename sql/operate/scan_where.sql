@@ -1,10 +1,9 @@
--- Conditions on the rows of tables in Spark (option where). A condition is an expression of SQL over the columns of one
--- table. Spark's driver and executors put it into statements of their own, which run with the rights of their role. So
--- the condition must be able to do no more than compare: each of its words is on a list, and none of them names
--- anything else.
+-- Conditions on the rows of tables in Spark (option where). A condition is an SQL expression over the columns of one
+-- table. Spark's driver and executors put it into their own statements, which run with the rights of their role. So a
+-- condition may only compute and compare: each of its words must be on an allowlist.
 
--- The words of a condition that are no columns and no functions: those of comparisons, of types and of parts of times.
--- No word of a query is among them, and no type that looks things up, such as regclass.
+-- The allowed words that are neither columns nor functions: words of comparisons, types and parts of times. They
+-- include no word of a query, and no type that reads the catalog, such as regclass.
 create or replace function _pgqueue.where_words() returns text[]
 language sql immutable as $$
     select string_to_array(
@@ -16,9 +15,9 @@ language sql immutable as $$
         'epoch year quarter month week day hour minute second dow doy', ' ')
 $$;
 
--- Whether a condition may call a function: all functions of that name come with Postgres, return one value, have no
--- effects, and go by their arguments alone. (So do those that are named here: Postgres calls them stable because they
--- also go by the session's time zone or the like.)
+-- Whether a condition may call a function: all functions of that name are built in, return one value, have no side
+-- effects, and depend on their arguments only. (The named functions are stable because they depend on settings such as
+-- the time zone.)
 create or replace function _pgqueue.is_safe_function(p_function text) returns boolean
 language sql stable as $$
     select coalesce(bool_and(oid < 16384 and prokind = 'f' and not proretset and not prosecdef
@@ -28,13 +27,12 @@ language sql stable as $$
     from pg_proc where proname = p_function and pronamespace = 'pg_catalog'::regnamespace
 $$;
 
--- Checks a condition on the rows of a table, for the one who asks it: an expression of SQL over columns.
---   p_where    the expression: columns, literals, operators, types, and functions of Postgres that only compute
+-- Checks a condition on the rows of a table: an SQL expression over its columns.
+--   p_where    the expression: columns, literals, operators, types, and built-in functions that only compute
 --   p_columns  the names of the table's columns
--- The condition is read word by word, and composed again of these words. The time of now() becomes a literal, so that
--- all who ask the condition mean the same time. Whether the types fit is for the statement that asks it to say.
--- Returns the condition as to be asked, without parentheses around it, and the columns that it names. Errors: PQ003.
--- Locks: none.
+-- The condition is parsed into words, and rebuilt from them. The time of now() becomes a literal, so that all tasks use
+-- the same time. The types are checked by the statement that has the condition. Returns the condition, without
+-- parentheses around it, and the columns that it names. Errors: PQ003. Locks: none.
 create or replace function pgqueue.scan_where(p_where text, p_columns text[], out condition text, out columns text[])
 language plpgsql stable as $$
 declare
@@ -45,7 +43,7 @@ declare
 begin
     condition := '';
     columns := '{}';
-    if octet_length(p_where) <= _pgqueue.max_condition_bytes() then  -- a longer one is not even read
+    if octet_length(p_where) <= _pgqueue.max_condition_bytes() then  -- a longer one is not parsed
         v_words := array(select w[1] from regexp_matches(p_where,
             E'now\\s*\\(\\s*\\)|[a-z_][a-z0-9_]*|[0-9]+(?:[.][0-9]*)?(?:e[-+]?[0-9]+)?|[.][0-9]+(?:e[-+]?[0-9]+)?'
             || E'|\'(?:[^\']|\'\')*\'|"(?:[^"]|"")*"|::|[-+*/<>=~!@#%^&|?`]+|\\s+|.', 'gi') w where w[1] !~ E'^\\s');
@@ -59,7 +57,7 @@ begin
         v_word := v_words[i];
         v_name := case when v_word ~ '^"..*"$' then substr(v_word, 2, length(v_word) - 2) else lower(v_word) end;
         if v_word ~ E'^\'..*\'$' or v_word = '''''' then
-            -- quote_literal() writes a text that every session reads in the same way
+            -- quote_literal() writes a literal that every session reads in the same way
             v_word := replace(substr(v_word, 2, length(v_word) - 2), '''''', '''');
             perform _pgqueue.check_where_literal(v_word);
             v_word := quote_literal(v_word);
@@ -76,26 +74,26 @@ begin
             v_open := substr(v_open, 2);
         elsif v_word !~ '^[0-9.]' and v_word not in (',', '::')
               and (v_word !~ '^[-+*/<>=~!@#%^&|?`]+$' or v_word ~ '--|/[*]') or v_word = '.' then
-            raise exception 'p_where is one expression over columns, and has no place for % as in %',
+            raise exception 'p_where is one expression over columns, and cannot have %, as in %',
                             quote_literal(v_word), quote_literal(left(p_where, 200))
                 using errcode = 'PQ003', column = 'p_where';
         end if;
         condition := condition || ' ' || v_word;
     end loop;
     if v_open <> '' then
-        raise exception 'p_where has % that is not closed in %', left(v_open, 1), quote_literal(left(p_where, 200))
+        raise exception 'p_where has an unclosed % in %', left(v_open, 1), quote_literal(left(p_where, 200))
             using errcode = 'PQ003', column = 'p_where';
     end if;
 end $$;
 
--- Raises PQ003 unless a condition may have a word that is no column.
+-- Raises PQ003 unless a condition may have a word that is not a column.
 create or replace function _pgqueue.check_where_word(p_word text, p_is_called boolean, p_columns text[])
 returns void language plpgsql stable as $$
 begin
     if lower(p_word) = any (_pgqueue.where_words()) or p_is_called and _pgqueue.is_safe_function(lower(p_word)) then
         return;
     elsif p_is_called then
-        raise exception 'p_where calls functions of Postgres that only compute, and not %', p_word
+        raise exception 'p_where may only call built-in functions that compute, not %', p_word
             using errcode = 'PQ003', column = 'p_where';
     end if;
     raise exception 'p_where names columns of the table, which has no column %', p_word
@@ -103,17 +101,17 @@ begin
               hint = _pgqueue.suggestion(p_word, p_columns);
 end $$;
 
--- Raises PQ003 for a text that Postgres reads as a time that depends on the current time: each task would read another
--- one.
+-- Raises PQ003 for a text that Postgres converts to a time that depends on the current time, so that each task would
+-- get another one.
 create or replace function _pgqueue.check_where_literal(p_text text) returns void
 language plpgsql stable as $$
 begin
     if p_text ~* '[[:<:]](now|today|tomorrow|yesterday)[[:>:]]' and p_text::timestamptz is not null then
-        raise exception 'p_where has the text %, and each task would read it at another time', quote_literal(p_text)
+        raise exception 'p_where has the text %, which would be another time in each task', quote_literal(p_text)
             using errcode = 'PQ003', column = 'p_where',
-                  hint = 'now() and current_timestamp are one time for all tasks: date_trunc(''day'', now()). If a '
-                         'column holds this very word, write the word in two parts: ''to'' || ''day''.';
+                  hint = 'now() and current_timestamp are one time for all tasks: date_trunc(''day'', now()). To '
+                         'compare a column with this word, write the word in two parts: ''to'' || ''day''.';
     end if;
 exception when data_exception then
-    null;  -- it is no time
+    null;  -- not a time
 end $$;

@@ -1,6 +1,6 @@
 -- Streams: creating, changing and dropping them.
 
--- Returns the stream of a name, to write to, and checks the consumers to publish to.
+-- Returns the stream with a name, for writing, and checks the consumers to publish to.
 -- Errors: PQ001, PQ002, PQ003.
 create or replace function pgqueue.open_sink(p_stream text, p_consumers text[] default null)
 returns table (stream_id int, kind text)
@@ -9,7 +9,7 @@ language sql stable as $$
     from _pgqueue.stream(p_stream) s cross join lateral _pgqueue.consumer_ids(s.stream_id, p_consumers)
 $$;
 
--- Stores settings of a stream that were checked; null sets one back to its default.
+-- Stores settings of a stream that were checked; null resets one to its default.
 create or replace function _pgqueue.set_stream(p_stream_id int, p_settings jsonb) returns void
 language sql as $$
     update pgqueue.streams s
@@ -23,11 +23,11 @@ $$;
 
 -- Creates a stream, an append-only sequence of messages.
 --   p_name           1 to 200 characters, unique
---   p_kind           what its messages hold: text, json (checked) or binary
---   p_if_not_exists  return the id of an existing stream of the same kind, whatever its settings, instead of failing
---   p_settings       an object with a value for each setting, as alter_stream takes it
+--   p_kind           the type of its payloads: text, json (checked) or binary
+--   p_if_not_exists  return the id of an existing stream of the same kind, whatever its settings, instead of an error
+--   p_settings       an object with the value of each setting, as for alter_stream
 -- Returns the stream's id. Errors: PQ003, PQ006, PQ011. Locks: a share-update-exclusive lock on messages to attach the
--- partition; sends and reads go on.
+-- partition; sends and reads continue.
 create or replace function pgqueue.create_stream(p_name text, p_kind text default 'text',
                                                  p_if_not_exists boolean default false, p_settings jsonb default '{}')
 returns int language plpgsql as $$
@@ -45,7 +45,7 @@ begin
         'the name of the stream',
         'insert into pgqueue.streams (name, kind, ' || v_columns || ') '
         'select $2 ->> 0, $2 ->> 1, ' || v_columns || ' from jsonb_populate_record(null::pgqueue.streams, $2 -> 2) '
-        'where not exists (select from pgqueue.streams where name = $2 ->> 0) '  -- else it would take an id
+        'where not exists (select from pgqueue.streams where name = $2 ->> 0) '  -- else it would use up an id
         'on conflict (name) do nothing returning stream_id', null,  -- lock: stream
         jsonb_build_array(p_name, p_kind, _pgqueue.defaults('stream')))::int;
     if v_stream.stream_id is null then
@@ -68,13 +68,13 @@ begin
     return v_stream.stream_id;
 end $$;
 
--- Makes the table and the sequences of a stream, and notes the sequences.
+-- Creates the table and the sequences of a stream, and records the sequences.
 create or replace function _pgqueue.make_tables(p_stream_id int, p_kind text) returns void
 language plpgsql as $$
 declare
     v_name text;
 begin
-    -- a copy of these sequences without their value gives negative numbers, see log/numbers.sql
+    -- a copy of these sequences without their value returns negative numbers, see log/numbers.sql
     foreach v_name in array _pgqueue.sequences_of(p_stream_id) loop
         execute format('create sequence pgqueue.%I minvalue -1000000000000000 start with -1000000000000000', v_name);
         perform setval(format('pgqueue.%I', v_name)::regclass, 0);
@@ -94,7 +94,7 @@ begin
                    p_stream_id);
 end $$;
 
--- Whether a stream takes all that another one takes, so that messages of that one may be copied to it.
+-- Whether a stream accepts all messages that another one accepts, so that messages may be copied to it.
 create or replace function _pgqueue.takes_all(p_from pgqueue.streams, p_to pgqueue.streams) returns boolean
 language sql stable as $$
     select p_to.kind = p_from.kind and p_to.max_bytes >= p_from.max_bytes
@@ -102,21 +102,21 @@ language sql stable as $$
 $$;
 
 -- Changes settings of a stream while it is in use.
--- Messages that are sent from then on go by the new settings; messages that were sent stay as they are.
---   p_settings  an object with the new value of each setting; null: the default, also that of later versions
---     notify            notify of each publication, when somebody waits. Commits that notify queue up for a lock of the
---                       whole server: turn it off where that is too much, and readers find messages within their wait
+-- The new settings apply to messages that are sent from then on.
+--   p_settings  an object with the new value of each setting; null: the default, which may change with the version
+--     notify            notify waiting sessions of each publication. Commits that notify wait for a lock of the whole
+--                       server: if that is too slow, turn it off, and readers poll
 --     max_bytes         of a payload, 1 to 268,435,456; 16 MB by default
 --     max_header_bytes  of the headers of a message, as JSON text, 2 to 1,048,576; 64 kB by default
---     dedup_window      for how long dedup keys are remembered, up to 10 years: within that time after a message was
---                       sent, another message with the same dedup key is not published. Longer than the longest
---                       transaction that sends one. Keys that maintain() has deleted stay forgotten. Null, the default:
---                       the stream takes no dedup keys, and maintain() deletes its old ones
+--     dedup_window      for how long dedup keys are stored, up to 10 years: within that time after a message was sent,
+--                       another message with the same dedup key is not published. It must be longer than the longest
+--                       transaction that sends one. A longer window does not restore keys that maintain() has deleted.
+--                       Null, the default: the stream accepts no dedup keys, and maintain() deletes its old ones
 --     schema            of a json stream: the columns of its payloads, in Spark's DDL, such as id bigint not null, name
---                       string. A payload that does not fit is refused. From then on, only columns that may be null are
---                       added. Null, the default: any JSON
--- Errors: PQ001; PQ003 also when the stream would take more than a stream that it is copied to, or less than one that
--- is copied to it; PQ003 for a schema that does not take all that the one before it took. Locks: other calls of this
+--                       string. Payloads that do not fit are refused. Later changes can only add nullable columns.
+--                       Null, the default: any JSON
+-- Errors: PQ001; PQ003 also when the stream would accept more than a stream that it is copied to, or less than one that
+-- is copied to it; or for a schema that does not accept all that the previous one accepted. Locks: other calls of this
 -- function; bind and unbind where the limits or the schema change.
 create or replace function pgqueue.alter_stream(p_stream text, p_settings jsonb) returns void
 language plpgsql as $$
@@ -141,18 +141,18 @@ begin
                                else _pgqueue.takes_all(s, v_stream) end
     order by s.name limit 1;
     if found then
-        raise exception 'p_settings: stream % is bound to stream %, and one of them would take less '
+        raise exception 'p_settings: stream % is bound to stream %, and one of them would accept less '
                         'than is copied to it', quote_literal(p_stream), quote_literal(v_other)
             using errcode = 'PQ003', column = 'p_settings', hint = 'Change the limits of that one first.';
     end if;
     perform _pgqueue.set_stream(v_stream.stream_id, p_settings);
 end $$;
 
--- Deletes a stream with its messages and consumers. The exporter of its archive then deletes its files.
--- A transaction that is open with the stream goes on, and what it sends goes with the stream. The tables are dropped by
--- the next maintain(), and their space is free then; or by a later one, after the transactions that are open now.
--- Errors: PQ001; 2BP01 when tables are captured to it; 55P03 after 30 s behind a transaction that has its consumers.
--- Locks, to the end of the transaction: the stream and its consumers, and bindings: end the transaction at once.
+-- Deletes a stream with its messages and consumers. The exporter of its archive deletes its files afterwards.
+-- Open transactions that use the stream continue, and their messages are deleted with it. The next maintain() drops the
+-- tables, and frees their space, unless transactions that are open now are still open. Errors: PQ001; 2BP01 when tables
+-- are captured to it; 55P03 after a wait of 30 s for a transaction that holds its consumers. Locks, to the end of the
+-- transaction: the stream and its consumers, and bindings: end the transaction at once.
 create or replace function pgqueue.drop_stream(p_name text) returns void
 language plpgsql as $$
 begin
@@ -161,17 +161,17 @@ begin
                            jsonb_build_array(p_name), p_try => interval '5 ms', p_limit => interval '30 s');
 end $$;
 
--- Deletes a stream and its consumers, in the order of locks. The tables stay: a session that has seen the stream may
--- send to it, seek in it, or copy messages to it. maintain() drops them when no transaction is open any more that began
--- before the stream was gone. So no such call fails, and drop_stream() waits for no sender.
+-- Deletes a stream and its consumers, in the order of locks. The tables remain: a session that has seen the stream may
+-- send to it, seek in it, or copy messages to it. maintain() drops them once all transactions that began before the
+-- deletion have ended. So no such call fails, and drop_stream() waits for no sender.
 create or replace function _pgqueue.delete_stream(p_name text) returns void
 language plpgsql as $$
 declare
     v_id int;
 begin
     perform _pgqueue.lock_bindings();
-    v_id := (_pgqueue.stream(p_name)).stream_id;  -- again: it may have been dropped meanwhile
-    -- a maintain() that is at work with the stream ends
+    v_id := (_pgqueue.stream(p_name)).stream_id;  -- again: it may have been dropped in the meantime
+    -- waits for a maintain() of the stream
     perform pg_advisory_xact_lock(_pgqueue.lock_class_maintain(), v_id);  -- lock: maintain
     perform from pgqueue.streams
     where stream_id = v_id
@@ -187,10 +187,10 @@ begin
     insert into pgqueue.dropped_streams (stream_id, dropped_by) values (v_id, pg_current_xact_id());
 end $$;
 
--- Drops the tables of a stream that was dropped; or, while transactions are open that may be at work with the stream,
--- notes these. The sequences come first: their locks wait for prepared transactions that have a number of the stream.
--- Behind the last lock, of messages, the senders of all streams wait. Locks: the maintenance of the stream, if it is
--- free; the tables.
+-- Drops the tables of a stream that was dropped; or, while transactions that may use the stream are open, records
+-- these. The sequences come first: their locks wait for prepared transactions that have a number of the stream. For the
+-- last lock, of messages, the senders of all streams wait. Locks: the maintenance of the stream, if it is free; the
+-- tables.
 create or replace function _pgqueue.drop_tables(p_stream_id int) returns void
 language plpgsql as $$
 declare
@@ -219,8 +219,8 @@ begin
     delete from pgqueue.dropped_streams where stream_id = p_stream_id;
 end $$;
 
--- The functions of existing streams are made again: a function that this installation does not make is dropped, see
--- version.sql.
+-- The functions of existing streams are created again: version.sql drops functions that this installation does not
+-- create.
 do $$
 begin
     perform _pgqueue.make_stream_functions(stream_id)

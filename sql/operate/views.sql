@@ -1,7 +1,7 @@
--- The views, for people and dashboards. view_comments.sql says what each column is.
+-- The views, for people and dashboards. view_comments.sql describes their columns.
 
--- Makes a view, or replaces one that has changed. A view that is up to date is left alone: to replace it waits for
--- every transaction that looks at it, and makes others wait meanwhile. Installing again must not do that.
+-- Creates a view, or replaces one that has changed. A view that is up to date is not replaced, because that waits for
+-- all transactions that use it, and others queue behind it. A repeated installation must not do that.
 create or replace function _pgqueue.make_view(p_name text, p_query text) returns void
 language plpgsql as $$
 declare
@@ -18,8 +18,8 @@ begin
     end if;
 end $$;
 
--- What a consumer has taken and not finished, for views, with the state as it is shown. (A function that a view calls
--- has settings of its own, and so never becomes a part of a query.)
+-- The unfinished messages of a consumer, for views, with their state as shown. (A function that a view calls has its
+-- own settings, so it is never inlined.)
 create or replace function _pgqueue.view_unfinished(p_consumer_id int)
 returns table (seqs int8multirange, state text, priority int, deliver_count int, not_visible_until timestamptz,
                claim_id bigint, lease_until timestamptz, error text)
@@ -33,15 +33,15 @@ $$;
 create or replace function _pgqueue.view_dead(p_consumer_id int) returns setof pgqueue.dead_messages
 language sql stable rows 10 as $$ select * from pgqueue.dead_messages where consumer_id = p_consumer_id $$;
 
--- Each number of a set, for views. Strict, so that this one does not become a part of a query either: the planner would
--- count 100,000 numbers in each set, and so have the query compiled (jit), which takes a second.
+-- Each number of a set, for views. It is strict, so that it is not inlined either: the planner would estimate 100,000
+-- numbers for each set, and compile the query (JIT), which takes a second.
 create or replace function _pgqueue.view_seqs(p_seqs int8multirange) returns setof bigint
 language sql immutable strict parallel safe rows 10 as $$
     select generate_series(lower(g), upper(g) - 1) from unnest(p_seqs) g
 $$;
 
--- How many messages a consumer has taken and not finished, by their state; the first of those that could be delivered
--- now; and how many dead letters it has.
+-- The number of unfinished messages of a consumer, by state; the first one that could be delivered now; and the number
+-- of dead letters.
 create or replace function _pgqueue.count_taken(p_consumer_id int, out oldest bigint, out unfiltered bigint,
                                                 out ready bigint, out delayed bigint, out waiting bigint,
                                                 out claimed bigint, out dead bigint)
@@ -58,10 +58,9 @@ language sql stable as $$
           from _pgqueue.unfinished(p_consumer_id)) m
 $$;
 
--- How many live claims a consumer has, how many of their leases have ended, when the first one does, and when the
--- oldest one was claimed. A claim is stuck that its owner has extended beyond ten visibility timeouts: the owner lives,
--- and no other worker gets the messages. (A batch of Spark may take longer, and its claim stays until the query moves
--- on.)
+-- The number of live claims of a consumer, how many of their leases have ended, when the first lease ends, and when the
+-- oldest claim was made. A claim is stuck if its owner has extended it beyond ten visibility timeouts: the owner is
+-- alive, and no other worker gets the messages. (Claims of Spark do not count: a batch may take longer.)
 create or replace function _pgqueue.count_claims(p_consumer_id int, out claims bigint, out expired bigint,
                                                  out next_expiry timestamptz, out oldest_claim_at timestamptz,
                                                  out stuck bigint, out stuck_since timestamptz, out stuck_owner text)
@@ -76,16 +75,16 @@ language sql stable as $$
                    > 10 * extract(epoch from x.visibility_timeout) as stuck) s
 $$;
 
--- How many messages of a consumer were delivered ten times or more, and the last error of the one that was delivered
--- most often. Of no consumer it is none.
+-- The number of messages of a consumer that were delivered ten times or more, and the last error of the one that was
+-- delivered most often. None for a null consumer.
 create or replace function _pgqueue.often_failed(p_consumer_id int, out often bigint, out error text)
 language sql stable as $$
     select coalesce(sum(m.message_count), 0), (array_agg(m.note ->> 'error' order by m.deliver_count desc))[1]
     from _pgqueue.unfinished(p_consumer_id) m where m.deliver_count >= 10
 $$;
 
--- One row per message and consumer that is not done with it. For looking into a queue; it unfolds every set that the
--- query's conditions leave.
+-- One row per message and consumer that has not finished it. It expands every set that the query's conditions do not
+-- exclude.
 do $view$ begin perform _pgqueue.make_view('message_states', $query$
     select c.stream_name as stream, c.name as consumer, x.seq, x.state, x.priority, x.deliver_count,
            x.not_visible_until, x.claim_id, x.lease_until, x.last_error
@@ -112,8 +111,8 @@ do $view$ begin perform _pgqueue.make_view('message_states', $query$
     ) x
 $query$); end $view$;
 
--- One row per consumer: how it was created, and each of its settings: those that it was given, and those that have the
--- default. A group has none.
+-- One row per consumer: how it was created, and its settings: the given ones, and those with their defaults. A group
+-- has none.
 do $view$ begin perform _pgqueue.make_view('consumer_settings', $query$
     select c.stream_name as stream, c.name as consumer, c.ordering, c.max_deliver_count, c.visibility_timeout,
            c.created_at, c.paused, f.topic, f.condition, s.o_given as settings,
@@ -122,9 +121,9 @@ do $view$ begin perform _pgqueue.make_view('consumer_settings', $query$
     cross join lateral _pgqueue.settings_of('consumer', to_jsonb(c)) s
 $query$); end $view$;
 
--- One row per consumer. It sums over bundles and publications, never over messages; estimate_new() gives the new ones.
--- status is the only place that judges a consumer: everything that shows a word for it shows this one. The order of the
--- words is their precedence: first who cannot go on, last what may wait.
+-- One row per consumer. It sums over bundles and publications, never over messages; estimate_new() returns the new
+-- ones. All programs that show the status of a consumer use this column. The order of the words is their precedence:
+-- first what blocks producers or workers, last what may wait.
 do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
     select c.stream_name as stream, c.name as consumer, c.ordering, t.new, r.ready,
            r.delayed, r.waiting, r.claimed, r.dead, t.backlog,
@@ -134,21 +133,21 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
            t.oldest_at, l.oldest_claim_at, w.o_estimated as estimated,
            l.stuck, h.status,
            case h.status
-               when 'full' then format('%s messages are before it, and max_backlog is %s: %s', b.said, c.max_backlog,
-                                       case c.on_full when 'reject' then 'what is sent is rejected'
+               when 'full' then format('%s messages are waiting, and max_backlog is %s: %s', b.said, c.max_backlog,
+                                       case c.on_full when 'reject' then 'sends are rejected'
                                             else 'the oldest are dropped' end)
-               when 'paused' then format('it was paused, with %s messages before it', b.said)
+               when 'paused' then format('it is paused, with %s messages waiting', b.said)
                when 'unattended' then format('%s%s are new or ready and %s, and %s', b.about, t.new + r.ready,
-                                             case l.expired when 0 then 'no lease ended'
-                                                  else format('the leases of %s claims ended', l.expired) end,
-                                             coalesce('nobody has claimed since ' || date_trunc('second', a.since),
-                                                      'nobody has claimed anything yet'))
+                                             case l.expired when 0 then 'no lease has ended'
+                                                  else format('the leases of %s claims have ended', l.expired) end,
+                                             coalesce('the last claim was at ' || date_trunc('second', a.since),
+                                                      'there was no claim yet'))
                when 'failing' then
                    case when d.died > 0 then format('%s died in the last hour: %s', d.died, d.reason)
                         else format('%s were delivered ten times or more: %s',
-                                    o.often, coalesce(o.error, 'no reason was given')) end
-               when 'dead_letters' then format('it has %s dead letters, none of the last hour', r.dead)
-               when 'ok' then format('%s messages are before it, and %s are claimed', b.said, r.claimed)
+                                    o.often, coalesce(o.error, 'no reason given')) end
+               when 'dead_letters' then format('it has %s dead letters, none from the last hour', r.dead)
+               when 'ok' then format('%s waiting, %s claimed', b.said, r.claimed)
                else '' end
            || case when l.stuck = 0 then ''
                    else format('%sclaims extended beyond ten visibility timeouts: %s, the first by %s since %s',
@@ -174,14 +173,13 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
     cross join lateral (select a.about, a.about || t.backlog as said
                         from (select case when w.o_estimated then '~' else '' end as about) a) b
     cross join lateral (
-        -- a claim that finds something looks at the leases each second or so, and notes when to look again
+        -- claims that find messages check leases about once a second, and record when to check next
         select case when c.partitions is null
                     then (select nullif((k.hints).probe_at, '-infinity')
                                  - least(interval '1 s', c.visibility_timeout / 2)
                           from pgqueue.consumer_cursors k where k.consumer_id = c.consumer_id
                           order by k.version desc limit 1)
-                    -- a reader that has noted its offset counts as present for a while: as long as a batch of it may
-                    -- take
+                    -- a reader that has recorded its offset counts as present for as long as a batch may take
                     else greatest((select max(least(w.lease_until, clock_timestamp())) from pgqueue.group_workers w
                                    where w.consumer_id = c.consumer_id),
                                   (select max(least(p.committed_at + _pgqueue.reader_patience(), clock_timestamp()))
@@ -204,7 +202,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
         select case when w.o_estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog
                       or not w.o_estimated and t.backlog >= c.max_backlog then 'full'
                     when c.paused then 'paused'
-                    -- oldest_at leaves out what may be claimed only later
+                    -- oldest_at excludes delayed messages
                     when (t.oldest_at is not null or r.ready + l.expired > 0) and l.claims = l.expired
                          and (a.since > clock_timestamp() - interval '1 minute') is not true then 'unattended'
                     when l.stuck > 0 then 'stuck'
@@ -213,7 +211,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                     else 'ok' end as status offset 0) h
 $query$); end $view$;
 
--- One row per live claim: its owner, its messages, since when, and until when other claimers leave them to it.
+-- One row per live claim: its owner, its messages, its age and its lease.
 do $view$ begin perform _pgqueue.make_view('open_claims', $query$
     select c.stream_name as stream, c.name as consumer, l.claim_id, l.owner, r.query_id as query, l.reader,
            l.claimed_at, l.lease_until, l.lease_until <= clock_timestamp() as expired, l.message_count as messages,
@@ -223,12 +221,13 @@ do $view$ begin perform _pgqueue.make_view('open_claims', $query$
     left join pgqueue.readers r on r.reader = l.reader
 $query$); end $view$;
 
--- One row per consumer: its condition in one word, and why, as consumer_stats has it.
+-- One row per consumer: its status in one word, and the reason, as in consumer_stats.
 do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
     select stream, consumer, status, because, backlog, max_backlog, attended_at, estimated from pgqueue.consumer_stats
 $query$); end $view$;
 
--- One row per set of dead letters that died together, of one claim or for one reason. read_dead() shows what they hold.
+-- One row per set of dead letters that died together, in one claim or for one reason. read_dead() returns their
+-- payloads.
 do $view$ begin perform _pgqueue.make_view('dead_letters', $query$
     select c.stream_name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details,
            d.message_count, lower(d.seqs) as first_seq, upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count,
@@ -236,27 +235,27 @@ do $view$ begin perform _pgqueue.make_view('dead_letters', $query$
     from pgqueue.consumers c cross join lateral _pgqueue.view_dead(c.consumer_id) d
 $query$); end $view$;
 
--- One row per binding: messages of the stream whose key is of the topic are copied to the other stream.
+-- One row per binding: messages of the stream whose key matches the topic are copied to the other stream.
 do $view$ begin perform _pgqueue.make_view('stream_bindings', $query$
     select s.name as stream, b.topic, t.name as to_stream, b.bound_at
     from pgqueue.bindings b join pgqueue.streams s using (stream_id)
     join pgqueue.streams t on t.stream_id = b.to_stream_id
 $query$); end $view$;
 
--- One row per acknowledgement that is kept (keep_history).
+-- One row per recorded acknowledgement (keep_history).
 do $view$ begin perform _pgqueue.make_view('message_history', $query$
     select c.stream_name as stream, c.name as consumer, a.seqs, a.message_count, a.deliver_count, a.result, a.owner,
            a.claim_id, a.claimed_at, a.done_at
     from pgqueue.completed_messages a join pgqueue.consumers c using (consumer_id)
 $query$); end $view$;
 
--- One row per stream. A retention passes over many numbers: last_seq is only a bound of what was sent, and sent leaves
--- those numbers out.
+-- One row per stream. Retention skips many numbers: last_seq is only an upper bound of what was sent, and sent excludes
+-- the skipped numbers.
 do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
            pgqueue.last_publication(s.stream_id) as last_publication,
-           -- before the planner knows a table: what was sent, without what was trimmed
+           -- before the planner has statistics of a table: the sent messages without the trimmed ones
            (select coalesce(case when bool_or(t.reltuples < 0) then n.sent - n.trimmed else sum(t.reltuples) end,
                             0)::bigint
             from _pgqueue.message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
@@ -271,8 +270,8 @@ do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
         from _pgqueue.last_seq(s.stream_id) l (last_seq)) n
 $query$); end $view$;
 
--- One row per stream: how long its messages are kept, what they take, what was trimmed, and what is kept although it is
--- due, and for which consumers.
+-- One row per stream: how long its messages are kept, their size, what was trimmed, and which due messages are kept,
+-- and why.
 do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
     select s.name as stream, r.keep_for, r.keep_messages, r.keep_bytes, coalesce(r.until_done, false) as until_done,
            coalesce(r.unread, 'keep') as unread, r.keep_dead, t.bytes, t.tables,
@@ -281,12 +280,12 @@ do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
            coalesce(m.message_count, 0) as trimmed, m.trimmed_at, l.bytes as held_bytes, l.by as held_by,
            r.maintained_at,
            case when r.stream_id is null and t.bytes >= _pgqueue.large_stream()
-                then 'its messages are kept for ever: see set_retention'
+                then 'its messages are never deleted: see set_retention'
                 when r.maintained_at < clock_timestamp() - interval '1 day'
                 then 'maintain() was not called for a day: nothing is trimmed'
                 when r.stream_id is not null and r.maintained_at is null
                 then 'maintain() was not called yet: nothing is trimmed'
-                when h.transaction is not null then 'nothing is trimmed until it ends: the ' || h.transaction
+                when h.transaction is not null then 'nothing is trimmed until this transaction ends: ' || h.transaction
                 when (select k.sent_at from pgqueue.dedup_keys k where k.stream_id = s.stream_id
                       order by k.sent_at limit 1)
                      < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day'
@@ -308,7 +307,7 @@ do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
                         where b ~ E'^(open|prepared) transaction\\M') h
 $query$); end $view$;
 
--- One row per partition of a group: its worker, and how far behind it is, with new messages.
+-- One row per partition of a group: its worker, and its lag, including new messages.
 do $view$ begin perform _pgqueue.make_view('group_stats', $query$
     select c.stream_name as stream, c.name as "group", p.partition, p.worker, w.lease_until, p.committed_at,
            array[p.arrival_no, p.seq] as committed,

@@ -1,10 +1,10 @@
--- Who may call which function, and with which settings it runs. As in the schema pgqueue, functions run with the rights
--- of their owner, and PUBLIC has none.
+-- The rights and settings of functions. As in the schema pgqueue, functions run with the rights of their owner, and
+-- PUBLIC has none.
 
 -- Grants the group roles of this database what they need: a producer sends, a consumer reads and settles, an observer
--- looks, and an admin makes and drops queues. Nobody who only sends learns which queues there are, and nobody who only
--- looks, as pg_monitor does, sees what messages hold. What a role does not need any more is taken from it. pgqueue
--- grant calls it, too.
+-- monitors, and an admin creates and drops queues. A role that only sends cannot list queues, and a role that only
+-- monitors, such as pg_monitor, cannot read messages. Other grants to these roles are revoked. pgqueue grant calls it
+-- too.
 create or replace function pgmq._grant() returns void
 language plpgsql as $$
 declare
@@ -24,7 +24,7 @@ begin
                        else '^(create|drop|purge|bind|unbind|list|metrics|validate|test|enable|disable|update|'
                             || 'convert|detach|format|acquire)'
                        end
-                   -- of the two, the view's
+                   -- of the two functions, the one of the view
                    and (p.proname <> '_rows' or p.pronargs = 1));
         execute (select coalesce(string_agg(format('grant select on %s to %I', c.oid::regclass, v_role), ';'), '')
                  from pg_class c
@@ -38,8 +38,8 @@ do $$
 declare
     v_object text;
 begin
-    perform _pgqueue.revoke_made();
-    for v_object in  -- those that others call; the others run within them
+    perform _pgqueue.revoke_install_defaults();
+    for v_object in  -- the public functions; the others run within them
         select oid::regprocedure::text from pg_proc
         where pronamespace = 'pgmq'::regnamespace and (proname !~ '^_' or (proname = '_rows' and pronargs = 1))
     loop

@@ -1,6 +1,6 @@
--- Installs the schema pgmq: a face of this queue for clients of pgmq 1.13.  psql -f sql/pgmq/install.sql, after
--- sql/install.sql. One transaction; run it again at any time, and after each upgrade of the schema pgqueue. Nobody gets
--- it by default.
+-- Installs the schema pgmq: an interface to this queue for clients of pgmq 1.13. psql -f sql/pgmq/install.sql, after
+-- sql/install.sql. One transaction; run it again at any time, and after each upgrade of the schema pgqueue. It is not
+-- installed by default.
 \set ON_ERROR_STOP on
 \set QUIET on
 begin isolation level read committed read write;

@@ -1,12 +1,12 @@
--- Messages as pgmq shows them.
+-- Messages in the format of pgmq.
 
--- A payload as pgmq shows it: as jsonb, or as a text where it is nested too deeply, or is too large, for jsonb. It
--- never fails: a read that fails counts for nothing, and so would come again for ever.
+-- A payload in the format of pgmq: as jsonb, or as text if it is nested too deeply or too large for jsonb. It never
+-- fails, because a failed read is rolled back, and would be repeated forever.
 create or replace function pgmq._message(data text) returns jsonb
 language sql immutable as $$ select coalesce(_pgqueue.as_jsonb(data), to_jsonb(data)) $$;
 
--- What a queue holds, or those messages of it: visible ones, ones that are read and not settled, and delayed ones. It
--- reads all that the consumer has taken, and unless all messages are found there, all new publications.
+-- The messages of a queue, or those of a set: visible ones, ones that are read and not settled, and delayed ones. It
+-- reads all bundles of the consumer and, unless all messages are found there, all new publications.
 --   p_set  null: all
 create or replace function pgmq._rows(p_consumer pgqueue.consumers, p_set int8multirange)
 returns setof pgmq.message_record language plpgsql stable as $$
@@ -36,7 +36,7 @@ begin
     using p_consumer, v_cursor, p_set;
 end $$;
 
--- What a queue holds: for the view q_<queue>.
+-- The messages of a queue, for the view q_<queue>.
 create or replace function pgmq._rows(queue_name text) returns setof pgmq.message_record
 language sql stable as $$ select * from pgmq._rows(pgmq._consumer(queue_name), null) $$;
 
@@ -46,6 +46,6 @@ language sql immutable as $$
     select coalesce(range_agg(int8range(i, i, '[]')), '{}') from unnest(msg_ids) i where i < 9223372036854775807
 $$;
 
--- A number of seconds as a lease: not visible until then.
+-- A number of seconds as the duration of a lease.
 create or replace function pgmq._lease(vt integer) returns interval
 language sql immutable as $$ select greatest(make_interval(secs => coalesce(vt, 0)), interval '1 microsecond') $$;

@@ -1,4 +1,5 @@
--- Queues: made, dropped, listed, measured. As in pgmq, the name of a queue counts in lower case: that is its stream.
+-- Queues: creating, dropping, listing and measuring them. As in pgmq, the name of a queue is used in lower case, for
+-- its stream.
 
 -- The consumer of a queue. Errors: 42P01 when there is no such queue.
 create or replace function pgmq._consumer(queue_name text) returns pgqueue.consumers
@@ -9,14 +10,14 @@ begin
     select * into v_consumer from pgqueue.consumers where stream_name = lower(queue_name) and name = 'pgmq';
     if not found then
         raise exception 'relation "pgmq.q_%" does not exist', coalesce(lower(queue_name), '')
-            using errcode = 'undefined_table', hint = format('There is no queue %s: pgmq.create makes one.',
+            using errcode = 'undefined_table', hint = format('There is no queue %s: pgmq.create creates one.',
                                                              coalesce(quote_literal(queue_name), 'null'));
     end if;
     return v_consumer;
 end $$;
 
--- Raises pgmq's error where pgmq checks the queue, and the interval of its notifications, itself.
---   what  the queue, in words
+-- Raises the error of pgmq for a missing queue, or a wrong interval of its notifications.
+--   what  the queue, for the error
 create or replace function pgmq._check_queue(queue_name text, what text, throttle_interval_ms integer default 0)
 returns void language plpgsql stable as $$
 begin
@@ -31,7 +32,7 @@ begin
     end if;
 end $$;
 
--- Raises an error for a name that no queue can have.
+-- Raises an error for a name that is not allowed.
 create or replace function pgmq.validate_queue_name(queue_name text) returns void
 language plpgsql immutable as $$
 begin
@@ -47,7 +48,7 @@ begin
     end if;
 end $$;
 
--- The name that pgmq gives a queue's table: here of the view.
+-- The name of a queue's table in pgmq, and of its view here.
 create or replace function pgmq.format_table_name(queue_name text, prefix text) returns text
 language plpgsql as $$
 begin
@@ -57,11 +58,11 @@ begin
     return lower(prefix || '_' || queue_name);
 end $$;
 
--- Lets one transaction at a time make or drop a queue of a name, for programs that call it as pgmq does.
+-- Locks the name of a queue to the end of the transaction, for programs that call it as in pgmq.
 create or replace function pgmq.acquire_queue_lock(queue_name text) returns void
 language plpgsql as $$ begin perform pg_advisory_xact_lock(hashtext('pgmq.queue_' || queue_name)); end $$;
 
--- Makes a queue; one that exists stays as it is. Messages that it is done with are trimmed by maintain().
+-- Creates a queue; an existing one is not changed. maintain() trims its finished messages.
 create or replace function pgmq._create(queue_name text, partitioned boolean, unlogged boolean) returns void
 language plpgsql as $$
 declare
@@ -77,7 +78,7 @@ begin
             using errcode = 'PQ006', hint = 'Postgres cuts longer names of views. Choose another name.';
     end if;
     perform pgqueue.create_stream(v_stream, 'json');
-    -- as in pgmq: what is not deleted comes again at once, and for ever
+    -- as in pgmq: messages that are not deleted are read again at once, without a limit
     perform pgqueue.create_consumer(v_stream, 'pgmq', p_start => 'earliest', p_settings =>
         '{"max_deliver_count": "never", "backoff": "constant", "backoff_jitter": 0}');
     perform pgqueue.set_retention(v_stream, p_done => true);
@@ -96,12 +97,12 @@ language plpgsql as $$ begin perform pgmq._create(queue_name, false, false); end
 create or replace function pgmq.create_non_partitioned(queue_name text) returns void
 language plpgsql as $$ begin perform pgmq._create(queue_name, false, false); end $$;
 
--- (The stream is logged all the same.)
+-- (The stream is logged nevertheless.)
 create or replace function pgmq.create_unlogged(queue_name text) returns void
 language plpgsql as $$ begin perform pgmq._create(queue_name, false, true); end $$;
 
--- Makes a queue that keeps messages for a time, or some number of messages, whether they were read or not. Streams
--- choose their segments themselves: partition_interval and premake mean nothing.
+-- Creates a queue that keeps messages for a time, or a number of messages, whether they were read or not.
+-- partition_interval and premake are ignored, because streams choose their segments.
 create or replace function pgmq.create_partitioned(queue_name text, partition_interval text default '10000',
                                                    retention_interval text default '100000', premake integer default 4)
 returns void language plpgsql as $$
@@ -113,7 +114,7 @@ begin
         p_for => case when retention_interval !~ '^[0-9]+$' then retention_interval::interval end);
 end $$;
 
--- Drops a queue with all its messages, archived ones too. Returns whether there was one.
+-- Drops a queue with all its messages, including archived ones. Returns whether there was one.
 create or replace function pgmq.drop_queue(queue_name text) returns boolean
 language plpgsql as $$
 declare
@@ -137,7 +138,7 @@ language sql stable as $$
     select queue_name, is_partitioned, is_unlogged, created_at from pgmq.meta order by created_at, queue_name
 $$;
 
--- Deletes all messages of a queue, those too that somebody works at. Returns how many.
+-- Deletes all messages of a queue, including claimed ones. Returns the number of messages.
 create or replace function pgmq.purge_queue(queue_name text) returns bigint
 language plpgsql as $$
 begin
@@ -145,8 +146,8 @@ begin
     return pgqueue.seek(lower(queue_name), 'pgmq', 'latest');
 end $$;
 
--- The figures of a queue, from sums of the consumer's rows and of 3,000 new publications at most. Beyond these the
--- lengths are estimates.
+-- The metrics of a queue, from sums of the consumer's rows and of at most 3,000 new publications. With more
+-- publications the lengths are estimates.
 create or replace function pgmq.metrics(queue_name text) returns pgmq.metrics_result
 language plpgsql stable as $$
 declare
@@ -179,7 +180,7 @@ language sql stable as $$
     select m.* from pgmq.meta q cross join lateral pgmq.metrics(q.queue_name) m order by q.created_at, q.queue_name
 $$;
 
--- Functions of pgmq that have nothing to do here.
+-- Functions of pgmq that are not needed here.
 
 create or replace function pgmq.create_fifo_index(queue_name text) returns void
 language plpgsql as $$ begin perform pgmq._consumer(queue_name); end $$;

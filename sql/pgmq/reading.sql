@@ -1,7 +1,7 @@
 -- Reading: read, with a condition, and by groups; each also with polling.
 
--- Begins a claim of messages that are looked for by what they are, with the consumer's lock. Returns the consumer; null
--- while nothing can be had. Locks: the consumer.
+-- Begins a claim of selected messages, with the consumer's lock. Returns the consumer; null if it is paused, or its
+-- lock is not available. Locks: the consumer.
 create or replace function pgmq._begin(p_consumer pgqueue.consumers) returns pgqueue.consumers
 language plpgsql as $$
 begin
@@ -12,8 +12,8 @@ begin
     return p_consumer;
 end $$;
 
--- Claims the messages of a set that nobody has, or whose claims have ended, as one claim, and returns them. Needs the
--- consumer's lock. Locks: those claims, the bundles.
+-- Claims those messages of a set that are not claimed, or whose leases have ended, as one claim, and returns them.
+-- Needs the consumer's lock. Locks: those claims, the bundles.
 create or replace function pgmq._claim(p_consumer pgqueue.consumers, p_set int8multirange, p_lease interval)
 returns setof pgmq.message_record language plpgsql as $$
 declare
@@ -56,8 +56,8 @@ begin
                                v_claim.bundles) r order by r.seq;
 end $$;
 
--- Reads messages: they are not visible to others for vt seconds.
---   conditional  only messages that contain this
+-- Reads messages, which are not visible to other reads for vt seconds.
+--   conditional  only messages that contain this value
 create or replace function pgmq.read(queue_name text, vt integer, qty integer, conditional jsonb default '{}')
 returns setof pgmq.message_record language plpgsql as $$
 declare
@@ -91,18 +91,18 @@ begin
                          pgmq._message(v_row.data), v_row.headers)::pgmq.message_record;
         end loop;
         v_claims := v_claims || v_claim;
-        -- a claim that failed before comes in parts: the rest is another claim
+        -- a failed claim is delivered in parts: the rest is another claim
         exit when v_claim is null or not pgqueue.is_suspected(v_claim);
     end loop;
-    if (vt > 0) is not true then  -- visible at once, but not within this read, which would return them again
+    if (vt > 0) is not true then  -- visible at once, but only after this read, which would return them again
         perform _pgqueue.give_back(c, null, 'named', '0', null) from unnest(v_claims) c where c is not null;
     end if;
 end $$;
 
--- Reads by groups, the header x-pgmq-group: from each group whose first message is visible, visible messages in their
--- order.
---   how  grouped: as many as possible of the oldest group, then of the next; rr: one of each group in turns; head: the
---        first of each group
+-- Reads by groups, the header x-pgmq-group: visible messages in their order, of each group whose first message is
+-- visible.
+--   how  grouped: as many as possible of the oldest group, then of the next; rr: one of each group, round robin; head:
+--        the first of each group
 create or replace function pgmq._read_grouped(queue_name text, vt integer, qty integer, how text)
 returns setof pgmq.message_record language plpgsql as $$
 declare
@@ -129,8 +129,8 @@ begin
         order by case when how = 'rr' then array_position(v_order, r.msg_id) else r.msg_id end;
 end $$;
 
--- Reads until there are messages, or the time is over. A read without messages is undone, so that it holds no lock of
--- the consumer while it waits.
+-- Reads until there are messages, or the time has passed. A read without messages is rolled back, so that it does not
+-- hold the consumer's lock while it waits.
 create or replace function pgmq._poll(queue_name text, vt integer, qty integer, max_poll_seconds integer,
                                       poll_interval_ms integer, how text, conditional jsonb default '{}')
 returns setof pgmq.message_record language plpgsql as $$
@@ -182,8 +182,8 @@ begin
     end loop;
 end $do$;
 
--- Reads messages and deletes them at once. It returns them as they were before. Of those that were read before, that
--- is looked up: the first read is undone for it.
+-- Reads and deletes messages. It returns them as they were before; if some were read before, the first read is rolled
+-- back to look this up.
 create or replace function pgmq.pop(queue_name text, qty integer default 1) returns setof pgmq.message_record
 language plpgsql as $$
 declare

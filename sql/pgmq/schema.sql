@@ -1,5 +1,5 @@
--- The schema pgmq, its types, which are those of pgmq 1.13, and what it stores. A queue q is the stream q, of JSON,
--- with the consumer pgmq. Names that begin with _ are for this schema's own functions.
+-- The schema pgmq, with the types of pgmq 1.13, and its tables. A queue q is the stream q, of kind json, with the
+-- consumer pgmq. Names with a leading _ are internal functions.
 
 do $$
 declare
@@ -13,20 +13,20 @@ begin
         raise exception 'the schema pgqueue belongs to another role than %', current_user
             using errcode = 'PQ011', hint = 'Install as its owner.';
     end if;
-    -- what grants there are now stay: see access.sql
+    -- existing grants remain: see access.sql
     perform set_config('pgqueue.objects_before',
                        (select coalesce(string_agg(distinct oid::text, ' '), '') from _pgqueue.grants()), true);
     select * into v_schema from pg_namespace where nspname = 'pgmq';
     if not found then
-        create schema pgmq;  -- fails where another session just made it
+        create schema pgmq;  -- fails if another session has just created it
         return;
     end if;
     if obj_description(v_schema.oid, 'pg_namespace') like 'spark-pgqueue:%' is not true then
-        raise exception 'this database has a schema pgmq that spark-pgqueue did not make: pgmq itself, perhaps'
+        raise exception 'this database has a schema pgmq that spark-pgqueue did not create: perhaps pgmq itself'
             using errcode = 'PQ006', hint = 'Move its queues, as sql/guide/moving.md says, then drop or rename it. '
                                             'Nothing was changed.';
     end if;
-    -- as in ../schema.sql: an owner could prepare what this installer then runs
+    -- as in ../schema.sql: another owner could have prepared code that this installer would run
     select string_agg(distinct o.what, ', ') into v_foreign
     from (select 'the schema pgmq' as what, v_schema.nspowner as owner
           union all
@@ -68,7 +68,7 @@ create table if not exists pgmq.meta (
     created_at     timestamptz not null default now()
 );
 
--- The messages that were archived, of all queues; the view a_<queue> has those of one.
+-- The archived messages of all queues; the view a_<queue> has those of one.
 create table if not exists pgmq._archived (
     queue_name   varchar     not null references pgmq.meta (queue_name) on delete cascade,
     msg_id       bigint      not null,
@@ -82,7 +82,7 @@ create table if not exists pgmq._archived (
     primary key (queue_name, msg_id)
 );
 
--- To which queues a routing key leads. In a pattern, # stands for any characters, and * for some without a dot.
+-- The queues of a routing key. In a pattern, # matches any characters, and * one or more without a dot.
 create table if not exists pgmq.topic_bindings (
     pattern        text        not null,
     queue_name     text        not null references pgmq.meta (queue_name) on delete cascade,
@@ -93,7 +93,7 @@ create table if not exists pgmq.topic_bindings (
     unique (pattern, queue_name)
 );
 
--- The queues whose sends notify, and how often at most.
+-- The queues whose sends notify, with the minimum interval between notifications.
 create table if not exists pgmq.notify_insert_throttle (
     queue_name           varchar     not null unique references pgmq.meta (queue_name) on delete cascade,
     throttle_interval_ms integer     not null default 0,

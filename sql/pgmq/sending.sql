@@ -7,8 +7,8 @@ language sql volatile as $$ select case when delay > clock_timestamp() then dela
 create or replace function pgmq._due(delay integer) returns timestamptz
 language sql volatile as $$ select clock_timestamp() + make_interval(secs => coalesce(delay, 0)) $$;
 
--- Raises an error for a queue that does not exist; notifies those that listen to the queue, where
--- enable_notify_insert says so.
+-- Raises an error for a queue that does not exist; notifies sessions that listen to the queue, if enable_notify_insert
+-- was called.
 create or replace function pgmq._sending(queue_name text) returns void
 language plpgsql as $$
 begin
@@ -17,12 +17,12 @@ begin
     where lower(n.queue_name) = lower(_sending.queue_name)
       and last_notified_at + throttle_interval_ms * interval '1 millisecond' <= clock_timestamp();
     if found then
-        -- as a name, which Postgres cuts after 63 bytes, as it cuts that of a listen
+        -- a name, which Postgres truncates to 63 bytes, as in a listen
         perform pg_notify(('pgmq.q_' || lower(queue_name) || '.INSERT')::name::text, '');
     end if;
 end $$;
 
--- The group of a message is its key, so that consumers of this queue can go by it; not where it is too long.
+-- The key of a message: its group, so that consumers can use it as a key; null if it is too long.
 create or replace function pgmq._key(headers jsonb) returns text
 language sql immutable as $$
     select case when octet_length(headers ->> 'x-pgmq-group') <= 1024 then headers ->> 'x-pgmq-group' end
@@ -36,7 +36,7 @@ begin
                              p_deliver_at => pgmq._due(delay));
 end $$;
 
--- Sends messages together. Errors: where there is none, or not as many headers.
+-- Sends messages together. Errors: without messages, or with another number of headers.
 create or replace function pgmq.send_batch(queue_name text, msgs jsonb[], headers jsonb[], delay timestamptz)
 returns setof bigint language plpgsql as $$
 begin
@@ -55,7 +55,7 @@ begin
             headers, p_deliver_at => pgmq._due(delay));
 end $$;
 
--- Notifies the channel pgmq.q_<queue>.INSERT of what is sent to a queue by these functions, at most once in a time.
+-- Notifies the channel pgmq.q_<queue>.INSERT of sends to a queue with these functions, at most once per interval.
 create or replace function pgmq.enable_notify_insert(queue_name text, throttle_interval_ms integer default 250)
 returns void language plpgsql as $$
 begin

@@ -1,7 +1,7 @@
--- Settling by message number: delete, archive, set_vt. Any caller that knows a number settles the message, as with
--- pgmq: without a fence, also long after the lease has ended, and when another worker has claimed the message since.
+-- Settling by message number: delete, archive, set_vt. Any caller that knows a number can settle the message, as in
+-- pgmq: without a fence, also long after the lease has ended, and if another worker has claimed the message since.
 
--- The heads of the open claims that hold some messages of a set.
+-- The heads of the live claims that hold messages of a set.
 create or replace function pgmq._claims_of(p_consumer pgqueue.consumers, p_set int8multirange)
 returns setof pgqueue.consumer_messages language sql stable as $$
     select distinct on (h.bundle_no) h.*
@@ -11,8 +11,8 @@ returns setof pgqueue.consumer_messages language sql stable as $$
     order by h.bundle_no
 $$;
 
--- Removes messages from a queue, claimed or not. Returns which of them it had. Locks: their claims; for messages that
--- nobody has read, the consumer.
+-- Removes messages from a queue, claimed or not. Returns those that it had. Locks: their claims; for unread messages,
+-- the consumer.
 create or replace function pgmq._settle(p_consumer pgqueue.consumers, p_set int8multirange) returns int8multirange
 language plpgsql as $$
 declare
@@ -30,14 +30,14 @@ begin
                                 null);
         v_done := v_done + v_part;
     end loop;
-    -- the others are visible, or delayed, or not there
+    -- the others are visible, delayed, or not in the queue
     return v_done + pgmq._set(array(
         select i from (select generate_series(lower(g), upper(g) - 1) as i from unnest(p_set - v_done) g) x
         where pgqueue.cancel(p_consumer.stream_name, 'pgmq', array[i]) > 0));
 end $$;
 
 -- The numbers of an array that are in a set, in the order of the array.
-create or replace function pgmq._those(msg_ids bigint[], p_set int8multirange) returns setof bigint
+create or replace function pgmq._in_set(msg_ids bigint[], p_set int8multirange) returns setof bigint
 language sql immutable as $$
     select i from (select i, min(n) as n from unnest(msg_ids) with ordinality u (i, n) group by i) d
     where p_set @> i order by n
@@ -49,7 +49,7 @@ language plpgsql as $$ begin return pgmq._settle(pgmq._consumer(queue_name), pgm
 create or replace function pgmq.delete(queue_name text, msg_ids bigint[]) returns setof bigint
 language plpgsql as $$
 begin
-    return query select pgmq._those(msg_ids, pgmq._settle(pgmq._consumer(queue_name), pgmq._set(msg_ids)));
+    return query select pgmq._in_set(msg_ids, pgmq._settle(pgmq._consumer(queue_name), pgmq._set(msg_ids)));
 end $$;
 
 -- Moves messages from a queue to its archive, the view a_<queue>.
@@ -64,13 +64,13 @@ begin
     select m.queue_name, r.msg_id, r.read_ct, r.enqueued_at, r.last_read_at, r.vt, r.message, r.headers
     from unnest(v_rows) r join pgmq.meta m on lower(m.queue_name) = v_consumer.stream_name
     where v_done @> r.msg_id;
-    return query select pgmq._those(msg_ids, v_done);
+    return query select pgmq._in_set(msg_ids, v_done);
 end $$;
 
 create or replace function pgmq.archive(queue_name text, msg_id bigint) returns boolean
 language plpgsql as $$ begin return exists (select from pgmq.archive(queue_name, array[msg_id])); end $$;
 
--- Gives messages of a claim a claim of their own, whose lease ends at a time. Returns which of them the claim held.
+-- Moves messages of a claim to a new claim, whose lease ends at p_until. Returns those that the claim held.
 create or replace function pgmq._hold(p_head pgqueue.consumer_messages, p_set int8multirange, p_until timestamptz)
 returns int8multirange language plpgsql as $$
 declare
@@ -93,7 +93,7 @@ begin
     return v_part;
 end $$;
 
--- Sets the time until which messages are not visible, whether they are claimed or not, and returns them.
+-- Sets the time until which messages are not visible, claimed or not, and returns them.
 create or replace function pgmq.set_vt(queue_name text, msg_ids bigint[], vt timestamptz)
 returns setof pgmq.message_record language plpgsql as $$
 declare
@@ -110,7 +110,7 @@ begin
     for v_head in select * from pgmq._claims_of(v_consumer, v_set) loop
         if vt > clock_timestamp() then
             v_held := v_held + pgmq._hold(v_head, v_set, vt);
-        else  -- its claim ends, as the message is visible at once
+        else  -- its claim ends, because the message is visible at once
             perform _pgqueue.give_back(_pgqueue.claim_id(v_head.bundle_no, v_head.token), v_set, 'named', '0', null);
         end if;
     end loop;

@@ -1,7 +1,7 @@
--- Topics: a message with a routing key goes to each queue that a pattern binds.
+-- Topics: a message with a routing key is sent to each queue with a matching pattern.
 
--- Raises pgmq's error for a text that is no routing key, or no pattern.
---   allowed, in_words  the characters that it may have: for a regular expression, and for the error
+-- Raises the error of pgmq for an invalid routing key or pattern.
+--   allowed, in_words  the allowed characters: for a regular expression, and for the error
 create or replace function pgmq._check_topic(argument text, given text, allowed text, in_words text) returns void
 language plpgsql immutable as $$
 declare
@@ -83,7 +83,7 @@ begin
                  where routing_key ~ b.compiled_regex order by b.pattern, b.queue_name;
 end $$;
 
--- (A role that may only send sees no names of queues: queue_name is null.)
+-- (queue_name is null for a role that may only send, because it cannot list queues.)
 create or replace function pgmq.send_batch_topic(routing_key text, msgs jsonb[], headers jsonb[], delay timestamptz)
 returns table (queue_name text, msg_id bigint)
 language plpgsql as $$

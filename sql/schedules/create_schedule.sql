@@ -1,21 +1,20 @@
--- Schedules: a message at each time that a cron expression, or an interval, says.
+-- Schedules: messages at the times of a cron expression or an interval.
 
--- Sends a message at each time that a cron expression, or an interval, says.
--- The next claim for a consumer of the stream, or the next call of maintain(), sends it. So a message comes a moment
--- late. When nobody claims for a while, one message is sent for all times that were missed.
+-- Sends a message at each time of a cron expression or an interval.
+-- The next claim for a consumer of the stream, or the next call of maintain(), sends it, so it is slightly late. If
+-- there is no claim for some time, one message is sent for all missed times.
 --   p_name       1 to 200 characters, unique in the stream
---   p_cron       minute, hour, day of the month, month, day of the week, as Vixie's cron takes them, or @hourly,
---                @daily, ...; or
+--   p_cron       minute, hour, day of the month, month, day of the week, as in Vixie cron, or @hourly, @daily, ...; or
 --   p_every      an interval of whole seconds
---   p_time_zone  the name of the time zone for p_cron, and for the days and months of p_every. What happens when its
---                clocks are changed: schedules/cron.sql
---   p_start      the first time, from which p_every is counted; null: one interval from now
---   p_data, p_data_bytes, p_key, p_headers, p_priority, p_consumers  the message, as send takes it. It has two headers
---       more: schedule, the name; and planned_at, its time (the first of those that were missed) in UTC as
---       2026-01-31T12:00:00Z. A consumer of p_consumers that is dropped later does not keep the message from the others
---   p_replace    change an existing schedule to this one. Where its times stay the same, so does its next time
+--   p_time_zone  the name of the time zone for p_cron, and for the days and months of p_every. For daylight saving time
+--                see schedules/cron.sql
+--   p_start      the first time of p_every; null: one interval from now
+--   p_data, p_data_bytes, p_key, p_headers, p_priority, p_consumers  the message, as for send. It has two additional
+--       headers: schedule, the name; and planned_at, its time (the first of missed ones) in UTC as
+--       2026-01-31T12:00:00Z. If one of p_consumers is dropped, the others still get the message
+--   p_replace    replace an existing schedule. If its times are the same, it keeps its next time
 -- Returns its next time. Errors: PQ001, PQ002, PQ003, PQ004, PQ006, PQ007. Locks: the stream's schedules, and the
--- stream's row, so that consumers are created before or after.
+-- stream's row, against the creation of consumers.
 create or replace function pgqueue.create_schedule(p_stream text, p_name text, p_cron text default null,
                                                    p_every interval default null, p_time_zone text default 'UTC',
                                                    p_data text default null, p_key text default null,
@@ -66,50 +65,47 @@ begin
     return v_new.next_at;
 end $$;
 
--- Deletes a schedule; messages that it sent stay.
+-- Deletes a schedule; its messages remain.
 -- Errors: PQ001, PQ003, PQ007. Locks: as create_schedule.
 create or replace function pgqueue.drop_schedule(p_stream text, p_name text) returns void
 language plpgsql as $$
 declare
-    v_stream pgqueue.streams := _pgqueue.lock_schedules(p_stream);
+    v_id int := (_pgqueue.locked_schedule(p_stream, p_name)).stream_id;
 begin
-    perform _pgqueue.schedule(v_stream, p_name);
-    delete from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name;
-    perform _pgqueue.record_schedules(v_stream.stream_id);
+    delete from pgqueue.schedules where stream_id = v_id and name = p_name;
+    perform _pgqueue.record_schedules(v_id);
 end $$;
 
 -- Pauses a schedule: it sends nothing until it is resumed. Errors, locks: as drop_schedule.
 create or replace function pgqueue.pause_schedule(p_stream text, p_name text) returns void
 language plpgsql as $$
 declare
-    v_stream pgqueue.streams := _pgqueue.lock_schedules(p_stream);
+    v_id int := (_pgqueue.locked_schedule(p_stream, p_name)).stream_id;
 begin
-    perform _pgqueue.schedule(v_stream, p_name);
-    update pgqueue.schedules set paused = true where stream_id = v_stream.stream_id and name = p_name;
-    perform _pgqueue.record_schedules(v_stream.stream_id);
+    update pgqueue.schedules set paused = true where stream_id = v_id and name = p_name;
+    perform _pgqueue.record_schedules(v_id);
 end $$;
 
--- Lets a paused schedule send again, from its next time on; times that passed meanwhile are skipped.
+-- Resumes a paused schedule at its next time; times during the pause are skipped.
 -- Returns its next time. Errors, locks: as drop_schedule.
 create or replace function pgqueue.resume_schedule(p_stream text, p_name text) returns timestamptz
 language plpgsql as $$
 declare
-    v_stream   pgqueue.streams := _pgqueue.lock_schedules(p_stream);
-    v_schedule pgqueue.schedules := _pgqueue.schedule(v_stream, p_name);
+    v_schedule pgqueue.schedules := _pgqueue.locked_schedule(p_stream, p_name);
 begin
     if v_schedule.paused then
         v_schedule.next_at := _pgqueue.next_time(v_schedule, clock_timestamp());
         update pgqueue.schedules set paused = false, next_at = v_schedule.next_at
-        where stream_id = v_stream.stream_id and name = p_name;
-        perform _pgqueue.record_schedules(v_stream.stream_id);
+        where stream_id = v_schedule.stream_id and name = p_name;
+        perform _pgqueue.record_schedules(v_schedule.stream_id);
     end if;
     return v_schedule.next_at;
 end $$;
 
--- Returns the next times of a cron expression, or an interval, before a schedule is created.
+-- Returns the next times of a cron expression or an interval, without a schedule.
 --   p_cron, p_every, p_time_zone, p_start  as in create_schedule
 --   p_after  times after this one; null: now
---   p_count  how many, 1 to 1,000
+--   p_count  the number of times, 1 to 1,000
 -- Errors: PQ003. Locks nothing.
 create or replace function pgqueue.schedule_times(p_cron text default null, p_every interval default null,
                                                   p_time_zone text default 'UTC', p_after timestamptz default null,
@@ -129,8 +125,6 @@ begin
         return next v_at;
     end loop;
 end $$;
-
--- Looking at schedules.
 
 -- One row per schedule.
 do $view$ begin perform _pgqueue.make_view('stream_schedules', $query$

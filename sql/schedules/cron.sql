@@ -1,14 +1,14 @@
--- Times that repeat: of a cron expression, as Vixie's cron reads it, or by an interval; in a time zone.
+-- Recurring times: of a cron expression, as in Vixie cron, or of an interval; in a time zone.
 --
--- Where clocks go forward, a local time does not exist; where they go back, it comes twice. An expression with a star
--- in its minutes or hours is for jobs that run all the time. It follows the hours that really pass: it comes twice in
--- an hour that is repeated, and not in one that is skipped. Any other expression, and an interval of days or months,
--- means a time of the day. It comes once: at the first of two, and at the end of the gap if it falls into one.
+-- When daylight saving time begins, local times are skipped; when it ends, local times are repeated. An expression with
+-- a star in its minutes or hours is for periodic jobs and follows elapsed time: it runs twice in a repeated hour, and
+-- not in a skipped one. Any other expression, and an interval of days or months, means a time of the day. It runs once:
+-- at the first of two equal times, and at the end of the gap if it is skipped.
 --
--- Times in between are timestamps without a time zone: local ones, or UTC where their names say so. An addition to a
+-- Intermediate times are timestamps without a time zone: local ones, or UTC if their names say so. An addition to a
 -- timestamptz would depend on the session's time zone.
 
--- A cron expression: what each field allows.
+-- A parsed cron expression: the allowed values of each field.
 do $$
 begin
     if to_regtype('pgqueue.cron') is null then
@@ -17,10 +17,10 @@ begin
     end if;
 end $$;
 
--- A field of a cron expression as numbers, ascending. Errors: PQ003.
+-- The numbers of a field of a cron expression, ascending. Errors: PQ003.
 --   p_what      the name of the field, for the error
 --   p_lo, p_hi  the allowed numbers
---   p_names     words for p_lo and the numbers that follow it
+--   p_names     names for p_lo and the following numbers
 create or replace function _pgqueue.cron_field(p_cron text, p_what text, p_field text, p_lo int, p_hi int,
                                                p_names text[] default '{}') returns int[]
 language plpgsql immutable as $$
@@ -45,8 +45,8 @@ begin
         if (v_part is not null and p_lo <= v_ends[1] and v_ends[1] <= v_ends[2] and v_ends[2] <= p_hi
             and v_step between 1 and p_hi and (v_part[3] is null or v_part[2] is not null or v_item ~ '^[*]'))
            is not true then
-            raise exception 'the % of p_cron has numbers from %, ranges such as 1-5, *, and */2 or 1-5/2 for every '
-                            'second one, with commas between them; not %, as in %',
+            raise exception 'the % of p_cron is numbers from %, ranges such as 1-5, *, and */2 or 1-5/2 for every '
+                            'second one, separated by commas; not %, as in %',
                             p_what,
                             concat_ws(' to ', p_lo, p_hi || case when p_names <> '{}' then format(
                                 ', names from %s to %s', p_names[1], p_names[cardinality(p_names)]) else '' end),
@@ -58,7 +58,7 @@ begin
     return array(select distinct case when p_hi = 7 then n % 7 else n end as n from unnest(v_all) n order by n);
 end $$;
 
--- Reads a cron expression. Errors: PQ003.
+-- Parses a cron expression. Errors: PQ003.
 create or replace function _pgqueue.parse_cron(p_cron text) returns pgqueue.cron
 language plpgsql immutable as $$
 declare
@@ -70,8 +70,8 @@ declare
 begin
     -- a list of millions of numbers would take hours
     if cardinality(v_fields) is distinct from 5 or length(p_cron) > 10000 then
-        raise exception 'p_cron is minute, hour, day of the month, month and day of the week, with spaces between '
-                        'them, of at most 10,000 characters, or %, not %',
+        raise exception 'p_cron is minute, hour, day of the month, month and day of the week, separated by spaces, '
+                        'of at most 10,000 characters, or %, not %',
                         array_to_string(v_names, ', ', ''), coalesce(quote_literal(left(p_cron, 200)), 'null')
             using errcode = 'PQ003', column = 'p_cron';
     end if;
@@ -87,8 +87,8 @@ begin
     return v_cron;
 end $$;
 
--- The first local time from p_from on that a cron expression allows; null: there is none. Every expression that comes
--- at all comes within 41 years, the longest time between two February 29 of one day of the week.
+-- The first local time of a cron expression, from p_from on; null: there is none. Every valid expression has a time
+-- within 41 years, the longest time between two February 29 on the same day of the week.
 create or replace function _pgqueue.first_match(p_cron pgqueue.cron, p_from timestamp) returns timestamp
 language plpgsql immutable as $$
 declare
@@ -97,7 +97,7 @@ declare
     v_minute int := (select min(60 * h + m) from unnest(p_cron.hours) h cross join unnest(p_cron.minutes) m
                      where v_today + make_interval(mins => 60 * h + m) >= v_from);
     v_day    timestamp := (
-        -- in the select list, generate_series gives its rows one by one, until the limit
+        -- in the select list, generate_series computes its rows one by one, up to the limit
         select d from (select generate_series(v_today, v_today + interval '41 years', interval '1 day') as d) x
         where extract(month from d)::int = any (p_cron.months) and (d > v_today or v_minute is not null)
           and case when p_cron.either_day
@@ -110,12 +110,12 @@ begin
                                               else 60 * p_cron.hours[1] + p_cron.minutes[1] end);
 end $$;
 
--- By how much the clocks of a time zone are ahead of UTC, at a time in UTC.
+-- The offset of a time zone from UTC, at a time in UTC.
 create or replace function _pgqueue.utc_offset(p_utc timestamp, p_time_zone text) returns interval
 language sql stable as $$ select (p_utc at time zone 'UTC' at time zone p_time_zone) - p_utc $$;
 
--- When the clocks of a time zone are changed first, after p_utc and up to p_to, all in UTC and whole seconds; null: not
--- in that time.
+-- The first change of a time zone's offset after p_utc and up to p_to, all in UTC and whole seconds; null: there is
+-- none.
 create or replace function _pgqueue.clock_change(p_time_zone text, p_utc timestamp, p_to timestamp) returns timestamp
 language plpgsql stable as $$
 declare
@@ -139,13 +139,14 @@ begin
     return v_hi;
 end $$;
 
--- When a local time comes, in UTC: the first of two; the end of the gap, where it does not exist.
+-- A local time in UTC: the first of two equal times; the end of the gap for a skipped time.
 create or replace function _pgqueue.local_to_utc(p_local timestamp, p_time_zone text) returns timestamp
 language plpgsql stable as $$
 declare
     v_utc    timestamp := p_local at time zone p_time_zone at time zone 'UTC';
     v_change timestamp := _pgqueue.clock_change(p_time_zone, v_utc - interval '1 day', v_utc + interval '1 day');
-    v_before timestamp := p_local - _pgqueue.utc_offset(v_utc - interval '1 day', p_time_zone);  -- if it is before that
+    -- with the offset before a change
+    v_before timestamp := p_local - _pgqueue.utc_offset(v_utc - interval '1 day', p_time_zone);
 begin
     return case when v_change is null then v_utc
                 when v_before < v_change then v_before
@@ -164,13 +165,13 @@ declare
     v_change timestamp;
 begin
     if v_cron.by_clock then
-        -- a time that a clock shows for the second time, after it was set back, has been there
+        -- a local time that is repeated has already run
         v_change := _pgqueue.clock_change(p_time_zone, v_utc - interval '1 day', v_utc);
         v_from := greatest(v_from, v_change + _pgqueue.utc_offset(v_change - interval '1 s', p_time_zone));
         return _pgqueue.local_to_utc(_pgqueue.first_match(v_cron, v_from), p_time_zone) at time zone 'UTC';
     end if;
     loop
-        -- in UTC, unless the clock is changed before
+        -- in UTC, unless the offset changes before it
         v_match := _pgqueue.first_match(v_cron, v_from) - _pgqueue.utc_offset(v_utc, p_time_zone);
         v_change := _pgqueue.clock_change(p_time_zone, v_utc, v_match);
         exit when v_change is null;
@@ -180,8 +181,8 @@ begin
     return v_match at time zone 'UTC';
 end $$;
 
--- The p_n-th time after the start of a schedule that repeats by an interval. Its months and days follow the calendar,
--- the rest the clock.
+-- The p_n-th time after the start of a schedule with an interval. Its months and days follow the calendar, the rest
+-- elapsed time.
 create or replace function _pgqueue.nth_time(p_start timestamptz, p_every interval, p_time_zone text, p_n bigint)
 returns timestamptz language plpgsql stable as $$
 declare
@@ -192,14 +193,14 @@ begin
             + (p_every - v_days) * p_n) at time zone 'UTC';
 end $$;
 
--- The first time after p_after of a schedule that repeats by an interval.
+-- The first time after p_after of a schedule with an interval.
 create or replace function _pgqueue.next_by_interval(p_start timestamptz, p_every interval, p_time_zone text,
                                                      p_after timestamptz) returns timestamptz
 language plpgsql stable as $$
 declare
-    -- in seconds, on average: Postgres counts a month as 30 days, which has 30.436875
+    -- the average in seconds: Postgres counts a month as 30 days, but it has 30.436875
     v_every numeric := extract(epoch from p_every) + 86400 * 0.436875 * extract(month from p_every);
-    v_n     bigint := greatest(0, floor(extract(epoch from p_after - p_start) / v_every));  -- nearly
+    v_n     bigint := greatest(0, floor(extract(epoch from p_after - p_start) / v_every));  -- approximately
 begin
     while v_n > 0 and _pgqueue.nth_time(p_start, p_every, p_time_zone, v_n - 1) > p_after loop
         v_n := v_n - 1;

@@ -1,9 +1,8 @@
--- Schedules: messages that are sent at planned times. No process of its own sends them: a claim for a consumer of the
--- stream, or maintain(), sends the messages that are due, unless another session is about to. The message and the time
--- of the next one are written in one transaction: so each time has one message, whatever process dies. Times that
--- passed without a claim have one message together.
+-- Schedules: messages that are sent at planned times. There is no background process: a claim for a consumer of the
+-- stream, or maintain(), sends the due messages, unless another session is doing so. The message and the next time are
+-- written in one transaction, so each time has one message, also after a crash. Missed times share one message.
 --
--- A consumer's row says whether its stream has schedules: without schedules, claims do not look.
+-- consumers.scheduled says whether the stream has schedules: without schedules, claims do not check.
 
 -- in use: select format('schedule %s of stream %s', h.name, s.name)
 --     from pgqueue.schedules h join pgqueue.streams s using (stream_id)
@@ -23,7 +22,7 @@ create table if not exists pgqueue.schedules (
     priority   int         not null,
     consumers  text[],                           -- their names; null: all
     paused     boolean     not null default false,
-    next_at    timestamptz not null,             -- its next time, or of those that were missed the first
+    next_at    timestamptz not null,             -- its next time, or the first missed one
     sent_at    timestamptz,                      -- its last message: when it was sent, ...
     planned_at timestamptz,                      -- ... for which time, ...
     -- ... and its number; null: the message could not be sent, ...
@@ -34,7 +33,7 @@ create table if not exists pgqueue.schedules (
 );
 
 -- When the next schedule of a stream is due, if it has any. Rows are never updated, as those of consumer_cursors: the
--- newest version counts, and claims find it first, however many dead versions a long transaction elsewhere keeps.
+-- newest version counts, and claims find it first, however many dead rows a long transaction keeps.
 -- on drop_stream
 create table if not exists pgqueue.schedule_turns (
     stream_id int    not null,
@@ -51,8 +50,8 @@ begin
     return (select due_at from pgqueue.schedule_turns where stream_id = p_stream_id order by version desc limit 1);
 end $$;
 
--- Sends the messages that are due of a stream's schedules, a bounded number, unless another session does. Waits for
--- nobody. Locks, to the end of the transaction: the stream's schedules; the publish lock, shared.
+-- Sends a bounded number of due messages of a stream's schedules, unless another session is doing so. It does not wait.
+-- Locks, to the end of the transaction: the stream's schedules; the publish lock, shared.
 -- on claim: perform _pgqueue.run_schedules(p_stream_id);
 -- on maintained:
 --     perform _pgqueue.run_task('select 0 from _pgqueue.run_schedules($1::int)', t.stream_id)
@@ -79,9 +78,9 @@ begin
     perform _pgqueue.record_turn(p_stream_id);
 end $$;
 
--- Sends the message of a schedule, and plans the next one. Needs the lock of the stream's schedules. A message that
--- cannot be sent is passed over, and the schedule notes the error: it must not fail the claim that runs the schedule.
--- A time that cannot be computed any more, because the server lost the time zone, pauses the schedule.
+-- Sends the message of a schedule, and sets its next time. Needs the lock of the stream's schedules. A message that
+-- cannot be sent is skipped, and last_error has the error, because it must not make the claim fail. If the next time
+-- cannot be computed, because the server no longer has the time zone, the schedule is paused.
 create or replace function _pgqueue.send_scheduled(p_stream pgqueue.streams, p_schedule pgqueue.schedules,
                                                    p_now timestamptz) returns void
 language plpgsql as $$
@@ -133,7 +132,7 @@ language sql stable as $$
                 else _pgqueue.next_by_interval(p_schedule.start_at, p_schedule.every, p_schedule.time_zone, p_after) end
 $$;
 
--- Notes when the next schedule of a stream is due. Needs the lock of the stream's schedules.
+-- Records when the next schedule of a stream is due. Needs the lock of the stream's schedules.
 create or replace function _pgqueue.record_turn(p_stream_id int) returns void
 language plpgsql as $$
 declare
@@ -150,8 +149,7 @@ begin
     where exists (select from pgqueue.schedules where stream_id = p_stream_id);
 end $$;
 
--- Notes when the next schedule of a stream is due, and whether the stream has schedules at all. Needs
--- lock_schedules().
+-- Records when the next schedule of a stream is due, and whether the stream has schedules. Needs lock_schedules().
 create or replace function _pgqueue.record_schedules(p_stream_id int) returns void
 language plpgsql as $$
 begin
@@ -162,15 +160,15 @@ begin
         p_stream_id, jsonb_build_array(exists (select from pgqueue.schedules where stream_id = p_stream_id)));
 end $$;
 
--- Locks the schedules of a stream, for a call that changes them; and the stream, so that no consumer is made
--- meanwhile. Returns the stream. Errors: PQ001; 55P03 as lock_consumer().
+-- Locks the schedules of a stream, for a call that changes them; and the stream, against the creation of consumers.
+-- Returns the stream. Errors: PQ001; 55P03 as lock_consumer().
 create or replace function _pgqueue.lock_schedules(p_stream text) returns pgqueue.streams
 language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
 begin
     perform _pgqueue.check_isolation();
-    -- in tries: create_consumer and others wait for the stream's row, and a worker may have the schedules for long
+    -- in tries: create_consumer and others wait for the stream's row, and a worker may hold the schedules for long
     perform _pgqueue.await('the schedules of stream ' || quote_literal(p_stream),
                            'select 0 from _pgqueue.lock_schedules_now($1::int)', v_stream.stream_id,
                            p_try => interval '20 ms', p_class => _pgqueue.lock_class_schedules());
@@ -185,28 +183,29 @@ begin
     perform _pgqueue.await_lock(_pgqueue.lock_class_schedules(), p_stream_id, false);
 end $$;
 
--- A schedule by its name. Errors: PQ003.
-create or replace function _pgqueue.schedule(p_stream pgqueue.streams, p_name text) returns pgqueue.schedules
-language plpgsql stable as $$
+-- A schedule by its name. Locks the schedules of its stream. Errors: PQ003, and as lock_schedules().
+create or replace function _pgqueue.locked_schedule(p_stream text, p_name text) returns pgqueue.schedules
+language plpgsql as $$
 declare
+    v_stream   pgqueue.streams := _pgqueue.lock_schedules(p_stream);
     v_schedule pgqueue.schedules;
 begin
-    select * into v_schedule from pgqueue.schedules where stream_id = p_stream.stream_id and name = p_name;
+    select * into v_schedule from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name;
     if not found then
         raise exception 'unknown schedule % of stream %', coalesce(quote_literal(p_name), 'null'),
-                        quote_literal(p_stream.name)
+                        quote_literal(p_stream)
             using errcode = 'PQ003', column = 'p_name',
                   hint = _pgqueue.suggestion(p_name, array(select name from pgqueue.schedules
-                                                      where stream_id = p_stream.stream_id
+                                                      where stream_id = v_stream.stream_id
                                                       order by name limit 10));
     end if;
     return v_schedule;
 end $$;
 
--- Returns a schedule with these times, of which nothing else is set. Errors: PQ003 unless either p_cron or p_every says
--- when to send, and such a time comes; and for a time zone that the server does not know by a name. (Other texts that
--- the server accepts, such as UTC+2, mean the opposite.)
---   p_from  the first time, where p_start is null, is one interval later
+-- Returns a schedule in which only the times are set. Errors: PQ003 unless exactly one of p_cron and p_every is given,
+-- and has a next time; and for an unknown name of a time zone. (Other texts that the server accepts, such as UTC+2,
+-- have the opposite sign.)
+--   p_from  if p_start is null, the first time is one interval later
 create or replace function _pgqueue.timed_schedule(p_cron text, p_every interval, p_time_zone text, p_start timestamptz,
                                                    p_from timestamptz) returns pgqueue.schedules
 language plpgsql stable as $$
@@ -230,13 +229,13 @@ begin
           or extract(microseconds from p_every) % 1000000 <> 0
           or least(extract(year from p_every), extract(month from p_every), extract(day from p_every),
                    extract(epoch from p_every - date_trunc('day', p_every))) < 0 then
-        raise exception 'p_every is an interval of whole seconds, from 1 second to 10 years, without a part that is '
-                        'negative, not %',
+        raise exception 'p_every is an interval of whole seconds, from 1 second to 10 years, without negative '
+                        'parts, not %',
                         quote_literal(p_every)
             using errcode = 'PQ003', column = 'p_every';
     end if;
     if p_cron is not null and _pgqueue.next_by_cron(p_cron, p_time_zone, clock_timestamp()) is null then
-        raise exception 'p_cron never comes: no month that it allows has a day that it allows, in %',
+        raise exception 'p_cron has no time: no allowed month has an allowed day, in %',
                         quote_literal(p_cron)
             using errcode = 'PQ003', column = 'p_cron';
     end if;

@@ -1,11 +1,11 @@
--- Actions: what the rows of a Spark write do to messages of consumers. A row names messages by their numbers, not by a
--- claim.
+-- Actions: the rows of a Spark write settle or revive messages of consumers. A row names messages by their numbers, not
+-- by a claim.
 --
--- Which messages a write may settle. Anybody may settle messages that no claim holds. Messages in a worker's live
--- claim belong to that worker, and the write skips them; if the lease ended, the write releases the claim first.
--- Messages in the claims of a Spark query belong to that query, and to writes whose query is not known (Spark Connect
--- does not report it, and people have no claim at all); other queries that read the consumer skip them. A query also
--- skips messages that it has lost, or has settled before: so a repeated action changes nothing.
+-- Which messages a write may settle. Any write may settle messages that no claim holds. Messages in a worker's live
+-- claim belong to that worker, and the write skips them; if the lease has ended, the write releases the claim first.
+-- Messages in the claims of a Spark query can be settled by that query, and by writes whose query is not known (Spark
+-- Connect does not report it, and batch writes have none); writes of other queries that read the consumer skip them. A
+-- query also skips messages that it has lost, or has settled before, so a repeated action changes nothing.
 --
 -- A micro-batch keeps the messages that its query settled before the end of the batch: reader_claims.settled_early has
 -- them, as they were, until the batch is acknowledged. So a replay of the batch after a crash has the same rows, and
@@ -16,7 +16,7 @@
 -- action is an object {"action", "stream", "consumer", "seqs": "{[1,3),[7,8)}", "delay", "reason", "details"}; the last
 -- three may be missing.
 
--- What rows of a write want to be done with messages: action is ack, nack, dead_letter, redrive or retry.
+-- An action of a write: ack, nack, dead_letter, redrive or retry.
 do $$
 begin
     if to_regtype('pgqueue.action') is null then
@@ -26,16 +26,16 @@ begin
 end $$;
 
 -- Acknowledges, returns or dead-letters messages by their numbers, for a batch of a sink, once for each consumer.
---   ack          the message is done. details: its result, where the consumer keeps history
---   nack         the message is delivered again, as a failure: not before delay is over, or as the consumer's settings
---                say; reason: its last error. In an ordered consumer the later messages of the key in the same claim
---                go back too, and did not fail. Only for messages that a claim of a query holds
---   dead_letter  the message is given up, with reason (by default rejected) and details
---   p_query_id   the Spark query whose write this is, where that is known
---   p_replayed   whether a micro-batch that has the messages keeps them when it is read again
--- Returns whether actions were done, which is false for a batch that was done before; how many messages were changed by
--- this call; and how many were passed over: done, dead or not published; held by others; for a nack, held by nobody; or
--- of a consumer for which this batch was done before. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007, PQ010.
+--   ack          the message is done. details: its result, if the consumer keeps history
+--   nack         the message is delivered again, as a failure: after delay, or as the consumer's settings say; reason:
+--                its last error. In an ordered consumer the later messages of the key in the same claim are returned
+--                too, without a failure. Only for messages that a claim of a query holds
+--   dead_letter  the message becomes a dead letter, with reason (by default rejected) and details
+--   p_query_id   the Spark query of the write, if known
+--   p_replayed   whether a micro-batch that has the messages keeps them when it is replayed
+-- Returns whether actions were applied, which is false for a repeated batch; how many messages this call changed; and
+-- how many it ignored (passed_over): done, dead or not published; held by other claims; for a nack, not claimed; or of
+-- a consumer for which the batch was applied before. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007, PQ010.
 -- Locks: the batch; then, consumer by consumer in the order of their ids: claims, the consumer, bundles.
 create or replace function pgqueue.settle_messages(p_sink text, p_batch bigint, p_actions jsonb,
                                                    p_query_id text default null, p_replayed boolean default true)
@@ -45,9 +45,9 @@ language sql as $$
                                        p_query_id, p_replayed)
 $$;
 
--- Redrives or retries messages by their numbers, for a batch of a sink, once for each consumer. Action redrive brings
--- back dead letters, retry delayed messages; see redrive and retry. Arguments, returns, errors and locks: as
--- settle_messages. It passes over messages that are not dead, or not delayed.
+-- Redrives or retries messages by their numbers, for a batch of a sink, once for each consumer. Action redrive is for
+-- dead letters, retry for delayed messages; see redrive and retry. Arguments, returns, errors and locks: as
+-- settle_messages. It ignores messages that are not dead, or not delayed.
 create or replace function pgqueue.revive_messages(p_sink text, p_batch bigint, p_actions jsonb)
 returns table (done boolean, changed bigint, passed_over bigint)
 language sql as $$
@@ -62,7 +62,7 @@ create or replace function _pgqueue.run_actions(p_sink text, p_batch bigint, p_a
                                                 out done boolean, out changed bigint, out passed_over bigint)
 language plpgsql as $$
 declare
-    v_begun int[] := '{}';  -- the consumers for which the batch was not done before
+    v_begun int[] := '{}';  -- the consumers for which the batch was not applied before
     v_one   record;
 begin
     perform _pgqueue.check_isolation();
@@ -97,7 +97,7 @@ language sql stable as $$
     cross join lateral _pgqueue.consumer(o.stream, o.consumer) c order by c.consumer_id
 $$;
 
--- Redrives and retries messages of one consumer. Returns how many it changed.
+-- Redrives and retries messages of one consumer. Returns the number of changed messages.
 create or replace function _pgqueue.revive(p_actions pgqueue.action[]) returns bigint
 language sql as $$
     select sum(case action when 'redrive' then pgqueue.redrive(stream, consumer, seqs, p_max => null)
@@ -115,7 +115,7 @@ declare
     v_actions pgqueue.action[];
     v_action  pgqueue.action;
     v_other   text;
-    -- far more than a batch settles; redrive and retry take an array, which may have 1 GB
+    -- far more than a batch settles; redrive and retry use an array, which has at most 1 GB
     v_most    bigint := case when 'redrive' = any (p_allowed) then 100000000 else 1000000000000 end;
 begin
     if jsonb_typeof(p_actions) is distinct from 'array' then
@@ -126,7 +126,7 @@ begin
         v_actions := array(select a from jsonb_populate_recordset(null::pgqueue.action, p_actions) a);
     exception
         when numeric_value_out_of_range then
-            raise exception 'p_seqs holds a number that no message has: the last bigint, or one beyond'
+            raise exception 'p_seqs has a number that no message can have: the last bigint, or a larger one'
                 using errcode = 'PQ003', column = 'p_seqs';
         when interval_field_overflow or datetime_field_overflow then
             raise exception 'p_delay is null or an interval from 0 to 10 years'
@@ -167,12 +167,12 @@ begin
     return v_actions;
 end $$;
 
--- How many messages actions name.
+-- The number of messages that actions name.
 create or replace function _pgqueue.count_named(p_actions pgqueue.action[]) returns bigint
 language sql immutable as $$ select coalesce(sum(_pgqueue.cardinality(seqs)), 0)::bigint from unnest(p_actions) $$;
 
--- Settles messages of one consumer; see settle_messages. Returns how many it changed. Locks: claims of checkpoint
--- readers, in the order of their ids; the consumer; bundles.
+-- Settles messages of one consumer; see settle_messages. Returns the number of changed messages. Locks: claims of
+-- checkpoint readers, in the order of their ids; the consumer; bundles.
 create or replace function _pgqueue.settle_named(p_consumer pgqueue.consumers, p_actions pgqueue.action[],
                                                  p_query_id text, p_replayed boolean) returns bigint
 language plpgsql as $$
@@ -215,13 +215,13 @@ begin
     return v_count;
 end $$;
 
--- The messages that actions acknowledge or give up.
+-- The messages that actions acknowledge or dead-letter.
 create or replace function _pgqueue.completed_by(p_actions pgqueue.action[]) returns int8multirange
 language sql immutable as $$
     select coalesce(range_agg(seqs), '{}') from unnest(p_actions) where action <> 'nack'
 $$;
 
--- Settles messages that the claim of a checkpoint reader holds. Needs the claim's lock and the consumer's. Returns the
+-- Settles messages in a claim of a checkpoint reader. Needs the locks of the claim and the consumer. Returns the
 -- cursor, and the messages that left the claim.
 create or replace function _pgqueue.settle_claimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                    p_claim pgqueue.reader_claims, p_actions pgqueue.action[],
@@ -239,7 +239,7 @@ begin
     if not v_held && (select range_agg(seqs) from unnest(p_actions)) then
         return;
     end if;
-    -- first the messages that are done or given up: a nack returns later messages of its key, unless they are gone
+    -- first ack and dead_letter: a nack also returns later messages of its key that are still in the claim
     perform _pgqueue.record_completed(
         p_consumer, _pgqueue.remove_messages(v_before, v_held * _pgqueue.completed_by(p_actions)), p_actions,
         p_claim.claim_id);
@@ -263,8 +263,8 @@ begin
     where reader = p_claim.reader and claim_id = p_claim.claim_id;
 end $$;
 
--- Acknowledges or gives up messages that no claim holds, or a claim whose lease ended. New messages are taken first.
--- Needs the consumer's lock. Returns the cursor, and how many messages these were. Locks: expired claims and bundles.
+-- Acknowledges or dead-letters messages that no claim holds, or a claim whose lease has ended. New messages are taken
+-- first. Needs the consumer's lock. Returns the cursor, and the number of messages. Locks: expired claims and bundles.
 -- It waits for none of them.
 create or replace function _pgqueue.settle_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                      p_actions pgqueue.action[], p_seqs int8multirange,
@@ -295,8 +295,8 @@ begin
     perform _pgqueue.record_completed(p_consumer, v_taken.o_bundles, p_actions, null);
 end $$;
 
--- Records what became of bundles that were taken out: all their messages are acknowledged or given up.
---   p_claim_id  the claim that had them; null: none
+-- Records the outcome of removed bundles: all their messages are acknowledged or dead-lettered.
+--   p_claim_id  the claim that held them; null: none
 create or replace function _pgqueue.record_completed(p_consumer pgqueue.consumers,
                                                      p_bundles pgqueue.consumer_messages[],
                                                      p_actions pgqueue.action[], p_claim_id bigint) returns void
@@ -319,7 +319,7 @@ begin
         end if;
     end if;
     if v_dead <> v_seqs then
-        if p_claim_id is null then  -- as if it had been claimed now: without a claim it would be cancelled
+        if p_claim_id is null then  -- as if they had been claimed now: without a claim they would count as cancelled
             p_claim_id := _pgqueue.new_lease_id();
             v_by.claimed_at := clock_timestamp();
             v_by.owner := current_setting('application_name');
@@ -334,8 +334,8 @@ begin
     end if;
 end $$;
 
--- Matches messages of bundles with the actions that name them. When there are many actions, the match is by number: to
--- compare sets would compare all with all.
+-- Matches messages of bundles with the actions that name them. With many actions, the match is by number: a match by
+-- sets would compare each bundle with each action.
 create or replace function _pgqueue.match_actions(p_bundles pgqueue.consumer_messages[], p_actions pgqueue.action[],
                                                   p_seqs int8multirange)
 returns table (seqs int8multirange, priority int, deliver_count int, note jsonb, owner text, reason text, details jsonb)

@@ -1,10 +1,10 @@
--- How much a micro-batch of a Spark query may have. consumer_available (operate/consumer_lag.sql) says how much there
--- is for one.
+-- The size of a micro-batch of a Spark query. consumer_available (operate/consumer_lag.sql) returns how many messages
+-- are available.
 
 -- As serve_claim(), for a claim of at most p_max_bytes of data, and at least one message. The claim is made and
--- measured. A claim with too much data is taken back, and made again with as many messages as fit. So the bound is
--- exact, whatever is claimed first; and a caller that asks for about as many messages as fit is served at once. Needs
--- the consumer's lock. Returns the cursor, which the caller stores, and how many messages and bytes the claim has.
+-- measured. A claim with too much data is rolled back, and made again with as many messages as fit. So the bound is
+-- exact, whichever messages are claimed, and one try is enough if p_want is about the number that fits. Needs the
+-- consumer's lock. Returns the cursor, which the caller stores, and how many messages and bytes the claim has.
 create or replace function _pgqueue.serve_claim_within(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                        p_want bigint, p_upto bigint, p_reader uuid, p_max_bytes bigint,
                                                        out o_cursor pgqueue.consumer_cursors,
@@ -27,15 +27,15 @@ begin
             end if;
             raise exception using errcode = 'PQ099';
         exception when sqlstate 'PQ099' then
-            -- (beside other claimers it may get other messages each time, but ever fewer)
+            -- concurrent claims may change the messages each time, but their number shrinks
             v_tries := v_tries + 1;
             p_want := greatest(1, least(v_size.o_fitting, case when v_tries > 3 then p_want / 2 end));
         end;
     end loop;
 end $$;
 
--- How many bytes of data a claim has, and how many of its messages fit into p_max_bytes, in the order of delivery. It
--- sums up 1,000 numbers in a row first, so that it looks at few one by one. The data itself is not read.
+-- The number of bytes of data of a claim, and how many of its messages fit into p_max_bytes, in the order of delivery.
+-- It sums up blocks of 1,000 numbers first, and then the messages of one block. The data itself is not read.
 create or replace function _pgqueue.size_of_claim(p_stream_id int, p_claim pgqueue.claimed, p_max_bytes bigint,
                                                   out o_bytes bigint, out o_fitting bigint)
 language plpgsql stable as $$
@@ -71,8 +71,8 @@ begin
     into o_bytes, o_fitting using p_claim, p_max_bytes;
 end $$;
 
--- How many bytes of data the last 100 messages of a stream have, on average; null: it has none. For a reader with a
--- limit of bytes that has to ask for a number of messages.
+-- Returns the average number of bytes of data of the last 100 messages of a stream; null: it has none. A reader with a
+-- limit of bytes estimates the number of messages with it.
 create or replace function pgqueue.recent_size(p_stream_id int) returns float8
 language plpgsql stable as $$
 declare

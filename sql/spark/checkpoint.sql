@@ -1,9 +1,9 @@
--- Calls about the checkpoint of a Spark query, from outside the query or at its end.
+-- Functions for the checkpoint of a Spark query, called from outside the query or at its end.
 
 -- Acknowledges what a Spark query has finished, up to an offset of Spark's commit log. These are the claims of the
--- checkpoint reader up to p_start_claim. Returns how many messages were acknowledged, and how many of the same claims
--- other claimers have or had. Safe to repeat, and beside the query itself. Errors: PQ002, PQ003, PQ005, PQ007, PQ010.
--- Locks: the reader, its claims.
+-- checkpoint reader up to p_start_claim. Returns how many messages were acknowledged, and how many messages of these
+-- claims were lost to other claims. Safe to repeat, also while the query runs. Errors: PQ002, PQ003, PQ005, PQ007,
+-- PQ010. Locks: the reader, its claims.
 create or replace function pgqueue.reader_ack(p_reader uuid, p_consumer_id int, p_start_claim bigint)
 returns table (acked bigint, lost bigint)
 language plpgsql as $$
@@ -15,7 +15,7 @@ begin
     perform _pgqueue.consumer_of(p_consumer_id);
     perform _pgqueue.lock_reader(p_reader);
     perform _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_start_claim);
-    perform _pgqueue.lock_claims_of(p_reader);  -- what settles a part of them has updated them then
+    perform _pgqueue.lock_claims_of(p_reader);  -- waits for calls that settle a part of them
     v_acked := _pgqueue.acknowledge_upto(p_reader, p_start_claim);
     acked := v_acked.o_acked;
     lost := v_acked.o_lost;
@@ -28,12 +28,12 @@ begin
     return next;
 end $$;
 
--- The state of a checkpoint reader, compared with its checkpoint: no row when the database does not know it.
---   p_finished  the claim up to which its query has finished, and ...
---   p_last      ... the last claim that its checkpoint has
--- Returns the stream, consumer and query of the reader; up to which claim it has acknowledged; how many messages it
--- holds that its query has finished, that the unfinished micro-batch has, and that no checkpoint has; when the last of
--- its leases ends; and when it last showed a sign of life. Locks nothing.
+-- Returns the state of a checkpoint reader, compared with its checkpoint; no row for an unknown reader.
+--   p_finished  the last claim that its query has finished
+--   p_last      the last claim in its checkpoint
+-- Returns the stream, consumer and query of the reader; its last acknowledged claim; how many messages it holds that
+-- its query has finished, that are in the unfinished micro-batch, and that are in no checkpoint; when its last lease
+-- ends; and when it was last active. Locks nothing.
 create or replace function pgqueue.reader_state(p_reader uuid, p_finished bigint, p_last bigint)
 returns table (stream text, consumer text, consumer_id int, query_id text, acked_claim bigint, finished bigint,
                unfinished bigint, unlogged bigint, lease_until timestamptz, seen_at timestamptz)
@@ -51,11 +51,11 @@ language sql stable as $$
     where r.reader = p_reader group by c.consumer_id, r.reader
 $$;
 
--- Gives back what a Spark query holds, and forgets its checkpoint reader. Before that it acknowledges what the query
--- has finished. The checkpoint is of no use any more. Messages that go back do not count as delivered, and the next
--- claim can have them at once. Returns how many messages were acknowledged, and how many went back. Errors: PQ002,
--- PQ003, PQ005, PQ007, PQ010; 55006 while its query runs: it holds messages, and extended its leases not long ago.
--- Locks: the reader, the consumer, its claims.
+-- Returns the messages that a Spark query holds, and deletes its checkpoint reader. First it acknowledges what the
+-- query has finished. The checkpoint cannot be used any more. The returned messages do not count as delivered, and can
+-- be claimed at once. Returns how many messages were acknowledged, and how many were returned. Errors: PQ002, PQ003,
+-- PQ005, PQ007, PQ010; 55006 while its query runs: it holds messages, and has extended its leases recently. Locks: the
+-- reader, the consumer, its claims.
 create or replace function pgqueue.reader_release(p_reader uuid, p_consumer_id int, p_start_claim bigint)
 returns table (acked bigint, released bigint)
 language plpgsql as $$
@@ -71,7 +71,7 @@ begin
     into v_beat
     from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) h where c.reader = p_reader;
     if v_beat.at > clock_timestamp() - v_beat.every then
-        raise exception 'the query of this checkpoint runs, or ran just now: it extended its leases % ago',
+        raise exception 'the query of this checkpoint is running, or stopped recently: it extended its leases % ago',
                         date_trunc('second', clock_timestamp() - v_beat.at)
             using errcode = '55006',
                   hint = format('Stop it, and try again after %s.', (v_beat.at + v_beat.every)::timestamptz(0));
@@ -81,9 +81,9 @@ begin
     return next;
 end $$;
 
--- Makes a checkpoint reader for a copy of a checkpoint, which goes on where the first one is. From then on the two
--- share the consumer's messages. What the first one holds stays with it.
---   p_start_claim, p_start_messages  the offset up to which its query has finished
+-- Creates a checkpoint reader for a copy of a checkpoint, with the position of the original. From then on the two share
+-- the consumer's messages. The original keeps the messages that it holds.
+--   p_start_claim, p_start_messages  the offset that its query has finished
 -- Returns the new reader. Errors: PQ002, PQ003, PQ005, PQ010. Locks: the reader.
 create or replace function pgqueue.reader_fork(p_reader uuid, p_consumer_id int, p_start_claim bigint,
                                                p_start_messages bigint) returns uuid

@@ -1,16 +1,16 @@
--- Giving a checkpoint reader back the messages of a claim that it lost, as far as they are free.
+-- Claiming back: a checkpoint reader claims the free messages of a claim that it lost.
 
--- Gives a checkpoint reader back the free messages of a claim that it lost. Needs the consumer's lock. Messages that
--- another claimer holds, or has returned with a delay, stay where they are, and so do messages of an ordered consumer
+-- Claims the free messages of a lost claim for its checkpoint reader. Needs the consumer's lock. Messages that another
+-- claim holds, or that were returned with a delay, are not claimed, and neither are messages of an ordered consumer
 -- that wait for them. Returns the cursor. Locks the bundles.
 create or replace function _pgqueue.claim_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                p_claim pgqueue.reader_claims) returns pgqueue.consumer_cursors
 language plpgsql as $$
 declare
     v_hints   pgqueue.claim_hints := p_cursor.hints;
-    -- (what its query has returned is for others)
+    -- messages that its query has returned are for other claims
     v_seqs    int8multirange := p_claim.seqs - _pgqueue.seqs_settled_early(p_claim);
-    v_line    boolean;  -- by key, the messages stand in the line as they did before the claim
+    v_line    boolean;  -- by key, the messages are unassigned again, as before the claim
     v_bundles pgqueue.consumer_messages[];
     v_claimed pgqueue.claimed;
     v_back    record;
@@ -45,14 +45,14 @@ begin
     return p_cursor;
 end $$;
 
--- The free bundles that have messages of a lost claim, where they stood before: in the lanes, or in the line, there up
--- to the first message that is not visible yet.
+-- The free bundles that have messages of a lost claim, at their places before the claim: in all lanes, or in the
+-- unassigned lane up to the first delayed message.
 create or replace function _pgqueue.free_bundles_of(p_consumer pgqueue.consumers, p_claim pgqueue.reader_claims,
                                                     p_seqs int8multirange) returns pgqueue.consumer_messages[]
 language plpgsql stable as $$
 begin
     return array(
-        with recursive lane (lane) as (  -- those that there are, without a look at all bundles
+        with recursive lane (lane) as (  -- the existing lanes, without a read of all bundles
             select min(lane) from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane < _pgqueue.lane_delayed()
             union all
@@ -73,9 +73,9 @@ begin
         order by f.lane, f.place, f.first_seq);
 end $$;
 
--- Assigns, as much as one claim looks at, while messages stand in the line where those of a lost claim had their
--- places. Then of each key that is free what the lost claim had is assigned by itself, if nothing comes before it.
--- Returns the hints, and these bundles, which are locked.
+-- Assigns at most the number of messages that a claim examines, while there are unassigned messages before the places
+-- of a lost claim. Then the messages of the lost claim are assigned separately, for each free key, if no earlier
+-- message of the key is left. Returns the hints, and these bundles, which are locked.
 create or replace function _pgqueue.assign_back(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_claim pgqueue.reader_claims, p_seqs int8multirange,
                                                 out o_hints pgqueue.claim_hints,
@@ -118,8 +118,8 @@ begin
         order by place, first_seq for update skip locked);  -- lock: bundle
 end $$;
 
--- Of messages by key those of keys whose first ones are in a set, cut where they leave it (p_mine); or those of the
--- other keys.
+-- Of messages by key, those of keys whose first messages are in a set, split at the end of the set (p_mine); or those
+-- of the other keys.
 create or replace function _pgqueue.split_heads(p_keyed pgqueue.keyed_messages, p_seqs int8multirange, p_mine boolean)
 returns pgqueue.keyed_messages language plpgsql stable as $$
 begin

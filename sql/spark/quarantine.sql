@@ -1,25 +1,25 @@
--- Quarantine: a micro-batch that makes its query fail at each start is halved, until the message to blame is alone,
+-- Quarantine: a micro-batch that makes its query fail at each start is bisected, until the failing message is alone,
 -- and becomes a dead letter.
 --
--- A batch is started whenever a process plans it (readers.starts, since first_start). When p_quarantine_after processes
--- started it and none finished it, its second half goes back to its place in the line, and its first half is replayed;
--- each further start that fails bisects the batch again. Both halves get a note (at_most): no claim has more of these
--- messages. So suspects are not mixed with other messages again, and are bisected when their first start failed. A
--- message that is left alone, and failed alone, becomes a dead letter with the reason poison.
+-- A start of a batch is counted whenever a process plans it (readers.starts, since first_start). If p_quarantine_after
+-- processes started it and none finished it, its second half is returned, and its first half is replayed; each further
+-- failed start bisects the batch again. Both halves get a note (at_most): no claim has more of these messages. So
+-- suspects are not mixed with other messages again, and are bisected after their first failed start. A message that
+-- failed alone becomes a dead letter with the reason poison.
 --
--- A micro-batch of a query with several sources has messages of each, and a failed start blames none of them. So a
--- reader that is left with one message asks the other readers of its query (isolate), which then give back all that
--- they hold. Its message dies when a start failed with this message alone in the whole micro-batch.
+-- A micro-batch of a query with several sources has messages of each, and a failed start does not show which source
+-- failed. So a reader with one message left sets isolate, and the other readers of its query return all that they hold.
+-- Its message dies after a start with only this message in the whole micro-batch has failed.
 --
--- A batch that a sink of this database has published is not suspected: the batch was finished, but Spark's log does not
--- have that.
+-- A batch that a sink of this database has published is not suspected: it was finished, but not recorded in Spark's
+-- log.
 
 -- Bisects the micro-batch of a checkpoint reader, if it is suspected: the messages that the reader holds, without those
--- that it lost and gets back. Needs the reader's lock and the consumer's. Locks its claims.
---   p_reader            its row before this start, which is by another process than the last one
+-- that it lost and claims back. Needs the locks of the reader and the consumer. Locks its claims.
+--   p_reader            its row before this start, which is by another process than the last start
 --   p_quarantine_after  as of reader_resume; null: nothing is done
--- Returns the cursor, how many messages went back, and how many are dead letters now. (More than 60 lines: the steps
--- for each claim of the batch, in their order.)
+-- Returns the cursor, how many messages were returned, how many became dead letters, and the new value of isolate.
+-- (More than 60 lines: the steps for each claim of the batch, in their order.)
 create or replace function _pgqueue.quarantine(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
                                                p_reader pgqueue.readers, p_start_claim bigint, p_end_claim bigint,
                                                p_quarantine_after bigint, out o_returned bigint, out o_poison bigint,
@@ -33,7 +33,7 @@ declare
     v_keep   bigint;
     v_set    int8multirange;
     v_note   jsonb;
-    v_aside  boolean;  -- another reader's last message is to be tried alone
+    v_aside  boolean;  -- another reader needs to be alone in the micro-batch
 begin
     o_returned := 0;
     o_poison := 0;
@@ -54,7 +54,7 @@ begin
     end if;
     v_keep := case when v_aside then 0 else v_left / 2 + v_left % 2 end;
     v_note := jsonb_build_object('at_most', v_keep, 'error', format(
-        'its micro-batch was begun %s, and not finished',
+        'its micro-batch was started %s, and not finished',
         case p_reader.starts when 1 then 'once' else p_reader.starts || ' times' end));
     for v_claim in
         select * from pgqueue.reader_claims
@@ -70,7 +70,7 @@ begin
               and bundle_no = any (array(select l.bundle_no from unnest(v_locked) l));
             v_locked := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
         end if;
-        v_set := _pgqueue.messages_behind(v_claim, v_keep);
+        v_set := _pgqueue.messages_after(v_claim, v_keep);
         v_keep := greatest(0, v_keep - v_holds);
         if v_left = 1 and not v_aside then
             o_poison := _pgqueue.finish(v_locked, v_claim.claim_id, null, true, 'poison', null);
@@ -81,8 +81,8 @@ begin
                                         case when v_aside then 'uncounted' else 'unnamed' end, clock_timestamp(), null,
                                         null);
         end if;
-        -- From now on the claim is the part that is left: messages that went back are not lost, and do not come back.
-        -- Messages that the query settled are done, and no replay has the same messages any more.
+        -- From now on the claim is the remaining part: returned messages are not lost, and are not claimed back.
+        -- Messages that the query settled are done, and replays no longer have them.
         update pgqueue.reader_claims c
         set settled_early = null, seqs = seqs - v_set, message_count = message_count - (v_holds - _pgqueue.remaining(c))
         where reader = v_claim.reader and claim_id = v_claim.claim_id and v_set is not null;
@@ -97,8 +97,8 @@ language sql stable as $$
       and exists (select from pgqueue.reader_claims c where c.reader = r.reader and _pgqueue.remaining(c) > 0)
 $$;
 
--- Whether a micro-batch is to be bisected: it was started too often; or it has suspects, and was started before. A
--- message that is alone must have been delivered as often.
+-- Whether a micro-batch is to be bisected: it was started p_quarantine_after times; or it has suspects, and was started
+-- before. A single message must also have been delivered so many times.
 create or replace function _pgqueue.is_suspect(p_reader pgqueue.readers, p_start_claim bigint, p_end_claim bigint,
                                                p_quarantine_after bigint) returns boolean
 language sql stable as $$
@@ -110,8 +110,8 @@ language sql stable as $$
     where c.reader = p_reader.reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim
 $$;
 
--- The messages of a claim behind its first p_keep, in the order of delivery; null: none.
-create or replace function _pgqueue.messages_behind(p_claim pgqueue.reader_claims, p_keep bigint) returns int8multirange
+-- The messages of a claim after its first p_keep, in the order of delivery; null: none.
+create or replace function _pgqueue.messages_after(p_claim pgqueue.reader_claims, p_keep bigint) returns int8multirange
 language sql stable as $$
     select range_agg(case when before >= p_keep then seqs
                           else seqs - _pgqueue.below(seqs, _pgqueue.bound_of(seqs, p_keep - before)) end)

@@ -1,6 +1,6 @@
--- A checkpoint reader: its checks, and how its claims end.
+-- Checkpoint readers: their tables, checks, and the end of their claims.
 
--- Spark's side. The checkpoint readers, one per checkpoint.
+-- The checkpoint readers, one per checkpoint of a Spark query.
 -- on drop_consumer
 create table if not exists pgqueue.readers (
     reader      uuid        primary key,
@@ -11,14 +11,14 @@ create table if not exists pgqueue.readers (
     lost        bigint      not null default 0,  -- acknowledged after the lease was lost
     query_id    text,
     created_at  timestamptz not null default clock_timestamp(),
-    used_at     timestamptz not null default clock_timestamp(),  -- within an hour
-    -- the process that last planned a batch, and the batch: another process that plans it again ...
+    used_at     timestamptz not null default clock_timestamp(),  -- to an hour
+    -- the process that last planned a batch, and the batch: if another process plans it again, ...
     planned_by  uuid,
-    planned_to  bigint      not null default 0,  -- ... delivers it again
+    planned_to  bigint      not null default 0,  -- ... this is a delivery
     starts      int         not null default 0,  -- processes that started this batch, ...
-    first_start timestamptz,                     -- ... the first one then
+    first_start timestamptz,                     -- ... and the time of the first start
     alone       boolean     not null default true,   -- no other reader of its query had messages at the last start
-    isolate     boolean     not null default false,  -- its last message is to be tried alone (spark/quarantine.sql)
+    isolate     boolean     not null default false,  -- it needs to be alone in the micro-batch (spark/quarantine.sql)
     unique (consumer_id, query_id)               -- two readers of one query would each get half of the messages
 );
 
@@ -32,8 +32,8 @@ begin
     end if;
 end $$;
 
--- The claims of checkpoint readers: each with the set that it had at first, until its reader has moved past it, so that
--- an offset (reader, claim) names the same messages for ever. What it holds now is in bundles (its head has the token).
+-- The claims of checkpoint readers: each with its original set, until its reader has moved past it, so that an offset
+-- (reader, claim) always names the same messages. The messages that it still holds are in bundles with its token.
 -- on drop_consumer
 create table if not exists pgqueue.reader_claims (
     reader        uuid           not null,
@@ -42,15 +42,15 @@ create table if not exists pgqueue.reader_claims (
     head          bigint         not null,            -- the first bundle of the claim
     token         bigint         not null,            -- of its bundles
     message_count bigint         not null,            -- messages at the start
-    settled       bigint         not null default 0,  -- messages settled by the owner, one way or the other
+    settled       bigint         not null default 0,  -- messages settled by the owner, in any way
     seqs          int8multirange not null,            -- the original set ...
-    arrival_nos   int8multirange not null,            -- ... and when its bundles arrived: where they would stand again;
-                                                      -- empty: its consumer was moved, and nothing of it comes back
+    arrival_nos   int8multirange not null,            -- ... and the arrivals of its bundles, to claim them back;
+                                                      -- empty: its consumer was moved, and nothing is claimed back
     settled_early pgqueue.settled_run[],              -- of seqs, what its query settled by actions; null: nothing
     primary key (reader, claim_id)
 );
 
--- The messages of a claim that its query has settled by actions, without those that retention took since.
+-- The messages of a claim that its query has settled by actions, without those that retention has trimmed since.
 create or replace function _pgqueue.seqs_settled_early(p_claim pgqueue.reader_claims) returns int8multirange
 language plpgsql stable as $$
 begin
@@ -60,7 +60,7 @@ begin
         '{}') end;
 end $$;
 
--- How many messages a claim of a checkpoint reader holds.
+-- The number of messages that a claim of a checkpoint reader holds.
 create or replace function _pgqueue.remaining(p_claim pgqueue.reader_claims) returns bigint
 language plpgsql stable as $$
 begin
@@ -68,23 +68,23 @@ begin
 end $$;
 
 -- The row of a checkpoint reader; nulls for a new one. Raises PQ005 or PQ010 unless the checkpoint belongs to this
--- consumer of this database, in this state.
+-- consumer of this database, in its current state.
 create or replace function _pgqueue.check_reader(p_reader uuid, p_consumer_id int, p_start_claim bigint, p_claim bigint)
 returns pgqueue.readers language plpgsql stable as $$
 declare
     v_reader pgqueue.readers := (select r from pgqueue.readers r where reader = p_reader);
 begin
     if v_reader.reader is null and p_claim > 0 then
-        raise exception 'the checkpoint (at claim %) is of a reader that this database does not know', p_claim
+        raise exception 'the checkpoint (at claim %) has a reader that this database does not know', p_claim
             using errcode = 'PQ005',
                   hint = 'It belongs to another database, or its consumer was dropped, or it was not used for so long '
-                         'that it was forgotten and its messages went back. '
+                         'that its reader was deleted and its messages were returned. '
                          'Point url at the right database, or start with a new checkpoint.';
     elsif v_reader.consumer_id <> p_consumer_id then
         raise exception 'the checkpoint is of %, not of %', _pgqueue.consumer_name(v_reader.consumer_id),
                         _pgqueue.consumer_name(p_consumer_id)
             using errcode = 'PQ005',
-                  hint = 'Give the stream and consumer that it was made with, or start with a new checkpoint.';
+                  hint = 'Give the stream and consumer that it was created with, or start with a new checkpoint.';
     elsif p_start_claim < v_reader.acked_claim then
         raise exception 'the checkpoint, at claim %, is older than what its query has acknowledged: up to claim %',
                         p_start_claim, v_reader.acked_claim
@@ -92,23 +92,22 @@ begin
                   hint = 'Use the latest checkpoint, or a new one. '
                          'If two drivers run with this checkpoint, stop one of them.';
     elsif p_claim > v_reader.last_claim
-          -- a number that was given out again has other random bits
+          -- a number that was assigned again has other random bits
           or (p_claim > v_reader.acked_claim
               and not exists (select from pgqueue.reader_claims where reader = p_reader and claim_id = p_claim)) then
-        raise exception 'the checkpoint is ahead of the database: claim % is not known, the last one is %', p_claim,
+        raise exception 'the checkpoint is ahead of the database: claim % is unknown, the last one is %', p_claim,
                         v_reader.last_claim
             using errcode = 'PQ005',
                   hint = 'The database was restored to an earlier state, or a standby that lacked the last commits was '
                          'promoted. Start with a new checkpoint: '
-                         'what the old one has and the database has not acknowledged is delivered again.';
+                         'messages that the database has not acknowledged are delivered again.';
     end if;
     return v_reader;
 end $$;
 
--- Forgets a checkpoint reader, and puts back the messages that it holds. Needs the locks of the reader and the
--- consumer.
+-- Deletes a checkpoint reader, and returns the messages that it holds. Needs the locks of the reader and the consumer.
 --   p_how, p_note  as in return()
--- Returns how many messages went back. Locks its claims.
+-- Returns the number of returned messages. Locks its claims.
 create or replace function _pgqueue.delete_reader(p_consumer pgqueue.consumers, p_reader uuid, p_how text, p_note jsonb)
 returns bigint language plpgsql as $$
 declare
@@ -130,9 +129,9 @@ begin
     return v_count;
 end $$;
 
--- Ends the claims of a checkpoint reader up to one, and acknowledges the messages that they still have. Needs the locks
--- of the reader and of its claims. Returns whether there were any claims, how many messages they had, and how many they
--- had lost before. Locks the bundles.
+-- Ends the claims of a checkpoint reader up to p_claim, and acknowledges the messages that they still hold. Needs the
+-- locks of the reader and its claims. Returns whether there were any claims, how many messages they held, and how many
+-- they had lost. Locks the bundles.
 create or replace function _pgqueue.acknowledge_upto(p_reader uuid, p_claim bigint, out o_any boolean,
                                                      out o_acked bigint, out o_lost bigint)
 language sql as $$
@@ -145,10 +144,10 @@ language sql as $$
           from (select * from ended order by claim_id) e) e
 $$;
 
--- Forgets the checkpoint readers that were not used for p_age, and hold no claim that a living process still extends.
--- The messages that they had not settled go back, as when a lease ends. For maintain(). Returns how many readers these
--- were. Locks: those readers, their consumers, their claims. It waits for no lock: it may hold the lock of another
--- consumer already, and the next call forgets the rest.
+-- Deletes the checkpoint readers that were not used for p_age, and have no claim that a running process still extends.
+-- Their messages are returned, as when a lease ends. For maintain(). Returns the number of readers. Locks: those
+-- readers, their consumers, their claims. It waits for no lock, because it may already hold the lock of another
+-- consumer; the next call deletes the rest.
 create or replace function _pgqueue.delete_readers(p_age interval) returns bigint
 language plpgsql as $$
 declare
@@ -164,7 +163,7 @@ begin
                               cross join lateral _pgqueue.bundles_of(c.head, c.token) h
                               where c.reader = v_reader.reader and h.lease_until > clock_timestamp());
         delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
-        continue when not found;  -- used, or forgotten, before the lock
+        continue when not found;  -- used or deleted before the lock
         perform _pgqueue.delete_reader(c, v_reader.reader, 'unnamed', '{"error": "its reader was not used for long"}')
         from pgqueue.consumers c where consumer_id = v_reader.consumer_id;
         v_count := v_count + 1;

@@ -1,13 +1,14 @@
--- The Spark sink's side: tasks write messages and stage them; the driver's commit makes the batch visible, once.
+-- The Spark sink: tasks write messages and stage them; the driver's commit makes the batch visible, once.
 
--- Begins to write a batch of a sink: a try of it, which the tasks name when they stage.
--- A later try has a higher number. What an earlier one staged for the batch is deleted then, a part by each call of
--- stage: the application was killed.
+-- Begins a write of a batch of a sink, and returns its number, which tasks pass to stage.
+-- A later write of the batch has a higher number. Each call of stage then deletes a part of the chunks of earlier
+-- writes, whose application was killed.
 create or replace function pgqueue.begin_write() returns bigint
 language sql volatile as $$ select nextval('pgqueue.write_numbers') $$;
 
--- Takes new numbers of a stream for messages that the caller writes and stages, or publishes, in this transaction. It
--- writes them into pgqueue.written (stream_id, seq, key, data, data_bytes, headers), which takes no other numbers.
+-- Reserves new numbers of a stream for messages that the caller writes and stages, or publishes, in this transaction.
+-- The caller writes them into pgqueue.written (stream_id, seq, key, data, data_bytes, headers), which accepts no other
+-- numbers.
 --   p_count  1 to 10,000,000
 -- Returns p_count numbers, nearly always one range. Errors: PQ001, PQ003, PQ011. Locks: the numbers of the stream,
 -- until it returns.
@@ -19,7 +20,7 @@ declare
 begin
     if (p_count between 1 and _pgqueue.max_reserved()) is not true then
         raise exception 'p_count is 1 to %, not %', _pgqueue.max_reserved(), coalesce(p_count::text, 'null')
-            using errcode = 'PQ003', column = 'p_count', hint = 'Write and stage messages part by part.';
+            using errcode = 'PQ003', column = 'p_count', hint = 'Write and stage messages in parts.';
     end if;
     v_set := _pgqueue.set_of_taken(_pgqueue.take_seqs(v_stream_id, p_count));
     perform _pgqueue.refuse_behind('stream ' || p_stream_id) where lower(v_set) < 1;
@@ -28,9 +29,9 @@ begin
     return v_set;
 end $$;
 
--- The reservation of messages that this transaction wrote itself: all of them are there, and fit the stream. Only
--- numbers of this transaction are allowed: others may be published, or belong to another writer. Returns the digest of
--- the messages too, if p_digest. Errors: PQ003, PQ004.
+-- The reservation of messages that this transaction wrote; all of them must be stored, and fit the stream. Only numbers
+-- of this transaction are allowed: others may be published, or belong to another writer. Also returns the digest of the
+-- messages, if p_digest. Errors: PQ003, PQ004.
 create or replace function _pgqueue.written_reservation(p_stream pgqueue.streams, p_seqs int8multirange,
                                                         p_digest boolean, out o_reservation bigint,
                                                         out o_digest numeric)
@@ -52,15 +53,14 @@ begin
     o_digest := _pgqueue.check_written(p_stream, p_seqs, p_digest);
 end $$;
 
--- Publishes messages that the caller wrote itself, with numbers that it reserved in this transaction. As send_batch,
--- for so many messages that COPY is worth it.
+-- Publishes messages that the caller wrote, with numbers that it reserved in this transaction. Like send_batch, for
+-- large numbers of messages, which the caller writes by COPY.
 --   p_seqs        of one reservation
---   p_dedup_keys  one per message in the order of their numbers, null for a message without, or null; duplicates are
---                 deleted
+--   p_dedup_keys  one per message in the order of their numbers, null for a message without a key, or null; duplicates
+--                 are deleted
 --   the rest as in send
--- Returns how many messages were published; and, where there are dedup keys, the number of each message, for a
--- duplicate that of the first one. Errors: PQ001, PQ002; PQ003, also when a message is not written; PQ004, PQ013.
--- Locks: as send.
+-- Returns how many messages were published; and, with dedup keys, the number of each message, for a duplicate that of
+-- the first one. Errors: PQ001, PQ002; PQ003, also when a message is not written; PQ004, PQ013. Locks: as send.
 create or replace function pgqueue.publish_written(p_stream text, p_seqs int8multirange, p_priority int default 0,
                                                    p_deliver_at timestamptz default null,
                                                    p_consumers text[] default null, p_dedup_keys text[] default null,
@@ -73,7 +73,7 @@ declare
     v_seqs      int8multirange := p_seqs;
 begin
     perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
-    -- the reservation is of this transaction, so no other session has it
+    -- the reservation is of this transaction, so no other session holds it
     perform _pgqueue.use_reservation((_pgqueue.written_reservation(v_stream, p_seqs, false)).o_reservation, p_seqs);
     if p_dedup_keys is not null then
         select k.seqs, k.first_seqs into v_seqs, first_seqs
@@ -87,18 +87,18 @@ begin
     return next;
 end $$;
 
--- Records messages that a task of a sink has written, which nobody sees yet. It is called in the transaction that
+-- Records messages that a task of a sink has written, before they are visible. It is called in the transaction that
 -- reserved their numbers and wrote them.
 --   p_seqs        of one reservation
---   p_deliver_at, p_expires_at  rounded up to a second by the writer, so that rows do not become a publication each
---   p_dedup_keys  one per message in the order of their numbers, null for a message without, or null; publish_staged
---                 looks for duplicates
---   p_consumers   to these only; null: to all
+--   p_deliver_at, p_expires_at  rounded up to a second by the writer, so that messages share publications
+--   p_dedup_keys  one per message in the order of their numbers, null for a message without a key, or null;
+--                 publish_staged deletes duplicates
+--   p_consumers   the consumers to publish to; null: all
 --   p_routed      whether the batch may have messages of several streams
---   p_write_no    that of begin_write; null: not known
+--   p_write_no    the number of begin_write; null: not known
 -- Returns the id of the staged chunk. Errors: PQ001, PQ002; PQ003, also when a message is not written; PQ004 for a
 -- message that does not fit the stream; PQ008 when a later write of the batch has begun to stage. Locks: the chunks of
--- earlier writes, and their reservations; it passes over those that another session holds.
+-- earlier writes, and their reservations; it skips those that another session holds.
 create or replace function pgqueue.stage(p_sink text, p_batch bigint, p_stream_id int, p_seqs int8multirange,
                                          p_priority int default 0, p_deliver_at timestamptz default null,
                                          p_dedup_keys text[] default null, p_consumers text[] default null,
@@ -129,7 +129,7 @@ begin
     return v_id;
 end $$;
 
--- Notes that a query writes to a stream. Errors: PQ001 when it wrote to another stream of that name before.
+-- Records that a query writes to a stream. Errors: PQ001 when it wrote to another stream of that name before.
 create or replace function _pgqueue.record_stream(p_sink text, p_stream pgqueue.streams) returns void
 language plpgsql as $$
 declare
@@ -141,32 +141,31 @@ begin
     end if;
     select stream_id into v_known from pgqueue.sink_streams where sink = p_sink and name = v_name;
     if v_known <> p_stream.stream_id then
-        raise exception 'stream % was dropped and made again since query % wrote to it', _pgqueue.error_name(p_stream),
-                        p_sink
+        raise exception 'stream % was dropped and created again since query % wrote to it',
+                        _pgqueue.error_name(p_stream), p_sink
             using errcode = 'PQ001', hint = 'Start the query with a new checkpoint to write to the new stream.';
     elsif v_known is null then
         perform _pgqueue.await(
             'the streams of sink ' || p_sink,
-            'with noted as (insert into pgqueue.sink_streams (sink, stream_id, name) '
-            'values ($2 ->> 0, $1, $2 ->> 1) '
-            'on conflict do nothing returning 1) select count(*) from noted',  -- lock: sink stream
+            'insert into pgqueue.sink_streams (sink, stream_id, name) values ($2 ->> 0, $1, $2 ->> 1) '
+            'on conflict do nothing returning 0',  -- lock: sink stream
             p_stream.stream_id, jsonb_build_array(p_sink, v_name));
     end if;
 end $$;
 
--- Publishes all that was staged for a batch of a sink, once: the named staged chunks become visible together.
+-- Publishes the staged chunks of a batch of a sink, once: they become visible together.
 --   p_sink       a query's id; for batch writes txn: and a txnAppId, or write: and a name used once
---   p_stream_id  the stream of all chunks; null: they may be of several streams, and were staged so
---   p_staged     the chunks of the tasks that won; those of other attempts are left to maintain()
---   p_rows       how many messages they have, as the tasks counted
---   p_compare    whether a query's batch that is repeated has to have the same messages (data, key and headers); else
---                only as many. Where their chunks are gone, as in a second call, there is only the number to compare
--- Returns true; false when this batch (of a batch write: or a later one) was published before, and nothing was done.
+--   p_stream_id  the stream of all chunks; null: they may be of several streams, and were staged with p_routed
+--   p_staged     the chunks of the successful tasks; maintain() deletes those of other attempts
+--   p_rows       the number of their messages, as the tasks counted
+--   p_compare    whether a repeated batch of a query must have the same messages (data, key and headers); else only
+--                their number is compared. If the chunks were deleted, as in a second call, only the number is compared
+-- Returns true; false if this batch (of a batch write: or a later one) was published before, and nothing was changed.
 -- Errors: PQ001, PQ003; 42501 for the sink of another role; PQ008 when a chunk is missing, or one of its messages was
 -- published with another; PQ005 when a chunk is missing after a restore or a failover, until recover() is called; PQ010
--- for a query's batch that is neither the next one nor the last one, with the same messages to the same streams; PQ013.
--- Locks: the batch against another commit of it, the reservations of its chunks, and dedup keys as send_batch.
--- Duplicates are deleted. (More than 60 lines: one commit, from its checks to its errors.)
+-- for a query's batch that is neither the next one nor a repetition of the last one, with the same messages to the same
+-- streams; PQ013. Locks: the batch against another commit of it, the reservations of its chunks, and dedup keys as
+-- send_batch. Duplicates are deleted. (More than 60 lines: one commit, from its checks to its errors.)
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[],
                                                   p_rows bigint, p_compare boolean default true) returns boolean
 language plpgsql as $$
@@ -183,7 +182,7 @@ begin
         raise exception 'p_staged is a list of chunks and p_rows their number of messages, not % and %',
                         coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null')
             using errcode = 'PQ003', column = 'p_staged, p_rows';
-    elsif p_staged = '{}'  -- a number far ahead would keep all batches before it from being published
+    elsif p_staged = '{}'  -- a much higher number would prevent the publication of all batches before it
           and p_batch > 1 + coalesce((select max(batch) from pgqueue.sink_batches where sink = p_sink), -1) then
         raise exception 'p_batch is at most the next one where p_staged is empty, not %', p_batch
             using errcode = 'PQ003', column = 'p_batch', hint = 'A batch that has no messages need not be published.';
@@ -197,7 +196,7 @@ begin
         return false;
     end if;
     v_staged := array(select w from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged) w);
-    -- then the rest of each reservation, in one order
+    -- then the reservations, in the order of their ids
     for v_used in
         select w.reservation_id, range_agg(g) as seqs, sum(upper(g) - lower(g)) as message_count
         from unnest(v_staged) w cross join lateral unnest(w.seqs) g group by w.reservation_id order by w.reservation_id
@@ -209,7 +208,7 @@ begin
                 using errcode = 'PQ008', hint = 'Stage each message once. Nothing was published.';
         end if;
     end loop;
-    -- and the streams in one order too: for a dedup key a transaction may wait
+    -- and the streams in the order of their ids, because a transaction may wait for a dedup key
     for v_stream_id in select distinct stream_id from unnest(v_staged) order by stream_id loop
         v_published := _pgqueue.publish_chunks(_pgqueue.stream_of(v_stream_id), p_sink,
                                                array(select w from unnest(v_staged) w where stream_id = v_stream_id));
@@ -217,24 +216,24 @@ begin
         v_rows := v_rows + v_published.o_rows;
     end loop;
     if v_chunks < cardinality(p_staged) and _pgqueue.is_elsewhere() then
-        raise exception 'batch % of sink % is ahead of the database: % of its % staged chunks are there', p_batch,
+        raise exception 'batch % of sink % is ahead of the database: it has % of its % staged chunks', p_batch,
                         p_sink, v_chunks, cardinality(p_staged)
             using errcode = 'PQ005',
                   hint = 'The database was restored to an earlier state, or a standby that lacked the last commits was '
-                         'promoted. Nothing was published. Call recover(), and start the query again: an error says '
-                         'if it needs a new checkpoint.';
+                         'promoted. Nothing was published. Call recover(), and restart the query: an error says '
+                         'whether it needs a new checkpoint.';
     elsif v_chunks <> cardinality(p_staged) or v_rows <> p_rows then
-        raise exception 'batch % of sink % is not complete: % of % staged chunks, % of % messages are there', p_batch,
+        raise exception 'batch % of sink % is not complete: it has % of % staged chunks, % of % messages', p_batch,
                         p_sink, v_chunks, cardinality(p_staged), v_rows, p_rows
             using errcode = 'PQ008',
-                  hint = 'A later write of the batch deleted the chunks: then two drivers do the same, and one is to '
-                         'stop. Or they were older than maintain() keeps them. Nothing was published; run the batch '
-                         'again.';
+                  hint = 'Either a later write of the batch deleted the chunks: then two drivers run the same query, '
+                         'and you must stop one. Or maintain() deleted them as too old. Nothing was published; run '
+                         'the batch again.';
     end if;
     return true;
 end $$;
 
--- The chunks of a batch among those that are named. For arguments see publish_staged.
+-- The given chunks that belong to a batch. For arguments see publish_staged.
 create or replace function _pgqueue.staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[])
 returns setof pgqueue.staged_chunks language sql stable as $$
     select * from pgqueue.staged_chunks
@@ -242,7 +241,7 @@ returns setof pgqueue.staged_chunks language sql stable as $$
       and (p_stream_id is null or stream_id = p_stream_id)
 $$;
 
--- Publishes staged chunks of a stream together. Returns how many there were, and their messages; see publish_staged.
+-- Publishes staged chunks of a stream together; see publish_staged. Returns the number of chunks and their messages.
 -- (More than 60 lines: one publication, from its duplicates to its notification.)
 create or replace function _pgqueue.publish_chunks(p_stream pgqueue.streams, p_sink text,
                                                    p_chunks pgqueue.staged_chunks[], out o_chunks bigint,
@@ -250,8 +249,8 @@ create or replace function _pgqueue.publish_chunks(p_stream pgqueue.streams, p_s
 language plpgsql as $$
 declare
     v_id         bigint;
-    v_seqs       int8multirange;  -- what has dedup keys, ...
-    v_dedup_keys text[];          -- ... and these
+    v_seqs       int8multirange;  -- the messages with dedup keys, ...
+    v_dedup_keys text[];          -- ... and the keys
     v_duplicates int8multirange := '{}';
     v_one        record;
     v_entries    pgqueue.key_backlog[] := '{}';

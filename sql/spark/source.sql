@@ -1,16 +1,16 @@
--- The Spark source's side. A checkpoint reader stands for one checkpoint. Its claims are fixed, ordered sets: so the
--- offsets (reader, claim) say for ever which messages a micro-batch has.
+-- The Spark source. A checkpoint reader represents one checkpoint. Its claims are fixed, ordered sets, so the offsets
+-- (reader, claim) always name the same messages of a micro-batch.
 
--- A stream's id and kind by its name, for a Spark query. Errors: PQ001.
+-- Returns the id and kind of a stream, for a Spark query. Errors: PQ001.
 create or replace function pgqueue.open_stream(p_stream text) returns table (stream_id int, kind text)
 language sql stable as $$ select s.stream_id, s.kind from _pgqueue.stream(p_stream) s $$;
 
--- All streams with their ids and kinds, for a Spark query that reads streams by a pattern. Errors: none.
+-- Returns all streams with their ids and kinds, for a Spark query that reads streams by a pattern. Errors: none.
 create or replace function pgqueue.open_streams() returns table (stream text, stream_id int, kind text)
 language sql stable as $$ select s.name, s.stream_id, s.kind from pgqueue.streams s order by s.name collate "C" $$;
 
--- A consumer's id and settings by its name, for a Spark query or a worker. Its identity is a name that no other
--- consumer of any database has; channel is that of its stream. Errors: PQ001, PQ002.
+-- Returns the id and settings of a consumer, for a Spark query or a worker. The identity is globally unique; the
+-- channel is for notifications of the stream. Errors: PQ001, PQ002.
 create or replace function pgqueue.open_consumer(p_stream text, p_consumer text)
 returns table (stream_id int, kind text, consumer_id int, ordering text, visibility_timeout interval, identity text,
                channel text, keeps_history boolean, paused boolean)
@@ -23,22 +23,23 @@ language sql stable as $$
 $$;
 
 -- Acknowledges the finished batches of a Spark query, and returns the end offset of its next micro-batch. It
--- acknowledges the claims of the checkpoint reader up to the start offset. Claims beyond the start (a crash came
--- between the claim and the offset log) are the batch; if there are none, it claims what is there.
+-- acknowledges the claims of the checkpoint reader up to the start offset. Claims beyond the start (after a crash
+-- between the claim and the write of the offset log) are the batch; if there are none, it claims available messages.
 --   p_start_claim, p_start_messages  the start offset; 0, 0 for a new query
---   p_max                            messages at most; null: all that there are (in up to 1,000,000 publications)
+--   p_max                            the maximum number of messages; null: all available (in up to 1,000,000
+--                                    publications)
 --   p_visibility_timeout             null: the consumer's
---   p_upto_publication               no publication after this one; null: all
---   p_max_bytes                      of data at most, but at least one message; null: any number
+--   p_upto_publication               the last publication to claim from; null: no limit
+--   p_max_bytes                      the maximum bytes of data, but at least one message; null: no limit
 -- Returns one row:
---   claim_id, messages  the end offset; the start offset, if there is nothing
---   claimed             how many messages the batch has
---   lost                messages acknowledged although their lease had ended: another claimer may have them too
---   next_due            when the next delayed message is due or, if there is nothing, the next lease ends
---   bytes               of data that the new claim has; null unless p_max_bytes was given and the call claimed
--- A repetition with the same start gives the same end. Errors: PQ002, PQ003, PQ005, PQ006 for a group or a consumer
+--   claim_id, messages  the end offset; the start offset, if there are no messages
+--   claimed             the number of messages of the batch
+--   lost                messages acknowledged although their lease had ended: another claim may have them too
+--   next_due            when the next delayed message is due or, if there are no messages, the next lease ends
+--   bytes               the bytes of data of a new claim; null without p_max_bytes or without a new claim
+-- A repetition with the same start returns the same end. Errors: PQ002, PQ003, PQ005, PQ006 for a group or a consumer
 -- with limits of keys, PQ007, PQ010; 55P03. Locks: the reader, the consumer, its claims, the schedules that are due,
--- the reader's row. (More than 60 lines: one step of the protocol, which is read from top to bottom.)
+-- the reader's row. (More than 60 lines: one step of the protocol, in its order.)
 create or replace function pgqueue.reader_claim(p_reader uuid, p_consumer_id int, p_start_claim bigint,
                                                 p_start_messages bigint, p_max bigint default null,
                                                 p_visibility_timeout interval default null,
@@ -54,10 +55,7 @@ declare
     v_acked    record;
     v_fill     record;
 begin
-    if p_max_bytes < 1 then
-        raise exception 'p_max_bytes is null or at least 1, not %', p_max_bytes
-            using errcode = 'PQ003', column = 'p_max_bytes';
-    end if;
+    perform _pgqueue.check_positive('p_max_bytes', p_max_bytes);
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_start_messages);
     v_consumer := _pgqueue.begin_claim('reader', p_max, p_visibility_timeout, p_reader => p_reader,
                                        p_consumer_id => p_consumer_id);
@@ -114,8 +112,8 @@ begin
     return next;
 end $$;
 
--- Holds the claims of a Spark query longer: its heartbeat. The leases of the reader's live claims start again. Returns
--- how many claims these were. Locks: those claims.
+-- Extends the claims of a Spark query, as its heartbeat. The leases of the reader's live claims restart. Returns the
+-- number of claims. Locks: those claims.
 create or replace function pgqueue.reader_extend(p_reader uuid) returns bigint
 language sql as $$
     with extended as (
@@ -129,18 +127,18 @@ language sql as $$
     select count(*) from extended
 $$;
 
--- Prepares the messages of a micro-batch to be read, again if need be. It extends the reader's claims, and claims
--- back the free messages of those in (start, end] that the reader lost. A batch that another process had planned is
--- delivered once more, and its deliver_count says so.
---   p_process           id of the process that asks. Planning a batch again in another process counts as a delivery,
---                       in the same process not. Null: nothing is counted
---   p_quarantine_after  halve a batch that so many processes began and none finished, see spark/quarantine.sql; null:
---                       never
+-- Prepares the messages of a micro-batch for a read or a repeated read. It extends the reader's claims, and claims back
+-- the free messages of those in (start, end] that the reader lost. A batch that another process had planned counts as
+-- delivered again (deliver_count).
+--   p_process           the id of the calling process. Planning a batch again counts as a delivery in another process,
+--                       but not in the same one. Null: nothing is counted
+--   p_quarantine_after  bisect a batch that so many processes started and none finished, see spark/quarantine.sql;
+--                       null: never
 -- Returns one row:
---   planned     how many messages the batch has now
---   taken_over  messages of the batch that other claimers have or had
---   gone        messages of the batch that are gone; taken_over + gone is what reader_lost returns
---   returned    messages that went back because the batch was halved
+--   planned     the current number of messages of the batch
+--   taken_over  messages of the batch that were lost to other claims
+--   gone        messages of the batch that were deleted; taken_over + gone is the result of reader_lost
+--   returned    messages that were returned because the batch was bisected
 --   poison      messages of the batch that became dead letters
 -- Errors: PQ002, PQ003, PQ005, PQ007; 55P03; PQ006 for a consumer that has limits of keys now; PQ010 when the batch was
 -- acknowledged before. Locks: the reader, the consumer, its claims. (More than 60 lines: one step of the protocol, as
@@ -162,10 +160,7 @@ declare
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_end_claim);
-    if p_quarantine_after < 1 then
-        raise exception 'p_quarantine_after is null or at least 1, not %', p_quarantine_after
-            using errcode = 'PQ003', column = 'p_quarantine_after';
-    end if;
+    perform _pgqueue.check_positive('p_quarantine_after', p_quarantine_after);
     v_consumer := _pgqueue.check_kind('reader', _pgqueue.own_reader(p_reader, p_consumer_id));
     v_reader := _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_end_claim);
     v_stored := _pgqueue.cursor(p_consumer_id);
@@ -212,15 +207,14 @@ begin
     return next;
 end $$;
 
--- Of the messages that a reader's claim lost before its query settled them: how many are gone, because retention took
--- them from this consumer, or because they were deleted. Other messages that were trimmed had been settled.
+-- Of the messages that a reader's claim lost before its query settled them: the number that retention removed from this
+-- consumer, or that were deleted. Other trimmed messages had been settled.
 create or replace function _pgqueue.count_gone(p_stream_id int, p_claim pgqueue.reader_claims) returns bigint
 language plpgsql stable as $$
 declare
     v_lost  bigint := p_claim.message_count - _pgqueue.remaining(p_claim) - p_claim.settled;
     v_rest  int8multirange := p_claim.seqs;
     v_skips int8multirange;
-    v_there bigint;
 begin
     if v_lost = 0 then
         return 0;
@@ -228,24 +222,22 @@ begin
     v_rest := v_rest - (select coalesce(range_agg(seqs), '{}') from _pgqueue.bundles_of(p_claim.head, p_claim.token));
     v_skips := v_rest * coalesce((select seqs from pgqueue.skips where consumer_id = p_claim.consumer_id), '{}');
     v_rest := v_rest - v_skips - (_pgqueue.trimmed(p_stream_id)).o_seqs - _pgqueue.seqs_settled_early(p_claim);
-    execute format('select count(*) from unnest($1) g '
-                   'cross join lateral (select from pgqueue.messages_%s '
-                   'where seq >= lower(g) and seq < upper(g) offset 0) m', p_stream_id)
-    into v_there using v_rest;
-    -- rows that the query settled before the loss may be deleted, too, and nothing says which: so at most v_lost
-    return least(_pgqueue.cardinality(v_skips) + _pgqueue.cardinality(v_rest) - v_there, v_lost);
+    -- rows that the query settled before the loss may be deleted too, and are not recorded: so at most v_lost
+    return least(_pgqueue.cardinality(v_skips) + _pgqueue.cardinality(v_rest)
+                 - _pgqueue.count_stored(p_stream_id, v_rest), v_lost);
 end $$;
 
--- How many messages of a micro-batch its reader has lost to other claimers, because a lease ended. A query that has
--- read the batch must not deliver it when this is more than taken_over + gone of reader_resume. Locks nothing.
+-- Returns how many messages of a micro-batch its reader has lost to other claims, because a lease ended. A query that
+-- has read the batch must not deliver it if the result is larger than taken_over + gone of reader_resume. Locks
+-- nothing.
 create or replace function pgqueue.reader_lost(p_reader uuid, p_start_claim bigint, p_end_claim bigint) returns bigint
 language sql stable as $$
     select coalesce(sum(c.message_count - c.settled - _pgqueue.remaining(c)), 0)::bigint from pgqueue.reader_claims c
     where reader = p_reader and claim_id > p_start_claim and claim_id <= p_end_claim
 $$;
 
--- How many messages other readers of a consumer hold, and until when, if these do not come back. It is for a query that
--- finds nothing to read. Locks nothing.
+-- Returns how many messages other readers of a consumer hold, and when their last lease ends. It is for a query that
+-- finds no messages. Locks nothing.
 create or replace function pgqueue.reader_others(p_reader uuid, p_consumer_id int)
 returns table (messages bigint, until timestamptz)
 language sql stable as $$
@@ -256,9 +248,9 @@ language sql stable as $$
       and h.lease_until > clock_timestamp()
 $$;
 
--- The messages of a micro-batch as ranges of numbers [lo, hi), in the order of delivery. Ranges are merged for
--- ordering=none, where no order is promised beyond priority. Messages that the query has settled by actions are among
--- them, as they were, without those that retention took since. Locks nothing.
+-- Returns the messages of a micro-batch as ranges of numbers [lo, hi), in the order of delivery. Ranges are merged for
+-- ordering=none, which guarantees no order beyond priority. Messages that the query has settled by actions are
+-- included, as they were, without those that retention has trimmed since. Locks nothing.
 create or replace function pgqueue.reader_plan(p_reader uuid, p_start_claim bigint, p_end_claim bigint)
 returns table (lo bigint, hi bigint, priority int, deliver_count int)
 language sql stable as $$
@@ -284,15 +276,15 @@ language sql stable as $$
     order by place, lower(g)
 $$;
 
--- Records which Spark query a reader belongs to, and refuses a second reader of the same query. Errors: PQ009 when
--- another reader of the consumer belongs to the same query, as in a self-join: each would get a part of the messages.
--- Locks: the reader's row.
+-- Records the Spark query of a reader, and refuses a second reader of the same query. Errors: PQ009 when another reader
+-- of the consumer belongs to the same query, as in a self-join: each would get a part of the messages. Locks: the
+-- reader's row.
 create or replace function pgqueue.reader_query(p_reader uuid, p_query_id text) returns void
 language plpgsql as $$
 begin
     perform _pgqueue.await('checkpoint reader ' || p_reader,
-        'with noted as (update pgqueue.readers set query_id = $2 ->> 1 where reader = ($2 ->> 0)::uuid '
-        'and query_id is distinct from $2 ->> 1 returning 1) select count(*) from noted',  -- lock: reader row
+        'update pgqueue.readers set query_id = $2 ->> 1 where reader = ($2 ->> 0)::uuid '
+        'and query_id is distinct from $2 ->> 1 returning 0',  -- lock: reader row
         null, jsonb_build_array(p_reader, p_query_id));
 exception when unique_violation then
     raise exception 'query % reads % twice: each of its two readers would get a part of the messages', p_query_id,

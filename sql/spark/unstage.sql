@@ -1,13 +1,13 @@
--- Deleting what a task has staged and nobody will publish.
+-- Deleting staged messages that will not be published.
 
 -- Deletes staged chunks of a batch that failed, with their messages.
--- The query that failed calls it, so that a query which fails repeatedly leaves nothing for maintain(). It never
--- deletes what is published, or is being published.
+-- A failed query calls it, so that repeated failures leave nothing for maintain(). It never deletes messages that are
+-- published, or are being published.
 --   p_sink, p_batch  as of publish_staged
---   p_staged         chunks of the caller's own attempt; others may still work on the same batch. Those that another
---                    role has staged are left as they are
--- Returns how many messages it deleted. Errors: PQ003. Locks: the chunks and their reservations; it passes over those
--- that another session holds.
+--   p_staged         chunks of the caller's own attempt, because other attempts may still run. Chunks of other roles
+--                    are not deleted
+-- Returns the number of deleted messages. Errors: PQ003. Locks: the chunks and their reservations; it skips those that
+-- another session holds.
 create or replace function pgqueue.unstage(p_sink text, p_batch bigint, p_staged bigint[]) returns bigint
 language plpgsql as $$
 begin
@@ -21,15 +21,15 @@ begin
             where staged_id = any (p_staged) and sink = p_sink and batch = p_batch and staged_by = session_user
             order by staged_id
             -- lock: chunk
-            for update skip locked  -- a commit that has it publishes it
+            for update skip locked  -- a commit that holds it publishes it
         )
         select coalesce(sum(_pgqueue.delete_chunk(c)), 0) from chunk c);
 end $$;
 
--- Deletes chunks that earlier writes of a batch have staged, a few in each call. Spark repeats the batch: so these
--- writes were killed, and must not be committed. A query does a batch once in all; a batch write once for each stream,
--- or for all streams of a column. For arguments and locks see stage. Errors: PQ008 for a write that is not the latest:
--- of a task, or a driver, that outlived its application.
+-- Deletes chunks that earlier writes of a batch have staged, a few in each call. Spark repeats the batch, so these
+-- writes were killed, and must not be committed. A query has one write per batch; a batch write has one for each
+-- stream, or for all streams of a column. For arguments and locks see stage. Errors: PQ008 for a write that is not the
+-- latest: of a task or driver that outlived its application.
 create or replace function _pgqueue.end_earlier_writes(p_sink text, p_batch bigint, p_stream_id int, p_routed boolean,
                                                        p_write_no bigint) returns void
 language plpgsql as $$
@@ -42,12 +42,7 @@ begin
     into v_later, v_earlier from pgqueue.staged_chunks
     where sink = p_sink and batch = p_batch and staged_by = session_user
       and (_pgqueue.is_query(p_sink) or (routed = p_routed and (p_routed or stream_id = p_stream_id)));
-    if v_later then
-        raise exception 'batch % of sink % is written by another try of it, which began later', p_batch, p_sink
-            using errcode = 'PQ008',
-                  hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
-                         'killed. Nothing was staged.';
-    end if;
+    perform _pgqueue.refuse_write(p_sink, p_batch) where v_later;
     for v_chunk in
         select * from pgqueue.staged_chunks where staged_id = any (v_earlier) order by staged_id limit 10
         -- lock: chunk
@@ -57,15 +52,25 @@ begin
     end loop;
 end $$;
 
--- Deletes a staged chunk with its messages. Needs the chunk's lock. Returns how many messages it deleted; null, and
--- nothing is deleted, if a commit has the reservation.
+-- Raises PQ008: a later write of the batch has begun.
+create or replace function _pgqueue.refuse_write(p_sink text, p_batch bigint) returns void
+language plpgsql as $$
+begin
+    raise exception 'a later write of batch % of sink % has begun', p_batch, p_sink
+        using errcode = 'PQ008',
+              hint = 'Two drivers run the same query: stop one of them. Or this is a task of an application that was '
+                     'killed. Nothing was staged.';
+end $$;
+
+-- Deletes a staged chunk with its messages. Needs the chunk's lock. Returns the number of deleted messages; null, and
+-- nothing is deleted, if a commit holds the reservation.
 create or replace function _pgqueue.delete_chunk(p_chunk pgqueue.staged_chunks) returns bigint
 language plpgsql as $$
 declare
     v_reservation pgqueue.reservations;
     v_count       bigint;
 begin
-    -- a commit of another chunk of this reservation is either done or not begun
+    -- so a commit of another chunk of this reservation has ended, or not begun
     select * into v_reservation from pgqueue.reservations where reservation_id = p_chunk.reservation_id
     for update skip locked;  -- lock: reservation
     if not found and exists (select from pgqueue.reservations where reservation_id = p_chunk.reservation_id) then
@@ -76,7 +81,8 @@ begin
     return v_count;
 end $$;
 
--- Deletes messages that a reservation still has, and takes them out of it. Needs its lock. Returns how many there were.
+-- Deletes messages that a reservation still has, and removes them from it. Needs its lock. Returns the number of
+-- messages.
 create or replace function _pgqueue.delete_reserved(p_reservation pgqueue.reservations, p_seqs int8multirange)
 returns bigint language plpgsql as $$
 declare
@@ -98,8 +104,8 @@ begin
     return v_deleted;
 end $$;
 
--- Takes numbers out of a reservation: their messages are published now, or deleted. Returns whether the reservation
--- had all of them; if not, nothing was changed. Locks: the reservation.
+-- Removes numbers from a reservation, whose messages are being published or deleted. Returns whether the reservation
+-- had all of them; if not, nothing is changed. Locks: the reservation.
 create or replace function _pgqueue.use_reservation(p_reservation_id bigint, p_seqs int8multirange) returns boolean
 language plpgsql as $$
 declare

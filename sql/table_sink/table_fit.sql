@@ -1,8 +1,8 @@
--- What becomes of a staged value in a column of a table. fit() decides for each pair of types whether the value stays
--- what it is; no other function does.
+-- The conversion of a staged value to the type of a column. fit() decides for each pair of types whether the value is
+-- preserved; no other function does.
 
--- The type of a column of the table of staged rows, as format_type() writes it, for a type of Spark as its simpleString
--- does; null: it is refused.
+-- The type of a column of staged rows, as in format_type(), for a type of Spark, as in its simpleString; null: the type
+-- is refused.
 create or replace function _pgqueue.staged_type(p_type text) returns text
 language sql immutable as $$
     select t.staged || case when p_type like 'array<%' then '[]' else '' end
@@ -17,9 +17,9 @@ language sql immutable as $$
     where coalesce(substring(p_type from '^array<(.*)>$'), p_type) ~ ('^' || t.pattern || '$')
 $$;
 
--- The type of a column, without its domains, which have the modifiers.
--- Returns the type below the domains, with its modifier, as SQL (o_full) and as oid (o_base); for an array, its
--- brackets (o_dims, else ''); of the value, or of the items of the array, the type (o_item) and modifier (o_typmod).
+-- The base type of a column, below its domains, which have the modifiers.
+-- Returns the base type, with its modifier, as SQL (o_full) and as oid (o_base); for an array, its brackets (o_dims,
+-- else ''); of the value, or of the items of the array, the type (o_item) and modifier (o_typmod).
 create or replace function _pgqueue.stored_type(p_type oid, p_typmod int, out o_full text, out o_base oid,
                                                 out o_dims text, out o_item oid, out o_typmod int)
 language sql stable as $$
@@ -36,13 +36,13 @@ language sql stable as $$
     from base b, (select * from below order by depth desc limit 1) i
 $$;
 
--- What becomes of the values of a type in a column.
---   p_type                    as Spark's simpleString writes it
---   p_item, p_typmod, p_dims  of the column, as stored_type() returns them
--- Returns exact: a value that is read back is the one that was sent, or an error was raised (a number may be too
--- large); rounds: two values may become one; null: the column takes none of the type. A float is what its shortest text
--- says, and a decimal is exact in a float that has all its digits. Text is exact, because the commit looks at each
--- value: text_changes(). What the column holds to be equal, as citext does, is equal.
+-- Whether a column preserves the values of a type.
+--   p_type                    as in Spark's simpleString
+--   p_item, p_typmod, p_dims  of the column, from stored_type()
+-- Returns exact: the stored value equals the sent one, or an error is raised (a number may be too large); rounds:
+-- different values may become equal; null: the column does not accept the type. The value of a float is its shortest
+-- text, and a decimal is exact in a float that has all its digits. Text is exact, because the commit checks each value
+-- with text_changes(). Equality is that of the column, for example of citext.
 create or replace function _pgqueue.fit(p_type text, p_item oid, p_typmod int, p_dims text) returns text
 language sql stable as $$
     select case
@@ -76,8 +76,8 @@ language sql stable as $$
                (((p_typmod - 4) & 2047) # 1024) - 1024 as stored_places) n
 $$;
 
--- The cast of a staged value, as SQL; null: it needs none. A float becomes a numeric by its shortest text: the cast of
--- Postgres drops the digits behind the 15th, or the 6th. (apply_table_batch() sets extra_float_digits.)
+-- The cast of a staged value, as SQL; null: it needs none. A float becomes a numeric by its shortest text, because the
+-- cast of Postgres drops digits after the 15th, or the 6th. (apply_table_batch() sets extra_float_digits.)
 create or replace function _pgqueue.written_cast(p_staged text, p_full text, p_base oid, p_item oid, p_dims text)
 returns text language sql stable as $$
     select nullif(case when p_staged ~ '^(real|double precision)' and p_item = 'numeric'::regtype
@@ -87,9 +87,10 @@ returns text language sql stable as $$
     from pg_type i where i.oid = p_item
 $$;
 
--- Whether staged text loses something in the type of a column: digits, a zone, the time of a date, or spaces at the end
--- of varchar(n), which an insert cuts without a word. The value is compared with that of a wider type.
--- Returns a condition, in which %1$s is the text; it needs the time zone UTC. Null: the type loses nothing, or raises.
+-- Whether staged text is changed by the type of a column: digits, a zone, the time of a date, or trailing spaces of
+-- varchar(n), which an insert silently truncates. The value is compared with that of a wider type.
+-- Returns a condition, in which %1$s is the text; it needs the time zone UTC. Null: the type never changes text, or
+-- raises an error.
 create or replace function _pgqueue.text_changes(p_item oid, p_typmod int, p_dims text) returns text
 language sql stable as $$
     select format('%%1$s::%1$s operator(pg_catalog.<>) %%1$s::%2$s::%1$s', w.wide || p_dims,

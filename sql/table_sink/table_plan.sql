@@ -1,10 +1,10 @@
--- The target of a write to a table: whether the columns fit, and the statements that write them.
+-- The target of a write to a table: checks of its columns, and the plan for the statements.
 --
--- A plan is what the statements are made of, as JSON: a plan of the same table, columns and options is equal to an
--- earlier one unless the table was changed. Tasks stage by one plan; the commit makes another, and compares.
+-- A plan has all that the statements need, as JSON. Plans of the same table, columns and options are equal unless the
+-- table was changed. Tasks stage rows with one plan; the commit computes another, and compares them.
 
--- The table of a name. The name has its schema, and is quoted as in SQL. Errors: PQ003 for a table that takes no rows,
--- or whose rows would not be on disk when the batch is recorded as done.
+-- The table with a name. The name has its schema, and is quoted as in SQL. Errors: PQ003 for a table that accepts no
+-- rows, or whose rows would not be durable when the batch is recorded.
 create or replace function _pgqueue.target_table(p_table text) returns pg_class
 language plpgsql stable as $$
 declare
@@ -24,29 +24,29 @@ begin
     select c.* into v_table from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = v_name[1] and c.relname = v_name[2] and c.relkind not in ('i', 'I', 'S', 'c', 't');
     if v_table.oid is null then
-        raise exception 'p_table is a table of this database, and there is no %', format('%I.%I', v_name[1], v_name[2])
+        raise exception 'p_table is a table of this database, which has no %', format('%I.%I', v_name[1], v_name[2])
             using errcode = 'PQ003', column = 'p_table',
                   hint = 'Create it. A name that is not in lower case needs quotes: public."Bills".';
     end if;
     v_reason := case
         when v_name[1] in ('pgqueue', '_pgqueue') then 'is a table of the queue: option stream sends messages'
-        when v_name[1] in ('pg_catalog', 'information_schema') then 'belongs to Postgres'
-        when v_table.relkind = 'f' then 'is a foreign table, and its server would not commit with this one'
-        when v_table.relkind not in ('r', 'p', 'v') then 'is no table'
-        when v_table.relpersistence = 't' then 'is a temporary table, which other sessions do not see'
-        when v_table.relpersistence = 'u' then 'is unlogged: a crash would empty it after a batch is recorded as done'
+        when v_name[1] in ('pg_catalog', 'information_schema') then 'is a system table'
+        when v_table.relkind = 'f' then 'is a foreign table, which would not commit with this server'
+        when v_table.relkind not in ('r', 'p', 'v') then 'is not a table'
+        when v_table.relpersistence = 't' then 'is a temporary table, which other sessions cannot see'
+        when v_table.relpersistence = 'u' then 'is unlogged: a crash would empty it after a batch is recorded'
         when exists (select from pg_partition_tree(v_table.oid) p join pg_class c on c.oid = p.relid
                      where c.relkind = 'f' or c.relpersistence = 'u') then 'has a partition that is unlogged or foreign'
         when v_table.relkind = 'v' and pg_relation_is_updatable(v_table.oid, true) & 8 = 0
-            then 'is a view that takes no rows' end;
+            then 'is a view that accepts no rows' end;
     if v_reason is not null then
-        raise exception 'p_table takes no rows of a query: % %', p_table, v_reason
+        raise exception 'p_table cannot be written by a query: % %', p_table, v_reason
             using errcode = 'PQ003', column = 'p_table';
     end if;
     return v_table;
 end $$;
 
--- The number of a column in a list of names: of the same name, or of the only one that differs in case alone; null:
+-- The number of a column in a list of names: of the same name, or of the only one that differs only in case; null:
 -- there is none.
 create or replace function _pgqueue.column_number(p_name text, p_names text[]) returns int
 language sql immutable as $$
@@ -55,9 +55,9 @@ language sql immutable as $$
                      where lower(name) = lower(p_name) having count(*) = 1))
 $$;
 
--- A column of a write: how it is staged, and how its values become those of the table's column. Numbers and times get
--- their precision before rows are compared. Text gets no length, because a cast cuts silently and an insert does not.
---   p_use        p_merge_keys or p_sequence_by, where that names the column; null: it has a plain value
+-- A column of a write: its staged type, and the conversion to the table's column. Numbers and times get their precision
+-- before rows are compared. Text gets no length, because a cast truncates silently and an insert does not.
+--   p_use        p_merge_keys or p_sequence_by, if it names the column; else null
 --   p_may_round  whether p_allow_rounding names it
 -- Returns an object with name, attnum, staged, cast, which is null where the types are the same, and changes, of
 -- text_changes(). Errors: PQ003 for a column that the table has not, does not take, or would round.
@@ -75,15 +75,16 @@ begin
     select * into v_found from pg_attribute
     where attrelid = p_table.oid and attname = v_names[_pgqueue.column_number(p_name, v_names)];
     if v_staged is null then
-        raise exception 'column % is %, which no column of a table takes', p_name, p_type
+        raise exception 'column % is %, which no column of a table accepts', p_name, p_type
             using errcode = 'PQ003', column = 'p_columns',
-                  hint = 'Select to_json(...) or cast(... as string): a string becomes what the column holds.';
+                  hint = 'Select to_json(...) or cast(... as string): a string is converted to the type of the column.';
     elsif v_found.attnum is null then
         raise exception 'table % has no column %: it has %', _pgqueue.sql_name(p_table.oid), p_name,
                         array_to_string(v_names, ', ')
             using errcode = 'PQ003', column = 'p_columns', hint = 'Drop the column, or rename it.';
     elsif v_found.attgenerated <> '' or v_found.attidentity = 'a' then
-        raise exception 'column % of table % is generated, and takes no values', p_name, _pgqueue.sql_name(p_table.oid)
+        raise exception 'column % of table % is generated, and accepts no values', p_name,
+                        _pgqueue.sql_name(p_table.oid)
             using errcode = 'PQ003', column = 'p_columns', hint = 'Drop the column from the DataFrame.';
     end if;
     v_to := _pgqueue.stored_type(v_found.atttypid, v_found.atttypmod);
@@ -92,19 +93,20 @@ begin
         raise exception 'column % is %, and must fit column % of table %, which is %', p_name, p_type, v_found.attname,
                         _pgqueue.sql_name(p_table.oid), format_type(v_found.atttypid, v_found.atttypmod)
             using errcode = 'PQ003', column = 'p_columns',
-                  hint = format('Cast it in Spark to the type of the column. Values that would change on the way are '
-                                'refused. A string becomes what the column holds: cast(%s as string).', p_name);
+                  hint = format('Cast it in Spark to the type of the column. Conversions that would change values are '
+                                'refused. Any string is converted to the type of the column: cast(%s as string).',
+                                p_name);
     elsif v_fit = 'rounds' and (p_use is not null or not p_may_round) then
         raise exception 'column % is %, and column % of table % is %, which would round its values%', p_name, p_type,
                         v_found.attname, _pgqueue.sql_name(p_table.oid), v_to.o_full,
                         case p_use when 'p_merge_keys' then ': two keys of p_merge_keys could become one'
-                                   when 'p_sequence_by' then ': by p_sequence_by, an older row could stay'
+                                   when 'p_sequence_by' then ': with p_sequence_by, an older row could remain'
                                    else '' end
             using errcode = 'PQ003', column = concat_ws(', ', coalesce(p_use, 'p_columns'), 'p_allow_rounding'),
-                  hint = format('Make the column of the table %s. Or let Spark cast to a type whose values the column '
-                                'holds as they are.', v_staged)
-                         || case when p_use is null then format(' Or let p_allow_rounding name %s.', p_name)
-                                 else ' What p_allow_rounding allows is not for keys and sequences.' end;
+                  hint = format('Change the type of the column to %s. Or cast in Spark to a type whose values the '
+                                'column preserves.', v_staged)
+                         || case when p_use is null then format(' Or add %s to p_allow_rounding.', p_name)
+                                 else ' p_allow_rounding does not apply to keys and sequences.' end;
     end if;
     return jsonb_build_object('name', v_found.attname, 'attnum', v_found.attnum, 'staged', v_staged)
         || jsonb_strip_nulls(jsonb_build_object(
@@ -113,12 +115,12 @@ begin
                                then _pgqueue.text_changes(v_to.o_item, v_to.o_typmod, v_to.o_dims) end));
 end $$;
 
--- How the values of a key are compared: as the unique index of these columns does. The operators have their schema,
--- because the path of the session may not have that of an extension. Of a view, which has no index, the types say it,
--- and Postgres looks for the index at the commit.
+-- How the values of a key are compared: as in the unique index of these columns. The operators have their schema,
+-- because the search_path may lack that of an extension. For a view, which has no index, the types determine it, and
+-- Postgres requires the index at the commit.
 --   p_attnums  the columns
--- Returns for each column an object with equals, less and collate, an expression's end. Errors: PQ003 when no index
--- makes the columns unique at each moment and for all rows.
+-- Returns for each column an object with equals, less and collate, a clause. Errors: PQ003 unless a unique index has
+-- these columns, is not deferrable, and has all rows.
 create or replace function _pgqueue.key_order(p_table pg_class, p_attnums int2[]) returns jsonb[]
 language plpgsql stable as $$
 declare
@@ -134,7 +136,7 @@ begin
         select string_agg(pg_get_indexdef(i.indexrelid)
                           || case when i.indimmediate then '' else ' (deferrable)' end, '; ' order by i.indexrelid)
         into v_there from pg_index i where i.indrelid = p_table.oid and i.indisunique;
-        raise exception 'p_merge_keys are the columns of a unique index of table %, not of a part of its rows and not '
+        raise exception 'p_merge_keys are the columns of a unique index of table % that is neither partial nor '
                         'deferrable; it has %', _pgqueue.sql_name(p_table.oid), coalesce(v_there, 'none')
             using errcode = 'PQ003', column = 'p_merge_keys',
                   hint = 'Name the columns of such an index, or create one: create unique index on ... (...).';
@@ -159,7 +161,7 @@ begin
         order by a.n);
 end $$;
 
--- An operator of a btree index, as SQL names it: 1 is less, 3 equals. Those of pg_catalog where the family is unknown.
+-- An operator of a btree index, as SQL: 1 is less, 3 equals. Those of pg_catalog for an unknown family.
 create or replace function _pgqueue.index_operator(p_family oid, p_type oid, p_strategy int) returns text
 language sql stable as $$
     select coalesce(
@@ -171,7 +173,7 @@ language sql stable as $$
 $$;
 
 -- Raises 42501 unless a role may write the table: insert; for a merge also update, and select of all written columns,
--- as "on conflict" demands; to delete rows, delete.
+-- which "on conflict" requires; to delete rows, delete.
 create or replace function _pgqueue.check_rights(p_table pg_class, p_plan jsonb, p_role text) returns void
 language plpgsql stable as $$
 declare
@@ -188,19 +190,19 @@ begin
         raise exception 'role % may not % table %', p_role, array_to_string(v_lacks, ', '),
                         _pgqueue.sql_name(p_table.oid)
             using errcode = 'insufficient_privilege',
-                  hint = format('Let its owner grant it: grant %s on %s to %I', array_to_string(v_lacks, ', '),
+                  hint = format('Ask its owner: grant %s on %s to %I', array_to_string(v_lacks, ', '),
                                 _pgqueue.sql_name(p_table.oid), p_role);
     end if;
     if not has_schema_privilege(p_role, p_table.relnamespace, 'usage') then
         raise exception 'role % may not use the schema of table %', p_role, _pgqueue.sql_name(p_table.oid)
             using errcode = 'insufficient_privilege',
-                  hint = format('Let its owner grant it: grant usage on schema %s to %I',
+                  hint = format('Ask its owner: grant usage on schema %s to %I',
                                 p_table.relnamespace::regnamespace, p_role);
     end if;
 end $$;
 
--- The plan of a write: columns in their order, each as written_column() returns it; the key of those that are merged
--- by; the numbers of the column sequence_by (sequence) and delete_when (gone).
+-- The plan of a write: columns in their order, each from written_column(), with key for merge keys; the numbers of the
+-- columns of sequence_by (sequence) and delete_when (gone).
 --   p_target  an object of open_table()
 --   p_role   who writes
 -- Errors: PQ003, 42501.
@@ -272,7 +274,7 @@ begin
     return v_place;
 end $$;
 
--- Raises PQ003 for columns that cannot be what an option makes of them.
+-- Raises PQ003 for columns that do not fit their options.
 create or replace function _pgqueue.check_option_columns(p_keys int[], p_sequence int, p_gone int, p_columns jsonb)
 returns void language plpgsql immutable as $$
 declare
@@ -281,7 +283,7 @@ begin
     if jsonb_array_length(p_columns) = 0 then
         raise exception 'the DataFrame has no column for the table' using errcode = 'PQ003', column = 'p_columns';
     elsif p_keys = '{}' and (p_sequence is not null or p_gone is not null) then
-        raise exception 'p_sequence_by and p_delete_when need p_merge_keys, the columns that say which row is meant'
+        raise exception 'p_sequence_by and p_delete_when need p_merge_keys, the columns that identify a row'
             using errcode = 'PQ003', column = 'p_merge_keys, p_sequence_by, p_delete_when';
     elsif (select count(*) <> count(distinct k) from unnest(p_keys || p_sequence || p_gone) k
            where k is not null) then

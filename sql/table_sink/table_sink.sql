@@ -1,32 +1,32 @@
--- The Spark sink's side for tables: tasks stage rows, and the driver's commit writes them into the target, once.
+-- The Spark sink for tables: tasks stage rows, and the driver's commit writes them into the target, once.
 --
--- A write has a table of its own for staged rows, which is unlogged: a crash of Postgres, or a failover, empties it.
--- Then rows are missing at the commit, which fails, and a restart repeats the batch. The functions here run with the
--- rights of the schema's owner. The statements that write the target run with the writer's
+-- Each write has its own unlogged table of staged rows, which a crash of Postgres or a failover empties. Then the
+-- commit fails, because rows are missing, and a restart repeats the batch. The functions here run with the rights of
+-- the schema's owner. The statements that write the target run with the rights of the writer
 -- (table_sink/table_apply.sql).
 
--- The writes to tables that have staged rows: each has a table of its own for them, staged_rows_<write_no>. The rows of
--- a write that was killed stay until the next write of its batch, or until maintain().
+-- The writes to tables with staged rows, each in its own table staged_rows_<write_no>. The rows of a killed write
+-- remain until the next write of its batch, or until maintain().
 -- in use: select format('the staged rows of write %s', write_no) from pgqueue.table_writes
 -- on numbers: union all values ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes')
 create table if not exists pgqueue.table_writes (
-    write_no  bigint      primary key,      -- of open_table(): a try of a batch
+    write_no  bigint      primary key,      -- of open_table(): one write of a batch
     sink      text        not null,
     batch     bigint      not null,
     given     jsonb       not null,         -- p_target of open_table()
-    plan      jsonb       not null,         -- the target as it was then (table_sink/table_plan.sql)
-    role      text        not null,         -- fills the table of staged rows, and reads it
+    plan      jsonb       not null,         -- of the target at that time (table_sink/table_plan.sql)
+    role      text        not null,         -- writes and reads the staged rows
     staged_by text        not null default session_user,
     staged_at timestamptz not null default clock_timestamp()
 );
 
--- Checks a write to a table, before rows are staged: the target, the columns, the unique index, and rights.
---   p_target  an object: table, with its schema, quoted as in SQL; columns, a list of objects with name and type, as
---             Spark's simpleString writes it; and, each null or missing without a merge, merge_keys, sequence_by and
---             delete_when; and allow_rounding, null or missing for none: as the options of the sink
+-- Checks a write to a table, before rows are staged: the target, the columns, the unique index, and the rights.
+--   p_target  an object: table, with its schema, quoted as in SQL; columns, a list of objects with name and type, as in
+--             Spark's simpleString; and the options of the sink, each may be null or missing: merge_keys, sequence_by,
+--             delete_when and allow_rounding
 --   p_role    who writes
--- Returns the name of the table as SQL, and the number of this write, which tasks name when they stage: a later try of
--- the batch has a higher number. Errors: PQ003; 42501 when the role may not write the table. Locks nothing.
+-- Returns the name of the table as SQL, and the number of this write, which tasks pass when they stage: a later write
+-- of the batch has a higher number. Errors: PQ003; 42501 when the role may not write the table. Locks nothing.
 create or replace function pgqueue.open_table(p_target jsonb, p_role text default current_user)
 returns table (name text, write_no bigint)
 language plpgsql as $$
@@ -34,19 +34,19 @@ begin
     perform _pgqueue.check_target(p_target, p_role);
     perform _pgqueue.keep_secret();
     return query select _pgqueue.table_plan(p_target, p_role) ->> 'relation',
-                        _pgqueue.signed(nextval('pgqueue.write_numbers'));
+                        _pgqueue.signed_write_no(nextval('pgqueue.write_numbers'));
 end $$;
 
--- A number of a write, for the role that opened it: 31 bits count, and 32 bits prove that open_table() gave the number
--- to this role. So nobody takes the number of another's write before it.
-create or replace function _pgqueue.signed(p_number bigint) returns bigint
+-- The number of a write, for the role that opened it: a counter of 31 bits, and 32 bits that prove that open_table()
+-- returned the number to this role, so that no other role can use it first.
+create or replace function _pgqueue.signed_write_no(p_number bigint) returns bigint
 language sql stable as $$
     select (p_number << 32) | ('x' || encode(substr(sha256(
                int8send(pg_sequence_last_value('pgqueue.claim_secret')) || int8send(p_number)
                || textsend('write of ' || session_user)), 1, 4), 'hex'))::bit(32)::bigint
 $$;
 
--- Raises PQ003 for an object that open_table() does not take, or an unknown role.
+-- Raises PQ003 for an object that open_table() does not accept, or an unknown role.
 create or replace function _pgqueue.check_target(p_target jsonb, p_role text) returns void
 language plpgsql stable as $$
 begin
@@ -66,15 +66,15 @@ begin
     end if;
 end $$;
 
--- Finds or makes the table for the staged rows of a write. A task calls it before its first row. It drops those of
--- earlier writes of the batch.
+-- Finds or creates the table for the staged rows of a write. A task calls it before its first row. It drops the tables
+-- of earlier writes of the batch.
 --   p_write_no        of open_table()
 --   p_sink, p_batch   as of publish_staged
 --   p_target, p_role  as of open_table()
 -- Returns the name of the table in the schema pgqueue. Its columns are chunk, a random number that the task chooses for
--- rows that it copies together, and c1, c2 and so on, in the order of p_target. The role may insert into it and read
--- it. Errors: PQ003; 42501; PQ008 when a later write of the batch has begun, or open_table() gave this role no such
--- number. Locks: the write, until the transaction ends; the tables of earlier writes, if nobody uses them.
+-- the rows of one COPY, and c1, c2 and so on, in the order of p_target. The role may insert into it and read it.
+-- Errors: PQ003; 42501; PQ008 when a later write of the batch has begun, or open_table() did not return the number to
+-- this role. Locks: the write, until the transaction ends; the tables of earlier writes, if they are not in use.
 create or replace function pgqueue.open_table_write(p_write_no bigint, p_sink text, p_batch bigint, p_target jsonb,
                                                     p_role text default current_user) returns text
 language plpgsql as $$
@@ -88,8 +88,8 @@ begin
     if (p_write_no > 0) is not true then
         raise exception 'p_write_no is a number of open_table(), not %', coalesce(p_write_no::text, 'null')
             using errcode = 'PQ003', column = 'p_write_no';
-    elsif (p_write_no = _pgqueue.signed(p_write_no >> 32)) is not true then
-        raise exception 'p_write_no % is no number that open_table() gave to role %', p_write_no, session_user
+    elsif (p_write_no = _pgqueue.signed_write_no(p_write_no >> 32)) is not true then
+        raise exception 'p_write_no % is not a number that open_table() returned to role %', p_write_no, session_user
             using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
     end if;
     if not exists (select from pgqueue.table_writes where write_no = p_write_no) then
@@ -97,17 +97,12 @@ begin
         v_others := array(select write_no from pgqueue.table_writes
                           where sink = p_sink and batch = p_batch and staged_by = session_user
                             and plan ->> 'relation' = v_plan ->> 'relation');
-        if p_write_no < any (v_others) then
-            raise exception 'batch % of sink % is written by another try of it, which began later', p_batch, p_sink
-                using errcode = 'PQ008',
-                      hint = 'Two drivers do the same: stop one of them. Or this is a task of an application that was '
-                             'killed. Nothing was staged.';
-        end if;
+        perform _pgqueue.refuse_write(p_sink, p_batch) where p_write_no < any (v_others);
         if _pgqueue.await(
                'write ' || p_write_no,
-               'with noted as (insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role) '
+               'insert into pgqueue.table_writes (write_no, sink, batch, given, plan, role) '
                'select $1, $2 ->> 0, ($2 ->> 1)::bigint, $2 -> 2, $2 -> 3, $2 ->> 4 '
-               'on conflict do nothing returning 1) select count(*) from noted',  -- lock: table write
+               'on conflict do nothing returning 1',  -- lock: table write
                p_write_no, jsonb_build_array(p_sink, p_batch, p_target, v_plan, p_role)) = '1' then
             perform _pgqueue.make_staged_rows(v_name, v_plan, p_role);
             perform pgqueue.drop_table_write(w) from unnest(v_others) w where w < p_write_no;
@@ -122,7 +117,7 @@ begin
     return v_name;
 end $$;
 
--- Makes the table for the staged rows of a write. (Its statistics are not collected: it is read once.)
+-- Creates the table for the staged rows of a write. (Its statistics are not collected, because it is read once.)
 create or replace function _pgqueue.make_staged_rows(p_name text, p_plan jsonb, p_role text) returns void
 language plpgsql as $$
 begin
@@ -136,15 +131,15 @@ begin
     execute format('grant insert, select on pgqueue.%I to %I', p_name, p_role);
 end $$;
 
--- Begins a batch of a table, once, as its commit; apply_table_batch() calls it.
+-- Begins the commit of a batch of a table, once; apply_table_batch() calls it.
 --   p_write_no       of open_table()
 --   p_sink, p_batch  as of publish_staged
 --   p_table          the name that open_table() returned
---   p_rows           how many rows the batch has
--- Returns the statements that write the rows of the chunks $1: the first counts them, and names the columns whose text
--- would change, for which the time zone is to be UTC; the second finds a key that is there twice where that would go
--- unnoticed (else it is null). Null, and nothing is done, when the batch was done before. Errors: PQ003; 42501 for the
--- sink of another role; PQ008 when the target was changed since rows were staged, or the write is gone; PQ010 as of
+--   p_rows           the number of rows of the batch
+-- Returns the statements that write the rows of the chunks $1: the first counts them, and returns the columns whose
+-- text would change, for which the time zone must be UTC; the second finds a duplicate key if the others would not
+-- (else it is null). Null, and nothing is changed, if the batch was written before. Errors: PQ003; 42501 for the sink
+-- of another role; PQ008 when the target was changed since rows were staged, or the write was deleted; PQ010 as in
 -- publish_staged. Locks: the batch, against another commit of it; for a merge the target, against other merges.
 create or replace function pgqueue.begin_table_batch(p_write_no bigint, p_sink text, p_batch bigint, p_table text,
                                                      p_rows bigint) returns text[]
@@ -168,13 +163,14 @@ begin
         raise exception 'batch % of sink % is not complete: its staged rows for table % are gone', p_batch, p_sink,
                         p_table
             using errcode = 'PQ008',
-                  hint = 'A later write of the batch dropped them: then two drivers do the same, and one is to stop. '
-                         'Or they were older than maintain() keeps them. Nothing was written; run the batch again.';
+                  hint = 'Either a later write of the batch dropped them: then two drivers run the same query, and '
+                         'you must stop one. Or maintain() dropped them as too old. Nothing was written; run the '
+                         'batch again.';
     end if;
     begin
         v_plan := _pgqueue.table_plan(v_write.given, v_write.role);
         v_changed := case when v_plan is distinct from v_write.plan
-                          then 'a column, a type or an index is another one' end;
+                          then 'a column, a type or an index is different' end;
     exception when sqlstate 'PQ003' then
         v_changed := sqlerrm;
     end;
@@ -193,8 +189,8 @@ begin
 end $$;
 
 -- The statements of begin_table_batch(). In them, t is the table and n has the staged rows. Names are quoted by
--- format(); casts, operators and collations have their schema, so that it does not matter where the session looks for
--- names. (More than 60 lines: one reads what a statement is made of beside it.)
+-- format(); casts, operators and collations have their schema, so that they do not depend on the search_path. (More
+-- than 60 lines: the parts of each statement are next to it.)
 create or replace function _pgqueue.table_statements(p_plan jsonb, p_staged text) returns text[]
 language plpgsql stable as $$
 declare
@@ -238,7 +234,7 @@ begin
     from jsonb_array_elements(p_plan -> 'columns') with ordinality u (c, n)
     join jsonb_array_elements_text(p_plan -> 'keys') with ordinality k (place, i) on place::bigint = n;
     if v_last is not null then
-        -- of the rows of a key the last one, and of equal ones a delete; else the values choose, not chance
+        -- the last row of each key, a delete if equal; then by the values, so that the result is deterministic
         v_winners := (
             select format('(select distinct on (%s) n.* from %s order by %s, %s) n', v_key.columns, v_rows,
                           v_key.sorted,
@@ -267,10 +263,10 @@ begin
                      substr(v_stored, 3)) end, 'nothing'));
 end $$;
 
--- Drops the staged rows of a write that is over, or will not commit.
+-- Drops the staged rows of a write that has ended, or will not commit.
 --   p_write_no  of open_table()
--- Returns whether it did: not where the caller's role did not stage them, or somebody uses them, for whom it waits a
--- second: maintain() then drops them. Errors: PQ003. Locks: the write, and its table.
+-- Returns whether they were dropped: not if another role staged them, or if they are in use after a wait of a second;
+-- then maintain() drops them. Errors: PQ003. Locks: the write, and its table.
 create or replace function pgqueue.drop_table_write(p_write_no bigint) returns boolean
 language plpgsql as $$
 begin
@@ -285,7 +281,8 @@ exception when lock_not_available or deadlock_detected then
     return false;
 end $$;
 
--- Drops the staged rows of a write. Returns whether there are such, staged by this role, that no other session drops.
+-- Drops the staged rows of a write. Returns whether the role has staged such rows, and no other session is dropping
+-- them.
 create or replace function _pgqueue.drop_staged_rows(p_write_no bigint, p_role text) returns boolean
 language plpgsql as $$
 begin
@@ -299,8 +296,8 @@ begin
     return true;
 end $$;
 
--- Writes whose staged rows nobody will apply: a few of those that are older than p_age, and those of batches that are
--- done, after an hour, which leaves a repetition of the batch the time to end.
+-- Writes whose staged rows will not be applied, a few of them: those older than p_age, and after an hour, in which
+-- repetitions of a batch end, those of written batches.
 -- on maintained:
 --     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
 --                            jsonb_build_array(w.write_no, w.staged_by))

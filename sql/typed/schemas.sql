@@ -1,8 +1,8 @@
--- Schemas of streams: the columns that the payloads of a json stream have, written in Spark's DDL. A schema becomes a
--- jsonpath once, when it is set, and each payload is compared with that.
+-- Schemas of streams: the columns of the payloads of a json stream, in Spark's DDL. A schema is compiled to a jsonpath
+-- when it is set, and each payload is checked with it.
 -- in use: select format('the schema of stream %s', name) from pgqueue.streams where schema is not null
 
--- The types of columns, but for decimal, array and struct.
+-- The types of columns, except decimal, array and struct.
 --   names  in Spark's DDL
 --   type   in Spark's JSON of a schema
 --   fits   the jsonpath predicate for a JSON value that is not null. It is true or false of each value, never unknown
@@ -24,7 +24,7 @@ language sql immutable as $$
     from (values ('{tinyint, byte}', 'byte', '-128', '127'), ('{smallint, short}', 'short', '-32768', '32767'),
                  ('{int, integer}', 'integer', '-2147483648', '2147483647'),
                  ('{bigint, long}', 'long', '-9223372036854775808', '9223372036854775807')) w (names, type, low, high)
-    union all  -- (as many digits as the largest number that is rounded to a finite one)
+    union all  -- the bounds have the digits of the largest number that is rounded to a finite one
     select names::text[], type, format('@.type() == "number" && @ > -%1$s && @ < %1$s', most), 'a number'
     from (values ('{float, real}', 'float', '3.40282356e38'), ('{double}', 'double', '1.7976931348623158e308'))
          f (names, type, most)
@@ -42,7 +42,7 @@ language sql immutable as $$
                   'a text in base64')) t (names, type, regex, words)
 $$;
 
--- Raises PQ003: a word of a schema is not what is expected there.
+-- Raises PQ003: a word of a schema is not the expected one.
 create or replace function _pgqueue.refuse_schema(p_words text[], p_at int, p_expected text) returns void
 language plpgsql immutable as $$
 begin
@@ -52,7 +52,7 @@ begin
               hint = 'A schema is columns in Spark''s DDL: id bigint not null, name string, tags array<string>';
 end $$;
 
--- Reads a type from the words of a schema. Returns the type as Spark's JSON, and the place after it. Errors: PQ003.
+-- Parses a type from the words of a schema. Returns the type as Spark's JSON, and the position after it. Errors: PQ003.
 create or replace function _pgqueue.read_type(p_words text[], p_at int, p_depth int, out o_type jsonb, out o_at int)
 language plpgsql immutable as $$
 declare
@@ -93,7 +93,7 @@ begin
     end if;
 end $$;
 
--- Reads columns from the words of a schema, as read_type() does a type.
+-- Parses columns from the words of a schema, as read_type().
 create or replace function _pgqueue.read_columns(p_words text[], p_at int, p_depth int, out o_type jsonb, out o_at int)
 language plpgsql immutable as $$
 declare
@@ -108,7 +108,7 @@ begin
         if (p_words[o_at] ~ '^(`.+`|[[:alpha:]_][[:alnum:]_]*)$') is not true then
             perform _pgqueue.refuse_schema(p_words, o_at, 'the name of a column');
         elsif exists (select from unnest(v_fields) f where lower(f ->> 'name') = lower(v_name)) then
-            perform _pgqueue.refuse_schema(p_words, o_at, 'another name than before (a and A are one for Spark)');
+            perform _pgqueue.refuse_schema(p_words, o_at, 'an unused name (Spark ignores case)');
         end if;
         select r.o_type, r.o_at into v_type, o_at
         from _pgqueue.read_type(p_words, o_at + case when p_words[o_at + 1] = ':' then 2 else 1 end, p_depth) r;
@@ -125,7 +125,7 @@ begin
     o_type := jsonb_build_object('type', 'struct', 'fields', to_jsonb(v_fields));
 end $$;
 
--- A schema as Spark's JSON; null for none. Errors: PQ003 for a text that is none.
+-- A schema as Spark's JSON; null for none. Errors: PQ003 for a text that is not a schema.
 -- on setting: when p_type = 'schema' then _pgqueue.read_schema(p_text) is not null
 create or replace function _pgqueue.read_schema(p_schema text) returns jsonb
 language plpgsql immutable as $$
@@ -149,7 +149,7 @@ begin
 end $$;
 
 -- The jsonpath predicate of the values, @, of a type. Members that are not in the schema are allowed. (No method is
--- called on an expression in parentheses: Postgres would write that jsonpath without them, in a dump too.)
+-- called on an expression in parentheses, because Postgres prints that jsonpath without them, also in a dump.)
 create or replace function _pgqueue.type_fits(p_type jsonb) returns text
 language plpgsql immutable as $$
 declare
@@ -169,7 +169,7 @@ begin
         return format('@.type() == "array" && !exists(@[*] ? (!(@.type() == "null" || (%s))))',
                       _pgqueue.type_fits(p_type -> 'elementType'));
     end if;
-    -- strict: lax paths take the elements of an array for the array. A member that is missing is unknown then
+    -- strict, because lax paths unwrap arrays; then a missing member is unknown
     return '@.type() == "object"'
         || (select string_agg(format(case when (f -> 'nullable')::boolean
                                           then ' && ((exists(@.%1$s)) is unknown'
@@ -179,7 +179,7 @@ begin
             from jsonb_array_elements(p_type -> 'fields') with ordinality c (f, i));
 end $$;
 
--- The jsonpath that is true of a payload of a schema; null for none.
+-- The jsonpath that is true for the payloads of a schema; null for none.
 -- on set_stream:
 --     if p_settings ? 'schema' then
 --         p_stream.schema_path := _pgqueue.schema_path(_pgqueue.read_schema(p_stream.schema));
@@ -189,8 +189,7 @@ language sql immutable as $$
     select format('strict exists($ ? (%s))', _pgqueue.type_fits(p_schema))::jsonpath where p_schema is not null
 $$;
 
--- Says why a schema, or a type, does not take all that another one took: only columns that may be null may be added.
--- Null: it does.
+-- Why a schema or type does not accept all values of an older one: only nullable columns may be added. Null: it does.
 create or replace function _pgqueue.schema_change(p_old jsonb, p_new jsonb) returns text
 language plpgsql immutable as $$
 declare
@@ -210,9 +209,9 @@ begin
         from jsonb_array_elements(p_old -> 'fields') o
         full join jsonb_array_elements(p_new -> 'fields') n on n -> 'name' = o -> 'name'
     loop
-        v_what := case when v_new is null then 'is gone'
+        v_what := case when v_new is null then 'is missing'
                        when v_old is null then case v_new -> 'nullable' when 'false' then 'is new, and not null' end
-                       when v_old -> 'nullable' <> v_new -> 'nullable' then 'may be null in one of the two alone'
+                       when v_old -> 'nullable' <> v_new -> 'nullable' then 'is nullable in only one of the two'
                        else _pgqueue.schema_change(v_old -> 'type', v_new -> 'type') end;
         if v_what is not null then
             return format('column %s %s', coalesce(v_old, v_new) ->> 'name', v_what);
@@ -221,7 +220,7 @@ begin
     return null;
 end $$;
 
--- Whether what a stream takes may be copied to a stream with a schema. Both are schemas in DDL; null: none.
+-- Whether messages of a stream may be copied to a stream with a schema. Both are schemas in DDL; null: none.
 -- on bind: and _pgqueue.schema_includes(p_from.schema, p_to.schema)
 create or replace function _pgqueue.schema_includes(p_schema text, p_to_schema text) returns boolean
 language sql immutable as $$
@@ -230,8 +229,8 @@ language sql immutable as $$
             and _pgqueue.schema_change(_pgqueue.read_schema(p_to_schema), _pgqueue.read_schema(p_schema)) is null)
 $$;
 
--- Raises PQ004: a payload does not fit the schema of its stream. Names the first column that is in the way; not to a
--- caller who knows the stream's number alone.
+-- Raises PQ004: a payload does not fit the schema of its stream. The error names the first failing column, but not to a
+-- caller that only knows the stream's id.
 -- on misfit: perform _pgqueue.refuse_misfit(p_stream, p_data);
 create or replace function _pgqueue.refuse_misfit(p_stream pgqueue.streams, p_data jsonb) returns void
 language plpgsql as $$
@@ -239,11 +238,11 @@ begin
     if p_stream.name is null and not _pgqueue.may_see_names() then
         raise exception 'a message of stream % does not fit its schema', _pgqueue.error_name(p_stream)
             using errcode = 'PQ004', column = 'p_data',
-                  hint = 'To a role that may look at streams, the error names the column.';
+                  hint = 'For a role that may read the views of streams, the error names the column.';
     end if;
     raise exception 'a message of stream % does not fit its schema: %', _pgqueue.error_name(p_stream),
-        case when jsonb_typeof(p_data) <> 'object' then 'it is no JSON object, but of type ' || jsonb_typeof(p_data)
-             else (select format('column %s takes %s%s, and the message has %s', f ->> 'name',
+        case when jsonb_typeof(p_data) <> 'object' then 'it is not a JSON object, but of type ' || jsonb_typeof(p_data)
+             else (select format('column %s is %s%s, and the message has %s', f ->> 'name',
                                  coalesce((select t.words from _pgqueue.schema_types() t where t.type = f ->> 'type'),
                                           f -> 'type' ->> 'type', f ->> 'type'),
                                  case when not (f -> 'nullable')::boolean then ', not null' end,
@@ -257,8 +256,8 @@ begin
               hint = format('Its schema is: %s', left(p_stream.schema, 1000));
 end $$;
 
--- Raises PQ003 for a schema that the stream cannot have: only JSON has columns, and a schema takes what the one before
--- it took.
+-- Raises PQ003 for a schema that the stream cannot have: only JSON has columns, and a schema must accept all that the
+-- previous one accepted.
 -- on before_set_stream: perform _pgqueue.check_schema(p_stream.kind, p_stream.schema, p_settings);
 create or replace function _pgqueue.check_schema(p_kind text, p_old text, p_settings jsonb) returns void
 language plpgsql as $$
@@ -270,13 +269,13 @@ begin
         raise exception 'p_settings: schema is for streams of kind json, not %', p_kind
             using errcode = 'PQ003', column = 'p_settings';
     elsif v_change is not null then
-        raise exception 'p_settings: schema takes no longer what it took: %', v_change
+        raise exception 'p_settings: schema no longer accepts all that it accepted: %', v_change
             using errcode = 'PQ003', column = 'p_settings',
-                  hint = 'Add columns that may be null. To begin another schema, set schema to null first.';
+                  hint = 'Add nullable columns. To replace the schema, set it to null first.';
     end if;
 end $$;
 
--- Returns the columns of a stream's schema, as Spark writes a schema in JSON: for StructType.fromJson, and from_json.
--- Null: the stream has no schema. Errors: PQ001. Locks: none.
+-- Returns the columns of a stream's schema as Spark's JSON, for StructType.fromJson and from_json. Null: the stream has
+-- no schema. Errors: PQ001. Locks: none.
 create or replace function pgqueue.schema_of(p_stream text) returns jsonb
 language sql stable as $$ select _pgqueue.read_schema((_pgqueue.stream(p_stream)).schema) $$;

@@ -108,7 +108,7 @@ def test_what_an_unfinished_checkpoint_holds_is_released(queue: Queue, run: Run,
     assert run("--ack")["acknowledged"] == 0
     assert "micro-batch 1" in run("--fork", queue.checkpoint("copy"), code=1)
     assert not Path(queue.checkpoint("copy")).exists()
-    assert "runs, or ran just now" in run("--release", "--yes", code=1)
+    assert "is running, or stopped recently" in run("--release", "--yes", code=1)
     queue.look(clock.end_leases)
     done = run("--release", "--yes")
     assert (done["acknowledged"], done["released"]) == (0, 4)

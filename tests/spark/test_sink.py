@@ -313,7 +313,7 @@ def test_a_query_notices_that_its_stream_was_dropped_and_made_again(queue: Queue
     for failing in (query, None):
         message = fails(failing or copied.start())
         assert "PQ001" in message
-        assert "stream 'out' was dropped and made again" in message
+        assert "stream 'out' was dropped and created again" in message
     assert queue.sent("out") == []
     assert queue.backlog("in", "c") == 10
 

@@ -693,7 +693,7 @@ class TestBadInput:
         queue.look(internals.forget_readers)
         message = fails(queue.collect(queue.load("s", "c")))
         assert "PQ005" in message
-        assert "is of a reader that this database does not know" in message
+        assert "has a reader that this database does not know" in message
 
     def test_a_consumer_dropped_under_a_running_query(self, queue: Queue, fails):
         queue.create("s", "c")

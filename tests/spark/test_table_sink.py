@@ -133,7 +133,7 @@ def test_numbers_are_what_spark_sent_unless_an_option_lets_the_table_round(queue
     stored = queue.sql("select * from public.t")
     assert stored == [(Decimal("123456789012345.67"), Decimal("0.1234567"), Decimal("2.35"), "ab")]
     cut = queue.spark.sql("select 'ab ' as d")
-    with pytest.raises(PySparkException, match="would cut or round text of column d") as caught:
+    with pytest.raises(PySparkException, match="truncate or round text of column d") as caught:
         write(queue, cut, "public.t")
     assert "make the column wider" in str(caught.value)
 
@@ -202,7 +202,7 @@ def test_mistakes_are_found_before_a_task_runs(queue: Queue):
         ({"table": "bills"}, "option table is a table with its schema"),
         (
             {"table": "public.no"},
-            "option table is a table of this database, and there is no public.no",
+            "option table is a table of this database, which has no public.no",
         ),
         ({"mergeKeys": "no"}, "option mergeKeys names a column of the DataFrame, not 'no'"),
         ({"mergeKeys": "id", "sequenceBy": "id"}, "option mergeKeys, option sequenceBy and"),
@@ -216,10 +216,10 @@ def test_mistakes_are_found_before_a_task_runs(queue: Queue):
     wrong = frame.selectExpr("id", "cast(id as double) as version")
     assert "column version is double, and must fit column version" in refusal(wrong, **given)
     doubles = frame.selectExpr("id", "id / 3 as amount", "id as version")
-    assert "Or let option allowRounding name amount" in refusal(doubles, **given)
+    assert "Or add amount to option allowRounding" in refusal(doubles, **given)
     rounded = {"mergeKeys": "id", "sequenceBy": "amount", "allowRounding": "amount"}
     error = refusal(doubles, **given, **rounded)
-    assert "by option sequenceBy, an older row could stay" in error
+    assert "with option sequenceBy, an older row could remain" in error
     with pytest.raises(PySparkException, match="column row is null in 1 of 3 rows"):
         write(queue, frame.selectExpr("if(id > 0, struct(id), null) as row").coalesce(1))
     with pytest.raises(PySparkException, match="nor to a table"):

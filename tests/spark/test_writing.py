@@ -114,7 +114,7 @@ def test_a_query_that_routes_publishes_each_batch_once(queue: Queue, fails):
     queue.sql("select pgqueue.drop_stream('b')")
     queue.create("b")
     queue.send("in", 21, 21)
-    assert "stream 'b' was dropped and made again" in fails(publish())
+    assert "stream 'b' was dropped and created again" in fails(publish())
 
 
 def test_rows_say_to_whom_they_go_and_until_when(queue: Queue):

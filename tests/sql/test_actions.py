@@ -406,7 +406,7 @@ def test_a_query_notices_a_stream_of_several_that_was_made_again(conn: Conn, str
     assert write(value(conn, "create_stream", "other"), 0)
     value(conn, "drop_stream", "other")
     again = value(conn, "create_stream", "other")
-    with raises("PQ001", "stream 'other' was dropped and made again"):
+    with raises("PQ001", "stream 'other' was dropped and created again"):
         write(again, 1)
 
 

@@ -539,7 +539,7 @@ def test_a_folder_that_can_be_one_is_taken(conn: Conn) -> None:
 
 def test_a_stream_without_a_retention_is_told_so(conn: Conn, folder: Path) -> None:
     value(conn, "set_archive", "s", str(folder))
-    assert "no segment is ever closed without a retention" in archived(conn).advice
+    assert "without a retention, no segment is closed" in archived(conn).advice
     value(conn, "drop_archive", "s")
     maintain(conn)
     assert not internals.count(conn, "archives")

@@ -346,9 +346,9 @@ def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn) -> None:
 
 def test_health_says_who_needs_somebody_and_why(conn: Conn) -> None:
     consumer_id = limited(conn, 3)
-    assert fares(conn) == ("ok", "0 messages are before it, and 0 are claimed")
+    assert fares(conn) == ("ok", "0 waiting, 0 claimed")
     send(conn)
-    why = "1 are new or ready and no lease ended, and nobody has claimed anything yet"
+    why = "1 are new or ready and no lease has ended, and there was no claim yet"
     assert fares(conn) == ("unattended", why)
     claim = claim_of(receive(conn))
     assert health(conn).status == "ok"
@@ -357,16 +357,16 @@ def test_health_says_who_needs_somebody_and_why(conn: Conn) -> None:
     assert fares(conn) == ("failing", "1 died in the last hour: no such customer")
     value(conn, "pause", "s", "c")
     send_all(conn, ["x", "x"])
-    assert fares(conn) == ("paused", "it was paused, with 2 messages before it")
+    assert fares(conn) == ("paused", "it is paused, with 2 messages waiting")
     send(conn)
     assert fares(conn) == (
-        "full", "3 messages are before it, and max_backlog is 3: what is sent is rejected",
+        "full", "3 messages are waiting, and max_backlog is 3: sends are rejected",
     )  # fmt: skip
     value(conn, "resume", "s", "c")
     call(conn, "receive", "s", "c", 1, p_visibility_timeout=seconds(0.001))
     internals.forget_claimers(conn, consumer_id)
     assert health(conn).status == "unattended"
-    why = "2 are new or ready and the leases of 1 claims ended, and nobody has claimed since"
+    why = "2 are new or ready and the leases of 1 claims have ended, and the last claim was at"
     assert why in health(conn).because
 
 

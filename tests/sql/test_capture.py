@@ -399,10 +399,10 @@ def test_what_is_not_the_callers_is_not_captured(conn: Conn, owner: str, writer:
                      " as $$ select pgqueue.capture('others', 's') $$")  # fmt: skip
         conn.execute(f"alter function public.as_owner() owner to {role}".encode())
         for who, statement, says in (
-            (own, "select pgqueue.capture('others', 's')", "a table of the caller's"),
+            (own, "select pgqueue.capture('others', 's')", "a table of the caller"),
             (own, "select pgqueue.release('others', 's')", "is captured to stream"),
             # also where a superuser calls a function of the role's
-            (conn, "select public.as_owner()", "a table of the caller's"),
+            (conn, "select public.as_owner()", "a table of the caller"),
             (own, "select pgqueue.capture('pg_class', 's')", "p_table"),
             (own, "select pgqueue.capture('pgqueue.streams', 's')", "p_table"),
         ):
@@ -455,7 +455,7 @@ REFUSED = [
     ("null, 's'", "p_table", "not null"),
     ("'v', 's'", "p_table", "not public.v"),
     ("'tmp', 's'", "p_table", "temporary"),
-    ("'keyless', 's'", "p_keys", "primary key, which public.keyless has not"),
+    ("'keyless', 's'", "p_keys", "primary key, but public.keyless has none"),
     ("'keyless', 's', '{a}', p_outbox => true", "p_outbox", "public.keyless has none"),
     ("'t', 's', '{no}'", "p_keys", "p_keys names no, which is no column of public.t"),
     ("'t', 's', '{null}'", "p_keys", "p_keys names null"),
@@ -496,7 +496,7 @@ def test_what_does_not_fit_the_stream_fails_the_statement(conn: Conn, table: Non
 
 
 def test_released_or_uninstalled_nothing_is_left_behind(conn: Conn, table: None) -> None:
-    depends = r"others depend on the schema pgqueue: .*capture of public\.t"
+    depends = r"other objects depend on the schema pgqueue: .*capture of public\.t"
     with pytest.raises(Exception, match=depends):
         schema.uninstall(conn)
     call(conn, "release", "t", "s")

@@ -48,7 +48,7 @@ def test_what_is_released_was_not_delivered_and_is_there_at_once_in_its_order(
     assert state(conn, reader, second.claim_id) == (0, len(done), 0)
     assert state(conn, reader, first.claim_id) == (0, 0, len(done))
     release = (reader.id, reader.consumer_id, reader.claim_id)
-    with raises("55006", "runs, or ran just now"):
+    with raises("55006", "is running, or stopped recently"):
         call(conn, "reader_release", *release)
     clock.end_leases(conn)
     assert tuple(call(conn, "reader_release", *release)[0]) == (0, len(done))

@@ -59,7 +59,7 @@ def test_a_number_that_no_message_has(conn: Conn, opened: Session) -> None:
     assert "is running, or was rolled back" in because
     other.execute("rollback")
     assert said(conn, seq)[1].endswith("transaction was rolled back")
-    assert said(conn, 99)[1] == "no message has this number yet: the last one given out is 1"
+    assert said(conn, 99)[1] == "no message has this number yet: the last one is 1"
 
 
 def test_what_a_sink_has_staged_is_unpublished(conn: Conn, stream: int) -> None:
@@ -83,8 +83,8 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     value(conn, "ack", claim_of(receive(conn)))
     value(conn, "ack", claim_of(receive(conn, 10, "d")))
     assert said(conn, seq, "d")[1].startswith("acknowledged at ")
-    assert "by spark-pgqueue, who had it since " in said(conn, seq, "d")[1]
-    ends = "acknowledged, cancelled or replaced; or the consumer was made, or moved, "
+    assert "by spark-pgqueue, claimed at " in said(conn, seq, "d")[1]
+    ends = "acknowledged, cancelled or replaced; or the consumer was created, or moved, "
     assert said(conn, other) == ("done", ends + "to begin after it")
 
 
@@ -108,7 +108,7 @@ def test_new_says_what_is_taken_first(conn: Conn, opened: Session) -> None:
     other.execute("commit")
     state, because = said(conn, late)
     assert state == "new"
-    assert "was not visible when the consumer looked" in because
+    assert "was not visible when the consumer took publications" in because
 
 
 def test_a_sinks_message_is_found_long_after_its_number(conn: Conn, stream: int) -> None:
@@ -160,11 +160,11 @@ def test_claimed_says_by_whom_and_until_when(conn: Conn, reader: Reader) -> None
     claim = claim_of(receive(conn, p_visibility_timeout=seconds(60)))
     row = explain(conn, seq)
     assert row.state == "claimed"
-    assert f"in claim {claim} of 1 message; delivery 1 of any number" in row.because
+    assert f"in claim {claim} of 1 message; delivery 1 (no limit)" in row.because
     assert row.because.startswith("held by spark-pgqueue since ")
     assert row.until == one(conn, "select lease_until from pgqueue.message_states")
     clock.end_lease(conn, claim)
-    assert "its lease is over" in explain(conn, seq).because
+    assert "its lease has ended" in explain(conn, seq).because
     reader.ask()
     value(conn, "reader_query", reader.id, "the query")
     assert "held by the Spark query the query since" in explain(conn, seq).because

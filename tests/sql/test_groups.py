@@ -275,8 +275,8 @@ def test_what_is_no_offset_of_a_partition_is_refused(conn: Conn, group: int) -> 
     for offset, said in [
         ([1], "pair of numbers"),
         ([1, None], "pair of numbers"),
-        ([0, 0], "done up to"),
-        ([99, 1], "has not given"),
+        ([0, 0], "already committed up to"),
+        ([99, 1], "has not returned"),
     ]:
         with raises("PQ003", said, column="p_offset"):
             call(conn, "commit_offset", leases[0].lease_id, offset)
@@ -287,7 +287,7 @@ def test_two_processes_with_the_same_lease_do_not_both_commit(conn: Conn, group:
     leases = lease(conn, "w")
     both = read(conn, leases), read(conn, leases)
     commit(conn, both[0])
-    with pytest.raises(psycopg.DatabaseError, match="is done up to"):
+    with pytest.raises(psycopg.DatabaseError, match="is already committed up to"):
         commit(conn, both[1])
 
 
@@ -304,7 +304,7 @@ def test_a_group_is_moved_while_it_works(conn: Conn, group: int) -> None:
     send(conn)
     value(conn, "seek", "s", "g", "latest")
     assert work_off(conn, leases) == []
-    with pytest.raises(psycopg.DatabaseError, match="replays nothing"):
+    with pytest.raises(psycopg.DatabaseError, match="cannot replay messages"):
         value(conn, "replay", "s", "g", "earliest")
 
 

@@ -331,7 +331,7 @@ def test_it_is_installed_apart_and_removed(conn: Conn, url: str) -> None:
     there = "select to_regnamespace('pgmq')::text"
     assert rows(conn, there) == [(None,)]
     conn.execute("create schema pgmq")
-    with pytest.raises(PgQueueError, match="did not make") as caught:
+    with pytest.raises(PgQueueError, match="did not create") as caught:
         schema.install(conn, pgmq=True)
     assert caught.value.sqlstate == "PQ006"
     conn.execute("drop schema pgmq")

@@ -83,7 +83,7 @@ def test_the_message_that_kills_its_query_dies_alone(
     assert deaths[-1] == 1
     (dead,) = internals.dead_letters(conn)
     assert (dead.reason, dead.message_count) == ("poison", 1)
-    assert "was begun" in dead.note["error"]
+    assert "was started" in dead.note["error"]
     assert states(conn) == {poison: "dead"}
     if ordering == "stream":
         assert done == sorted(done)

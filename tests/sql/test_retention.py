@@ -319,11 +319,11 @@ def test_it_is_said_which_transaction_stops_trimming(conn: Conn, session: Sessio
     why = "which created or moved a consumer or began to read"
     who = f"open transaction of process {other.info.backend_pid}, {why}"
     assert kept(conn).held_by == [who]
-    assert kept(conn).advice == f"nothing is trimmed until it ends: the {who}"
+    assert kept(conn).advice == f"nothing is trimmed until this transaction ends: {who}"
     other.execute("prepare transaction 'forgotten'")
     maintain(conn)
     assert kept(conn).held_by == [f"prepared transaction 'forgotten', {why}"]
-    assert "the prepared transaction 'forgotten'" in kept(conn).advice
+    assert "prepared transaction 'forgotten'" in kept(conn).advice
     assert stored(conn) == sent
     other.execute("rollback prepared 'forgotten'")
     maintain(conn)

@@ -346,7 +346,7 @@ def test_a_role_of_such_a_name_that_is_no_group_is_refused(conn: Conn, roles: ob
     before = catalogue(conn)
     with conn.transaction(force_rollback=True):
         conn.execute("alter role pgqueue_observer createrole")
-        with pytest.raises(psycopg.Error, match="not just a group") as caught, conn.transaction():
+        with pytest.raises(psycopg.Error, match="not a plain group") as caught, conn.transaction():
             call(conn, "create_roles")
     assert caught.value.sqlstate == "PQ006"
     assert catalogue(conn) == before

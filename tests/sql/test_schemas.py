@@ -45,25 +45,25 @@ def test_each_type_takes_its_values_and_no_others(conn: Conn) -> None:
         assert value(conn, "send", type_, "{}")
     for type_, text in NO_FIT:
         said = refused(conn, "PQ004", "send", type_, f'{{"v": {text}}}')
-        assert "does not fit its schema: column v takes " in said, (type_, text)
+        assert "does not fit its schema: column v is " in said, (type_, text)
 
 
 MISFITS = {
-    "{}": "column id takes a whole number from -9223372036854775808 to 9223372036854775807, "
+    "{}": "column id is a whole number from -9223372036854775808 to 9223372036854775807, "
     "not null, and the message has none",
     '{"id": null}': "has a value of type null",
-    '{"id": 1, "at": "soon"}': 'column at takes a text such as "2026-01-31T12:00:00.123456Z"',
-    '{"id": 1, "tags": [1]}': "column tags takes array, and the message has a value of type array",
-    "[1]": "it is no JSON object, but of type array",
+    '{"id": 1, "at": "soon"}': 'column at is a text such as "2026-01-31T12:00:00.123456Z"',
+    '{"id": 1, "tags": [1]}': "column tags is array, and the message has a value of type array",
+    "[1]": "it is not a JSON object, but of type array",
     "null": "of type null",
     '{"id": 1': "is not valid JSON",
     '{"id": 1, "name": "\\u0000"}': "is not valid JSON",
     '{"id": 1e999999}': "is not valid JSON",
     '{"id": 1, "other": 1e200000}': "is not valid JSON",
     '{"id": 1, "other": "\\ud800"}': "is not valid JSON",
-    '{"id": 1, "at": "2026-01-31"}': "column at takes",
-    '{"id": 1, "at": "2026-01-31T12Z"}': "column at takes",
-    '{"id": 1, "at": "2026-01-31T12:00:00"}': "column at takes",
+    '{"id": 1, "at": "2026-01-31"}': "column at is",
+    '{"id": 1, "at": "2026-01-31T12Z"}': "column at is",
+    '{"id": 1, "at": "2026-01-31T12:00:00"}': "column at is",
 }
 FITS = [
     '{"id": 1}',
@@ -133,13 +133,13 @@ def test_columns_that_may_be_null_are_added(conn: Conn) -> None:
 
 
 CHANGES = [
-    (ORDER, "id bigint not null", "column name is gone"),
-    (ORDER, ORDER.replace("name", "title"), "column name is gone"),
+    (ORDER, "id bigint not null", "column name is missing"),
+    (ORDER, ORDER.replace("name", "title"), "column name is missing"),
     (ORDER, ORDER.replace("bigint", "int"), "column id has another type"),
-    (ORDER, ORDER.replace(" not null", ""), "column id may be null in one of the two alone"),
-    (ORDER, ORDER.replace("string,", "string not null,"), "column name may be null in one"),
+    (ORDER, ORDER.replace(" not null", ""), "column id is nullable in only one of the two"),
+    (ORDER, ORDER.replace("string,", "string not null,"), "column name is nullable in only one"),
     (ORDER, ORDER + ", n int not null", "column n is new, and not null"),
-    ("a array<struct<b: int>>", "a array<struct<c: int>>", "column a column b is gone"),
+    ("a array<struct<b: int>>", "a array<struct<c: int>>", "column a column b is missing"),
     ("a struct<b: int>", "a struct<b: int, c: int not null>", "column a column c is new"),
 ]
 
@@ -150,7 +150,7 @@ def test_a_schema_takes_what_the_one_before_took(conn: Conn) -> None:
         alter(conn, old)
         said = refused(conn, "PQ003", "alter_stream", "o", Jsonb({"schema": new}))
         assert says in said
-        assert "set schema to null first" in said
+        assert "set it to null first" in said
         assert one(conn, "select settings ->> 'schema' from pgqueue.stream_stats") == old
         alter(conn, None)
         value(conn, "send", "o", "[]")
@@ -163,7 +163,7 @@ def test_structs_and_arrays_of_structs_grow_too(conn: Conn) -> None:
     make(conn, "a array<struct<b: int>>, s struct<b: int not null>")
     alter(conn, "a array<struct<b: int, c: int>>, s struct<c: string, b: int not null>, d date")
     value(conn, "send", "o", '{"s": {"b": 1}, "a": [{"c": 1}]}')
-    assert "column a takes" in refused(conn, "PQ004", "send", "o", '{"a": [{"c": ""}]}')
+    assert "column a is" in refused(conn, "PQ004", "send", "o", '{"a": [{"c": ""}]}')
 
 
 NO_SCHEMAS: list[tuple[Any, str]] = [
@@ -173,7 +173,7 @@ NO_SCHEMAS: list[tuple[Any, str]] = [
     ("1 bigint", "as word 1, '1', where the name of a column"),
     ("id bigint not", "as word 4, nothing, where null is expected"),
     ("id bigint name string", "as word 3, 'name', where a comma or the end"),
-    ("id bigint, ID int", "as word 4, 'ID', where another name than before"),
+    ("id bigint, ID int", "as word 4, 'ID', where an unused name"),
     ("id map<string, int>", "as word 2, 'map', where a type"),
     ("id variant", "as word 2, 'variant', where a type"),
     ("id array<int", "as word 5, nothing, where a comma or >"),
@@ -230,7 +230,7 @@ def test_a_column_may_have_any_name(conn: Conn) -> None:
         copied(conn, [json.dumps(good)])
     for name in names:
         bad = json.dumps(good | {name: ""})
-        assert f"column {name} takes" in refused(conn, "PQ004", "send", "o", bad)
+        assert f"column {name} is" in refused(conn, "PQ004", "send", "o", bad)
         with pytest.raises(psycopg.Error, match="does not fit"), conn.transaction():
             copied(conn, [json.dumps(good), bad])
 
@@ -239,12 +239,12 @@ def test_what_is_copied_by_a_binding_fits_the_other_schema(conn: Conn) -> None:
     """The schema of a stream has the columns of those that it is copied to: so it grows first."""
     for name, schema in (("o", ORDER), ("to", "id bigint not null"), ("any", None)):
         make(conn, schema, name)
-    assert "no schema but columns of its schema" in refused(conn, "PQ003", "bind", "any", "#", "to")
+    assert "no schema or a part of its schema" in refused(conn, "PQ003", "bind", "any", "#", "to")
     value(conn, "bind", "o", "#", "to")
     value(conn, "bind", "o", "#", "any")
     for name, schema in (("o", None), ("to", ORDER + ", n int")):
         said = refused(conn, "PQ003", "alter_stream", name, Jsonb({"schema": schema}))
-        assert "would take less than is copied to it" in said
+        assert "would accept less than is copied to it" in said
     alter(conn, ORDER + ", n int", "o")
     alter(conn, ORDER + ", n int", "to")
     value(conn, "send", "o", '{"id": 1}')
@@ -266,7 +266,7 @@ def test_a_captured_row_fits_or_is_not_written(conn: Conn) -> None:
     conn.execute("create table public.t (id bigint primary key, name text)")
     value(conn, "capture", "public.t", "o")
     conn.execute("insert into public.t values (1, 'a')")
-    with pytest.raises(psycopg.Error, match="column name takes a text, not null"):
+    with pytest.raises(psycopg.Error, match="column name is a text, not null"):
         conn.execute("insert into public.t values (2, null), (3, null)")
     assert one(conn, "select count(*) from public.t") == 1
     assert len(published(conn)) == 1

@@ -152,7 +152,7 @@ def test_a_query_notices_that_its_stream_was_dropped_and_made_again(
     assert publish(conn, stream, [stage(conn, stream, 1, 4)], 1, 4)
     value(conn, "drop_stream", "s")
     again = value(conn, "create_stream", "s")
-    with pytest.raises(psycopg.Error, match="dropped and made again") as caught:
+    with pytest.raises(psycopg.Error, match="dropped and created again") as caught:
         publish(conn, again, [stage(conn, again, 1, 5)], 1, 5)
     assert caught.value.sqlstate == "PQ001"
     assert "new checkpoint" in str(caught.value.diag.message_hint)
@@ -378,7 +378,7 @@ def test_what_outlived_its_application_stages_nothing_that_stays(conn: Conn, str
     earlier, later = value(conn, "begin_write"), value(conn, "begin_write")
     old = [stage(conn, stream, 2, p_write_no=earlier)]
     mine = [stage(conn, stream, 2, p_write_no=later)]
-    with pytest.raises(psycopg.Error, match="began later") as caught:
+    with pytest.raises(psycopg.Error, match="a later write") as caught:
         stage(conn, stream, 2, p_write_no=earlier)
     assert caught.value.sqlstate == "PQ008"
     with pytest.raises(psycopg.Error, match="0 of 1 staged chunks") as caught:

@@ -91,10 +91,10 @@ def test_without_a_sequence_a_key_is_there_once(conn: Conn) -> None:
     [
         ("alter table bills rename amount to price", "has no column amount"),
         ("alter table bills alter amount type text", "is decimal(10,2), and must fit"),
-        ("alter table bills alter version type bigint", "a column, a type or an index is another one"),
-        ("alter table bills drop version, add version int", "a column, a type or an index is another one"),
+        ("alter table bills alter version type bigint", "a column, a type or an index is different"),
+        ("alter table bills drop version, add version int", "a column, a type or an index is different"),
         ("alter table bills drop constraint bills_pkey", "p_merge_keys are the columns of a unique index"),
-        ("drop table bills; create table bills (id bigint primary key, amount numeric(10, 2), version int)", "another one"),
+        ("drop table bills; create table bills (id bigint primary key, amount numeric(10, 2), version int)", "is different"),
         ("drop table bills", "table public.bills was dropped"),
         ("alter table bills rename to invoices", "table public.bills was dropped"),
         ("alter schema public rename to other", "table public.bills was dropped"),
@@ -132,7 +132,7 @@ def test_staged_rows_that_are_gone_fail_the_batch_and_a_restart_repeats_it(
     conn.execute(f"truncate pgqueue.{one.staged}".encode())
     error = refusal(one.apply)
     assert error.sqlstate == "PQ008"
-    assert "0 of 2 staged rows for table public.bills are there" in str(error)
+    assert "it has 0 of 2 staged rows for table public.bills" in str(error)
     assert one.drop()
     assert refusal(one.apply).sqlstate == "PQ008"
     assert content(conn, "bills") == []

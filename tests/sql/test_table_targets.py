@@ -116,12 +116,12 @@ UNFIT = [
     ("string", "money", "would round"),
     ("decimal(10,0)", "numeric(5,-2)", "would round"),
     ("array<decimal(10,3)>", "numeric(10,2)[]", "would round"),
-    ("map<string,string>", "jsonb", "column v is map<string,string>, which no column of a table takes"),
-    ("struct<a:int>", "jsonb", "which no column of a table takes"),
-    ("variant", "jsonb", "which no column of a table takes"),
-    ("interval year to month", "interval", "which no column of a table takes"),
-    ("array<array<int>>", "integer[]", "which no column of a table takes"),
-    ("void", "text", "which no column of a table takes"),
+    ("map<string,string>", "jsonb", "column v is map<string,string>, which no column of a table accepts"),
+    ("struct<a:int>", "jsonb", "which no column of a table accepts"),
+    ("variant", "jsonb", "which no column of a table accepts"),
+    ("interval year to month", "interval", "which no column of a table accepts"),
+    ("array<array<int>>", "integer[]", "which no column of a table accepts"),
+    ("void", "text", "which no column of a table accepts"),
 ]  # fmt: skip
 
 
@@ -163,15 +163,15 @@ def test_a_value_that_does_not_fit_fails_the_batch_and_is_never_cut(
 
 REFUSED = [
     ("no_schema", {}, [], "a table with its schema, quoted as in SQL, such as public.bills; not 'no_schema'"),
-    ("public.no", {}, [], "there is no public.no"),
+    ("public.no", {}, [], "which has no public.no"),
     ('public."t', {}, [], "a table with its schema"),
     ("pgqueue.streams", {}, [], "is a table of the queue: option stream sends messages"),
-    ("pg_catalog.pg_class", {}, [], "belongs to Postgres"),
+    ("pg_catalog.pg_class", {}, [], "is a system table"),
     ("public.loose", {}, [], "is unlogged"),
     ("public.parted", {}, [], "has a partition that is unlogged or foreign"),
-    ("public.seq", {}, [], "there is no public.seq"),
-    ("public.stored", {}, [], "is no table"),
-    ("public.summed", {}, [], "is a view that takes no rows"),
+    ("public.seq", {}, [], "which has no public.seq"),
+    ("public.stored", {}, [], "is not a table"),
+    ("public.summed", {}, [], "is a view that accepts no rows"),
     ("public.t", {"other": "int"}, [], "table public.t has no column other: it has id, v, made, always"),
     ("public.t", {"made": "int"}, [], "column made of table public.t is generated"),
     ("public.t", {"always": "int"}, [], "column always of table public.t is generated"),
@@ -180,7 +180,7 @@ REFUSED = [
     ("public.t", {}, ["id", "v"], "it has CREATE UNIQUE INDEX"),
     ("public.t", {}, ["id", "id"], "different columns, each once"),
     ("public.t", {}, ["no"], "p_merge_keys names a column of the DataFrame, not 'no': it has id, v"),
-    ("public.partial", {}, ["id"], "not of a part of its rows"),
+    ("public.partial", {}, ["id"], "neither partial nor"),
     ("public.deferred", {}, ["id"], "(deferrable)"),
     ("public.triggered", {}, ["id"], "is a view with triggers"),
 ]  # fmt: skip

@@ -198,7 +198,7 @@ def test_keys_and_sequences_that_could_round_are_refused_and_a_wider_column_take
 ) -> None:
     for spark, stored in ROUNDING:
         for key, at, says in ((spark, "int", "two keys of p_merge_keys could become one"),
-                              ("int", spark, "by p_sequence_by, an older row could stay")):  # fmt: skip
+                              ("int", spark, "with p_sequence_by, an older row could remain")):  # fmt: skip
             rounds = "id" if key == spark else "at"
             conn.execute("create table public.t (id int primary key, at int)")
             conn.execute(f"alter table t alter {rounds} type {stored} using null".encode())
@@ -207,7 +207,7 @@ def test_keys_and_sequences_that_could_round_are_refused_and_a_wider_column_take
             assert f"column {rounds} is {spark}, and" in error
             assert "would round its values" in error
             assert (says in error) or key == at, (spark, stored)
-            wider = error.split("Make the column of the table ")[1].split(". Or let")[0]
+            wider = error.split("Change the type of the column to ")[1].split(". Or cast")[0]
             conn.execute(f"alter table t alter {rounds} type {wider} using null".encode())
             assert Write(conn, given)
             conn.execute("drop table t")

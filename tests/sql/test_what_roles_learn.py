@@ -157,7 +157,7 @@ def test_who_may_look_or_names_the_stream_is_told_more(
     sends = opened("producer")
     with heard(sends) as said:
         value(sends, "send", f"{SECRET}_schema", "{}")
-    assert f"column {SECRET} takes" in " ".join(said)
+    assert f"column {SECRET} is" in " ".join(said)
 
 
 def test_a_binding_tells_a_sender_nothing_of_where_it_leads(
@@ -217,7 +217,7 @@ def test_a_write_to_a_table_takes_only_numbers_of_its_own(
             assert value(mean, "drop_table_write", number) is False
     assert value(owner, "open_table_write", theirs.write_no, "theirs", 0, given)
     # also once it is in use: nobody can tell
-    with pytest.raises(psycopg.Error, match=r"p_write_no \d+ is no number that open_table"):
+    with pytest.raises(psycopg.Error, match=r"p_write_no \d+ is not a number that open_table"):
         value(mean, "open_table_write", theirs.write_no, "theirs", 0, given)
     assert value(mean, "drop_table_write", theirs.write_no) is False
     assert value(mean, "open_table_write", own.write_no, "own", 0, given)

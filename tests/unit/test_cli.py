@@ -93,7 +93,7 @@ def test_schedules(queue, run):
     run("schedule", "resume", "s", "often")
     times = run("schedule", "times", "--every", "1 week", "--count", 2).splitlines()
     assert datetime.fromisoformat(times[1]) - datetime.fromisoformat(times[0]) == timedelta(days=7)
-    assert "never comes" in run("schedule", "times", "--cron", "0 0 31 2 *", code=1)
+    assert "has no time" in run("schedule", "times", "--cron", "0 0 31 2 *", code=1)
     run("schedule", "drop", "s", "often", "--yes")
     run("schedule", "drop", "s", "often", "--if-exists")
     assert "unknown schedule" in run("schedule", "drop", "s", "often", code=1)
@@ -204,7 +204,7 @@ def test_uninstall_says_what_goes_and_asks(url, queue, run):
     with connection.connect(url) as conn:
         conn.execute("create view mine as select * from pgqueue.stream_stats")
         told = run("uninstall", "--yes", code=1)
-        assert "others depend on the schema pgqueue: view public.mine" in told
+        assert "other objects depend on the schema pgqueue: view public.mine" in told
         assert "hint: Drop them first" in told
         conn.execute("drop view mine")
     assert "1 stream ('s')" in run("uninstall", "-y")

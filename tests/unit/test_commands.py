@@ -159,7 +159,6 @@ FOR_SQL = (
     "next_offset of read_partitions",
     "lease_partitions returned",
     "Renew leases with lease_partitions",
-    "older than maintain()",
     "read_to returned",
 )
 

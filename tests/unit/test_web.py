@@ -293,10 +293,10 @@ def test_actions_are_done_where_they_are_allowed(browser: Any, page: Any, queue:
     press(browser, "Pause")
     assert not queue.consumers()[0].paused, "it is asked for twice"
     press(browser, "Pause: sure?")
-    wait(browser, lambda text: "it was paused" in text)
+    wait(browser, lambda text: "it is paused" in text)
     assert queue.consumers()[0].paused
     press(browser, "Resume", sure=True)
-    wait(browser, lambda text: "it was paused" not in text)
+    wait(browser, lambda text: "it is paused" not in text)
     browser.find_element("name", "to").send_keys("latest")
     press(browser, "Move it there", sure=True)
     wait(browser, lambda text: "messages forgotten: 5" in text)

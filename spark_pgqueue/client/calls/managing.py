@@ -114,7 +114,7 @@ class Managing(ManagingStreams):
 
         >>> for health in queue.health("orders"):
         ...     print(health.status, "-", health.because)
-        unattended - 2 are new or ready and no lease ended, and nobody has claimed anything yet
+        unattended - 2 are new or ready and no lease has ended, and there was no claim yet
         """
         return self._view(ConsumerHealth, "consumer_health", "stream, consumer", {"stream": stream})
 

@@ -208,7 +208,7 @@ class ManagingStreams(Calls):
             to_stream: the other stream's name; of the same kind, with limits at least as wide.
 
         Raises:
-            PgQueueError: PQ003 not a topic; another kind; or a cycle of bindings.
+            PgQueueError: PQ003 not a topic; another kind; or the bindings would form a cycle.
         """
         self._call("bind", stream=stream, topic=topic, to_stream=to_stream)
 

@@ -294,7 +294,7 @@ class CheckpointReaders:
         for each in self.readers().values():
             if each.claims_held is None:
                 raise PgQueueError(
-                    f"the checkpoint {self._checkpoint.folder} is of a reader that this database "
+                    f"the checkpoint {self._checkpoint.folder} has a reader that this database "
                     "does not know",
                     hint="it is of another database, its consumer was dropped, or it was released "
                     "or forgotten: then it holds nothing",

@@ -9,7 +9,8 @@
 -- Which of some messages match a topic and pass a condition, see matches(). If the condition fails for a message, calls
 -- passes_safely() for one message after the other.
 create or replace function _pgqueue.matching(p_stream_id int, p_ranges int8range[], p_topic_regex text,
-                                             p_where jsonpath, p_max bigint) returns int8multirange language plpgsql as $$
+                                             p_where jsonpath, p_max bigint) returns int8multirange
+language plpgsql as $$
 declare
     v_lo bigint := (select min(lower(r)) from unnest(p_ranges) r);
     v_hi bigint := (select max(upper(r)) from unnest(p_ranges) r);
