@@ -8,6 +8,13 @@ from __future__ import annotations
 
 import psycopg
 
+THREE = {
+    *("ahead", "chain", "chain_of_stream", "claim_all", "counted", "cut", "deleted", "due"),
+    *("entries", "error", "expired", "filters", "inspected", "lanes", "schedules", "shown"),
+    *("small", "takes", "unlocked_seqs"),
+}
+"""The limits that `shrink` sets to 3; all others it sets to 2, so limits differ from each other."""
+
 # By name and type, the limits that are whole numbers.
 FIND = """
 select p.proname, format_type(p.prorettype, null)
@@ -45,6 +52,5 @@ def shrink(conn: psycopg.Connection, to: int | None = None) -> list[str]:
     """Set every limit of a database to a number, or to 2 or 3; returns their names."""
     found = [name for name, _ in conn.execute(FIND).fetchall()]
     for name in found:
-        # some of each, and always the same: a limit that is renamed may have another number
-        set_constant(conn, name, to or 2 + len(name) % 2)
+        set_constant(conn, name, to or 2 + (name.removeprefix("limit_") in THREE))
     return found

@@ -1,24 +1,23 @@
 """What a database in use owes by each feature, and whether it is settled once after a change.
 
+Claims, limits and queries of Spark are in `test_migrated_claims`.
+
 Each feature is a generator: up to its `yield` it leaves something behind in streams of its own, and
 after it looks that everything owed is delivered, or settled by who holds it, once.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
-import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import clock, internals
 from tests.sql.core import rows
-from tests.sql.queue import ORDERINGS, Conn, acked, call, claim_of, one, seqs_of, value
+from tests.sql.queue import Conn, acked, call, claim_of, one, seqs_of, value
 
 Feature = Callable[[Conn], Iterator[None]]
 HOUR = timedelta(hours=1)
@@ -81,45 +80,6 @@ def rest(conn: Conn, stream: str, sent: list[int], *done: int) -> None:
     assert sorted([*got, *done]) == sorted(sent), f"{stream}: {got} and {done} of {sent}"
 
 
-def claims(conn: Conn) -> Iterator[None]:
-    """Claims of one message and of many, long, partly settled, of suspects, and one that lapses."""
-    sent: dict[str, list[int]] = {}
-    held: dict[str, list[tuple[int, list[int]]]] = {}
-    lapses: dict[str, tuple[int, list[int]]] = {}
-    for ordering in ORDERINGS:
-        name = f"claims_{ordering}"
-        make(conn, name, ordering)
-        keys = [None if i % 9 == 0 else f"k{i}" for i in range(60)]
-        sent[name] = send(conn, name, *keys)
-        held[name] = [take(conn, name)]
-        if ordering == "stream":  # nothing else until it is settled
-            assert call(conn, "receive", name, "c", 5) == []
-        else:
-            clock.pass_time(conn, timedelta(seconds=2))
-            held[name] += [take(conn, name), take(conn, name, 7), take(conn, name, 20)]
-            claim, seqs = held[name].pop()
-            value(conn, "ack", claim, seqs[:2])
-            value(conn, "nack", claim, seqs[2:3], HOUR)
-            value(conn, "dead_letter", claim, seqs[3:4], "no")
-            value(conn, "defer", claim, seqs[4:5], HOUR, Jsonb({"step": 1}))
-            left = one(conn, "select array_agg(seq) from pgqueue.message_states where claim_id = %s"
-                       " and state = 'claimed'", claim)  # fmt: skip
-            held[name].append((claim, left))
-            sent[name] = [seq for seq in sent[name] if seq not in seqs[:2] + seqs[3:4]]
-            value(conn, "extend", held[name][0][0], HOUR)
-            lapses[name] = take(conn, name, 3)  # its lease ends afterwards
-            for delay in (timedelta(), HOUR):  # of these nobody knows which failed
-                claim, seqs = take(conn, name, 4)
-                value(conn, "nack", claim, None, delay)
-    yield
-    for name in sent:
-        done = settle(conn, held[name])
-        if name in lapses:
-            clock.end_lease(conn, lapses[name][0])
-        rest(conn, name, sent[name], *done)
-        assert name not in lapses or value(conn, "ack", lapses[name][0]) == 0, "it was taken over"
-
-
 def filters(conn: Conn) -> Iterator[None]:
     """A topic and a condition, over messages that were judged and others that were not."""
     value(conn, "create_stream", "filtered", "json")
@@ -153,43 +113,6 @@ def conditions(conn: Conn) -> Iterator[None]:
     found = call(conn, "receive_where", "where", "c", "$.headers.n == 7", 2)
     held.append((claim_of(found), seqs_of(found)))
     rest(conn, "where", sent, *done, *settle(conn, held))
-
-
-LIMITS: dict[str, dict[str, Any]] = {
-    "per_key_limit": {"per_key_limit": 2},
-    "interval": {"per_key_interval": "1 hour", "per_key_burst": 2},
-    "fair": {"fair": True},
-    "in_flight": {"max_in_flight": 3},
-    "rate": {"rate_limit": 3, "rate_interval": "1 hour"},
-    "backlog": {"max_backlog": 12},
-    "capacity": {"per_key_capacity": 8},
-}
-
-
-def limits(conn: Conn) -> Iterator[None]:
-    """Limits that are used up, which go on to hold."""
-    sent, held = {}, {}
-    for name, settings in LIMITS.items():
-        make(conn, f"limit_{name}", **settings)
-        sent[name] = send(conn, f"limit_{name}", *["a"] * 8, *"bcde")
-        held[name] = take(conn, f"limit_{name}", 3)
-    yield
-    for name in LIMITS:
-        stream = f"limit_{name}"
-        if name in ("in_flight", "rate"):
-            assert call(conn, "receive", stream, "c", 5) == [], f"beyond {name}"
-        if name == "rate":
-            value(conn, "alter_consumer", stream, "c", Jsonb(dict.fromkeys(LIMITS["rate"])))
-        if name == "capacity":
-            with pytest.raises(psycopg.Error, match="per_key_capacity"):
-                send(conn, stream, "a")
-        done = settle(conn, [held[name]])
-        for _ in range(5):  # hours, until what an interval holds back has come
-            done += acked(conn, stream, "c")
-            if len(done) >= len(sent[name]):
-                break
-            clock.pass_time(conn, HOUR)
-        assert sorted(done) == sorted(sent[name]), name
 
 
 def latest(conn: Conn) -> Iterator[None]:
@@ -302,45 +225,6 @@ def stays(conn: Conn) -> Iterator[None]:
     assert len(acked(conn, "copies", "c")) == 1
 
 
-def readers(conn: Conn) -> Iterator[None]:
-    """Queries of Spark in the middle of a batch, of which they settled a message."""
-    batches = []
-    for ordering in ORDERINGS:
-        stream, process = f"read_{ordering}", uuid.uuid4()
-        consumer = make(conn, stream, ordering)
-        sent = send(conn, stream, *"abcdefgh")
-        (end,) = call(conn, "reader_claim", process, consumer, 0, 0, 3)
-        call(conn, "reader_resume", process, consumer, 0, end.claim_id)
-        plan = planned(conn, process, 0, end)
-        acts = [
-            {
-                "action": "ack",
-                "stream": stream,
-                "consumer": "c",
-                "seqs": f"{{[{plan[0]},{plan[0] + 1})}}",
-            }
-        ]
-        call(conn, "settle_messages", f"write {ordering}", 0, Jsonb(acts), p_replayed=False)
-        batches.append((stream, process, consumer, end, sent, plan))
-    yield
-    for stream, process, consumer, end, sent, plan in batches:
-        again = planned(conn, process, 0, end)
-        assert again == plan[1:], "what is left of the batch"
-        call(conn, "reader_resume", process, consumer, 0, end.claim_id)
-        (next_,) = call(conn, "reader_claim", process, consumer, end.claim_id, end.messages)
-        plan += planned(conn, process, end.claim_id, next_)
-        (last,) = call(conn, "reader_claim", process, consumer, next_.claim_id, next_.messages)
-        assert (last.claimed, last.lost, next_.lost) == (0, 0, 0)
-        assert sorted(plan) == sorted(sent)
-        rest(conn, stream, [])
-
-
-def planned(conn: Conn, reader: uuid.UUID, start: int, end: Any) -> list[int]:
-    """The messages of a batch."""
-    found = call(conn, "reader_plan", reader, start, end.claim_id)
-    return [seq for row in found for seq in range(row.lo, row.hi)]
-
-
 def retention(conn: Conn) -> Iterator[None]:
     """Messages that are trimmed, an exporter that has begun, and a stream that was dropped."""
     make(conn, "trimmed")
@@ -371,8 +255,7 @@ def retention(conn: Conn) -> Iterator[None]:
 
 
 FEATURES: tuple[Feature, ...] = (
-    retention, claims, filters, conditions, limits, latest, groups, schedules, stays, readers,
-    history,
+    retention, filters, conditions, latest, groups, schedules, stays, history,
 )  # fmt: skip
 
 

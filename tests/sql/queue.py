@@ -1,7 +1,8 @@
 """The queue's functions as Python calls, thin enough to be read as SQL.
 
 `call` and `value` reach every function; the others are for what most tests do, with the stream s
-and its consumer c, which the fixture `stream` and `consumer` make.
+and its consumer c, which the fixture `stream` and `consumer` make. Test files import all that is in
+`__all__`: it is the vocabulary of these tests.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ from psycopg.types.json import Jsonb
 from spark_pgqueue.client import arguments
 from tests.sql import internals
 from tests.sql.internals import rows
+
+__all__ = [
+    "AT_ONCE", "NEEDS", "ORDERINGS", "SETTINGS", "Conn", "Reader", "Session",
+    "acked", "action", "call", "claim_of", "consumer", "cursor_consumer", "dead_publication",
+    "delivered", "maintain", "now", "one", "publish", "raises", "receive", "rows", "seconds",
+    "send", "send_all", "send_key", "send_keys", "seqs_of", "settle", "stage", "state",
+    "states", "stats", "value", "wait_for_a_lock", "warned",
+]  # fmt: skip
 
 Conn = psycopg.Connection
 Session = Callable[[], Conn]
@@ -123,6 +132,19 @@ def raises(
         yield caught
     assert caught.value.sqlstate == sqlstate
     assert column in (None, caught.value.diag.column_name)
+
+
+@contextmanager
+def warned(conn: Conn) -> Iterator[list[str]]:
+    """What the server says of calls, besides their answers: warnings and notices."""
+    said: list[str] = []
+
+    def note(notice: psycopg.errors.Diagnostic) -> None:
+        said.append(notice.message_primary or "")
+
+    conn.add_notice_handler(note)
+    yield said
+    conn.remove_notice_handler(note)
 
 
 # Consumers and messages of the stream s

@@ -1,29 +1,12 @@
 """maintain(): what failed writers left is deleted, and nothing else."""
 
-import time
-import uuid
 from datetime import timedelta
 
 import psycopg
 import pytest
 
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    publish,
-    receive,
-    seconds,
-    send,
-    send_all,
-    stage,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -33,20 +16,21 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
 ) -> None:
     consumer(conn)
     old = stage(conn, stream, 5, 3)
+    internals.insert_messages(conn, stream, 3)  # reserved and written, and never staged
     clock.pass_time(conn, timedelta(days=2))
     won, lost_attempt = stage(conn, stream, 2, 1), stage(conn, stream, 3, 1)
     assert publish(conn, stream, [won], 2, 1)
     fresh = stage(conn, stream, 4, 2)
     done = {what: count for what, count in call(conn, "maintain") if count}
-    assert done == {"staged chunks": 2, "unpublished messages": 8}
+    assert done == {"staged chunks": 2, "unpublished messages": 11}
     assert internals.staged_chunks(conn) == [fresh]
     assert internals.count(conn, "messages") == 6
+    assert internals.count(conn, "reservations") == 1
     assert lost_attempt != fresh
     assert publish(conn, stream, [fresh], 4, 2)
     assert len(acked(conn, "s", "c")) == 6
-    with pytest.raises(psycopg.Error) as caught:
+    with raises("PQ008"):
         publish(conn, stream, [old], 5, 3)
-    assert caught.value.sqlstate == "PQ008"
     assert dict(call(conn, "maintain"))["staged chunks"] == 0
 
 
@@ -69,15 +53,6 @@ def test_maintain_forgets_batch_writes_whose_name_is_used_once(conn: Conn, strea
     assert internals.sink_batches(conn) == ["5e0e5a3f", "txn:a", "write:2"]
 
 
-def test_maintain_releases_no_claim(conn: Conn) -> None:
-    consumer(conn, visibility_timeout=seconds(0.01))
-    send(conn)
-    claim = claim_of(receive(conn))
-    time.sleep(0.05)
-    call(conn, "maintain", seconds(0.01))
-    assert value(conn, "ack", claim) == 1
-
-
 def test_maintain_deletes_no_published_message_whatever_was_staged(conn: Conn, stream: int) -> None:
     """Neither messages of others, nor those that were published from the same reservation."""
     consumer(conn)
@@ -97,9 +72,8 @@ def test_maintain_deletes_no_published_message_whatever_was_staged(conn: Conn, s
     with pytest.raises(psycopg.Error, match="reserved"):
         value(conn, "stage", "later", 1, stream, all_of_it)
     assert publish(conn, stream, [first], 2, 1, "a")
-    with pytest.raises(psycopg.Error, match="published before") as caught:
+    with raises("PQ008", "published before"):
         publish(conn, stream, [overlapping], 3, 1, "b")
-    assert caught.value.sqlstate == "PQ008"
     clock.pass_time(conn, timedelta(days=2))
     assert dict(call(conn, "maintain"))["unpublished messages"] == 1
     assert internals.staged_chunks(conn) == []
@@ -117,17 +91,6 @@ def test_a_message_staged_twice_is_not_published_twice(conn: Conn, stream: int) 
     assert acked(conn, "s", "c") == [seq]
 
 
-def test_maintain_deletes_what_was_reserved_and_written_but_never_staged(
-    conn: Conn, stream: int
-) -> None:
-    internals.insert_messages(conn, stream, 3)
-    call(conn, "maintain")
-    assert internals.count(conn, "messages") == 3
-    clock.pass_time(conn, timedelta(days=2))
-    assert dict(call(conn, "maintain"))["unpublished messages"] == 3
-    assert internals.count(conn, "messages") == internals.count(conn, "reservations") == 0
-
-
 def test_nothing_is_left_of_a_batch_that_was_published(conn: Conn, stream: int) -> None:
     """Thousands of groups of one chunk, as with a time for each message."""
     with conn.transaction():
@@ -139,19 +102,6 @@ def test_nothing_is_left_of_a_batch_that_was_published(conn: Conn, stream: int) 
         ).fetchall()
     assert publish(conn, stream, [block for (block,) in staged], 3000, 1, "a")
     assert internals.count(conn, "reservations") == 0
-
-
-def test_maintain_forgets_readers_that_were_not_used_for_long(conn: Conn, stream: int) -> None:
-    """What an abandoned checkpoint holds goes to others."""
-    id_ = consumer(conn)
-    send_all(conn, ["x", "y"])
-    call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 1)
-    clock.pass_time(conn, timedelta(days=31))
-    call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 1)
-    assert dict(call(conn, "maintain"))["abandoned readers"] == 1
-    assert len(internals.readers(conn)) == 1
-    assert len(internals.claims(conn)) == 1
-    assert acked(conn, "s", "c") in ([1], [2])
 
 
 def test_a_failed_write_deletes_what_it_staged_and_nothing_else(conn: Conn, stream: int) -> None:

@@ -11,12 +11,14 @@ import os
 import time
 from typing import LiteralString
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from spark_pgqueue.postgres import connection
+from tests.sql import limits
 from tests.sql.model import QueueMachine
 from tests.sql.model_faults import FAULTS, Fault
 
@@ -44,6 +46,11 @@ def test_any_history_follows_the_model(
     # With an order, a claim serves what it finds before it takes, and may hold less than there is.
     examples = int(EXAMPLES or (7 if has_small_limits else 4))
     explore(url, ordering, what, has_small_limits or ordering != "none", examples)
+
+
+def test_the_limits_that_are_set_to_3_are_there(conn: psycopg.Connection) -> None:
+    """A limit that is renamed would be 2, and histories would meet other states."""
+    assert {f"limit_{name}" for name in limits.THREE} < set(limits.shrink(conn))
 
 
 @pytest.mark.longer

@@ -6,23 +6,7 @@ import uuid
 import pytest
 
 from tests.sql import checker, clock
-from tests.sql.queue import (
-    Conn,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    delivered,
-    now,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 

@@ -2,22 +2,7 @@
 
 import pytest
 
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    receive,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    stage,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
 

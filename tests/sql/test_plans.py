@@ -32,13 +32,13 @@ def test_the_backlog_costs_nothing(conn: Conn, stream: int, ordering: str, size:
     consumer(conn, "few", ordering)
     bulk(conn, 1000)
     few = claim_cost(conn, "few", size)
-    bulk(conn, 200_000 if ordering == "key" else 50_000)
-    singles(conn, MANY // 20)
+    bulk(conn, 100_000 if ordering == "key" else 50_000)
+    singles(conn, MANY // 40)
     consumer(conn, "many", ordering)
     assert_flat("a backlog", few, claim_cost(conn, "many", size))
 
 
-@pytest.mark.longer  # with 50,000: the test above
+@pytest.mark.longer  # with 25,000: the test above
 def test_a_backlog_of_a_million_single_messages_costs_nothing(conn: Conn, stream: int) -> None:
     consumer(conn, "c")
     singles(conn, 1000)
@@ -52,13 +52,13 @@ def test_a_backlog_of_a_million_single_messages_costs_nothing(conn: Conn, stream
 def test_what_is_in_flight_delayed_or_waiting_costs_nothing(
     conn: Conn, stream: int, ordering: str
 ) -> None:
-    """100,000 keys claimed one by one, delayed, or behind others."""
+    """50,000 keys claimed one by one, delayed, or behind others."""
     consumer(conn, "c", ordering)
     for _ in range(3):
         bulk(conn, 100, "'k' || i")
     call(conn, "claim", "s", "c", 1)  # with no other claim open, keys are not looked at
     few = claim_cost(conn, "c", 1)
-    internals.add_in_flight(conn, 100_000, keyed=ordering == "key")
+    internals.add_in_flight(conn, 50_000, keyed=ordering == "key")
     many = claim_cost(conn, "c", 1)
     assert_flat("what is in flight", few, many)
 
@@ -172,7 +172,7 @@ def test_an_expiry_costs_what_it_releases(conn: Conn, stream: int, ordering: str
 
     bulk(conn, 4000, "'k' || i")  # more than one claim cuts ahead
     few = expiry()
-    bulk(conn, 100_000, "'k' || i")
+    bulk(conn, 50_000, "'k' || i")
     many = expiry()
     assert many <= few * GROWTH + 15, f"an expiry reads {few} blocks, and {many} with a backlog"
 
@@ -208,7 +208,7 @@ def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
         few = statistics.median(traffic(conn, 40, behind)[10:])
         old.execute("begin transaction isolation level repeatable read")
         internals.count(old, "consumers")
-        costs = traffic(conn, 300, behind)
+        costs = traffic(conn, 200, behind)
         many = statistics.median(costs[-40:])
         old.execute("commit")
     assert many <= few * GROWTH + 50, f"a claim read {few} blocks, and {many} in the end"
@@ -224,7 +224,7 @@ def test_single_claims_beside_an_old_snapshot_cost_nothing(
         few = claim_cost(conn, "c", 1, 20)
         old.execute("begin transaction isolation level repeatable read")
         internals.count(old, "consumers")
-        for _ in range(600):
+        for _ in range(400):
             rows = call(conn, "claim", "s", "c", 1)
             value(conn, "ack", claim_of(rows))
         many = claim_cost(conn, "c", 1, 20)

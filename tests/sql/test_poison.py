@@ -6,21 +6,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    call,
-    claim_of,
-    consumer,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -77,7 +63,11 @@ def test_of_a_claim_only_the_message_to_blame_dies(
 
 
 @pytest.mark.parametrize(
-    ("ordering", "how"), [("none", "crash"), ("key", "nack"), ("stream", "crash")]
+    ("ordering", "how"),
+    [
+        ("key", "nack"),
+        *(pytest.param(each, "crash", marks=pytest.mark.longer) for each in ("none", "stream")),
+    ],
 )
 def test_one_poisonous_message_among_10000_ends_alone(conn: Conn, ordering: str, how: str) -> None:
     """It takes some log2(n) failures, and nobody else is given up, though delivered as often."""
@@ -90,16 +80,6 @@ def test_one_poisonous_message_among_10000_ends_alone(conn: Conn, ordering: str,
     assert len(done) == 9999
     assert failures[6789] <= 14 + 2
     assert states(conn) == {6789: "dead"}
-
-
-def test_several_poisonous_messages_die_one_by_one(conn: Conn) -> None:
-    consumer(conn, max_deliver_count=2)
-    sent = send_all(conn, ["x"] * 64)
-    poison = {sent[3], sent[4], sent[40]}
-    done, failures = work(conn, poison, 64, "crash")
-    assert sorted(done) == [seq for seq in sent if seq not in poison]
-    assert states(conn) == dict.fromkeys(poison, "dead")
-    assert max(failures.values()) <= 6 + 2
 
 
 def test_the_first_failure_of_a_claim_returns_it_as_it_was_and_the_second_halves_it(
@@ -115,40 +95,40 @@ def test_the_first_failure_of_a_claim_returns_it_as_it_was_and_the_second_halves
     assert sizes == [100, 100, 50, 25, 13, 7, 4, 2, 1]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_a_claim_has_nothing_beside_messages_that_may_be_to_blame(
-    conn: Conn, ordering: str
-) -> None:
-    """Neither those before nor after them, ready or new."""
-    consumer(conn, ordering=ordering)
-    sent = send_all(conn, ["x"] * 4, p_keys=list("abcd"))
-    for _ in range(2):
-        clock.end_lease(conn, claim_of(receive(conn)))
-    new = send_all(conn, ["x"] * 4, p_keys=list("efgh"))
+def claims_of(conn: Conn, name: str) -> list[list[int]]:
+    """What the next claims of five messages have, each of which is acknowledged."""
     claims = []
-    while rows := receive(conn, 5):
-        claims.append(seqs_of(rows))
-        value(conn, "ack", claim_of(rows))
-    assert sorted(claims) == [sent[:2], sent[2:], new]
-
-
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_what_was_retried_does_not_take_others_along_that_may_be_to_blame(
-    conn: Conn, ordering: str
-) -> None:
-    """Though it stands before them in the line."""
-    consumer(conn, ordering=ordering)
-    sent = send_all(conn, ["x"] * 4, p_keys=list("abcd"))
-    for size in (2, 4):
-        value(conn, "nack", claim_of(receive(conn, size)))
-    assert value(conn, "retry", "s", "c", sent[:1]) in (1, 2)
-    claims = []
-    while rows := receive(conn, 5):
+    while rows := receive(conn, 5, name):
         claims.append(seqs_of(rows))
         checker.check(conn)
         value(conn, "ack", claim_of(rows))
-    assert max(len(claim) for claim in claims) == 2
-    assert sorted(seq for claim in claims for seq in claim) == sent
+    return claims
+
+
+def test_a_claim_has_nothing_beside_messages_that_may_be_to_blame(conn: Conn) -> None:
+    """Neither those before nor after them, ready or new."""
+    for name in ORDERINGS:
+        consumer(conn, name, name)
+    sent = send_all(conn, ["x"] * 4, p_keys=list("abcd"))
+    for name in ORDERINGS * 2:
+        clock.end_lease(conn, claim_of(receive(conn, name=name)))
+    new = send_all(conn, ["x"] * 4, p_keys=list("efgh"))
+    for name in ORDERINGS:
+        assert sorted(claims_of(conn, name)) == [sent[:2], sent[2:], new], name
+
+
+def test_what_was_retried_does_not_take_others_along_that_may_be_to_blame(conn: Conn) -> None:
+    """Though it stands before them in the line."""
+    for name in ORDERINGS:
+        consumer(conn, name, name)
+    sent = send_all(conn, ["x"] * 4, p_keys=list("abcd"))
+    for name in ORDERINGS:
+        for size in (2, 4):
+            value(conn, "nack", claim_of(receive(conn, size, name)))
+        assert value(conn, "retry", "s", name, sent[:1]) in (1, 2)
+        claims = claims_of(conn, name)
+        assert max(len(claim) for claim in claims) == 2
+        assert sorted(seq for claim in claims for seq in claim) == sent
 
 
 def test_what_is_known_to_have_failed_dies_by_itself_and_blames_nobody(conn: Conn) -> None:
@@ -203,16 +183,6 @@ def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(conn: Conn) 
     assert seqs_of(receive(conn)) == sent
 
 
-def test_a_failure_is_told_with_its_owner(conn: Conn) -> None:
-    conn.execute("set application_name = 'worker 7'")
-    consumer(conn, max_deliver_count=1)
-    seq = send(conn)
-    value(conn, "nack", claim_of(receive(conn)), None, None, "no such user")
-    (dead,) = internals.dead_letters(conn)
-    assert (dead.owner, dead.note["error"]) == ("worker 7", "no such user")
-    assert state(conn, seq).last_error == "no such user"
-
-
 DELAYS = [
     ({"backoff_base": "1 hour"}, [1, 1, 1]),
     ({"backoff": "linear", "backoff_base": "1 hour", "backoff_cap": "1 day"}, [1, 2, 3]),
@@ -221,32 +191,27 @@ DELAYS = [
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize(
-    ("ordering", "how", "settings", "delays"),
-    [  # each ordering, way to fail and kind of delay with each of the others
-        (ORDERINGS[(i + j) % 3], how, settings, delays)
-        for i, how in enumerate(["named", "unnamed", "crash"])
-        for j, (settings, delays) in enumerate(DELAYS)
-    ],
-)
-def test_a_failure_delays_as_the_settings_say(
-    conn: Conn, ordering: str, how: str, settings: dict[str, str], delays: list[int]
-) -> None:
-    consumer(conn, ordering=ordering, p_settings=Jsonb(settings))
-    seq = send(conn, p_key="k")
-    for hours in delays:
-        claim = claim_of(receive(conn))
-        if how == "crash":
-            clock.end_lease(conn, claim)
-        else:
-            value(conn, "nack", claim, [seq] if how == "named" else None)
-        assert receive(conn) == []
-        left = state(conn, seq)
-        assert left.state == "delayed"
-        clock.pass_time(conn, seconds(3600 * hours - 100))
-        assert receive(conn) == []
-        clock.pass_time(conn, seconds(100))
-    assert seqs_of(receive(conn)) == [seq]
+def test_a_failure_delays_as_the_settings_say(conn: Conn) -> None:
+    """Each ordering, way to fail and kind of delay with each of the others."""
+    for i, how in enumerate(["named", "unnamed", "crash"]):
+        for j, (settings, delays) in enumerate(DELAYS):
+            name, ordering = f"{how} {j}", ORDERINGS[(i + j) % 3]
+            consumer(conn, name, ordering, p_settings=Jsonb(settings))
+            seq = send(conn, p_key="k", p_consumers=[name])
+            for hours in delays:
+                claim = claim_of(receive(conn, name=name))
+                if how == "crash":
+                    clock.end_lease(conn, claim)
+                else:
+                    value(conn, "nack", claim, [seq] if how == "named" else None)
+                assert receive(conn, name=name) == []
+                assert state(conn, seq, name).state == "delayed"
+                clock.pass_time(conn, seconds(3600 * hours - 100))
+                assert receive(conn, name=name) == [], (name, hours)
+                clock.pass_time(conn, seconds(100))
+            (last,) = receive(conn, name=name)
+            assert last.seq == seq
+            value(conn, "ack", last.claim_id)
 
 
 def test_a_nack_says_its_own_delay_and_0_says_now(conn: Conn) -> None:

@@ -10,7 +10,7 @@ from psycopg.types.json import Jsonb
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.copy_target import COPY_TARGET
 from tests.conftest import user_of
-from tests.sql.queue import Conn, action, call, consumer, one, publish, send, settle, stage, value
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.all_versions]
 
@@ -126,11 +126,10 @@ def test_the_path_of_a_producer_changes_nothing(
         refused(mean, stream, own.upper)
 
 
-@pytest.mark.parametrize("count", [0, -1, 10_000_001, 2**31 - 1])
-def test_so_many_numbers_cannot_be_reserved(conn: Conn, stream: int, count: int) -> None:
-    with pytest.raises(psycopg.Error, match="p_count is 1 to 10000000") as caught:
-        value(conn, "reserve", stream, count)
-    assert caught.value.sqlstate == "PQ003"
+def test_so_many_numbers_cannot_be_reserved(conn: Conn, stream: int) -> None:
+    for count in (0, -1, 10_000_001, 2**31 - 1):
+        with raises("PQ003", "p_count is 1 to 10000000"):
+            value(conn, "reserve", stream, count)
 
 
 # Sinks
@@ -150,9 +149,8 @@ def test_a_sink_belongs_to_the_role_that_used_it_first(
         lambda: publish(mean, stream, [], 0, 0, "txn:nightly"),
         lambda: value(mean, "is_published", "txn:nightly", stream, 0),
     ):
-        with pytest.raises(psycopg.Error, match="sink txn:nightly is used by role") as caught:
+        with raises("42501", "sink txn:nightly is used by role"):
             attempt()
-        assert caught.value.sqlstate == "42501"
     block = stage(owner, stream, 1, 1, "txn:nightly")
     assert publish(owner, stream, [block], 1, 1, "txn:nightly") is True
     # members of the role, and the owner of the schema
@@ -234,9 +232,8 @@ def test_a_role_deletes_no_chunk_that_another_role_has_staged(
 
 def test_an_empty_batch_is_the_next_one(conn: Conn, stream: int) -> None:
     for sink in "query", "txn:a":
-        with pytest.raises(psycopg.Error, match="p_batch is at most the next one") as caught:
+        with raises("PQ003", "p_batch is at most the next one"):
             publish(conn, stream, [], 0, 1, sink)
-        assert caught.value.sqlstate == "PQ003"
         assert publish(conn, stream, [], 0, 0, sink) is True
         with pytest.raises(psycopg.Error, match="p_batch is at most the next one"):
             publish(conn, stream, [], 0, 2, sink)

@@ -10,25 +10,7 @@ import psycopg
 import pytest
 
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    acked,
-    action,
-    call,
-    claim_of,
-    consumer,
-    receive,
-    send_all,
-    send_keys,
-    seqs_of,
-    settle,
-    stage,
-    state,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

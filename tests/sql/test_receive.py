@@ -6,23 +6,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    now,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -96,15 +80,3 @@ def test_a_message_is_not_delivered_before_its_time(conn: Conn) -> None:
     assert receive(conn) == []
     clock.pass_time(conn, timedelta(seconds=60))
     assert seqs_of(receive(conn)) == [late]
-
-
-def test_no_message_is_forgotten_when_very_many_are_due_at_once(conn: Conn) -> None:
-    """One claim ends a thousand delays; the next ones the others."""
-    consumer(conn)
-    conn.execute(
-        "select count(pgqueue.send('s', 'x', p_deliver_at => clock_timestamp() + interval '1 h'))"
-        " from generate_series(1, 1100)"
-    )
-    assert receive(conn) == []
-    clock.pass_time(conn, timedelta(hours=1))
-    assert len(acked(conn, "s", "c", 2000)) == 1100

@@ -8,34 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals, limits
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    delivered,
-    now,
-    one,
-    receive,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    state,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -68,9 +47,8 @@ def test_a_condition_has_at_most_4096_bytes(conn: Conn) -> None:
         return key_is("k" * (length - short))
 
     assert where(conn, key_of(4096)) == []
-    with pytest.raises(psycopg.Error, match="up to 4096 bytes, not 4097") as caught:
+    with raises("PQ003", "up to 4096 bytes, not 4097"):
         where(conn, key_of(4097))
-    assert caught.value.sqlstate == "PQ003"
 
 
 @pytest.mark.small_limits

@@ -15,26 +15,13 @@ from psycopg.types.json import Jsonb
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests import fetched
-from tests.conftest import SETTINGS, VERSIONS, Server, user_of
+from tests import conftest, fetched
+from tests.conftest import VERSIONS, Server, user_of
 from tests.sql import checker, clock, internals
 from tests.sql.catalogue import catalogue
 from tests.sql.internals import cursor_of
 from tests.sql.owing import assert_delivers, owed, use
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    one,
-    receive,
-    send_key,
-    send_keys,
-    value,
-)
+from tests.sql.queue import *
 from tests.sql.test_capture import messages
 from tests.sql.test_reading import read
 
@@ -63,7 +50,7 @@ def elsewhere(server: Server, servers_home: Path) -> Iterator[embedded.Server]:
     else:
         pytest.skip(f"no pg_dump of PostgreSQL {', '.join(map(str, VERSIONS))} on this machine")
     home = servers_home / f"new-{version}"
-    with embedded.start(home, version=version, settings=dict(SETTINGS)) as new:
+    with embedded.start(home, version=version, settings=dict(conftest.SETTINGS)) as new:
         yield new
     shutil.rmtree(home)
 
@@ -190,8 +177,9 @@ def test_offsets_after_a_restore(
         assert value(restored, "is_restored") is False
 
 
-@pytest.mark.parametrize("recovered", [True, False], ids=["recovered", "not recovered"])
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize(
+    ("ordering", "recovered"), [("none", True), ("key", False)], ids=["recovered", "not recovered"]
+)
 def test_a_dump_beside_maintain_may_owe_what_it_lacks_and_stops_nobody(
     conn: Conn,
     url: str,
@@ -225,9 +213,7 @@ def test_a_dump_beside_maintain_may_owe_what_it_lacks_and_stops_nobody(
         maintain(conn)
     assert one(conn, "select min(seq) from pgqueue.messages") == kept
     copy = restore(url, elsewhere, f"--snapshot={snapshot}")
-    said: list[str] = []
-    with connection.connect(copy) as restored:
-        restored.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    with connection.connect(copy) as restored, warned(restored) as said:
         if recovered:
             value(restored, "recover")
             assert [text for text in said if "owes 4 messages that are not stored" in text] == said
@@ -291,7 +277,11 @@ def test_captured_tables_are_captured_after_a_restore(
 SEQUENCES = ("seq_*", "publication_*", "*_seq", "claim_numbers", "gap_numbers", "write_numbers")
 
 
-@pytest.mark.parametrize("sequences", [True, False], ids=["with sequences", "without"])
+@pytest.mark.parametrize(
+    "sequences",
+    [pytest.param(True, marks=pytest.mark.longer), False],  # a whole dump has them too: see above
+    ids=["with sequences", "without"],
+)
 def test_data_alone_without_its_sequences_is_noticed_and_recovered(
     conn: Conn, url: str, elsewhere: embedded.Server, sequences: bool
 ) -> None:
@@ -307,9 +297,8 @@ def test_data_alone_without_its_sequences_is_noticed_and_recovered(
     with connection.connect(copy) as restored:
         assert bool(call(restored, "numbers_behind")) is not sequences
         if not sequences:
-            with pytest.raises(psycopg.Error, match="behind its rows") as caught:
+            with raises("PQ011", "behind its rows"):
                 value(restored, "send", "s", "x")
-            assert caught.value.sqlstate == "PQ011"
             value(restored, "recover")
         assert owed(restored) == before
         assert_delivers(restored, known, before, [value(restored, "send", "s", "new")])

@@ -7,24 +7,8 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-from spark_pgqueue.postgres import schema
-from tests.sql import clock, freeze
-from tests.sql.queue import (
-    AT_ONCE,
-    Conn,
-    Reader,
-    action,
-    claim_of,
-    consumer,
-    one,
-    receive,
-    rows,
-    send,
-    settle,
-    state,
-    states,
-    value,
-)
+from tests.sql import clock
+from tests.sql.queue import *
 
 LIMIT = 25
 DEFAULT = ("exponential", None, 0.2, LIMIT)
@@ -116,19 +100,3 @@ def test_deliveries_to_spark_do_not_count(conn: Conn) -> None:
     end = reader.ask()
     settle(conn, action("nack", [seq]))
     assert states(conn) == {seq: "dead"}, "and the second"
-
-
-def test_consumers_of_version_1_keep_what_they_have(conn: Conn) -> None:
-    schema.uninstall(conn)
-    with conn.transaction():
-        conn.execute("set local standard_conforming_strings = on")
-        conn.execute(freeze.sql_of(1).encode(), prepare=False)
-    value(conn, "create_stream", "s")
-    value(conn, "create_consumer", "s", "old")
-    value(conn, "create_consumer", "s", "set", p_settings=Jsonb({"max_deliver_count": 3}))
-    value(conn, "create_group", "s", "group", 2)
-    schema.install(conn)
-    assert kept(conn, "old") == ("constant", None, 0, None)
-    assert kept(conn, "set") == ("constant", None, 0, 3)
-    value(conn, "create_consumer", "s", "new")
-    assert kept(conn, "new") == kept(conn, "group") == DEFAULT

@@ -7,24 +7,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql.queue import (
-    AT_ONCE,
-    NEEDS,
-    SETTINGS,
-    Conn,
-    Session,
-    call,
-    claim_of,
-    consumer,
-    one,
-    receive,
-    rows,
-    send,
-    send_all,
-    states,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -164,11 +147,11 @@ def test_what_is_no_setting_or_no_value_of_it_is_refused_and_nothing_changes(con
         assert rows(conn, "select * from pgqueue.consumers") == before, settings
 
 
-@pytest.mark.parametrize("settings", [None, [], 1, "x"])
-def test_settings_are_an_object(conn: Conn, settings: Any) -> None:
+def test_settings_are_an_object(conn: Conn) -> None:
     consumer(conn)
-    with pytest.raises(psycopg.Error, match="p_settings is a JSON object"):
-        value(conn, "alter_consumer", "s", "c", Jsonb(settings))
+    for settings in (None, [], 1, "x"):
+        with pytest.raises(psycopg.Error, match="p_settings is a JSON object"):
+            value(conn, "alter_consumer", "s", "c", Jsonb(settings))
     with pytest.raises(psycopg.Error, match="p_settings is a JSON object"):
         value(conn, "alter_stream", "s", None)
 
@@ -186,9 +169,8 @@ def test_what_is_sent_goes_by_the_streams_new_settings(conn: Conn) -> None:
     consumer(conn)
     send(conn, "x" * 10)
     alter_stream(conn, {"max_bytes": 5, "dedup_window": "1 day", "notify": False})
-    with pytest.raises(psycopg.Error) as caught:
+    with raises("PQ004"):
         send(conn, "x" * 10)
-    assert caught.value.sqlstate == "PQ004"
     first = send(conn, "y", p_dedup_key="k")
     assert send(conn, "z", p_dedup_key="k") == first
     assert one(conn, "select settings from pgqueue.stream_stats") == {

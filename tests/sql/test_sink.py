@@ -1,35 +1,14 @@
 """The sink's side: messages that are staged by tasks, and published once as a batch."""
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import psycopg
 import pytest
 
-from spark_pgqueue.postgres import connection
 from tests.sql import internals
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    call,
-    consumer,
-    maintain,
-    now,
-    publish,
-    receive,
-    seconds,
-    send,
-    seqs_of,
-    stage,
-    state,
-    states,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -70,24 +49,20 @@ def test_a_later_batch_write_says_that_the_earlier_ones_were_published(
     assert internals.count(conn, "publications") == 1
 
 
-@pytest.mark.parametrize(
-    ("batch", "rows", "says"),
-    [
-        (6, 3, "batch 6 of query sink comes after its batch 7 was published"),
-        (7, 2, "batch 7 of query sink was published with 3 messages, and has 2 now"),
-        (7, 4, "batch 7 of query sink was published with 3 messages, and has 4 now"),
-    ],
-)
 def test_a_batch_of_a_query_that_is_no_retry_of_the_last_one_is_refused(
-    conn: Conn, stream: int, batch: int, rows: int, says: str
+    conn: Conn, stream: int
 ) -> None:
     """From a checkpoint that was restored: dropping its rows would lose them."""
     for number in (6, 7):
         assert publish(conn, stream, [stage(conn, stream, 3, number)], 3, number)
-    with pytest.raises(psycopg.Error, match=says) as caught:
-        publish(conn, stream, [stage(conn, stream, rows, batch)], rows, batch)
-    assert caught.value.sqlstate == "PQ010"
-    assert "new checkpoint" in str(caught.value.diag.message_hint).replace("new\n", "new ")
+    for batch, rows, says in (
+        (6, 3, "batch 6 of query sink comes after its batch 7 was published"),
+        (7, 2, "batch 7 of query sink was published with 3 messages, and has 2 now"),
+        (7, 4, "batch 7 of query sink was published with 3 messages, and has 4 now"),
+    ):
+        with raises("PQ010", says) as caught:
+            publish(conn, stream, [stage(conn, stream, rows, batch)], rows, batch)
+        assert "new checkpoint" in str(caught.value.diag.message_hint).replace("new\n", "new ")
     assert publish(conn, stream, [stage(conn, stream, 3, 7)], 3, 7) is False, "a retry"
     assert publish(conn, stream, [stage(conn, stream, 1, 8)], 1, 8) is True
 
@@ -99,9 +74,8 @@ def test_a_batch_of_a_query_to_another_stream_is_no_repetition(conn: Conn, strea
         assert publish(conn, stream, [stage(conn, stream, 3, batch)], 3, batch)
     blocks = [stage(conn, other, 3, 7)]
     for batch, says in ((7, "batch 7 of query sink was"), (6, "batch 6 of query sink comes after")):
-        with pytest.raises(psycopg.Error, match=says) as caught:
+        with raises("PQ010", says) as caught:
             publish(conn, other, blocks, 3, batch)
-        assert caught.value.sqlstate == "PQ010"
         assert "that was to stream 's', and this is to stream 'other'" in str(caught.value)
         assert "--fork" in str(caught.value.diag.message_hint)
     with pytest.raises(
@@ -120,9 +94,8 @@ def test_a_repeated_batch_of_a_query_has_the_same_messages(conn: Conn, stream: i
     assert publish(conn, stream, blocks, 3) is False, "the same call again: its chunks are gone"
     assert publish(conn, stream, [b(), a(), a()], 3) is False
     for others in ([a(), b(2)], [a(3)], [a(), a(), stage(conn, stream, 1, data="c")]):
-        with pytest.raises(psycopg.Error, match="other messages than it has now") as caught:
+        with raises("PQ010", "other messages than it has now") as caught:
             publish(conn, stream, others, 3)
-        assert caught.value.sqlstate == "PQ010"
         assert "compareRepeats" in str(caught.value.diag.message_hint)
     assert publish(conn, stream, [a(3)], 3, p_compare=False) is False
 
@@ -152,9 +125,8 @@ def test_a_query_notices_that_its_stream_was_dropped_and_made_again(
     assert publish(conn, stream, [stage(conn, stream, 1, 4)], 1, 4)
     value(conn, "drop_stream", "s")
     again = value(conn, "create_stream", "s")
-    with pytest.raises(psycopg.Error, match="dropped and created again") as caught:
+    with raises("PQ001", "dropped and created again") as caught:
         publish(conn, again, [stage(conn, again, 1, 5)], 1, 5)
-    assert caught.value.sqlstate == "PQ001"
     assert "new checkpoint" in str(caught.value.diag.message_hint)
     assert publish(conn, again, [stage(conn, again, 1, 0, "new")], 1, 0, "new")
     assert publish(conn, again, [stage(conn, again, 1, 0, "txn:a")], 1, 0, "txn:a")
@@ -194,28 +166,21 @@ def test_priority_time_and_consumers_of_staged_messages(conn: Conn, stream: int)
     assert states(conn, "d") == {5: "claimed", 6: "dead"}
 
 
-@pytest.mark.parametrize(
-    "missing", ["block", "rows", "of another batch", "of another sink", "of another stream"]
-)
-def test_a_batch_that_is_not_complete_is_not_published(
-    conn: Conn, stream: int, missing: str
-) -> None:
+def test_a_batch_that_is_not_complete_is_not_published(conn: Conn, stream: int) -> None:
     consumer(conn)
-    blocks, n = [stage(conn, stream, 2)], 2
-    if missing == "block":
-        blocks.append(10**9)
-    elif missing == "rows":
-        n = 3
-    else:
-        batch, sink = int("batch" in missing), "other" if "sink" in missing else "sink"
-        to = value(conn, "create_stream", "other") if "stream" in missing else stream
-        blocks, n = [*blocks, stage(conn, to, 1, batch, sink)], 3
-    with pytest.raises(psycopg.Error, match="not complete") as caught:
-        publish(conn, stream, blocks, n)
-    assert caught.value.sqlstate == "PQ008"
-    assert value(conn, "is_published", "sink", stream, 0) is False
-    assert receive(conn) == []
-    assert publish(conn, stream, blocks[:1], 2) is True, "nothing was used up"
+    other = value(conn, "create_stream", "other")
+    blocks = [stage(conn, stream, 2)]
+    of_others = [
+        stage(conn, stream, 1, 1),  # of another batch, sink or stream
+        stage(conn, stream, 1, 0, "other"),
+        stage(conn, other, 1),
+    ]
+    for more, n in (([10**9], 2), ([], 3), *(([block], 3) for block in of_others)):
+        with raises("PQ008", "not complete"):
+            publish(conn, stream, blocks + more, n)
+        assert value(conn, "is_published", "sink", stream, 0) is False
+        assert receive(conn) == []
+    assert publish(conn, stream, blocks, 2) is True, "nothing was used up"
 
 
 def test_a_commit_that_waited_for_one_that_is_rolled_back_publishes_the_batch(
@@ -254,42 +219,6 @@ def test_a_staged_batch_whose_commit_takes_long_is_not_taken_for_dead(
     assert len(acked(conn, "s", "c")) == 3
 
 
-def test_reserved_numbers_are_nobody_elses(conn: Conn, url: str, stream: int) -> None:
-    """Also those that others interrupt."""
-    over = threading.Event()
-
-    def reserve(_: int) -> list[tuple[int, int]]:
-        with connection.connect(url) as own:
-            reserved = value(own, "reserve", stream, 20_000)
-            return [(r.lower, r.upper) for r in reserved]
-
-    def interrupt() -> list[tuple[int, int]]:
-        with connection.connect(url) as own:
-            alone = []
-            while not over.is_set():
-                seq = send(own)
-                alone.append((seq, seq + 1))
-        return alone
-
-    every: list[tuple[int, int]] = []
-    interrupted = False
-    with ThreadPoolExecutor(3) as pool:
-        alone = pool.submit(interrupt)
-        try:
-            for _ in range(50):
-                sets = list(pool.map(reserve, range(2)))
-                assert [sum(hi - lo for lo, hi in each) for each in sets] == [20_000] * 2
-                every += [r for each in sets for r in each]
-                interrupted = max(len(each) for each in sets) > 1
-                if interrupted:
-                    break
-        finally:
-            over.set()
-    every = sorted(every + alone.result())
-    assert all(a[1] <= b[0] for a, b in pairwise(every))
-    assert interrupted
-
-
 # Publishing what one wrote oneself, without a sink
 
 
@@ -302,9 +231,8 @@ def test_who_wrote_messages_with_its_own_numbers_publishes_them_once(
         seqs = internals.insert_messages(conn, stream, 5)
         first, others = f"{{[{seqs[0]},{seqs[1]}]}}", f"{{[{seqs[2]},{seqs[4]}]}}"
         assert value(conn, "publish_written", "s", first, 7) == 2
-        with pytest.raises(psycopg.Error) as caught, conn.transaction():
+        with raises("PQ003"), conn.transaction():
             value(conn, "publish_written", "s", first)
-        assert caught.value.sqlstate == "PQ003"
         assert value(conn, "publish_written", "s", others, p_consumers=["c"]) == 3
     assert [(r.seq, r.priority) for r in receive(conn)] == [
         *((seq, 7) for seq in seqs[:2]),
@@ -320,9 +248,8 @@ def test_nobody_publishes_what_another_transaction_wrote_or_what_is_staged(
     other = session()
     with other.transaction():
         block = "{{[{0},{0}]}}".format(*internals.insert_messages(other, stream, 1))
-        with pytest.raises(psycopg.Error, match="that this transaction reserved") as caught:
+        with raises("PQ003", "that this transaction reserved"):
             value(conn, "publish_written", "s", block)
-        assert caught.value.sqlstate == "PQ003"
     with pytest.raises(psycopg.Error, match="that this transaction reserved"):
         value(conn, "publish_written", "s", block)
     with conn.transaction():
@@ -378,12 +305,10 @@ def test_what_outlived_its_application_stages_nothing_that_stays(conn: Conn, str
     earlier, later = value(conn, "begin_write"), value(conn, "begin_write")
     old = [stage(conn, stream, 2, p_write_no=earlier)]
     mine = [stage(conn, stream, 2, p_write_no=later)]
-    with pytest.raises(psycopg.Error, match="a later write") as caught:
+    with raises("PQ008", "a later write"):
         stage(conn, stream, 2, p_write_no=earlier)
-    assert caught.value.sqlstate == "PQ008"
-    with pytest.raises(psycopg.Error, match="0 of 1 staged chunks") as caught:
+    with raises("PQ008", "0 of 1 staged chunks"):
         publish(conn, stream, old, 2)
-    assert caught.value.sqlstate == "PQ008"
     assert publish(conn, stream, mine, 2)
     late = stage(conn, stream, 2, p_write_no=earlier)  # nothing of the later one is left
     assert publish(conn, stream, [late], 2) is False

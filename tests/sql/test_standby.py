@@ -13,17 +13,7 @@ from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests.failover import a_pair
 from tests.processes import wait_until
-from tests.sql.queue import (
-    Conn,
-    acked,
-    consumer,
-    cursor_consumer,
-    dead_publication,
-    maintain,
-    one,
-    send,
-    value,
-)
+from tests.sql.queue import *
 from tests.sql.test_reading import read, read_all
 
 pytestmark = pytest.mark.longer
@@ -109,9 +99,8 @@ def test_a_standby_is_read_from_and_promoted(pair: tuple[embedded.Server, embedd
     sent: list[int] = []
     for _ in range(40):  # a promoted standby goes on after up to 32 numbers that nobody had
         sent.append(send(there))
-        with pytest.raises(psycopg.DatabaseError, match="beyond the state") as error:
+        with raises("PQ005", "beyond the state"):
             read(there, beyond)
-        assert error.value.sqlstate == "PQ005"
     assert sent[-1] in read(there, offset)[0]
     assert len(acked(there, "s", "c")) == 40
     there.close()

@@ -10,76 +10,61 @@ from spark_pgqueue.postgres import connection
 from tests.sql import checker, internals
 from tests.sql.internals import cursor_of, ids
 from tests.sql.limits import limit, set_constant
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    dead_publication,
-    one,
-    publish,
-    receive,
-    send,
-    send_key,
-    seqs_of,
-    stage,
-    value,
-)
+from tests.sql.queue import *
 from tests.sql.queue import cursor_consumer as consumer
 
 
+@pytest.fixture
+def consumers(conn: Conn, stream: int) -> list[str]:
+    """A consumer for each ordering, which is its name."""
+    for ordering in ORDERINGS:
+        consumer(conn, ordering, ordering=ordering)
+    return ORDERINGS
+
+
 @pytest.mark.all_versions
-@pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-def test_a_late_commit_is_delivered(
-    conn: Conn, session: Session, stream: int, ordering: str, isolation: str
-) -> None:
-    consumer(conn, ordering=ordering)
-    late = session()
-    late.execute(f"begin transaction isolation level {isolation}")  # type: ignore[arg-type]
-    first = send_key(late)
-    second = send_key(conn)
-    assert acked(conn, "s", "c") == [second]
-    assert acked(conn, "s", "c") == []
-    late.execute("commit")
-    assert acked(conn, "s", "c") == [first]
-    assert acked(conn, "s", "c") == []
-    assert cursor_of(conn).taken == ids(1, 2)
+def test_a_late_commit_is_delivered(conn: Conn, session: Session, consumers: list[str]) -> None:
+    for n, isolation in enumerate(("read committed", "repeatable read", "serializable"), 1):
+        late = session()
+        late.execute(f"begin transaction isolation level {isolation}")  # type: ignore[arg-type]
+        first, second = send_key(late), send_key(conn)
+        for name in consumers:
+            assert acked(conn, "s", name) == [second]
+            assert acked(conn, "s", name) == []
+        late.execute("commit")
+        for name in consumers:
+            assert acked(conn, "s", name) == [first], (isolation, name)
+            assert acked(conn, "s", name) == []
+            assert cursor_of(conn, name).taken == ids(1, 2 * n)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_late_commit_is_delivered_whatever_its_numbers(
-    conn: Conn, session: Session, stream: int, ordering: str
+    conn: Conn, session: Session, stream: int, consumers: list[str]
 ) -> None:
     """Numbers of messages without a gap do not say that no publication is missing."""
-    consumer(conn, ordering=ordering)
     block = stage(conn, stream, 1)
     before = send_key(conn)
     late = session()
     late.execute("begin")
     assert publish(late, stream, [block], 1)
     after = send_key(conn)
-    assert acked(conn, "s", "c") == [before, after] == [2, 3]
+    for name in consumers:
+        assert acked(conn, "s", name) == [before, after] == [2, 3]
     late.execute("commit")
-    assert acked(conn, "s", "c") == [1]
+    for name in consumers:
+        assert acked(conn, "s", name) == [1]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_a_publication_that_was_rolled_back_is_closed(
-    conn: Conn, stream: int, ordering: str
-) -> None:
-    consumer(conn, ordering=ordering)
-    got = []
-    for _ in range(3):
+def test_a_publication_that_was_rolled_back_is_closed(conn: Conn, consumers: list[str]) -> None:
+    for n in (2, 4, 6):
         dead_publication(conn)
         send_key(conn)
-        got += acked(conn, "s", "c")
-    assert got == [2, 4, 6]
-    assert acked(conn, "s", "c") == []
-    assert cursor_of(conn).taken == ids(1, 6)
-    assert not cursor_of(conn).gaps
+        for name in consumers:
+            assert acked(conn, "s", name) == [n]
+    for name in consumers:
+        assert acked(conn, "s", name) == []
+        assert cursor_of(conn, name).taken == ids(1, 6)
+        assert not cursor_of(conn, name).gaps
 
 
 def test_a_rolled_back_savepoint_is_closed_and_the_rest_delivered(
@@ -101,29 +86,29 @@ def test_a_rolled_back_savepoint_is_closed_and_the_rest_delivered(
     assert cursor_of(conn).taken == ids(1, 4)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_taker_that_has_an_id_already_does_not_close_younger_holes(
-    conn: Conn, session: Session, stream: int, ordering: str, twice: bool
+    conn: Conn, session: Session, consumers: list[str], twice: bool
 ) -> None:
     """Who may fill it is asked after the look."""
-    consumer(conn, ordering=ordering)
     taker, late = session(), session()
     taker.execute("begin")
     taker.execute("select pg_current_xact_id()")
     late.execute("begin")
     first = send_key(late)
     second = send_key(conn)
-    rows = call(taker, "receive", "s", "c", 10)
-    assert seqs_of(rows) == [second]
-    if twice:
-        assert call(taker, "receive", "s", "c", 10) == []
-    value(taker, "ack", claim_of(rows))
+    for name in consumers:
+        rows = receive(taker, 10, name)
+        assert seqs_of(rows) == [second]
+        if twice:
+            assert receive(taker, 10, name) == []
+        value(taker, "ack", claim_of(rows))
     taker.execute("commit")
-    for _ in range(3):
-        assert acked(conn, "s", "c") == []
+    for name in consumers * 3:
+        assert acked(conn, "s", name) == []
     late.execute("commit")
-    assert acked(conn, "s", "c") == [first]
+    for name in consumers:
+        assert acked(conn, "s", name) == [first]
 
 
 def test_a_taker_that_rolls_back_to_a_savepoint_has_taken_nothing(
@@ -227,26 +212,29 @@ def test_a_reader_without_a_limit_gets_all_however_many_publications_that_are(
     assert row.claimed == 209
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+CONSUMERS = "select name, consumer_id from pgqueue.consumers"
+
+
 @pytest.mark.parametrize(
     "option", ["p_consumers => '{d}'", "p_deliver_at => now() + interval '1 h'"]
 )
 def test_nothing_is_the_answer_only_when_there_is_nothing(
-    conn: Conn, stream: int, ordering: str, option: str
+    conn: Conn, consumers: list[str], option: str
 ) -> None:
     """However many publications that are for others, or for later, come first."""
-    consumer_id = consumer(conn, ordering=ordering)
+    ids_ = {row.name: row.consumer_id for row in internals.rows(conn, CONSUMERS)}
     consumer(conn, "d")
     set_constant(conn, "limit_take", 100)
     for how in ("reader", "worker"):
         others = f"pgqueue.send('s', 'x', g::text, {option})"
         conn.execute(f"select count({others}) from generate_series(1, 250) g".encode())
         mine = send_key(conn, how)
-        if how == "reader":
-            (row,) = call(conn, "reader_claim", uuid.uuid4(), consumer_id, 0, 0, 100)
-            assert row.claimed == 1
-        else:
-            assert seqs_of(call(conn, "receive", "s", "c", 100)) == [mine]
+        for name in consumers[:2]:
+            if how == "reader":
+                (row,) = call(conn, "reader_claim", uuid.uuid4(), ids_[name], 0, 0, 100)
+                assert row.claimed == 1
+            else:
+                assert seqs_of(receive(conn, name=name)) == [mine]
 
 
 def test_a_claim_behind_another_one_takes_no_more_than_it_must(conn: Conn, stream: int) -> None:
@@ -272,24 +260,24 @@ def test_messages_of_a_statement_are_taken_together(conn: Conn, stream: int) -> 
     assert seqs_of(rows) == [*range(21, 31), *range(11, 21), *range(1, 11), 31]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
 def test_what_fills_holes_comes_before_what_is_beyond_also_past_the_limit(
-    conn: Conn, stream: int, session: Session, ordering: str
+    conn: Conn, session: Session, consumers: list[str]
 ) -> None:
     """A transaction of more publications than one take takes is overtaken, and goes on."""
-    consumer(conn, ordering=ordering)
     set_constant(conn, "limit_take", 100)
     producer = session()
     producer.execute("begin")
     for _ in range(105):
         send_key(producer)
     other = send_key(conn, "other")
-    assert acked(conn, "s", "c") == [other]
+    for name in consumers:
+        assert acked(conn, "s", name) == [other]
     producer.execute("commit")
     second = send_key(producer)
-    got = acked(conn, "s", "c", 50)
-    assert len(got) == 106
-    assert got[-1] == second
+    for name in consumers:
+        got = acked(conn, "s", name, 50)
+        assert len(got) == 106
+        assert got[-1] == second
 
 
 def test_a_run_has_no_more_ranges_than_the_limit(conn: Conn, stream: int) -> None:
@@ -314,12 +302,10 @@ def test_what_a_take_did_not_reach_is_no_gap(conn: Conn, stream: int) -> None:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ORDERINGS)
 def test_rolled_back_publications_behind_a_take_that_was_cut(
-    conn: Conn, stream: int, ordering: str
+    conn: Conn, consumers: list[str]
 ) -> None:
     """Nothing is visible where the next take begins, and what is comes only far behind."""
-    consumer(conn, ordering=ordering)
     many, unseen = limit(conn, "take", 0), limit(conn, "unseen", 0)
     send_many = "select pgqueue.send('s', 'x') from generate_series(1, %s)"
     conn.execute(send_many, [many])
@@ -327,4 +313,5 @@ def test_rolled_back_publications_behind_a_take_that_was_cut(
     conn.execute(send_many, [unseen])
     conn.execute("rollback")
     send(conn)
-    assert len(acked(conn, "s", "c", many)) == many + 1
+    for name in consumers:
+        assert len(acked(conn, "s", name, many)) == many + 1

@@ -195,7 +195,7 @@ def test_what_is_sent_is_read_alike_in_batches_of_any_size(judged: Conn) -> None
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.sampled_from(sorted(TYPES)),

@@ -27,19 +27,7 @@ from tests.sql import checker, freeze, internals
 from tests.sql.catalogue import catalogue, offered
 from tests.sql.owing import assert_delivers, make_streams, owed, use
 from tests.sql.owing_features import FEATURES, owed_of_all, pgmq, use_features
-from tests.sql.queue import (
-    AT_ONCE,
-    NEEDS,
-    ORDERINGS,
-    SETTINGS,
-    Conn,
-    acked,
-    call,
-    claim_of,
-    one,
-    seqs_of,
-    value,
-)
+from tests.sql.queue import *
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",

@@ -128,7 +128,7 @@ def test_nobody_sleeps_beside_a_message_however_it_falls_together(
     Each has a stream of its own, so that no other message wakes it up, and workers do not look
     again by themselves: what one missed, it would find after a long sleep.
     """
-    rounds, sleep = (60, 5) if widened else (250, 5)
+    rounds, sleep = (30, 5) if widened else (120, 5)
 
     def publish(producer: Conn, name: str, chance: float) -> float:
         """Returns when it was over."""
