@@ -61,7 +61,7 @@ create table if not exists pgqueue.consumer_filters (
 -- each claim checks first.
 
 -- Whether claims only search for free bundles, and acknowledgements only delete. Null: there is no such consumer.
-create or replace function _pgqueue.is_simple(p_profile text) returns boolean
+create or replace function _pgqueue.needs_no_checks(p_profile text) returns boolean
 language sql immutable as $$ select p_profile in ('simple', 'simple keyed') $$;
 
 -- Whether a consumer delivers by key: it has an ordering, or limits of keys.
@@ -89,5 +89,5 @@ language sql immutable as $$
 $$;
 
 -- Whether the limits of keys count only unclaimed messages.
-create or replace function _pgqueue.counts_ready(p_consumer pgqueue.consumers) returns boolean
+create or replace function _pgqueue.limits_only_unclaimed(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$ select p_consumer.ordering = 'none' and p_consumer.per_key_limit is null $$;

@@ -112,6 +112,7 @@ begin
         ('lane_waiting', 'int', '1000003'),
         ('place_of_members', 'bigint', '1::bigint << 62'),  -- in lane_long, after all leases: some 146,000 years
         ('place_of_free', 'bigint', '-1::bigint << 61'),  -- in lane_waiting, of keys that wait for no bundle
+        ('place_behind', 'bigint', '-2'),  -- ... of the messages of a key behind the first one that waits
         ('place_behind_long', 'bigint', '1::bigint << 61'),  -- ... of keys that wait for bundles in lane_long
         ('lane_unfiltered', 'int', '1000004'),
         ('lane_freed', 'int', '1000005'),

@@ -2,7 +2,7 @@
 --
 -- A function that waits for a lock holds no lock of a later place, so no two calls wait for each other. A function that
 -- skips what others hold (skip locked, a try) waits for nothing, and may take any lock at any time. Each lock of the
--- code names its place in a comment (-- lock: claim); tests/sql/test_lock_order.py compares the code with this list.
+-- code names its place in a comment (-- lock: bundle); tests/sql/test_lock_order.py compares the code with this list.
 --
 -- Locks are held to the end of the transaction, except seqs, waiting, and those of an exception block that failed. The
 -- order holds within one call. A transaction of several calls can violate it: Postgres then aborts one of the two
@@ -115,7 +115,7 @@
 -- bundle, then waits for a consumer, which is an earlier place.
 --
 -- The function has the lock already, or has released the later one, or does only one of the two:
---   pgqueue.ack: bundle before consumer.  Where it has to record acknowledged messages, it locks the consumer first.
+--   pgqueue.ack: bundle before consumer.  It calls lock_claim() without the consumer.
 --   _pgqueue.claim: bundle before consumer.  It has a free bundle that does not match, for which others wait only in
 --     tries.
 --   _pgqueue.claim_locked: bundle before consumer.  claim_without_lock() locks nothing where it claims nothing; the

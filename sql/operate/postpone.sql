@@ -63,7 +63,7 @@ begin
     foreach v_bundle in array v_taken.o_bundles || v_new.o_bundles loop
         if v_bundle.key is not null then
             v_bundle.lane := _pgqueue.lane_waiting();
-            v_bundle.place := -2;
+            v_bundle.place := _pgqueue.place_behind();
         end if;
         -- with an ordering, the messages in between are stored separately too: bundles do not interleave
         for v_part in select * from _pgqueue.split_by(v_bundle.seqs, p_set) loop

@@ -95,7 +95,7 @@ begin
         exit when v_claim is null or not pgqueue.is_suspected(v_claim);
     end loop;
     if (vt > 0) is not true then  -- visible at once, but only after this read, which would return them again
-        perform _pgqueue.give_back(c, null, 'named', '0', null) from unnest(v_claims) c where c is not null;
+        perform _pgqueue.give_back(c, null, 'failed', '0', null) from unnest(v_claims) c where c is not null;
     end if;
 end $$;
 

@@ -111,7 +111,7 @@ begin
         if vt > clock_timestamp() then
             v_held := v_held + pgmq._hold(v_head, v_set, vt);
         else  -- its claim ends, because the message is visible at once
-            perform _pgqueue.give_back(_pgqueue.claim_id(v_head.bundle_no, v_head.token), v_set, 'named', '0', null);
+            perform _pgqueue.give_back(_pgqueue.claim_id(v_head.bundle_no, v_head.token), v_set, 'failed', '0', null);
         end if;
     end loop;
     if v_set <> v_held then  -- the messages that no claim holds

@@ -247,7 +247,7 @@ begin
                                     order by lower(seqs)) loop
         v_now := _pgqueue.lock_bundles(p_claim.head, p_claim.token);
         if _pgqueue.seqs_of(v_now) && v_action.seqs then
-            o_cursor := _pgqueue.return(p_consumer, o_cursor, v_now, _pgqueue.seqs_of(v_now) * v_action.seqs, 'named',
+            o_cursor := _pgqueue.return(p_consumer, o_cursor, v_now, _pgqueue.seqs_of(v_now) * v_action.seqs, 'failed',
                                         clock_timestamp(), v_action.delay,
                                         jsonb_build_object('error', v_action.reason));
         end if;

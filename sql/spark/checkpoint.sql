@@ -77,7 +77,7 @@ begin
                   hint = format('Stop it, and try again after %s.', (v_beat.at + v_beat.every)::timestamptz(0));
     end if;
     acked := (_pgqueue.acknowledge_upto(p_reader, p_start_claim)).o_acked;
-    released := _pgqueue.delete_reader(v_consumer, p_reader, 'uncounted', null);
+    released := _pgqueue.delete_reader(v_consumer, p_reader, 'not_failed', null);
     return next;
 end $$;
 

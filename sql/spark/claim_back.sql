@@ -10,7 +10,7 @@ declare
     v_hints   pgqueue.claim_hints := p_cursor.hints;
     -- messages that its query has returned are for other claims
     v_seqs    int8multirange := p_claim.seqs - _pgqueue.seqs_settled_early(p_claim);
-    v_line    boolean;  -- by key, the messages are unassigned again, as before the claim
+    v_all_unassigned    boolean;  -- by key, the messages are unassigned again, as before the claim
     v_bundles pgqueue.consumer_messages[];
     v_claimed pgqueue.claimed;
     v_back    record;
@@ -18,13 +18,13 @@ begin
     if v_hints.all_keys then
         v_hints.all_keys := _pgqueue.holds_all_keys(p_consumer.consumer_id, v_hints);
     end if;
-    v_line := p_consumer.ordering <> 'none' and v_hints.all_keys is not true
+    v_all_unassigned := p_consumer.ordering <> 'none' and v_hints.all_keys is not true
         and _pgqueue.none_assigned(p_consumer.consumer_id, v_hints)
         and (p_consumer.ordering = 'stream'
              or not exists (select from pgqueue.consumer_messages
                             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unassigned()
                               and p_claim.arrival_nos @> arrival_no and not_visible_until > clock_timestamp()));
-    if p_consumer.ordering = 'none' or v_line then
+    if p_consumer.ordering = 'none' or v_all_unassigned then
         v_bundles := _pgqueue.take_matching(_pgqueue.free_bundles_of(p_consumer, p_claim, v_seqs), v_seqs, null);
     elsif v_hints.all_keys is not true then
         v_back := _pgqueue.assign_back(p_consumer, v_hints, p_claim, v_seqs);
@@ -33,7 +33,7 @@ begin
     end if;
     if v_bundles <> '{}' then
         v_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_claim.reader);
-        if v_line then
+        if v_all_unassigned then
             v_hints := _pgqueue.move_all_to_long(v_hints, v_bundles);
         end if;
         update pgqueue.reader_claims

@@ -78,8 +78,8 @@ begin
         elsif v_set is not null then
             o_returned := o_returned + _pgqueue.cardinality(v_set);
             p_cursor := _pgqueue.return(p_consumer, p_cursor, v_locked, v_set,
-                                        case when v_aside then 'uncounted' else 'unnamed' end, clock_timestamp(), null,
-                                        null);
+                                        case when v_aside then 'not_failed' else 'one_failed' end, clock_timestamp(),
+                                        null, null);
         end if;
         -- From now on the claim is the remaining part: returned messages are not lost, and are not claimed back.
         -- Messages that the query settled are done, and replays no longer have them.

@@ -164,7 +164,8 @@ begin
                               where c.reader = v_reader.reader and h.lease_until > clock_timestamp());
         delete from pgqueue.readers where reader = v_reader.reader and used_at < clock_timestamp() - p_age;
         continue when not found;  -- used or deleted before the lock
-        perform _pgqueue.delete_reader(c, v_reader.reader, 'unnamed', '{"error": "its reader was not used for long"}')
+        perform _pgqueue.delete_reader(c, v_reader.reader, 'one_failed',
+                                        '{"error": "its reader was not used for long"}')
         from pgqueue.consumers c where consumer_id = v_reader.consumer_id;
         v_count := v_count + 1;
     end loop;

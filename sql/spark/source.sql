@@ -120,7 +120,7 @@ language sql as $$
         update pgqueue.consumer_messages m  -- lock: bundle
         set lease_until = clock_timestamp() + m.visibility_timeout
         from pgqueue.reader_claims r
-        where r.reader = p_reader and m.bundle_no & 1048575 = r.head & 1048575 and m.bundle_no = r.head
+        where r.reader = p_reader and _pgqueue.is_bundle(m.bundle_no, r.head)
           and m.token = r.token
         returning 1
     )

@@ -26,8 +26,8 @@ begin
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
               and (place, first_seq) >= (v_assigned.place, v_assigned.first_seq) and token is null
               and message_count <= p_want
-              and case when bundle_no <> v_only then false
-                       else predecessor is null or _pgqueue.is_deleted(predecessor) end
+              and (v_only is null or bundle_no = v_only)
+              and (predecessor is null or _pgqueue.is_deleted(predecessor))
               and (p_alone or note is null)
             order by place, first_seq for update skip locked;  -- lock: bundle
         loop
@@ -62,8 +62,7 @@ begin
                   order by place, first_seq limit 1) f
             where f.predecessor is null
                or (select token from pgqueue.consumer_messages
-                   where bundle_no & 1048575 = f.predecessor & 1048575
-                     and bundle_no = f.predecessor limit 1) is not null
+                   where _pgqueue.is_bundle(bundle_no, f.predecessor) limit 1) is not null
                or _pgqueue.is_deleted(f.predecessor));
 end $$;
 
@@ -83,7 +82,7 @@ begin
     select * into v_first from pgqueue.consumer_messages
     where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
       and (place, first_seq) >= (v_assigned.place, v_assigned.first_seq) and token is null
-      and case when bundle_no <> v_only then false else predecessor is null or _pgqueue.is_deleted(predecessor) end
+      and (v_only is null or bundle_no = v_only) and (predecessor is null or _pgqueue.is_deleted(predecessor))
     order by place, first_seq limit 1 for update skip locked;  -- lock: bundle
     if (v_first.message_count > p_want) is not true then
         return p_hints;
@@ -124,7 +123,7 @@ begin
         if 2 * o_hints.size > v_size and o_hints.any_waiting and exists (
             select from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
-              and place >= o_hints.free_from and place < -2) then
+              and place >= o_hints.free_from and place < _pgqueue.place_behind()) then
             -- assign keys that are free, beside the assigned bundles: some may have waited for a long time, or failed
             o_hints := (_pgqueue.assign(p_consumer, o_hints, p_want, true)).o_hints;
         end if;

@@ -34,7 +34,7 @@ begin
         p_upto := least(p_upto, (select max(publication_id) from pgqueue.publications
                                  where stream_id = p_consumer.stream_id));
     end if;
-    -- two passes; more only past publications with no messages for this consumer, or none for now
+    -- pass 1: what is free; pass 2: all that is due or new; later: past what is not for this consumer, or not for now
     for v_pass in 1..greatest(2, _pgqueue.limit_takes()) loop
         o_cursor := _pgqueue.do_due_work(p_consumer, o_cursor, v_pass > 1);
         if p_consumer.profile = 'simple' and p_where is null and p_reader is null and p_upto is null then
@@ -116,7 +116,7 @@ begin
        or p_visibility_timeout is not null or current_setting('transaction_isolation') <> 'read committed' then
         v_consumer := _pgqueue.begin_claim('claim', p_max, p_visibility_timeout, p_stream, p_consumer);
     end if;
-    if not _pgqueue.is_simple(v_consumer.profile) then  -- (each check costs a little)
+    if not _pgqueue.needs_no_checks(v_consumer.profile) then  -- (each check costs a little)
         if v_consumer.paused then
             perform pgqueue.ack(p_ack) where p_ack is not null;
             return null;

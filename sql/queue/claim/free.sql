@@ -47,8 +47,7 @@ begin
                         and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
                         and message_count <= p_max and note is null
                         and (predecessor is null or (select true from pgqueue.consumer_messages b
-                                                where bundle_no & 1048575 = c.predecessor & 1048575
-                                                  and bundle_no = c.predecessor limit 1) is null)
+                                                where _pgqueue.is_bundle(bundle_no, c.predecessor) limit 1) is null)
                         -- with ordering=stream only the first: all others follow it
                         and (p_consumer.ordering <> 'stream'
                              or bundle_no = (select bundle_no from pgqueue.consumer_messages

@@ -53,7 +53,7 @@ begin
         visibility_timeout = p_consumer.visibility_timeout, owner = current_setting('application_name'),
         members = case when cardinality(v_numbers) > 1 and not v_alike then v_numbers[2:] end, reader = p_reader,
         seqs = v_head.seqs, message_count = v_head.message_count
-    where bundle_no & 1048575 = v_head.bundle_no & 1048575 and bundle_no = v_head.bundle_no;
+    where _pgqueue.is_bundle(bundle_no, v_head.bundle_no);
     return (_pgqueue.claim_id(v_head.bundle_no, v_token), v_count, p_consumer.stream_id, v_all, v_head.priority,
             _pgqueue.one_more(v_head.deliver_count), v_head.note -> 'saved',
             case when not v_alike then v_numbers end)::pgqueue.claimed;

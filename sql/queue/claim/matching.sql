@@ -86,7 +86,7 @@ declare
     v_bundle pgqueue.consumer_messages;
 begin
     select * into v_bundle from pgqueue.consumer_messages
-    where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no and token is null
+    where _pgqueue.is_bundle(bundle_no, p_bundle.bundle_no) and token is null
     for update skip locked;  -- lock: bundle
     return v_bundle;
 end $$;

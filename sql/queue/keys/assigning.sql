@@ -167,7 +167,7 @@ begin
     cross join (select (p_keyed.bundles, array_agg(no order by i), array_agg(key order by i),
                         array_agg(case take when 0 then seqs
                                             else seqs * int8multirange(int8range(_pgqueue.bound_of(seqs, take), null))
-                                            end order by i), null,
+                                            end order by i), null, null,
                         array_agg(what = 'due' order by i))::pgqueue.keyed_messages as keyed
                 from taken where take < n) w;
     o_hints := p_hints;
@@ -182,10 +182,9 @@ begin
     end if;
 end $$;
 
--- Stores messages by key that store_assigned() has not assigned. Messages that are due later (p_keyed.over_limit says
--- so here) are delayed if no message of their key is before them; all others wait. The place of the first message of a
--- key says for which bundle it waits, or until when. Arguments: as store_assigned(). Returns the hints. Needs the
--- consumer's lock.
+-- Stores messages by key that store_assigned() has not assigned. Messages that are due later (p_keyed.are_due) are
+-- delayed if no message of their key is before them; all others wait. The place of the first message of a key says for
+-- which bundle it waits, or until when. Arguments: as store_assigned(). Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.store_waiting(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                   p_keyed pgqueue.keyed_messages, p_keys bigint[],
                                                   p_until timestamptz[], p_now timestamptz) returns pgqueue.claim_hints
@@ -210,15 +209,16 @@ begin
                and (a.first_seq is null or ((a.was_first or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
                coalesce(u.tail, _pgqueue.place_behind_long() + a.long_claim) as open
-        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.over_limit) with ordinality
+        from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.are_due) with ordinality
              e (no, key, seqs, is_due, i)
         join unnest(p_keyed.bundles) with ordinality s on s.ordinality = e.no
         cross join lateral _pgqueue.split_set(e.seqs) c
         left join used u on u.key = e.key left join ahead a on a.key = e.key
         left join unnest(p_keys, p_until) t (key, until) on t.key = e.key
     ), demoted as (  -- without an order, returned messages come before others of their key
-        update pgqueue.consumer_messages set lane = _pgqueue.lane_waiting(), place = -2
-        where ctid = any (array(select tid from rest where first and tid is not null)) and place <> -2
+        update pgqueue.consumer_messages set lane = _pgqueue.lane_waiting(), place = _pgqueue.place_behind()
+        where ctid = any (array(select tid from rest where first and tid is not null))
+          and place <> _pgqueue.place_behind()
     ), stored as (
         insert into pgqueue.consumer_messages (
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
@@ -229,7 +229,7 @@ begin
                case when is_free or (is_due and first) then _pgqueue.place_at(due)
                     when first and open is null and until is not null then _pgqueue.place_at(until)
                     when first then coalesce(open, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
-                    else -2 end,
+                    else _pgqueue.place_behind() end,
                first_seq, arrival_no, priority, deliver_count, case when not (is_due and v_none) then key end, due,
                last_delivered_at, note, message_count, seqs
         from rest

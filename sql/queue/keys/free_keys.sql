@@ -7,12 +7,12 @@ returns table (key bigint, arrival_no bigint, first_seq bigint)
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
-    v_ready boolean := _pgqueue.counts_ready(p_consumer);
+    v_ready boolean := _pgqueue.limits_only_unclaimed(p_consumer);
 begin
     return query
         select m.key, m.arrival_no, m.first_seq from pgqueue.consumer_messages m
         where m.consumer_id = p_consumer.consumer_id and m.lane = _pgqueue.lane_waiting()
-          and m.place >= p_hints.free_from and m.place < -2
+          and m.place >= p_hints.free_from and m.place < _pgqueue.place_behind()
         order by m.place limit p_most;
     return query
         with recursive blocker (number) as (

@@ -8,7 +8,7 @@ begin
     if to_regtype('pgqueue.keyed_messages') is null then
         create type pgqueue.keyed_messages as (
             bundles pgqueue.consumer_messages[], nos int[], keys bigint[], seqs int8multirange[], counts bigint[],
-            over_limit boolean[]);
+            over_limit boolean[], are_due boolean[]);
     end if;
 end $$;
 
@@ -64,7 +64,7 @@ begin
     return (p_first.bundles || p_then.bundles,
             p_first.nos || array(select i + cardinality(p_first.bundles) from unnest(p_then.nos) i),
             p_first.keys || p_then.keys, p_first.seqs || p_then.seqs, p_first.counts || p_then.counts,
-            null)::pgqueue.keyed_messages;
+            null, null)::pgqueue.keyed_messages;
 end $$;
 
 -- Sorts messages by key by their arrival.

@@ -29,7 +29,7 @@ begin
             -- a session that settles the claim locks its head first, then the members
             continue when v_bundle.head is not null and not exists (
                 select from pgqueue.consumer_messages
-                where bundle_no & 1048575 = v_bundle.head & 1048575 and bundle_no = v_bundle.head
+                where _pgqueue.is_bundle(bundle_no, v_bundle.head)
                 for update skip locked);  -- lock: bundle
             v_keys := v_keys || v_bundle.keys;
             perform _pgqueue.move_to_long(p_consumer, v_bundle);
@@ -43,7 +43,7 @@ begin
     end loop;
     p_hints.lanes := array(select l::pgqueue.lane_hint from unnest(p_hints.lanes) l
                            where l.low_place is not null order by l.lane);
-    if not _pgqueue.counts_ready(p_consumer) then
+    if not _pgqueue.limits_only_unclaimed(p_consumer) then
         p_hints := _pgqueue.unassign_followers(p_consumer, p_hints, array(select distinct k from unnest(v_keys) k));
     end if;
     return p_hints;
@@ -59,7 +59,7 @@ declare
     v_part    pgqueue.consumer_messages := p_bundle;
     v_members bigint[] := '{}';
     v_head    bigint := coalesce(p_bundle.head, p_bundle.bundle_no);
-    v_by_key  boolean := p_bundle.keys <> '{}' and not _pgqueue.counts_ready(p_consumer);
+    v_by_key  boolean := p_bundle.keys <> '{}' and not _pgqueue.limits_only_unclaimed(p_consumer);
 begin
     if v_by_key and (cardinality(p_bundle.keys) > 1 or p_bundle.shrunk) then
         v_keyed := _pgqueue.by_key(p_consumer, array[p_bundle]);
@@ -84,7 +84,7 @@ begin
     end if;
     if v_members <> '{}' and p_bundle.head is not null then
         update pgqueue.consumer_messages set members = members || v_members
-        where bundle_no & 1048575 = v_head & 1048575 and bundle_no = v_head and token = p_bundle.token;
+        where _pgqueue.is_bundle(bundle_no, v_head) and token = p_bundle.token;
     end if;
     update pgqueue.consumer_messages
     set lane = _pgqueue.lane_long(),
@@ -93,7 +93,7 @@ begin
         shrunk = false, predecessor = null, seqs = p_bundle.seqs, message_count = p_bundle.message_count,
         members = case when v_members <> '{}' and p_bundle.head is null then coalesce(members, '{}') || v_members
                        else members end
-    where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
+    where _pgqueue.is_bundle(bundle_no, p_bundle.bundle_no);
 end $$;
 
 -- Moves claims by key that many others have overtaken to lane_long(), because assignments read all bundles of the lane

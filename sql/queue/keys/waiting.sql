@@ -8,8 +8,8 @@
 --     records this in lane_freed(), so assignments need not read all long claims.
 --   * A place from place_of_free() on, the later the higher, if no bundle with the key is open.
 --
--- The places of all other bundles are -2. If the first message of a key is delayed, or the tokens of the key are spent,
--- it is in lane_delayed(), and all others wait. mark_firsts() restores this after each change.
+-- The place of all other bundles is place_behind(). If the first message of a key is delayed, or the tokens of the key
+-- are spent, it is in lane_delayed(), and all others wait. mark_firsts() restores this after each change.
 --
 -- The places of both kinds rise, and the cursor's hints have the first ones: so bundles that were assigned cost nothing
 -- if a long transaction elsewhere keeps their dead rows.
@@ -20,7 +20,7 @@ returns pgqueue.claim_hints language plpgsql immutable as $$
 begin
     if p_place >= 0 then
         p_hints.waits_from := least(p_hints.waits_from, p_place);
-    elsif p_place < -2 then
+    elsif p_place < _pgqueue.place_behind() then
         p_hints.free_from := least(p_hints.free_from, p_place);
     end if;
     return p_hints;
@@ -94,16 +94,18 @@ begin
                                 order by arrival_no, first_seq limit 1) f
             left join lateral (select ctid as tid from pgqueue.consumer_messages m
                                where consumer_id = p_consumer_id and key = k.key and lane = _pgqueue.lane_waiting()
-                                 and m.place <> -2 and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
+                                 and m.place <> _pgqueue.place_behind()
+                                 and (arrival_no, first_seq) >= (k.arrival_no, k.first_seq)
                                order by arrival_no, first_seq limit 1) o on p_had_first
         ), decided as (
-            select f.tid, f.place as was, case when f.delayed then -2 else o.place end as place, f.old
+            select f.tid, f.place as was, case when f.delayed then _pgqueue.place_behind() else o.place end as place,
+                   f.old
             from first f left join open o using (key)
         )
         select d.tid, d.place from decided d
-        where d.was is distinct from d.place and (d.place is not null or d.was >= -2)
+        where d.was is distinct from d.place and (d.place is not null or d.was >= _pgqueue.place_behind())
         union all
-        select d.old, -2::bigint from decided d where d.old <> d.tid;
+        select d.old, _pgqueue.place_behind() from decided d where d.old <> d.tid;
 end $$;
 
 -- Marks the first waiting bundle of each of some keys with the bundle for which it waits. Returns the hints. Needs the
@@ -163,7 +165,8 @@ language plpgsql as $$
 begin
     if p_consumer.ordering <> 'none' then
         update pgqueue.consumer_messages
-        set lane = _pgqueue.lane_waiting(), place = -2, key = keys[1], keys = null, predecessor = null
+        set lane = _pgqueue.lane_waiting(), place = _pgqueue.place_behind(), key = keys[1], keys = null,
+            predecessor = null
         where ctid = any (array(
             select m.ctid
             from unnest(p_hints.lanes) l
@@ -194,7 +197,7 @@ begin
     loop
         v_keys := _pgqueue.keys_in(p_consumer, v_bundle);
         update pgqueue.consumer_messages set keys = v_keys, shrunk = false
-        where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
+        where _pgqueue.is_bundle(bundle_no, v_bundle.bundle_no);
         v_lost := v_lost || array(select distinct k from unnest(v_bundle.keys) k
                                   where p_consumer.ordering = 'none' or k <> all (v_keys));
     end loop;
@@ -269,7 +272,7 @@ begin
             p_hints := _pgqueue.store_placed(p_hints, _pgqueue.placed(p_consumer, v_bundle), v_keyed.seqs[i]);
         else
             v_bundle.lane := _pgqueue.lane_waiting();
-            v_bundle.place := -2;
+            v_bundle.place := _pgqueue.place_behind();
             v_bundle.key := v_keyed.keys[i];
             v_bundle.keys := null;
             v_bundle.predecessor := null;

@@ -57,7 +57,7 @@ begin
             using errcode = 'PQ003', column = 'p_delay';
     end if;
     return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs),
-                              case when p_seqs is null then 'unnamed' else 'named' end, p_delay,
+                              case when p_seqs is null then 'one_failed' else 'failed' end, p_delay,
                               jsonb_build_object('error', p_reason), p_backoff);
 end $$;
 
@@ -77,7 +77,7 @@ begin
         raise exception 'p_delay is an interval from 0 to 10 years, not %', coalesce(quote_literal(p_delay), 'null')
             using errcode = 'PQ003', column = 'p_delay';
     end if;
-    return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs), 'uncounted', p_delay,
+    return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs), 'not_failed', p_delay,
                               case when p_state is not null then jsonb_build_object('saved', p_state) end);
 end $$;
 
@@ -115,7 +115,7 @@ begin
     end if;
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_cursor := _pgqueue.return(v_consumer, v_stored, v_bundles, p_set,
-                                case when p_how = 'unnamed' and v_before = 1 then 'named' else p_how end,
+                                case when p_how = 'one_failed' and v_before = 1 then 'failed' else p_how end,
                                 clock_timestamp(), p_delay, p_note);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
     return v_before - (select coalesce(sum(message_count), 0)

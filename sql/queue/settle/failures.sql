@@ -63,13 +63,13 @@ declare
     v_head    pgqueue.consumer_messages := p_bundles[1];
     v_count   bigint := _pgqueue.count_of(p_bundles);
 begin
-    v_failure.counted := p_how <> 'uncounted';
-    v_failure.certain := p_how = 'named' or (p_how = 'unnamed' and v_count = 1 and v_head.reader is null);
+    v_failure.counted := p_how <> 'not_failed';
+    v_failure.certain := p_how = 'failed' or (p_how = 'one_failed' and v_count = 1 and v_head.reader is null);
     v_failure.happened_at := p_from;
     v_failure.returned_at := clock_timestamp();  -- the same for all messages
     -- messages that a Spark reader lost are for the next claimer, or for the reader itself when it runs again
     v_failure.delay := coalesce(p_delay, case
-        when p_how = 'uncounted' or (p_how = 'unnamed' and v_head.reader is not null) then '0'::interval end);
+        when p_how = 'not_failed' or (p_how = 'one_failed' and v_head.reader is not null) then '0'::interval end);
     v_failure.chance := random();  -- the same for all messages, so that a bundle stays one bundle
     v_failure.note := p_note;
     if v_failure.counted then
@@ -78,10 +78,10 @@ begin
             'at', extract(epoch from p_from)::bigint, 'owner', v_head.owner,
             'error', left(p_note ->> 'error', _pgqueue.limit_error()))));
     end if;
-    if p_how = 'unnamed' and v_head.reader is not null then
+    if p_how = 'one_failed' and v_head.reader is not null then
         v_failure.note := v_failure.note || '{"spark": 1}';
     end if;
-    if p_how = 'unnamed' and v_head.reader is null and p_most > 1 then
+    if p_how = 'one_failed' and v_head.reader is null and p_most > 1 then
         v_failure.note := v_failure.note || jsonb_build_object('at_most', (v_count + 1) / 2);
     end if;
     return v_failure;

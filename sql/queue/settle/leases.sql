@@ -60,7 +60,7 @@ begin
     loop
         if v_head.lease_until > p_now then
             update pgqueue.consumer_messages set place = _pgqueue.place_at(lease_until)
-            where bundle_no & 1048575 = v_head.bundle_no & 1048575 and bundle_no = v_head.bundle_no;
+            where _pgqueue.is_bundle(bundle_no, v_head.bundle_no);
             continue;
         end if;
         v_bundles := _pgqueue.lock_bundles(v_head.bundle_no, v_head.token);
@@ -75,7 +75,7 @@ create or replace function _pgqueue.release(p_consumer pgqueue.consumers, p_curs
                                             p_bundles pgqueue.consumer_messages[]) returns pgqueue.consumer_cursors
 language plpgsql as $$
 begin
-    return _pgqueue.return(p_consumer, p_cursor, p_bundles, null, 'unnamed', p_bundles[1].lease_until, null,
+    return _pgqueue.return(p_consumer, p_cursor, p_bundles, null, 'one_failed', p_bundles[1].lease_until, null,
         jsonb_build_object('error', 'the visibility timeout passed')
             || case when _pgqueue.count_of(p_bundles) = 1 and p_bundles[1].reader is null then '{"at_most": 1}'
                     else '{}' end::jsonb);
@@ -101,7 +101,7 @@ begin
         limit _pgqueue.limit_expired()
     loop
         v_bundles := array(select b from pgqueue.consumer_messages b
-                           where bundle_no & 1048575 = v_head & 1048575 and bundle_no = v_head
+                           where _pgqueue.is_bundle(bundle_no, v_head)
                              and lease_until <= clock_timestamp()
                            for update skip locked);  -- lock: bundle
         continue when v_bundles = '{}';
@@ -136,7 +136,7 @@ begin
         update pgqueue.consumer_messages m
         set lane = case when m.key is not null then _pgqueue.lane_waiting()
                         when _pgqueue.is_keyed(p_consumer.profile) then _pgqueue.lane_unassigned() else -m.priority end,
-            place = case when m.key is not null then -2 else m.arrival_no end,
+            place = case when m.key is not null then _pgqueue.place_behind() else m.arrival_no end,
             not_visible_until = case when m.not_visible_until > v_now then m.not_visible_until end
         from due
         where m.ctid = due.ctid

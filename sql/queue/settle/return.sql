@@ -10,8 +10,8 @@
 -- a whole query processes, so its end says nothing about single messages.
 --   p_bundles  those of the claim, the head first
 --   p_set      the messages; null: all
---   p_how      named: these messages failed; unnamed: some of them failed; uncounted: none failed, and the delivery
---              does not count
+--   p_how      failed: these messages failed; one_failed: at least one of them did; not_failed: none did, and the
+--              delivery does not count
 --   p_from     when it happened: delays begin then
 --   p_delay    how long they are delayed; null: according to the consumer's settings, if they failed
 --   p_note     keys for their notes, such as {"error": ...}; null removes a key
@@ -194,7 +194,7 @@ begin
                     else _pgqueue.lane_waiting() end,
                case when v_head.keys is null or i.key is null then i.arrival_no
                     when i.first and i.due is not null and c.first_seq = i.first_seq then _pgqueue.place_at(i.due)
-                    else -2 end,
+                    else _pgqueue.place_behind() end,
                c.first_seq, i.arrival_no, i.priority, i.deliver_count,
                case when v_head.keys is not null then i.key end, i.due, i.claimed_at, i.note, c.message_count, c.seqs
         from island i cross join lateral _pgqueue.split_set(i.seqs) c
@@ -214,7 +214,7 @@ begin
                         where k.no = v_no and k.key is not null and not k.seqs <@ o_removed);
         update pgqueue.consumer_messages
         set shrunk = false, keys = v_keys, key = case when v_keys <> '{}' then key end
-        where bundle_no & 1048575 = v_some[v_no].bundle_no & 1048575 and bundle_no = v_some[v_no].bundle_no
+        where _pgqueue.is_bundle(bundle_no, v_some[v_no].bundle_no)
           and keys is not null;
     end loop;
     o_hints := _pgqueue.record_due(p_hints, v_back.due);

@@ -133,7 +133,7 @@ end $$;
 create or replace function _pgqueue.delete_bundle(p_bundle_no bigint) returns void
 language sql as $$
     delete from pgqueue.consumer_messages
-    where bundle_no & 1048575 = p_bundle_no & 1048575 and bundle_no = p_bundle_no
+    where _pgqueue.is_bundle(bundle_no, p_bundle_no)
 $$;
 
 -- A bundle as free, without the columns of its claim.
@@ -165,7 +165,7 @@ begin
         seqs = p_bundle.seqs, token = p_bundle.token, claimed_at = p_bundle.claimed_at,
         lease_until = p_bundle.lease_until, visibility_timeout = p_bundle.visibility_timeout, owner = p_bundle.owner,
         members = p_bundle.members, head = p_bundle.head, reader = p_bundle.reader
-    where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
+    where _pgqueue.is_bundle(bundle_no, p_bundle.bundle_no);
 end $$;
 
 -- The parts of a set that are in bundles, each with the index of its bundle in the array. A set of many ranges is
@@ -238,7 +238,7 @@ begin
                 keys = case when v_rest = '{}' and keys is not null then '{}' else keys end,
                 key = case when v_rest <> '{}' then key end,
                 first_seq = case when token is null then lower(v_rest) else first_seq end
-            where bundle_no & 1048575 = v_bundle.bundle_no & 1048575 and bundle_no = v_bundle.bundle_no;
+            where _pgqueue.is_bundle(bundle_no, v_bundle.bundle_no);
         end if;
         v_bundle.seqs := v_one.part;
         v_bundle.first_seq := lower(v_one.part);
@@ -256,7 +256,7 @@ begin
     if p_head.members is not null
        and not exists (select from _pgqueue.bundles_of(p_head.bundle_no, p_head.token) where message_count > 0) then
         delete from pgqueue.consumer_messages
-        where bundle_no & 1048575 = p_head.bundle_no & 1048575 and bundle_no = p_head.bundle_no
+        where _pgqueue.is_bundle(bundle_no, p_head.bundle_no)
           and token = p_head.token;
     end if;
 end $$;
@@ -290,7 +290,7 @@ begin
     else
         update pgqueue.consumer_messages
         set seqs = v_rest, first_seq = lower(v_rest), message_count = message_count - p_size * p_count
-        where bundle_no & 1048575 = p_bundle.bundle_no & 1048575 and bundle_no = p_bundle.bundle_no;
+        where _pgqueue.is_bundle(bundle_no, p_bundle.bundle_no);
     end if;
 end $$;
 

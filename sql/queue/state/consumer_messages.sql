@@ -135,12 +135,19 @@ returns bigint language sql immutable parallel safe as $$
     select case when p_keyed then 0 else (32767 - p_priority)::bigint << 46 end + p_arrival_no
 $$;
 
+-- Whether a bundle has this number. An index finds it by the bits that are in the ids of claims. (The function is
+-- inlined.)
+create or replace function _pgqueue.is_bundle(p_bundle_no bigint, p_number bigint) returns boolean
+language sql immutable parallel safe as $$
+    select p_bundle_no & 1048575 = p_number & 1048575 and p_bundle_no = p_number
+$$;
+
 -- Whether the bundle of a number is deleted. (A scalar subquery with a limit: the planner would turn anything else into
 -- a join with the whole table.)
 create or replace function _pgqueue.is_deleted(p_bundle_no bigint) returns boolean
 language sql stable as $$
     select (select true from pgqueue.consumer_messages
-            where bundle_no & 1048575 = p_bundle_no & 1048575 and bundle_no = p_bundle_no limit 1) is null
+            where _pgqueue.is_bundle(bundle_no, p_bundle_no) limit 1) is null
 $$;
 
 -- The bundles of these numbers.
@@ -148,7 +155,7 @@ create or replace function _pgqueue.bundles(p_numbers bigint[]) returns setof pg
 language sql stable as $$
     select m.* from unnest(p_numbers) n
     cross join lateral (select * from pgqueue.consumer_messages
-                        where bundle_no & 1048575 = n & 1048575 and bundle_no = n limit 1) m
+                        where _pgqueue.is_bundle(bundle_no, n) limit 1) m
 $$;
 
 -- The assigned bundles of a consumer, whether free or recently claimed. (The function is inlined.)

@@ -257,7 +257,7 @@ begin
     p_hints.free_from := coalesce((
         select place from pgqueue.consumer_messages
         where consumer_id = p_consumer_id and lane = _pgqueue.lane_waiting() and place >= p_hints.free_from
-          and place < -2
+          and place < _pgqueue.place_behind()
         order by place limit 1), 9223372036854775807);
     return p_hints;
 end $$;
