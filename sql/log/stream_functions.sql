@@ -163,14 +163,18 @@ do $do$
 declare
     v_made record;
     v_args text;
+    v_call text;  -- of the function of a stream that is known
+    v_text text;  -- of others
     v_set  boolean;
-    v_call text;
 begin
     for v_made in select * from _pgqueue.stream_functions() loop
         v_args := (select string_agg(a[1], ', ') from regexp_matches(v_made.parameters, '\mp_\w+', 'g') a);
+        v_text := 'select * from _pgqueue.' || v_made.name || '_%s('
+            || (select string_agg('$' || n, ', ' order by n) from generate_series(1, regexp_count(v_args, '\mp_')) n)
+            || ')';
         v_set := v_made.returns ~ '^setof ';
-        v_call := format(case when v_set then 'return query select * from _pgqueue.%s_%%s(%s);'
-                              else 'return _pgqueue.%s_%%s(%s);' end, v_made.name, v_args);
+        v_call := case when v_set then 'return query select * from ' else 'return ' end
+            || '_pgqueue.' || v_made.name || '_%s(' || v_args || ');';
         execute format($q$
             create or replace function _pgqueue.%1$s(p_stream_id int, %2$s)
             returns %3$s
@@ -184,15 +188,13 @@ begin
                 elsif p_stream_id <= 32 then
                 %6$s
                 else
-                %7$s execute format('select * from _pgqueue.%1$s_%%s(%8$s)', p_stream_id) %9$s using %10$s;
+                %7$s execute format(%8$L, p_stream_id) %9$s using %10$s;
                 end if;
                 return %11$s;
             end $f$ $q$,
             v_made.name, v_made.parameters, v_made.returns, regexp_replace(v_made.returns, '^setof ', ''),
             _pgqueue.by_stream(v_call, 1, 16), _pgqueue.by_stream(v_call, 17, 16),
-            case when v_set then 'return query' else '' end,
-            (select string_agg('$' || n, ', ' order by n)
-             from generate_series(1, cardinality(string_to_array(v_args, ', '))) n),
+            case when v_set then 'return query' else '' end, v_text,
             case when v_set then '' else 'into v_row' end, v_args, case when v_set then '' else 'v_row' end);
     end loop;
 end $do$;

@@ -47,7 +47,7 @@ inline claim_locked() {
  * which it has waited. */
 inline lock_claim_to_ack() {
     found = false;
-    STEP(saw_it = (now_.place != done && SAME));          /* _pgqueue.ack */
+    STEP(saw_it = (now_.place != done && SAME));          /* pgqueue.ack */
     if
     :: saw_it ->
         WAIT(message_lock, found = (FAULT == 2 || now_.place != done && SAME));

@@ -339,7 +339,7 @@ proctype Worker(byte w) {
         if
         :: had == MESSAGES -> skip
         :: had < MESSAGES && !LAST -> skip          /* the worker dies */
-        :: had < MESSAGES ->                        /* _pgqueue.ack */
+        :: had < MESSAGES ->                        /* pgqueue.ack */
             lock_claim();
             if
             :: atomic {

@@ -896,7 +896,7 @@ class QueueMachine(RuleBasedStateMachine):
         """The data of each message is a byte, so max_bytes is as good as size."""
         c = data.draw(st.sampled_from(self.consumers))
         if c.limits:
-            with pytest.raises(psycopg.Error, match="which are for workers"):
+            with pytest.raises(psycopg.Error, match="which Spark queries do not support"):
                 call(self.conn, "reader_claim", uuid.uuid4(), c.consumer_id, 0, 0)
             return
         if len(c.readers) < 2:
@@ -966,7 +966,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert r.end is not None
         end = r.end[0]
         if c.limits:
-            with pytest.raises(psycopg.Error, match="which are for workers"):
+            with pytest.raises(psycopg.Error, match="which Spark queries do not support"):
                 call(self.conn, "reader_resume", r.reader, c.consumer_id, r.claim, end)
             return
         rows = self.run(mode, lambda: call(self.conn, "reader_resume", r.reader, c.consumer_id,

@@ -338,7 +338,7 @@ def test_a_limit_counts_what_was_in_flight_when_it_was_set(
 
 def test_a_spark_query_is_refused(conn: Conn) -> None:
     consumer_id = limited(conn, "key", per_key_limit=1)
-    with raises("PQ006", "which are for workers"):
+    with raises("PQ006", "which Spark queries do not support"):
         value(conn, "reader_claim", "0" * 32, consumer_id, 0, 0, None)
 
 
@@ -355,7 +355,7 @@ def test_a_spark_query_whose_consumer_has_limits_now_replays_nothing(
     value(conn, "pause", "s", "c")
     alter(conn, per_key_limit=1)
     value(conn, "resume", "s", "c")
-    with raises("PQ006", "which are for workers"):
+    with raises("PQ006", "which Spark queries do not support"):
         reader.resume(end)
     assert seqs_of(drained(conn)) == seqs[1:]
 

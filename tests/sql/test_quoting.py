@@ -32,6 +32,13 @@ SAFE = {
 """Which arguments may stand for %s in a statement: the pattern of their text, and why."""
 
 VARIABLES = {
+    **dict.fromkeys(
+        (
+            *("v_made.name", "v_made.parameters", "v_made.returns", "v_args"),
+            "regexp_replace(v_made.returns, '^setof ', '')",
+        ),
+        ("stream_functions.sql", "a text of the list stream_functions()"),
+    ),
     "p_function": ("capture_triggers.sql", "object_names() quotes it"),
     "p_query": ("views.sql", "a text of an installer's file"),
     "v_rows": ("scan.sql", "a text of table_query(), with formats with %I"),
@@ -67,6 +74,7 @@ MERGES = (
 """The same in table_sink.sql: numbers, and formats with %I there; table_plan() quotes relations."""
 
 EXECUTED = {
+    "stream_lifecycle.sql": ["'drop function if exists ' || "],  # names of functions_of()
     "table_apply.sql": ["v_statement"],  # of table_statements(), whose formats are looked at
     "locks.sql": ["p_statement"],  # await(): texts, see test_lock_waits.py
     "capture.sql": ["v_statement"],  # capture_script(), or a format with %I

@@ -59,7 +59,7 @@ def test_an_offset_beyond_what_was_restored_is_refused(conn: Conn, stream: int) 
         again.append(send(conn))
         with raises("PQ005", "beyond the state to which") as error:
             read(conn, beyond)
-        assert "begin at that time" in (error.value.diag.message_hint or "")
+        assert "start at that time" in (error.value.diag.message_hint or "")
     seqs, _ = read(conn, before)
     assert seqs == again
     value(conn, "recover")

@@ -204,7 +204,7 @@ def test_limits_and_a_binding_that_change_at_once_fit_each_other(
         waiting = binding.execute("select pgqueue.bind('s', '#', 't')")
         wait_for_a_lock(conn)
         altering.execute("commit")
-        with pytest.raises(psycopg.Error, match="takes 16777216 bytes"):
+        with pytest.raises(psycopg.Error, match="accepts 16777216 bytes"):
             waiting.fetchone()
 
 
