@@ -1,7 +1,7 @@
 """A crash that forgets the last commits, after each call: nothing contradicts itself afterwards.
 
 `synchronous_commit` is off, and all processes of the server are killed. `test_server_faults` has
-what an offset has read, and `test_claim_bounds` the ids of claims.
+what an offset has read, and `test_claim_ids` the ids of claims.
 """
 
 from __future__ import annotations
