@@ -13,31 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals, limits
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    Session,
-    acked,
-    action,
-    call,
-    claim_of,
-    consumer,
-    now,
-    publish,
-    raises,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    settle,
-    stage,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

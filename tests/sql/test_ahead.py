@@ -15,29 +15,7 @@ from psycopg import errors
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.cost import cost as buffers
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    dead_publication,
-    maintain,
-    now,
-    one,
-    publish,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    stage,
-    states,
-    stats,
-    value,
-)
+from tests.sql.queue import *
 
 AHEAD = "select count(*) from pgqueue.taken_ahead"
 CLAIM = "select pgqueue.claim('s', 'c', 1)"

@@ -19,23 +19,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.schema import grant
 from tests.processes import Child
 from tests.sql import clock, internals, limits
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    call,
-    consumer,
-    dead_publication,
-    maintain,
-    one,
-    publish,
-    raises,
-    scanned,
-    send,
-    send_all,
-    stage,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

@@ -19,29 +19,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals, limits
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    Session,
-    acked,
-    action,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    now,
-    one,
-    receive,
-    scanned,
-    seconds,
-    send_keys,
-    seqs_of,
-    settle,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
 

@@ -12,19 +12,7 @@ import pytest
 
 from tests.sql import internals, limits
 from tests.sql.internals import rows
-from tests.sql.queue import (
-    Conn,
-    acked,
-    alter,
-    consumer,
-    maintain,
-    one,
-    publish,
-    send,
-    stage,
-    stats,
-    value,
-)
+from tests.sql.queue import *
 
 MANY = 60
 

@@ -9,28 +9,7 @@ import pytest
 
 from tests.sql import checker, clock, internals
 from tests.sql.cost import GROWTH, cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    now,
-    publish,
-    receive,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    stage,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

@@ -8,20 +8,7 @@ import psycopg
 import pytest
 
 from tests.sql import clock
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    call,
-    consumer,
-    one,
-    raises,
-    receive,
-    send_all,
-    seqs_of,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

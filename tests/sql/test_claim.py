@@ -9,22 +9,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Session,
-    call,
-    claim_of,
-    claim_one,
-    consumer,
-    now,
-    receive,
-    seconds,
-    send,
-    send_all,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

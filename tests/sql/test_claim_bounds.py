@@ -14,21 +14,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, core, internals, limits
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Session,
-    call,
-    claim_of,
-    consumer,
-    one,
-    seconds,
-    send_key,
-    send_keys,
-    seqs_of,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream")
 

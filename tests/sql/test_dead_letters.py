@@ -8,25 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    TAKEN_OVER,
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    one,
-    receive,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    stats,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 

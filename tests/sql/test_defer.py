@@ -5,20 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sql import clock
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    claim_of,
-    consumer,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 

@@ -9,24 +9,7 @@ import pytest
 
 from tests.sql import clock
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    call,
-    claim_of,
-    consumer,
-    now,
-    one,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 

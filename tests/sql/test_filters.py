@@ -13,30 +13,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, internals
 from tests.sql.cost import GROWTH, cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    one,
-    publish,
-    raises,
-    receive,
-    send,
-    send_all,
-    send_key,
-    send_keys,
-    seqs_of,
-    stage,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
 

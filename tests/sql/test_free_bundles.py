@@ -14,26 +14,7 @@ import pytest
 
 from tests.sql import checker, clock, internals
 from tests.sql.internals import cursor_of, ids
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    claim_one,
-    consumer,
-    now,
-    one,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    states,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
 

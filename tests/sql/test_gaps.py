@@ -17,26 +17,7 @@ from tests.conftest import Server
 from tests.sql import checker, clock, internals, limits
 from tests.sql.cost import cost as buffers
 from tests.sql.internals import cursor_of, ids
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    dead_publication,
-    maintain,
-    one,
-    publish,
-    receive,
-    seconds,
-    send_key,
-    send_keys,
-    seqs_of,
-    stage,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 from tests.sql.queue import cursor_consumer as consumer
 
 CLAIM_AND_ACK = "select pgqueue.ack(claim_id) from pgqueue.claim('s', 'c', 10)"

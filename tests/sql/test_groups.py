@@ -12,21 +12,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    Conn,
-    Session,
-    call,
-    consumer,
-    one,
-    raises,
-    send,
-    send_all,
-    send_key,
-    send_keys,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
 

@@ -21,26 +21,7 @@ from tests.sql import clock
 from tests.sql.checker import numbers
 from tests.sql.cost import cost
 from tests.sql.internals import rows
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    now,
-    one,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

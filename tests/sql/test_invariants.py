@@ -11,21 +11,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, cost, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    one,
-    raises,
-    receive,
-    send_keys,
-    seqs_of,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream")
 

@@ -14,31 +14,7 @@ import pytest
 
 from tests.sql import checker, clock, internals
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    now,
-    one,
-    publish,
-    raises,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    states,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

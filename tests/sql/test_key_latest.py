@@ -8,34 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sql import clock, internals, limits
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    now,
-    one,
-    publish,
-    raises,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_key,
-    send_keys,
-    seqs_of,
-    stage,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

@@ -13,26 +13,7 @@ import psycopg
 import pytest
 
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    now,
-    raises,
-    receive,
-    seconds,
-    send_all,
-    send_keys,
-    seqs_of,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

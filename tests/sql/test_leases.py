@@ -8,20 +8,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    TAKEN_OVER,
-    Conn,
-    claim_of,
-    claim_one,
-    consumer,
-    receive,
-    seconds,
-    send,
-    send_all,
-    state,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

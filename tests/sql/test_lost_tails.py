@@ -16,21 +16,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.conftest import Server
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    one,
-    publish,
-    receive,
-    send,
-    send_keys,
-    stage,
-    value,
-)
+from tests.sql.queue import *
 from tests.sql.test_processes_that_fail import processes
 
 pytestmark = [pytest.mark.longer, pytest.mark.timeout(200)]
