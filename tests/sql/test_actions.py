@@ -13,31 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals, limits
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    Session,
-    acked,
-    action,
-    call,
-    claim_of,
-    consumer,
-    now,
-    publish,
-    raises,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    settle,
-    stage,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -451,9 +427,8 @@ def test_who_settles_and_who_brings_back_take_consumers_in_one_order(
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-@pytest.mark.parametrize("rounds", [12, pytest.param(45, marks=pytest.mark.longer)])
 def test_beside_workers_that_take_over_each_message_ends_once(
-    conn: Conn, session: Session, ordering: str, rounds: int
+    conn: Conn, session: Session, ordering: str
 ) -> None:
     """Leases end all the time; a query acts and goes on, and workers claim what it loses."""
     consumer_id = consumer(conn, ordering=ordering)
@@ -479,7 +454,7 @@ def test_beside_workers_that_take_over_each_message_ends_once(
     with ThreadPoolExecutor(1) as pool:
         worker = pool.submit(work, session())
         try:
-            for batch in range(rounds):
+            for batch in range(12):
                 sent += send_keys(conn, *random.choices("abcdef", k=12))
                 offset = asked(reader, 10, p_visibility_timeout=seconds(0.02))
                 if not offset.claimed:

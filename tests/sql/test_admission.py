@@ -9,21 +9,7 @@ from itertools import pairwise
 import pytest
 
 from tests.sql import clock
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    call,
-    claim_of,
-    consumer,
-    receive,
-    send,
-    send_all,
-    seqs_of,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+import shutil
 from collections.abc import Callable
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,11 @@ from spark_pgqueue.archive import layout
 from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.archive.files import Segment, read
 from spark_pgqueue.archive.layout import ArchiveFile
+from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.sql import internals
+from tests.conftest import Server, _database
+from tests.sql import internals, limits
 from tests.sql.queue import Conn, call, consumer, maintain, one, raises, send, send_all, value
-
-pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 COLUMNS = layout.schema("text").names
 OF_0_1_0 = ("name", "lo", "hi", "messages", "bytes")
@@ -33,12 +35,16 @@ FLIPS = 150
 
 @dataclasses.dataclass
 class Archive:
-    """A segment of the archive, and what was read from its only file when it was whole."""
+    """A segment of the archive, and what was read from its only file when it was whole.
+
+    And another file of it.
+    """
 
     segment: Segment
     path: Path
     raw: bytes
     rows: list[Any]
+    other: bytes
 
     def read(
         self, lo: int | None = None, hi: int | None = None, segment: Segment | None = None
@@ -57,42 +63,50 @@ class Archive:
         return self.segment._replace(files=(ArchiveFile(**old | changes),))
 
 
-@pytest.fixture
-def archive(conn: Conn, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Archive:
-    """Messages with all columns, in a file with several row groups."""
-    monkeypatch.setattr("spark_pgqueue.archive.layout.GROUP_MESSAGES", 20)
-    conn.execute(
-        "create or replace function _pgqueue.limit_exported() returns bigint"
-        " language sql immutable as 'select 20::bigint'"
-    )
-    consumer(conn)
-    value(conn, "set_archive", "s", str(tmp_path / "archive"))
-    value(conn, "set_retention", "s", p_messages=1, p_unread="drop")
+@pytest.fixture(scope="module")
+def written(
+    server: Server, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> list[Segment]:
+    """Two segments: the first has messages with all columns, in a file with several row groups."""
+    folder = tmp_path_factory.mktemp("written") / "archive"
     soon = datetime.now(UTC) + timedelta(days=1)
-    for n in range(30):
-        send(conn, f"message {n} ü" * (n % 5), p_key=f"key {n % 3}", p_headers=Jsonb({"a": str(n)}))
-        send(conn, "plain", p_priority=n, p_deliver_at=soon if n % 4 == 0 else None)
-        send_all(conn, ["x", "y"])
-        send(conn, "for c", p_consumers=["c"], p_expires_at=soon if n % 3 == 0 else None)
-    maintain(conn)
-    send(conn)
-    maintain(conn)
-    export(url)
-    (segment, *_) = segments(conn)
+    database = contextmanager(_database)(server, template)
+    with database as url, connection.connect(url) as conn, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spark_pgqueue.archive.layout.GROUP_MESSAGES", 20)
+        limits.set_constant(conn, "limit_exported", 20)
+        value(conn, "create_stream", "s")
+        consumer(conn)
+        value(conn, "set_archive", "s", str(folder))
+        value(conn, "set_retention", "s", p_messages=1, p_unread="drop")
+        for n in range(30):
+            headers = Jsonb({"a": str(n)})
+            send(conn, f"message {n} ü" * (n % 5), p_key=f"key {n % 3}", p_headers=headers)
+            send(conn, "plain", p_priority=n, p_deliver_at=soon if n % 4 == 0 else None)
+            send_all(conn, ["x", "y"])
+            send(conn, "for c", p_consumers=["c"], p_expires_at=soon if n % 3 == 0 else None)
+        maintain(conn)
+        for _ in range(2):
+            send_all(conn, ["z"] * 150)
+            maintain(conn)
+        export(url)
+        rows = call(conn, "archive_files", 1)
+        return [Segment.of(row.lo, row.hi, row.uri, row.folder, row.files) for row in rows]
+
+
+@pytest.fixture
+def archive(written: list[Segment], tmp_path: Path) -> Archive:
+    """A copy of it, which the test may damage."""
+    copy = shutil.copytree(written[0].uri, tmp_path / "archive")
+    segment, second = (each._replace(uri=str(copy)) for each in written[:2])
     assert len(segment.files) == 1
-    path = tmp_path / "archive" / segment.folder / segment.files[0].name
-    found = Archive(segment, path, path.read_bytes(), [])
+    path, other = (copy / each.folder / each.files[0].name for each in (segment, second))
+    found = Archive(segment, path, path.read_bytes(), [], other.read_bytes())
     found.rows = found.read()
     assert parquet.read_metadata(path).num_row_groups > 5
     return found
 
 
-def segments(conn: Conn) -> list[Segment]:
-    rows = call(conn, "archive_files", 1)
-    return [Segment.of(row.lo, row.hi, row.uri, row.folder, row.files) for row in rows]
-
-
-def test_what_was_written_is_read(conn: Conn, archive: Archive) -> None:
+def test_what_was_written_is_read(archive: Archive) -> None:
     assert len(archive.rows) == 150
     assert {row["data"] for row in archive.rows} >= {"plain", "for c", "message 1 ü"}
     assert [row["seq"] for row in archive.read(7, 100)] == list(range(7, 100))
@@ -132,7 +146,7 @@ def test_a_flipped_bit_is_an_error_or_in_what_is_not_read(archive: Archive) -> N
     assert archive.read() == archive.rows
 
 
-def test_a_file_that_is_another_one_is_an_error(conn: Conn, archive: Archive, url: str) -> None:
+def test_a_file_that_is_another_one_is_an_error(archive: Archive) -> None:
     for size in (0, 1, 4, 8, 100, len(archive.raw) // 2, len(archive.raw) - 1):
         archive.path.write_bytes(archive.raw[:size])
         with pytest.raises(PgQueueError, match=f"is damaged: it has {size} bytes"):
@@ -140,16 +154,10 @@ def test_a_file_that_is_another_one_is_an_error(conn: Conn, archive: Archive, ur
     archive.path.write_bytes(archive.raw + b"\0")
     with pytest.raises(PgQueueError, match="is damaged"):
         archive.read()
-    for _ in range(2):
-        send_all(conn, ["z"] * 150)
-        maintain(conn)
-    export(url)
-    second = segments(conn)[1]
-    other = archive.path.parents[1] / second.folder.split("/")[1] / second.files[0].name
-    archive.path.write_bytes(other.read_bytes())
+    archive.path.write_bytes(archive.other)
     with pytest.raises(PgQueueError, match="is damaged"):
         archive.read()
-    archive.path.write_bytes(other.read_bytes()[: len(archive.raw)].ljust(len(archive.raw), b"\0"))
+    archive.path.write_bytes(archive.other[: len(archive.raw)].ljust(len(archive.raw), b"\0"))
     with pytest.raises(PgQueueError, match=r"is damaged: .* another SHA-256"):
         archive.read()
     archive.path.unlink()
@@ -225,31 +233,32 @@ def test_a_row_group_without_statistics_is_read(archive: Archive) -> None:
     assert archive.read(50, 60, archive.old()) == middle
 
 
-@pytest.mark.parametrize("what", ["flipped", "truncated", "gone"])
+@pytest.mark.usefixtures("stream", "allowed_afterwards")
 def test_what_cannot_be_read_back_does_not_leave_postgres(
-    conn: Conn, tmp_path: Path, url: str, what: str
+    conn: Conn, tmp_path: Path, url: str
 ) -> None:
     value(conn, "set_archive", "s", str(tmp_path / "archive"))
     value(conn, "set_retention", "s", p_messages=1)
     send_all(conn, ["x"] * 40)
     maintain(conn)
     send(conn)
+    for what in ("flipped", "truncated", "gone"):
 
-    def harm(step: str, _: Any) -> None:
-        for file in (tmp_path / "archive").rglob("*.parquet") if step == "closed" else ():
-            raw = bytearray(file.read_bytes())
-            raw[200] ^= 16
-            if what == "gone":
-                file.unlink()
-            else:
-                file.write_bytes(raw if what == "flipped" else raw[:-1])
+        def harm(step: str, _: Any, what: str = what) -> None:
+            for file in (tmp_path / "archive").rglob("*.parquet") if step == "closed" else ():
+                raw = bytearray(file.read_bytes())
+                raw[200] ^= 16
+                if what == "gone":
+                    file.unlink()
+                else:
+                    file.write_bytes(raw if what == "flipped" else raw[:-1])
 
-    with pytest.raises(PgQueueError, match="was written, and cannot be read back") as failed:
-        export(url, on_step=harm)
-    assert "Postgres keeps it" in str(failed.value)
-    maintain(conn)
-    assert one(conn, "select count(*) from pgqueue.messages") == 41
-    assert internals.count(conn, "archive_segments") == 0
+        with pytest.raises(PgQueueError, match="was written, and cannot be read back") as failed:
+            export(url, on_step=harm)
+        assert "Postgres keeps it" in str(failed.value), what
+        maintain(conn)
+        assert one(conn, "select count(*) from pgqueue.messages") == 41
+        assert internals.count(conn, "archive_segments") == 0
     assert sum(each.messages for each in export(url)) == 41
     maintain(conn)
     assert one(conn, "select count(*) from pgqueue.messages") == 1
@@ -284,6 +293,7 @@ BAD: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("stream", "allowed_afterwards")
 def test_files_that_no_exporter_writes_are_not_noted(conn: Conn) -> None:
     """Readers open what is noted: a caller of end_export may not send them elsewhere."""
     attempt, good = manifest(conn)

@@ -12,19 +12,7 @@ import pytest
 
 from tests.sql import internals, limits
 from tests.sql.internals import rows
-from tests.sql.queue import (
-    Conn,
-    acked,
-    alter,
-    consumer,
-    maintain,
-    one,
-    publish,
-    send,
-    stage,
-    stats,
-    value,
-)
+from tests.sql.queue import *
 
 MANY = 60
 
@@ -54,16 +42,6 @@ def closed_segment(conn: Conn) -> None:
 NUMBERS_THAT_NOBODY_HAS = [rolled_back, closed_segment]
 
 
-@pytest.mark.parametrize("pass_over", NUMBERS_THAT_NOBODY_HAS)
-def test_nothing_is_dropped_because_of_an_estimate(conn: Conn, pass_over: Any) -> None:
-    consumer(conn, max_backlog=1000, on_full="drop_oldest")
-    internals.publish_singly(conn, 1, MANY, "i::text")
-    pass_over(conn)
-    send(conn)
-    assert len(acked(conn, "s", "c")) == MANY + 1
-    assert stats(conn).dead == 0
-
-
 def test_the_oldest_are_dropped_and_no_more_than_are_too_many(conn: Conn) -> None:
     consumer(conn, max_backlog=20, on_full="drop_oldest")
     internals.publish_singly(conn, 1, MANY, "i::text")
@@ -85,18 +63,26 @@ def test_nothing_is_refused_because_of_an_estimate(conn: Conn, pass_over: Any) -
 
 
 @pytest.mark.parametrize("pass_over", NUMBERS_THAT_NOBODY_HAS)
-def test_nobody_is_judged_by_an_estimate(conn: Conn, pass_over: Any) -> None:
+def test_nothing_is_decided_by_an_estimate(conn: Conn, pass_over: Any) -> None:
+    """Nothing is dropped, nobody is judged, and a move says exactly how many messages it skips."""
     id_ = consumer(conn, max_backlog=1000)
+    consumer(conn, "drops", max_backlog=1000, on_full="drop_oldest")
     internals.publish_singly(conn, 1, MANY, "i::text")
     pass_over(conn)
     send(conn)
-    health = "select status, because from pgqueue.consumer_health"
+    assert len(acked(conn, "s", "drops")) == MANY + 1
+    assert stats(conn, "drops").dead == 0
+    health = "select status, because from pgqueue.consumer_health where consumer = 'c'"
     assert rows(conn, health)[0].status == "unattended"
     assert value(conn, "consumer_backlog", id_) == MANY + 1
     assert value(conn, "consumer_available", id_) == MANY + 1
     assert MANY + 1 > value(conn, "consumer_available", id_, 30) >= 30, "it need not count all"
     alter(conn, max_backlog=MANY + 1)
     assert rows(conn, health)[0].status == "full"
+    alter(conn, max_backlog=None)
+    assert value(conn, "seek", "s", "c", "latest") == MANY + 1
+    assert value(conn, "replay", "s", "c", "earliest") == MANY + 1
+    assert len(acked(conn, "s", "c")) == MANY + 1
 
 
 def test_a_figure_that_is_an_estimate_says_so(conn: Conn) -> None:
@@ -136,14 +122,3 @@ def test_an_estimate_does_not_go_by_what_was_published_last(conn: Conn) -> None:
     publish(conn, 1, [block], 1)
     assert stats(conn).estimated
     assert MANY <= stats(conn).new <= MANY + 1
-
-
-@pytest.mark.parametrize("pass_over", NUMBERS_THAT_NOBODY_HAS)
-def test_moving_says_exactly_how_many_messages_it_skips(conn: Conn, pass_over: Any) -> None:
-    consumer(conn)
-    internals.publish_singly(conn, 1, MANY, "i::text")
-    pass_over(conn)
-    send(conn)
-    assert value(conn, "seek", "s", "c", "latest") == MANY + 1
-    assert value(conn, "replay", "s", "c", "earliest") == MANY + 1
-    assert len(acked(conn, "s", "c")) == MANY + 1

@@ -10,19 +10,7 @@ import pytest
 
 from tests.sql import clock, internals, limits
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    Conn,
-    acked,
-    call,
-    consumer,
-    now,
-    one,
-    receive,
-    send,
-    send_all,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream")
 

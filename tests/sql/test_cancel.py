@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
-import psycopg
 import pytest
 
-from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
 from tests.sql.cost import GROWTH, cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    now,
-    publish,
-    receive,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    stage,
-    states,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -247,17 +218,6 @@ def test_history_and_explanations_say_so(conn: Conn, session: Session) -> None:
     assert row.state == "done"
 
 
-def test_it_is_part_of_the_callers_transaction(conn: Conn) -> None:
-    consumer(conn)
-    seqs = send_all(conn, ["x"] * 3)
-    receive(conn, 1)
-    conn.execute("begin")
-    assert cancel(conn, *seqs) == 3
-    conn.execute("rollback")
-    clock.end_leases(conn)
-    assert set(acked(conn, "s", "c")) == set(seqs)
-
-
 def test_a_claim_that_is_under_way_is_waited_for(conn: Conn, session: Session) -> None:
     """Its messages are cancelled when it is committed; and its nack, made meanwhile, is not kept
     waiting."""
@@ -275,97 +235,6 @@ def test_a_claim_that_is_under_way_is_waited_for(conn: Conn, session: Session) -
         other.execute("commit")
         assert waiting.result(10) == 1
     assert value(other, "ack", claim) == 0
-
-
-@pytest.mark.parametrize(
-    "ordering", ["none", "key", pytest.param("stream", marks=pytest.mark.longer)]
-)
-def test_a_race_loses_and_repeats_nothing(conn: Conn, url: str, ordering: str) -> None:
-    """Senders, workers that settle in every way, one whose backend is killed, and cancellers."""
-    consumer(conn, ordering=ordering, keep_history="1 day", visibility_timeout="50 ms")
-    over = threading.Event()
-    sent: list[int] = []
-    lock = threading.Lock()
-
-    def produce(rng: random.Random) -> None:
-        with connection.connect(url) as mine:
-            while not over.is_set():
-                keys = [rng.choice("abcdefgh") for _ in range(rng.choice([1, 3, 30]))]
-                seqs = send_keys(mine, *keys)
-                with lock:
-                    sent.extend(seqs)
-                time.sleep(rng.choice([0, 0.002, 0.01]))
-
-    def settle(mine: Conn, rng: random.Random) -> None:
-        rows = receive(mine, rng.choice([1, 1, 5, 40]))
-        if not rows:
-            return
-        claim, what = claim_of(rows), rng.random()
-        part = [row.seq for row in rows if rng.random() < 0.5]
-        if what < 0.5:
-            value(mine, "ack", claim, part if what < 0.4 else None)
-        elif what < 0.8:
-            value(mine, "nack", claim, part if what < 0.7 else None)
-        else:
-            time.sleep(rng.choice([0, 0.06]))
-
-    def consume(rng: random.Random) -> None:
-        with connection.connect(url) as mine:
-            mine.execute("set client_min_messages = error")
-            while not over.is_set():
-                settle(mine, rng)
-
-    def be_killed(rng: random.Random) -> None:
-        """Claims, in transactions, and settles nothing."""
-        while not over.is_set():
-            with suppress(psycopg.OperationalError), connection.connect(url) as mine:
-                mine.execute("set application_name = 'victim'")
-                while not over.is_set():
-                    mine.execute("begin")
-                    receive(mine, rng.choice([1, 20]))
-                    time.sleep(rng.choice([0, 0.01]))
-                    mine.execute(rng.choice([b"commit", b"rollback"]))
-
-    cancelled: list[int] = []
-
-    def stop(rng: random.Random) -> None:
-        with connection.connect(url) as mine:
-            while not over.is_set():
-                with lock:
-                    recent = sent[-200:]
-                chosen = [seq for seq in recent if rng.random() < 0.1] + recent[-2:]
-                cancelled.append(cancel(mine, *chosen))
-                time.sleep(0.005)
-
-    def kill(rng: random.Random) -> None:
-        with connection.connect(url) as mine:
-            while not over.is_set():
-                time.sleep(0.2)
-                mine.execute(
-                    "select pg_terminate_backend(pid) from pg_stat_activity"
-                    " where datname = current_database() and application_name = 'victim'"
-                )
-
-    jobs: list[Any] = [produce, produce, consume, consume, be_killed, stop, stop, kill]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        running = [pool.submit(job, random.Random(i)) for i, job in enumerate(jobs)]
-        begun = time.monotonic()
-        while time.monotonic() < begun + (1.2 if sum(cancelled) > 60 else 60):
-            checker.check(conn)
-            time.sleep(0.1)
-        over.set()
-        for job in running:
-            job.result()
-    assert sum(cancelled) > 20
-    clock.end_leases(conn)
-    acked_all(conn)
-    kept = internals.rows(conn, "select seqs, claim_id from pgqueue.message_history")
-    ends = Counter(seq for row in kept for seq in checker.numbers(row.seqs))
-    assert max(ends.values()) == 1
-    assert ends.keys() == set(sent), "each was acknowledged or cancelled, once"
-    of_nobody = [row.seqs for row in kept if row.claim_id is None]
-    assert sum(cancelled) == sum(len(checker.numbers(seqs)) for seqs in of_nobody)
-    assert internals.count(conn, "consumer_messages") == 0
 
 
 def test_it_reads_no_more_than_it_must(conn: Conn) -> None:

@@ -84,16 +84,6 @@ def test_headers_say_where_and_when_and_in_which_transaction(conn: Conn, table: 
     assert one(conn, "select clock_timestamp() - %s::timestamptz < '1 min'", headers[0]["time"])
 
 
-def test_a_transaction_that_is_rolled_back_sends_nothing(conn: Conn, table: None) -> None:
-    with conn.transaction(force_rollback=True):
-        conn.execute("insert into t values (1)")
-    with conn.transaction():
-        with conn.transaction(force_rollback=True):
-            conn.execute("insert into t values (2)")
-        conn.execute("insert into t values (3)")
-    assert [key for key, *_ in messages(conn)] == ["3"]
-
-
 def test_a_copy_follows_whatever_statement_it_is(conn: Conn, table: None) -> None:
     """on conflict, merge, COPY, cascades, a trigger of the user's, many rows."""
     copy: dict[str | None, Any] = {}

@@ -8,25 +8,12 @@ import psycopg
 import pytest
 
 from tests.sql import clock
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    call,
-    consumer,
-    one,
-    raises,
-    receive,
-    send_all,
-    seqs_of,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 
-def state(conn: Conn, reader: Reader, last: int) -> tuple[int, int, int]:
+def reader_state(conn: Conn, reader: Reader, last: int) -> tuple[int, int, int]:
     """Messages held: finished, unfinished, in no log."""
     (row,) = call(conn, "reader_state", reader.id, reader.claim_id, last)
     assert (row.stream, row.consumer, row.consumer_id) == ("s", "c", reader.consumer_id)
@@ -45,8 +32,8 @@ def test_what_is_released_was_not_delivered_and_is_there_at_once_in_its_order(
     second = reader.ask(3)
     reader.resume(second, uuid.uuid4())
     done = reader.plan(second)
-    assert state(conn, reader, second.claim_id) == (0, len(done), 0)
-    assert state(conn, reader, first.claim_id) == (0, 0, len(done))
+    assert reader_state(conn, reader, second.claim_id) == (0, len(done), 0)
+    assert reader_state(conn, reader, first.claim_id) == (0, 0, len(done))
     release = (reader.id, reader.consumer_id, reader.claim_id)
     with raises("55006", "is running, or stopped recently"):
         call(conn, "reader_release", *release)
@@ -66,7 +53,7 @@ def test_a_release_acknowledges_what_was_finished_first(conn: Conn, reader: Read
     sent = send_all(conn, ["x"] * 3)
     end = reader.ask(2)
     reader.move(end)
-    assert state(conn, reader, end.claim_id) == (2, 0, 0)
+    assert reader_state(conn, reader, end.claim_id) == (2, 0, 0)
     clock.end_leases(conn)
     (released,) = call(conn, "reader_release", reader.id, reader.consumer_id, end.claim_id)
     assert tuple(released) == (2, 0)

@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    ORDERINGS,
-    TAKEN_OVER,
-    Conn,
-    Session,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    one,
-    receive,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    stats,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("how", ["nack", "expiry"])
-def test_a_message_that_failed_too_often_is_dead_lettered(
-    conn: Conn, ordering: str, how: str
-) -> None:
-    consumer(conn, ordering=ordering, max_deliver_count=2)
+def test_a_message_that_failed_too_often_is_dead_lettered(conn: Conn, ordering: str) -> None:
+    errors = {"nack": "failure 2", "expiry": TAKEN_OVER}
+    for how in errors:
+        consumer(conn, how, ordering, max_deliver_count=2)
     poison = send(conn, "poison", p_key="k", p_priority=7)
-    for attempt in (1, 2):
-        (row,) = receive(conn)
-        assert row.deliver_count == attempt
-        if how == "nack":
-            value(conn, "nack", row.claim_id, p_reason=f"failure {attempt}")
-        else:
-            clock.end_leases(conn)
+    for how in errors:
+        for attempt in (1, 2):
+            (row,) = receive(conn, name=how)
+            assert row.deliver_count == attempt
+            if how == "nack":
+                value(conn, "nack", row.claim_id, p_reason=f"failure {attempt}")
+            else:
+                clock.end_leases(conn)
     healthy = send(conn, "healthy", p_key="k")
-    assert acked(conn, "s", "c") == [healthy]
-    assert states(conn) == {poison: "dead"}
-    (dead,) = internals.dead_letters(conn)
-    assert (dead.message_count, dead.priority, dead.deliver_count) == (1, 7, 2)
-    assert dead.reason == "max deliveries"
-    assert dead.note["error"] == ("failure 2" if how == "nack" else TAKEN_OVER)
+    for how in errors:
+        assert acked(conn, "s", how) == [healthy]
+        assert states(conn, how) == {poison: "dead"}
+    for dead, error in zip(internals.dead_letters(conn), errors.values(), strict=True):
+        assert (dead.message_count, dead.priority, dead.deliver_count) == (1, 7, 2)
+        assert (dead.reason, dead.note["error"]) == ("max deliveries", error)
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -243,52 +224,6 @@ def test_dead_letters_that_several_redrive_at_once_come_once(conn: Conn, session
     assert sorted(counts) == [0, 0, 0, 0, 0, 1000]
     assert sorted(acked(conn, "s", "c")) == sent
     assert stats(conn).dead == 0
-
-
-@pytest.mark.parametrize("ends", ["rollback", "killed"])
-def test_a_redrive_that_does_not_commit_leaves_them_dead(
-    conn: Conn, opened: Session, ends: str
-) -> None:
-    consumer(conn, ordering="key")
-    sent = send_all(conn, ["x"] * 10, p_keys=["k"] * 10)
-    bury(conn, sent)
-    other = opened()
-    assert value(other, "redrive", "s", "c", sent[3:5]) == 2
-    if ends == "rollback":
-        other.execute("rollback")
-    else:
-        conn.execute("select pg_terminate_backend(%s, 5000)", [other.info.backend_pid])
-        other.close()
-    assert set(states(conn).values()) == {"dead"}
-    assert value(conn, "redrive", "s", "c") == 10
-    assert acked(conn, "s", "c") == sent
-
-
-def test_what_is_redriven_and_claimed_at_once_is_neither_lost_nor_doubled(
-    conn: Conn, session: Session
-) -> None:
-    """Claimers and those who redrive and bury, side by side; what is left in the end is all."""
-    consumer(conn, ordering="key")
-    sent = send_all(conn, ["x"] * 300, p_keys=[f"k{i % 20}" for i in range(300)])
-    done: list[int] = []
-    end = time.monotonic() + 1
-
-    def work(mine: Conn, acks: bool) -> None:
-        while time.monotonic() < end:
-            if rows := receive(mine, 7):
-                if acks and value(mine, "ack", claim_of(rows), seqs_of(rows)[:1]):
-                    done.append(rows[0].seq)
-                value(mine, "dead_letter", claim_of(rows))
-            value(mine, "redrive", "s", "c", p_max=50)
-
-    workers = [session() for _ in range(4)]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(work, workers, [True, False, True, False]))
-    assert len(set(done)) == len(done)
-    value(conn, "redrive", "s", "c")
-    rest = acked(conn, "s", "c")
-    assert sorted(done + rest) == sent
-    checker.check(conn, {one(conn, "select consumer_id from pgqueue.consumers"): set(sent)})
 
 
 def test_retention_keeps_what_is_dead_until_it_is_purged(conn: Conn) -> None:

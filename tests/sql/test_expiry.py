@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from datetime import datetime, timedelta
 
 import pytest
 
-from spark_pgqueue.postgres import connection
 from tests.sql import clock
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    now,
-    one,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    state,
-    states,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
@@ -55,25 +35,25 @@ def drained(conn: Conn, name: str = "c", size: int = 100) -> list[int]:
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("alone", [True, False], ids=["one by one", "together"])
-@pytest.mark.parametrize("size", [1, 100])
-def test_who_comes_upon_a_message_that_expired_gives_it_up(
-    conn: Conn, ordering: str, alone: bool, size: int
-) -> None:
-    """And goes on with the others, also those of its key."""
-    consumer(conn, ordering=ordering)
+def test_who_comes_upon_a_message_that_expired_gives_it_up(conn: Conn, ordering: str) -> None:
+    """And goes on with the others, also those of its key; in claims of any size."""
+    sizes = {"c": 100, "one": 1}
+    for name in sizes:
+        consumer(conn, name, ordering)
     expires, kept = {"p_expires_at": soon(conn)}, {"p_expires_at": now(conn) + 10 * HOUR}
     gone, left = [], []
-    for options, seqs in [(expires, gone), ({}, left), (expires, gone), (kept, left)]:
-        if alone:
-            seqs += [send(conn, p_key="k", **options) for _ in range(3)]
-        else:
-            seqs += send_all(conn, ["x"] * 3, p_keys=["k", "l", "k"], **options)
+    for alone in (True, False):
+        for options, seqs in [(expires, gone), ({}, left), (expires, gone), (kept, left)]:
+            if alone:
+                seqs += [send(conn, p_key="k", **options) for _ in range(3)]
+            else:
+                seqs += send_all(conn, ["x"] * 3, p_keys=["k", "l", "k"], **options)
     clock.pass_time(conn, HOUR)
-    assert sorted(drained(conn, size=size)) == left
-    assert states(conn) == dict.fromkeys(gone, "dead")
-    dead = state(conn, gone[0])
-    assert (dead.last_error, dead.deliver_count) == ("expired", 0)
+    for name, size in sizes.items():
+        assert sorted(drained(conn, name, size)) == left
+        assert states(conn, name) == dict.fromkeys(gone, "dead")
+        dead = state(conn, gone[0], name)
+        assert (dead.last_error, dead.deliver_count) == ("expired", 0)
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
@@ -162,28 +142,3 @@ def test_a_claim_that_expires_much_is_bounded(conn: Conn, has_small_limits: bool
     assert before < 200_000
     assert left in drained(conn) or states(conn)[left] == "claimed"
     assert one(conn, "select sum(message_count) from pgqueue.dead_messages") == n
-
-
-def test_two_claimers_give_up_each_message_once(conn: Conn, url: str) -> None:
-    consumer(conn, ordering="key", visibility_timeout=HOUR)
-    keys = [f"k{i % 5}" for i in range(40)]
-    gone, left = [], []
-    for _ in range(5):
-        gone += send_all(conn, ["x"] * 40, p_keys=keys, p_expires_at=soon(conn))
-        left += send_all(conn, ["x"] * 40, p_keys=keys)
-    clock.pass_time(conn, HOUR)
-    got: list[int] = []
-
-    def work() -> None:
-        with connection.connect(url) as worker:
-            got.extend(drained(worker, size=3))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    got += drained(conn)
-    assert sorted(got) == left
-    assert states(conn) == dict.fromkeys(gone, "dead")
-    assert acked(conn, "s", "c") == []

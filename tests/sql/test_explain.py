@@ -11,27 +11,7 @@ from typing import Any
 import pytest
 
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    TAKEN_OVER,
-    Conn,
-    Reader,
-    Session,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    now,
-    one,
-    raises,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    stage,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 

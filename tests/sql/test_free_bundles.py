@@ -14,26 +14,7 @@ import pytest
 
 from tests.sql import checker, clock, internals
 from tests.sql.internals import cursor_of, ids
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    claim_one,
-    consumer,
-    now,
-    one,
-    receive,
-    seconds,
-    send,
-    send_all,
-    seqs_of,
-    states,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.mark.timeout(120)]
 
@@ -361,46 +342,47 @@ def test_what_is_ready_in_several_lanes_comes_with_what_is_new_between_them(conn
 # What was done to the consumer a moment ago
 
 
-DONE: dict[str, tuple[Callable[[Conn, list[int]], object], slice, slice]] = {
-    "pause": (lambda conn, sent: value(conn, "pause", "s", "c"), slice(0), slice(1, None)),
-    "throttle": (lambda conn, sent: alter(conn, max_in_flight=1), slice(0), slice(1, None)),
+DONE: dict[str, tuple[Callable[[Conn, str, list[int]], object], slice, slice]] = {
+    "pause": (lambda conn, c, sent: value(conn, "pause", "s", c), slice(0), slice(1, None)),
+    "throttle": (lambda conn, c, sent: alter(conn, c, max_in_flight=1), slice(0), slice(1, None)),
     "cancel": (
-        lambda conn, sent: value(conn, "cancel", "s", "c", [sent[0], *sent[2:4]]),
+        lambda conn, c, sent: value(conn, "cancel", "s", c, [sent[0], *sent[2:4]]),
         slice(1, 2), slice(4, None),
     ),
     "postpone": (
-        lambda conn, sent: value(conn, "postpone", "s", "c", sent[1:4], now(conn) + seconds(60)),
+        lambda conn, c, sent: value(conn, "postpone", "s", c, sent[1:4], now(conn) + seconds(60)),
         slice(4, 5), slice(5, None),
     ),
-    "earliest": (lambda conn, sent: value(conn, "seek", "s", "c", "earliest"),
+    "earliest": (lambda conn, c, sent: value(conn, "seek", "s", c, "earliest"),
                  slice(1), slice(1, None)),
-    "latest": (lambda conn, sent: value(conn, "seek", "s", "c", "latest"), slice(0), slice(0)),
-    "replay": (lambda conn, sent: value(conn, "replay", "s", "c", "earliest"),
+    "latest": (lambda conn, c, sent: value(conn, "seek", "s", c, "latest"), slice(0), slice(0)),
+    "replay": (lambda conn, c, sent: value(conn, "replay", "s", c, "earliest"),
                slice(1, 2), slice(2, None)),
-    "retry": (lambda conn, sent: value(conn, "retry", "s", "c"), slice(1, 2), slice(2, None)),
+    "retry": (lambda conn, c, sent: value(conn, "retry", "s", c), slice(1, 2), slice(2, None)),
     "receive_where": (
-        lambda conn, sent: call(conn, "receive_where", "s", "c", '$.data == "x"', 2),
+        lambda conn, c, sent: call(conn, "receive_where", "s", c, '$.data == "x"', 2),
         slice(3, 4), slice(4, None),
     ),
     "schedule": (
-        lambda conn, sent: value(conn, "create_schedule", "s", "t", "@yearly", p_data="x"),
+        lambda conn, c, sent: value(conn, "create_schedule", "s", "t", "@yearly", p_data="x"),
         slice(1, 2), slice(2, None),
     ),
 }  # fmt: skip
 """What the next claim of one gets then, and what comes when nothing holds the consumer up."""
 
 
-@pytest.mark.parametrize("what", DONE)
-def test_the_next_claim_knows_what_was_done_to_its_consumer(
-    conn: Conn, sent: list[int], what: str
-) -> None:
-    act, next_, left = DONE[what]
-    act(conn, sent)
-    checker.check(conn)
-    assert seqs_of(receive(conn, 1)) == sent[next_]
-    value(conn, "resume", "s", "c")
-    alter(conn, max_in_flight=None)
-    assert acked(conn, "s", "c") == sent[left]
+def test_the_next_claim_knows_what_was_done_to_its_consumer(conn: Conn) -> None:
+    for what in DONE:
+        consumer(conn, what)
+    sent = send_all(conn, ["x"] * SENT)
+    for what, (act, next_, left) in DONE.items():
+        assert seqs_of(receive(conn, 1, what)) == sent[:1]
+        act(conn, what, sent)
+        checker.check(conn)
+        assert seqs_of(receive(conn, 1, what)) == sent[next_], what
+        value(conn, "resume", "s", what)
+        alter(conn, what, max_in_flight=None)
+        assert acked(conn, "s", what) == sent[left], what
 
 
 def test_what_is_noted_of_an_end_is_asked_at_the_claim(conn: Conn, sent: list[int]) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import re
-import threading
-import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -15,23 +11,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals
-from tests.sql.queue import (
-    Conn,
-    Session,
-    call,
-    consumer,
-    one,
-    raises,
-    send,
-    send_all,
-    send_key,
-    send_keys,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
 
@@ -104,16 +85,6 @@ def test_a_key_is_always_in_the_same_partition(conn: Conn, group: int) -> None:
     assert len(partition) == 20
     assert all(len(each) == 1 for each in partition.values())
     assert len(set.union(*partition.values())) == 4
-
-
-def test_what_is_not_committed_is_read_again(conn: Conn, group: int) -> None:
-    sent = send_keys(conn, *"abcdef")
-    leases = lease(conn, "w")
-    assert seqs(read(conn, leases)) == sent
-    conn.execute("begin")
-    commit(conn, read(conn, leases))
-    conn.execute("rollback")
-    assert seqs(read(conn, leases)) == sent
 
 
 def test_each_message_can_be_committed_by_itself(conn: Conn, group: int) -> None:
@@ -334,125 +305,6 @@ def test_dropping_leaves_nothing(conn: Conn, group: int) -> None:
         commit(conn, rows)
     with pytest.raises(psycopg.DatabaseError, match="unknown group 'g'"):
         lease(conn, "w")
-
-
-def lost(conn: Conn, rows: list[Any], error: psycopg.errors.UniqueViolation) -> None:
-    """Raises the error unless the message that was done before is of a partition lost since.
-
-    Whoever did it has committed, and had the partition by then.
-    """
-    (seq,) = (int(n) for n in re.findall(r"\((\d+)\)", error.diag.message_detail or ""))
-    (lease_id,) = (row.lease_id for row in rows if row.seq == seq)
-    try:
-        value(conn, "commit_offset", lease_id, None)
-    except psycopg.DatabaseError as fenced:
-        if fenced.sqlstate == "PQ012":
-            return
-        raise
-    raise error
-
-
-def race(url: str, conn: Conn, seconds: float, workers: int) -> int:
-    """Workers that die and oversleep, beside producers. Returns how many messages there were."""
-    conn.execute(
-        "create table done (n bigint generated always as identity, seq bigint unique, key text,"
-        " at timestamptz default clock_timestamp())"
-    )
-    over = threading.Event()
-    sent: list[list[int]] = [[] for _ in range(2)]
-    failures: list[BaseException] = []
-
-    def produce(i: int) -> None:
-        rng = random.Random(i)
-        with connection.connect(url) as own:
-            while not over.is_set():
-                own.execute("begin")
-                keys = [f"{i} {rng.randint(0, 9)}" for _ in range(rng.randint(1, 20))]
-                mine = send_keys(own, *(keys if rng.random() > 0.1 else [None] * len(keys)))
-                if rng.random() < 0.2:
-                    own.execute("rollback")
-                else:
-                    own.execute("commit")
-                    sent[i] += mine
-                time.sleep(0.002)
-
-    def work(i: int) -> None:
-        rng = random.Random(100 + i)
-        life = 0
-        idle = 0
-        while idle < 20:
-            life += 1
-            name = f"w{i} {life}"
-            try:
-                with connection.connect(url) as own:
-                    idle = _live(own, name, rng, over)
-            except psycopg.Error as error:
-                if error.sqlstate not in ("PQ012", "57P01", None, "PQ003"):
-                    failures.append(error)
-                    return
-                idle = 0
-
-    def _live(own: Conn, name: str, rng: random.Random, over: threading.Event) -> int:
-        idle = 0
-        lasting = timedelta(milliseconds=300)
-        while idle < 20:
-            leases = lease(own, name, p_lease=lasting)
-            rows = read(own, leases, rng.choice([1, 5, 50, 500]))
-            if rng.random() < 0.02:
-                time.sleep(0.4)  # longer than the lease, before it writes ...
-            try:
-                with own.transaction():
-                    work = [(row.seq, row.key) for row in rows if row.seq is not None]
-                    own.cursor().executemany("insert into done (seq, key) values (%s, %s)", work)
-                    if rng.random() < 0.02:
-                        time.sleep(0.4)  # ... or before it commits
-                    commit(own, rows)
-            except psycopg.errors.UniqueViolation as error:
-                lost(own, rows, error)
-                continue
-            for row in leases.values():
-                if row.to_release:
-                    value(own, "commit_offset", row.lease_id, None, True)
-            if rng.random() < 0.01:
-                return 0  # without leaving
-            idle = idle + 1 if over.is_set() and not rows else 0
-            if not rows:
-                time.sleep(0.01 if not over.is_set() else 0.05)
-        return idle
-
-    threads = [threading.Thread(target=produce, args=(i,)) for i in range(2)]
-    threads += [threading.Thread(target=work, args=(i,)) for i in range(workers)]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(0.2)
-        conn.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where pid <>"
-            " pg_backend_pid() and datname = current_database() and query like '%lease%'"
-            " and random() < 0.2"
-        )
-    over.set()
-    for thread in threads:
-        thread.join(60)
-    assert not failures, failures
-    published = sorted(s for each in sent for s in each)
-    done = conn.execute("select seq, key from done order by n").fetchall()
-    assert sorted(s for s, _ in done) == published
-    return len(done)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "workers", "least"),
-    [(1.5, 3, 200), pytest.param(8, 6, 1_300, marks=pytest.mark.longer)],
-)
-def test_each_message_is_worked_off_once_whatever_workers_do(
-    url: str, conn: Conn, group: int, seconds: float, workers: int, least: int
-) -> None:
-    """In order by key: two transactions of one producer never overlap, so by key seq rises."""
-    assert race(url, conn, seconds, workers) > least
-    back = "select seq < lag(seq) over (partition by key order by n) as back from done"
-    assert one(conn, f"select count(*) from ({back} where key is not null) x where back") == 0
 
 
 def test_a_reader_that_keeps_its_offset_is_seen_as_a_group(conn: Conn, stream: int) -> None:

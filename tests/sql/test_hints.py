@@ -13,24 +13,7 @@ from typing import Any
 import pytest
 
 from tests.sql import checker, clock, internals, limits
-from tests.sql.queue import (
-    Conn,
-    Session,
-    acked,
-    alter,
-    claim_of,
-    consumer,
-    now,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    states,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream")
 

@@ -8,6 +8,8 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -19,25 +21,7 @@ from tests.sql import clock
 from tests.sql.checker import numbers
 from tests.sql.cost import cost
 from tests.sql.internals import rows
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    now,
-    one,
-    receive,
-    seconds,
-    send,
-    send_all,
-    value,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -192,8 +176,7 @@ def test_the_error_of_a_message_that_failed_is_told(conn: Conn) -> None:
     assert seconds(59) < told.due_at - now(conn) <= seconds(60)
 
 
-@pytest.mark.parametrize("end", ["ack", "ack some", "next claim", "dead_letter", "expired"])
-def test_who_listens_is_notified_of_every_end(conn: Conn, session: Session, end: str) -> None:
+def test_who_listens_is_notified_of_every_end(conn: Conn, session: Session) -> None:
     """And of no other consumer's."""
     keeper(conn, settings=NOTIFY, max_deliver_count=1)
     consumer(conn, "other")
@@ -202,30 +185,31 @@ def test_who_listens_is_notified_of_every_end(conn: Conn, session: Session, end:
     assert channel
     assert value(other, "listen_done", "s", "c", other.info.backend_pid + 1) is None
     assert value(other, "listen_done", "s", "other") is None
-    seq = send(conn)
-    acked(conn, "s", "other")
-    claim = claim_of(receive(conn))
-    assert not list(other.notifies(timeout=0.05, stop_after=1))
-    if end == "ack":
-        value(conn, "ack", claim)
-    elif end == "ack some":
-        value(conn, "ack", claim, [seq])
-    elif end == "next claim":
-        receive(conn, p_ack=claim)
-    elif end == "dead_letter":
-        value(conn, "dead_letter", claim)
-    else:
-        clock.end_leases(conn)
-        assert receive(conn) == []
-    assert [n.channel for n in other.notifies(timeout=10, stop_after=1)] == [channel]
-    assert outcome(conn, seq).state in ("done", "dead")
+    ends: dict[str, Callable[[int, int], object]] = {
+        "ack": lambda claim, seq: value(conn, "ack", claim),
+        "ack some": lambda claim, seq: value(conn, "ack", claim, [seq]),
+        "next claim": lambda claim, seq: receive(conn, p_ack=claim),
+        "dead_letter": lambda claim, seq: value(conn, "dead_letter", claim),
+        "expired": lambda claim, seq: (clock.end_leases(conn), receive(conn)),
+    }
+    for end, make in ends.items():
+        seq = send(conn)
+        acked(conn, "s", "other")
+        claim = claim_of(receive(conn))
+        assert not list(other.notifies(timeout=0.05, stop_after=1))
+        make(claim, seq)
+        assert [n.channel for n in other.notifies(timeout=10, stop_after=1)] == [channel], end
+        assert outcome(conn, seq).state in ("done", "dead")
     assert history(conn) == []
 
 
-def test_each_acknowledgement_is_kept_once_whoever_dies(conn: Conn, url: str) -> None:
-    """Workers whose leases are too short, and backends that are killed at it."""
-    keeper(conn, visibility_timeout=seconds(0.05))
-    sent = send_all(conn, ["x"] * 600)
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_each_end_is_kept_once_whoever_dies(
+    conn: Conn, session: Session, url: str, ordering: str
+) -> None:
+    """Workers whose leases are too short, backends that are killed at it, and who cancels."""
+    keeper(conn, ordering=ordering, visibility_timeout=seconds(0.05))
+    sent = send_keys(conn, *(f"k{i % 20}" for i in range(600)))
     done: Counter[int] = Counter()
     pids: list[int] = []
     over = threading.Event()
@@ -239,23 +223,34 @@ def test_each_acknowledgement_is_kept_once_whoever_dies(conn: Conn, url: str) ->
                 while not over.is_set():
                     found = receive(worker, 5)
                     time.sleep(0.06 if chance.random() < 0.1 else 0)
+                    if found and chance.random() < 0.2:
+                        value(worker, "nack", claim_of(found), [found[-1].seq], seconds(0))
                     for m in found:
                         if value(worker, "ack", m.claim_id, [m.seq], json.dumps(m.seq)):
                             done[m.seq] += 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + 20
-    while len(done) < 500 and time.monotonic() < end:
-        time.sleep(0.05)
-        conn.execute("select pg_terminate_backend(%s)", [random.choice(pids or [0])])
-    over.set()
-    for thread in threads:
-        thread.join(30)
+    def cancel(own: Conn) -> int:
+        count = 0
+        while not over.is_set():
+            sent.extend(send_keys(own, "k1", "k2"))  # the last one is new, or was just taken
+            count += value(own, "cancel", "s", "c", [*random.sample(sent, 4), sent[-1]])
+            time.sleep(0.02)
+        return count
+
+    with ThreadPoolExecutor(5) as pool:
+        workers = [pool.submit(work) for _ in range(4)]
+        cancelling = pool.submit(cancel, session())
+        end = time.monotonic() + 20
+        while len(done) < 400 and time.monotonic() < end:
+            time.sleep(0.05)
+            conn.execute("select pg_terminate_backend(%s)", [random.choice(pids or [0])])
+        over.set()
+        for worker in workers:
+            worker.result(30)
     clock.end_leases(conn)
     acked(conn, "s", "c")
-    kept = Counter(seq for row in history(conn) for seq in numbers(row.seqs))
-    assert kept == Counter(sent)
-    assert all(row.result in (None, *numbers(row.seqs)) for row in history(conn))
+    kept = history(conn)
+    assert Counter(seq for row in kept for seq in numbers(row.seqs)) == Counter(sent)
+    assert all(row.result in (None, *numbers(row.seqs)) for row in kept)
     assert max(done.values()) == 1
+    assert cancelling.result() == sum(row.message_count for row in kept if row.claim_id is None) > 0

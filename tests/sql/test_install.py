@@ -197,31 +197,6 @@ def test_the_header_of_a_public_function_names_the_errors_that_its_body_raises()
 
 
 @pytest.mark.all_versions
-def test_nothing_is_granted_to_public_after_the_first_and_the_second_installation(
-    empty_url: str,
-) -> None:
-    with connection.connect(empty_url) as conn:
-        for _ in range(2):
-            schema.install(conn)
-            value(conn, "create_stream", f"s{uuid.uuid4().hex}")
-            functions = "has_function_privilege('public', oid, 'execute')"
-            assert public_functions(conn, functions) == []
-            private = conn.execute(
-                "select oid::regprocedure::text from pg_proc"
-                f" where pronamespace = '_pgqueue'::regnamespace and {functions}".encode()
-            ).fetchall()
-            assert private == []
-            for name in ("pgqueue", "_pgqueue"):
-                assert not one(conn, "select has_schema_privilege('public', %s, 'usage')", name)
-            relations = conn.execute(
-                "select oid::regclass::text from pg_class where relnamespace ="
-                " 'pgqueue'::regnamespace and relkind in ('r', 'p', 'v')"
-                " and has_table_privilege('public', oid, 'select, insert, update, delete')"
-            ).fetchall()
-            assert relations == []
-
-
-@pytest.mark.all_versions
 def test_what_people_call_and_views_ask_runs_as_the_owner_with_a_pinned_path(conn: Conn) -> None:
     path = "search_path=pg_catalog, pg_temp"
     pinned = f"exists (select from unnest(proconfig) c where c like '{path}')"
@@ -251,25 +226,6 @@ def test_all_that_people_use_has_a_comment_of_one_sentence(conn: Conn) -> None:
     for name, comment in found:
         assert comment is not None, name
         assert re.fullmatch(r"[A-Z][^\n]{15,120}\.", comment), name
-
-
-def test_names_in_the_callers_search_path_do_not_change_what_functions_do(conn: Conn) -> None:
-    conn.execute("create schema evil")
-    for table in ("streams", "consumers", "messages", "claims"):
-        conn.execute(f"create table evil.{table} (evil int)".encode())
-        conn.execute(f"create temp table {table} (evil int)".encode())
-    for function in ("format(text, int)", "clock_timestamp()", "quote_literal(text)"):
-        kind = "timestamptz" if "clock" in function else "text"
-        conn.execute(
-            f"create function evil.{function} returns {kind} language plpgsql"
-            " as 'begin raise exception ''hijacked''; end'".encode()
-        )
-    conn.execute("set search_path = evil, pg_temp, public, pg_catalog")
-    value(conn, "create_stream", "s")
-    value(conn, "create_consumer", "s", "c", "earliest", "key", p_settings=Jsonb(AT_ONCE))
-    value(conn, "send", "s", "x", "k")
-    assert value(conn, "nack", claim_of(call(conn, "receive", "s", "c"))) == 1
-    assert len(acked(conn, "s", "c")) == 1
 
 
 # Others, with bad intentions or without

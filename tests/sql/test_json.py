@@ -48,7 +48,7 @@ def test_what_jsonb_cannot_hold_becomes_the_nearest_that_it_holds(conn: Conn) ->
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.tuples(st.sampled_from(TEMPLATES), JSON), max_size=20))
 def test_all_that_a_stream_takes_is_read(conn: Conn, members: list[tuple[str, str]]) -> None:

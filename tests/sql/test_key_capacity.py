@@ -14,31 +14,7 @@ import pytest
 
 from tests.sql import checker, clock, internals
 from tests.sql.cost import cost
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    Reader,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    maintain,
-    now,
-    one,
-    publish,
-    raises,
-    receive,
-    seconds,
-    send,
-    send_all,
-    send_keys,
-    seqs_of,
-    states,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -652,9 +628,8 @@ def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", ORDERINGS)
-@pytest.mark.parametrize("steps", [120, pytest.param(200, marks=pytest.mark.longer)])
 def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
-    conn: Conn, session: Session, ordering: str, steps: int
+    conn: Conn, session: Session, ordering: str
 ) -> None:
     """Of one producer, exactly: beside a small model of what the consumer owes."""
     most = 3
@@ -675,7 +650,7 @@ def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
         if not claims[claim]:
             del claims[claim]
 
-    for step in range(steps):
+    for step in range(120):
         what = rng.choice(
             ["send"] * 5 + ["receive"] * 3 + ["ack", "ack", "part", "dead", "nack", "lose"]
             + ["cancel", "redrive", "seek", "killed", "expiring", "maintain"]

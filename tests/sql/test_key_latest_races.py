@@ -20,19 +20,7 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker
-from tests.sql.queue import (
-    ORDERINGS,
-    Conn,
-    call,
-    claim_of,
-    now,
-    one,
-    rows,
-    seconds,
-    send_all,
-    seqs_of,
-    value,
-)
+from tests.sql.queue import *
 
 SPAWN = mp.get_context("spawn")
 KEYS = "abc"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter
@@ -14,26 +13,7 @@ import psycopg
 import pytest
 
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    Session,
-    acked,
-    alter,
-    call,
-    claim_of,
-    consumer,
-    now,
-    raises,
-    receive,
-    seconds,
-    send_all,
-    send_keys,
-    seqs_of,
-    stats,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -376,75 +356,6 @@ def test_a_message_of_later_waits_behind_those_that_wait_for_a_token(conn: Conn)
         assert seqs_of(rows) == [seq]
         value(conn, "ack", claim_of(rows))
         checker.check(conn)
-
-
-HISTORIES = [
-    {"per_key_limit": 1},
-    {"per_key_limit": 3},
-    {"fair": True},
-    {"per_key_interval": "20 ms", "per_key_burst": 2},
-    {"per_key_limit": 2, "per_key_interval": "20 ms", "per_key_burst": 3, "fair": True},
-]
-
-
-@pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", BY_KEY)
-@pytest.mark.parametrize(
-    ("settings", "steps"),
-    [(HISTORIES[-1], 50), *(pytest.param(s, 130, marks=pytest.mark.longer) for s in HISTORIES)],
-    ids=["short", *(" ".join(s) for s in HISTORIES)],
-)
-def test_any_history_keeps_the_limits_and_loses_nothing(
-    conn: Conn, ordering: str, settings: dict[str, Any], steps: int
-) -> None:
-    """Whatever is sent, settled, returned or lost: what waits is freed, and comes once."""
-    limited(conn, ordering, **settings)
-    rng = random.Random(f"{ordering} {settings}")
-    open_claims: dict[int, list[int]] = {}
-    sent: list[int] = []
-    done: list[int] = []
-    for step in range(steps):
-        what = rng.choice(["send", "receive", "receive", "ack", "part", "nack", "delay", "expire"])
-        claim = rng.choice(list(open_claims)) if open_claims else None
-        if what == "send":
-            keys = [rng.choice(["a", "a", "a", "b", "c", None]) for _ in range(rng.randrange(1, 9))]
-            due = now(conn) + seconds(0.02) if rng.random() < 0.2 else None
-            sent += send_all(conn, ["x"] * len(keys), p_keys=keys, p_deliver_at=due)
-        elif what == "receive":
-            if rows := receive(conn, rng.choice([1, 2, 5, 30])):
-                open_claims[claim_of(rows)] = seqs_of(rows)
-        elif what == "expire":
-            receive(conn, 3, p_visibility_timeout=seconds(0.001))
-        elif claim is None:
-            continue
-        elif what == "ack":
-            done += open_claims.pop(claim)
-            value(conn, "ack", claim)
-        elif what == "part":
-            part = [s for s in open_claims[claim] if rng.random() < 0.5]
-            done += part
-            open_claims[claim] = [s for s in open_claims[claim] if s not in part]
-            value(conn, "ack", claim, part)
-            if not open_claims[claim]:
-                del open_claims[claim]
-        else:
-            part = [s for s in open_claims[claim] if rng.random() < 0.5]
-            delay = seconds(0.02 if what == "delay" else 0)
-            value(conn, "nack", claim, part, p_delay=delay)
-            held = internals.held_by(conn, claim)
-            open_claims[claim] = held
-            if not held:
-                del open_claims[claim]
-        if step % 8 == 0:
-            checker.check(conn)
-    for claim, seqs in open_claims.items():
-        done += seqs
-        assert value(conn, "ack", claim) == len(seqs)
-    end = time.monotonic() + 20
-    while len(done) < len(sent):
-        assert time.monotonic() < end, f"stuck: {stats(conn)}"
-        done += seqs_of(drained_once(conn, rng.choice([1, 4, 30])))
-    assert sorted(done) == sent
 
 
 @pytest.mark.parametrize("ordering", BY_KEY)

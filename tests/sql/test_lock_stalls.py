@@ -13,17 +13,7 @@ from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock
-from tests.sql.queue import (
-    Conn,
-    Session,
-    call,
-    consumer,
-    one,
-    receive,
-    send,
-    value,
-    wait_for_a_lock,
-)
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream")
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.sql import test_lock_order as order
 from tests.sql.internals import lock_consumer, rows
+from tests.sql.limits import set_constant
 from tests.sql.queue import Conn, Session, call, claim_of, consumer, receive, send, value
 
 LOCKED_PLACES = {"keep_newest", "mark_firsts", "cut_next", "end_delays"}
@@ -321,10 +322,7 @@ def test_a_call_waits_for_the_locks_that_it_needs_and_for_no_others(
 @pytest.fixture
 def impatient(conn: Conn) -> None:
     """Calls wait for 0.15 s in place of a minute."""
-    conn.execute(
-        "create or replace function _pgqueue.patience() returns interval language sql immutable "
-        "as $$ select interval '150 ms' $$"
-    )
+    set_constant(conn, "patience", "150 ms")
 
 
 @pytest.mark.usefixtures("impatient")

@@ -1,7 +1,7 @@
 """A crash that forgets the last commits, after each call: nothing contradicts itself afterwards.
 
 `synchronous_commit` is off, and all processes of the server are killed. `test_server_faults` has
-what an offset has read, and `test_claim_bounds` the ids of claims.
+what an offset has read, and `test_claim_ids` the ids of claims.
 """
 
 from __future__ import annotations
@@ -16,21 +16,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.conftest import Server
 from tests.sql import checker, clock, internals
-from tests.sql.queue import (
-    Conn,
-    Reader,
-    acked,
-    call,
-    claim_of,
-    consumer,
-    one,
-    publish,
-    receive,
-    send,
-    send_keys,
-    stage,
-    value,
-)
+from tests.sql.queue import *
 from tests.sql.test_processes_that_fail import processes
 
 pytestmark = [pytest.mark.longer, pytest.mark.timeout(200)]
