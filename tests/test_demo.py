@@ -82,7 +82,7 @@ def interrupt(folder: Path, directory: Path) -> None:
     with output.open("wb") as out, errors.open("wb") as err:
         demo = subprocess.Popen(
             [
-                *(sys.executable, "-m", "spark_pgqueue", "demo", "--rows", "20000"),
+                *(sys.executable, "-m", "spark_pgqueue", "demo", "--rows", "6000"),
                 *("--directory", str(directory)),
             ],
             cwd=folder,

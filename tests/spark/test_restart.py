@@ -142,7 +142,7 @@ def test_a_consumer_that_is_dropped_under_a_query_is_one_clear_error(queue: Queu
 def test_create_consumer_starts_at_the_end_or_at_a_place(queue: Queue):
     queue.create("s")
     queue.send("s", 1, 10)
-    create = {"createconsumer": "true"}
+    create: dict[str, Any] = {"createconsumer": "true"}
     end = ask(queue, "s", "last", **create)
     assert end.messages == 0
     between = datetime.now(UTC).isoformat()
