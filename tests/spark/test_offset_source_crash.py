@@ -52,6 +52,7 @@ APPLICATION = """
 EXPORTER = """
     import sys, time
     from spark_pgqueue.archive.exporter import export
+    print("ready", flush=True)
     while True:
         export(sys.argv[1])
         time.sleep(0.1)
@@ -98,7 +99,8 @@ class Producers:
     def _export(self) -> None:
         while not self._done.is_set():
             with Child(EXPORTER, self.queue.url) as exporter:
-                self._done.wait(random.uniform(1, 4))
+                exporter.wait_for("ready")
+                self._done.wait(random.uniform(1, 3))
                 exporter.kill()
 
     @contextmanager
