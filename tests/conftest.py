@@ -70,8 +70,7 @@ TOGETHER = (
 )
 # ... but for those that start applications of their own.
 APART = (
-    "tests/spark/test_(cluster|crash|ending|half_open|offset_source_crash|register|stateful"
-    r"|stopped_processes)\.py"
+    r"tests/spark/test_(cluster|crash|ending|half_open|offset_source_crash|register|stateful)\.py"
 )
 
 # Nothing here outlives the run, so that nothing has to reach the disk. With synchronous_commit off,

@@ -89,6 +89,14 @@ class Child:
                 raise AssertionError(f"the child {state} before {text!r}:\n{self.output[-5000:]}")
             time.sleep(0.02)
 
+    def wait_until(self, condition: Callable[[], Any], timeout: float = 180.0) -> None:
+        """Wait for a condition; fail when the script ends before, or `timeout` (s) is over."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, self.output[-5000:]
+            assert time.monotonic() < end, self.output[-5000:]
+            time.sleep(0.02)
+
     def wait(self, timeout: float = 120.0) -> int:
         """Wait for its end; returns the exit code."""
         return self.process.wait(timeout)

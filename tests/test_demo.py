@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -41,9 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def run_demo(
-    folder: Path, *arguments: str, python: str | Path = sys.executable
-) -> subprocess.CompletedProcess[str]:
+def run_demo(folder: Path, *arguments: str, python: Path) -> subprocess.CompletedProcess[str]:
     """`pgqueue demo` in a process of its own, with temporary files in the folder and no home."""
     app = "from spark_pgqueue.command_line.cli import app; app()"
     run = f"import sys; sys.executable = {str(python)!r}; {app}"
@@ -78,62 +76,15 @@ def processes_of(folder: Path) -> list[list[str]]:
     return found
 
 
-@pytest.mark.longer
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("spark_environment")
-def test_twice_in_one_directory_and_then_on_a_busy_machine(folder):
-    """There the first source's process is too slow for Spark."""
-    slow = folder / "python"
-    # It never answers: Spark waits for 10 s, whether a process is slow or gone.
-    slow.write_text(
-        f"""#!/bin/sh
-        case "$*" in *python_streaming_source_runner*) mkdir {shlex.quote(f"{slow}.once")} && exit
-        esac 2> /dev/null
-        exec {shlex.quote(sys.executable)} "$@"
-        """
-    )
-    slow.chmod(0o755)
-    directory, drawn = folder / "kept", folder / "days.svg"
-    told = flights.told_by(flights.read_file(3000))
-    assert told["desk: dead, redriven"] > 0
-    for python in (sys.executable, slow):
-        where = ("--directory", str(directory), "--picture", str(drawn))
-        done = run_demo(folder, *where, python=python)
-        assert done.returncode == 0, done.stdout + done.stderr
-        rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
-        assert len(rows) == len(told), done.stdout
-        assert all(row.split("│")[-2].strip() == "ok" for row in rows), done.stdout
-        for act in ("kill -9", "dead letter", "created now", "done with every flight"):
-            assert act in " ".join(done.stdout.split())
-        assert "and has 0 messages" not in " ".join(done.stdout.split())
-        assert "because of consumer airports" in done.stdout
-        assert ("starting daily again" in done.stdout) == (python == slow)
-        assert done.stderr == ""
-    assert "</svg>" in drawn.read_text()
-    shared = {f"pgqueue-{of}-{os.getuid()}" for of in ("spark", "plans")}
-    left = {each.name for each in folder.iterdir()} - shared
-    assert left == {drawn.name, directory.name, slow.name, f"{slow.name}.once"}
-    assert processes_of(folder) == []
-
-    with embedded.start(directory) as server, psycopg.connect(server.url_of("pgqueue_demo")) as db:
-        left = db.execute("select sum(backlog + claimed) from pgqueue.consumer_stats").fetchone()
-        assert left == (0,)
-
-
-@pytest.mark.longer
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("spark_environment")
-def test_ctrl_c_leaves_nothing_and_shows_no_stack(folder, url, conn):
-    """And a database that is given as it was."""
-    conn.execute("select pgqueue.create_stream('mine')")
+def interrupt(folder: Path, directory: Path) -> None:
+    """Press Ctrl-C in the second act: nothing is left, and no stack is shown."""
     output, errors = folder / "output", folder / "errors"
     with output.open("wb") as out, errors.open("wb") as err:
         demo = subprocess.Popen(
-            [sys.executable, "-m", "spark_pgqueue", "demo", "--rows", "20000", "--url", url],
+            [
+                *(sys.executable, "-m", "spark_pgqueue", "demo", "--rows", "6000"),
+                *("--directory", str(directory)),
+            ],
             cwd=folder,
             env=environment_of(folder),
             stdout=out,
@@ -148,9 +99,51 @@ def test_ctrl_c_leaves_nothing_and_shows_no_stack(folder, url, conn):
     assert errors.read_text() == ""
     while processes_of(folder):  # the JVM ends a moment later
         time.sleep(0.1)
-    assert list(folder.glob("pgqueue-demo-*")) == []
-    assert conn.execute("select name from pgqueue.streams").fetchall() == [("mine",)]
-    assert conn.execute("select to_regnamespace('pgqueue_demo')").fetchone() == (None,)
+    for each in (output, errors):
+        each.unlink()
+
+
+@pytest.mark.longer
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark_environment")
+def test_ctrl_c_leaves_nothing_and_the_next_run_in_the_directory_succeeds_on_a_busy_machine(folder):
+    """There the first source's process is too slow for Spark."""
+    directory, drawn = folder / "kept", folder / "days.svg"
+    interrupt(folder, directory)
+    slow = folder / "python"
+    # It never answers: Spark waits for 10 s, whether a process is slow or gone.
+    slow.write_text(
+        f"""#!/bin/sh
+        case "$*" in *python_streaming_source_runner*) mkdir {shlex.quote(f"{slow}.once")} && exit
+        esac 2> /dev/null
+        exec {shlex.quote(sys.executable)} "$@"
+        """
+    )
+    slow.chmod(0o755)
+    told = flights.told_by(flights.read_file(3000))
+    assert told["desk: dead, redriven"] > 0
+    where = ("--directory", str(directory), "--picture", str(drawn))
+    done = run_demo(folder, *where, python=slow)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
+    assert len(rows) == len(told), done.stdout
+    assert all(row.split("│")[-2].strip() == "ok" for row in rows), done.stdout
+    acts = ("kill -9", "dead letter", "created now", "done with every flight")
+    for act in (*acts, "because of consumer airports", "starting daily again"):
+        assert act in " ".join(done.stdout.split())
+    assert "and has 0 messages" not in " ".join(done.stdout.split())
+    assert done.stderr == ""
+    assert "</svg>" in drawn.read_text()
+    shared = {f"pgqueue-{of}-{os.getuid()}" for of in ("spark", "plans")}
+    left = {each.name for each in folder.iterdir()} - shared
+    assert left == {drawn.name, directory.name, slow.name, f"{slow.name}.once"}
+    assert processes_of(folder) == []
+
+    with embedded.start(directory) as server, psycopg.connect(server.url_of("pgqueue_demo")) as db:
+        left = db.execute("select sum(backlog + claimed) from pgqueue.consumer_stats").fetchone()
+        assert left == (0,)
 
 
 # The same session as the demo's, left in the middle of a function that has a job running.
@@ -217,8 +210,8 @@ def test_the_file(table):
     assert flights.rarest_of(whole[:0]) is None
 
 
-@pytest.fixture
-def told(table, url, conn, tmp_path):
+@contextmanager
+def a_story(table, url, conn, tmp_path):
     """The story without Spark: what the router sends is sent here."""
     with ExitStack() as stack:
         queue = stack.enter_context(spark_pgqueue.connect(url))
@@ -227,6 +220,20 @@ def told(table, url, conn, tmp_path):
         story.create(told, stack)
         stack.enter_context(told.workers)
         yield told
+
+
+@pytest.fixture
+def told(table, url, conn, tmp_path):
+    with a_story(table, url, conn, tmp_path) as told:
+        yield told
+
+
+def test_a_database_that_is_given_is_in_the_end_as_it_was(table, url, conn, tmp_path):
+    conn.execute("select pgqueue.create_stream('mine')")
+    with a_story(table, url, conn, tmp_path):
+        assert conn.execute("select count(*) > 1 from pgqueue.streams").fetchone() == (True,)
+    assert conn.execute("select name from pgqueue.streams").fetchall() == [("mine",)]
+    assert conn.execute("select to_regnamespace('pgqueue_demo')").fetchone() == (None,)
 
 
 def notices(table):

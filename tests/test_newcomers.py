@@ -199,10 +199,8 @@ def test_the_ten_lines_of_the_readme(settled: Newcomer):
 @pytest.mark.timeout(900)
 def test_a_fresh_checkout(stranger: Newcomer):
     """With an environment of its own, as the page says; but PySpark is not downloaded once more."""
-    stranger.follow(ten_lines())
     stranger.follow(a_postgres())
     stranger.follow(passage(PAGE, "A shell"))
-    stranger.follow(passage(PAGE, "Python without Spark"))
     assert (stranger.folder / ".venv/bin/pgqueue").exists()
 
 

@@ -63,6 +63,10 @@ query.awaitTermination()
 """
 
 
+# The environments are used once: most of what pip compiles would never run.
+FEW_FILES = {"PIP_NO_COMPILE": "1"}
+
+
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
         [str(word) for word in command],
@@ -108,7 +112,7 @@ def environment(directory: Path, folder: Path, what: str | Path) -> Path:
     python = directory / "venv" / "bin" / "python"
     alone = ("--quiet", "--no-index", "--find-links", folder)
     nowhere = "http://127.0.0.1:1/"  # if pip asked an index all the same
-    run(*pip(python), "install", *alone, what, cwd=directory, PIP_INDEX_URL=nowhere)
+    run(*pip(python), "install", *alone, what, cwd=directory, PIP_INDEX_URL=nowhere, **FEW_FILES)
     return python
 
 
@@ -138,7 +142,9 @@ def test_the_client_and_the_command_line_need_no_spark(python: Path, empty_url: 
 
 @pytest.mark.longer
 @pytest.mark.timeout(600)
-def test_http_is_served_with_the_extra_web(folder: Path, python: Path, empty_url: str, tmp_path):
+def test_http_is_served_with_the_extra_web(
+    uv: Path, folder: Path, python: Path, empty_url: str, tmp_path
+):
     """Without it: figures as text, and an error that says what to install."""
     wheel = next(folder.glob("spark_pgqueue-*.whl"))
     pgqueue = python.with_name("pgqueue")
@@ -150,7 +156,8 @@ def test_http_is_served_with_the_extra_web(folder: Path, python: Path, empty_url
 
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    run(*pip(python), "install", "--quiet", f"{wheel}[web]", cwd=tmp_path)
+    install = (uv, "pip", "install", "--quiet", "--python", python, "--find-links", folder)
+    run(*install, f"{wheel}[web]", cwd=tmp_path)
     command = (python.with_name("pgqueue"), *command[1:])
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -144,6 +144,15 @@ class Queue:
         return [int(row.data) for row in self.rows()]
 
 
+def numbers(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1))
+
+
+def fail(batch: DataFrame, batch_id: int) -> None:
+    """A function for `collect` that stands for a sink."""
+    raise RuntimeError("the sink fails")
+
+
 def refusal(frame: DataFrame, **options: str) -> str:
     """The error of a batch write, in the calls that Spark makes, without its processes.
 

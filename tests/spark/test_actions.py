@@ -69,7 +69,9 @@ def test_a_batch_is_split_into_good_and_bad_and_its_replay_changes_nothing(queue
 
 
 def test_a_stream_write_acts_and_sends_once_although_it_is_run_again(queue: Queue, fails):
-    """Killed between the sink's commit and Spark's commit log."""
+    """Killed between the sink's commit and Spark's commit log. Rows go to the streams that they
+    name; a stream that was made again is another one.
+    """
     queue.create("in", "c")
     queue.create("out")
     rows = queue.load("in", "c").selectExpr(
@@ -88,6 +90,11 @@ def test_a_stream_write_acts_and_sends_once_although_it_is_run_again(queue: Queu
     assert queue.sent("out") == sorted(str(i) for i in range(1, 21) if i % 5)
     assert [data for data, _, _ in dead(queue)] == ["10", "20"]
     assert queue.backlog("in", "c") == 0
+    queue.sql("select pgqueue.drop_stream('out')")
+    queue.create("out")
+    queue.send("in", 21, 21)
+    query = queue.publish(rows, "out", consumer="c")
+    assert "stream 'out' was dropped and made again" in fails(query)
 
 
 def test_who_is_no_query_acts_on_what_nobody_works_on(queue: Queue):
@@ -130,47 +137,47 @@ def test_what_was_read_along_with_messages_may_stay_in_rows_with_an_action():
         assert check_columns(schema, options) == schema.names
 
 
+BAD_FRAMES: list[tuple[str, dict[str, str | None], str]] = [
+    ("1L as seq", {"action": "drop"}, "option action is 'drop', and must be ack, nack"),
+    ("'ack' as action, 1L as seq", {"action": "ack"}, "and there is a column action"),
+    ("1L as seq", {"action": "ack", "consumers": "c"}, "with option action no row is"),
+    ("'x' as data", {"action": "ack"}, "column seq is missing: the DataFrame has data"),
+    ("'x' as seq", {"action": "ack"}, "column seq is string, and must be long"),
+    ("cast(null as long) as seq", {"action": "ack"}, "column seq is null in 1 of 1 rows"),
+    ("1L as seq, 'ack' as action, null as x", {}, "column x is none of a message's"),
+    ("1L as seq, 'x' as data", {"consumer": ""}, "option consumer is ''"),
+    ("1L as seq, 'x' as data", {"consumer": None}, "say which one: option action"),
+    ("1L as seq, 'eat' as action", {}, "column action is 'eat', and must be ack, nack"),
+    ("1L as seq, if(1 = 2, 'ack', null) as action", {}, "there is no column data"),
+    (f"{2**63 - 1}L as seq", {"action": "ack"}, f"seq is {2**63 - 1}, which is the number"),
+    ("1L as seq", {"action": "ack", "consumer": None}, "option consumer is missing"),
+    ("1L as seq", {"action": "ack", "consumer": "no"}, "unknown consumer 'no' of stream"),
+    ("1L as seq", {"action": "ack", "stream": "no"}, "unknown stream 'no'"),
+    ("1L as seq, '1 s' as delay", {"action": "nack"}, "must be interval day to second"),
+    (
+        "1L as seq, interval -1 second as delay",
+        {"action": "nack"},
+        "column delay is null or an interval from 0 to 10 years",
+    ),
+    ("1L as seq, '{' as details", {"action": "dead_letter"}, "details is no JSON"),
+    ("1L as seq, 'NaN' as details", {"action": "dead_letter"}, "details is no JSON"),
+    (
+        "explode(array(1L, 1L)) as seq, uuid() as reason",
+        {"action": "dead_letter"},
+        "message 1 of consumer 'c' of stream 'in' is named by two actions",
+    ),
+]
+
+
 class TestBadInput:
     """Each ends in one clear error that names the column or option, and changes nothing."""
 
-    @pytest.mark.parametrize(
-        ("select", "options", "expected"),
-        [
-            ("1L as seq", {"action": "drop"}, "option action is 'drop', and must be ack, nack"),
-            ("'ack' as action, 1L as seq", {"action": "ack"}, "and there is a column action"),
-            ("1L as seq", {"action": "ack", "consumers": "c"}, "with option action no row is"),
-            ("'x' as data", {"action": "ack"}, "column seq is missing: the DataFrame has data"),
-            ("'x' as seq", {"action": "ack"}, "column seq is string, and must be long"),
-            ("cast(null as long) as seq", {"action": "ack"}, "column seq is null in 1 of 1 rows"),
-            ("1L as seq, 'ack' as action, null as x", {}, "column x is none of a message's"),
-            ("1L as seq, 'x' as data", {"consumer": ""}, "option consumer is ''"),
-            ("1L as seq, 'x' as data", {"consumer": None}, "say which one: option action"),
-            ("1L as seq, 'eat' as action", {}, "column action is 'eat', and must be ack, nack"),
-            ("1L as seq, if(1 = 2, 'ack', null) as action", {}, "there is no column data"),
-            (f"{2**63 - 1}L as seq", {"action": "ack"}, f"seq is {2**63 - 1}, which is the number"),
-            ("1L as seq", {"action": "ack", "consumer": None}, "option consumer is missing"),
-            ("1L as seq", {"action": "ack", "consumer": "no"}, "unknown consumer 'no' of stream"),
-            ("1L as seq", {"action": "ack", "stream": "no"}, "unknown stream 'no'"),
-            ("1L as seq, '1 s' as delay", {"action": "nack"}, "must be interval day to second"),
-            (
-                "1L as seq, interval -1 second as delay",
-                {"action": "nack"},
-                "column delay is null or an interval from 0 to 10 years",
-            ),
-            ("1L as seq, '{' as details", {"action": "dead_letter"}, "details is no JSON"),
-            ("1L as seq, 'NaN' as details", {"action": "dead_letter"}, "details is no JSON"),
-            (
-                "explode(array(1L, 1L)) as seq, uuid() as reason",
-                {"action": "dead_letter"},
-                "message 1 of consumer 'c' of stream 'in' is named by two actions",
-            ),
-        ],
-    )
-    def test_when_a_frame_is_written(self, queue: Queue, select, options, expected):
+    def test_when_a_frame_is_written(self, queue: Queue):
         queue.create("in", "c")
         queue.send("in", 1, 2)
-        given = {"url": queue.url, "stream": "in", "consumer": "c", **options}
-        given = {name: value for name, value in given.items() if value is not None}
-        assert expected in refusal(queue.spark.sql(f"select {select}"), **given)
+        for select, options, expected in BAD_FRAMES:
+            given = {"url": queue.url, "stream": "in", "consumer": "c", **options}
+            given = {name: value for name, value in given.items() if value is not None}
+            assert expected in refusal(queue.spark.sql(f"select {select}"), **given)
         assert queue.backlog("in", "c") == 2
         assert queue.sent("in") == ["1", "2"]

@@ -15,13 +15,14 @@ from pyspark.sql import DataFrame
 from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.stream_source import parse_stream_source
+from spark_pgqueue.spark.options.stream_source import StreamSourceOptions, parse_stream_source
 from spark_pgqueue.spark.partitions import ArchivedPartition
 from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
 from spark_pgqueue.spark.stream_source.reader import read_partition
 from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.spark.conftest import Queue
 from tests.spark.test_offset_source import load
+from tests.spark.test_offset_source_reader import Query
 from tests.sql.queue import maintain
 
 pytestmark = pytest.mark.spark
@@ -53,6 +54,16 @@ def move(queue: Queue) -> None:
 
 def stored(queue: Queue) -> int:
     return queue.sql("select count(*) from pgqueue.messages")[0][0]
+
+
+def stream_options(queue: Queue) -> StreamSourceOptions:
+    return parse_stream_source({"url": queue.url, "stream": "s"}, streaming=False)
+
+
+def ends(streams: Streams) -> tuple[StreamOffsets, StreamOffsets]:
+    """The offsets of the first message of the stream, and behind the last."""
+    begin = streams.begin("s", "earliest")
+    return StreamOffsets({"s": begin}), StreamOffsets({"s": streams.end("s", begin)})
 
 
 def rows(frame: DataFrame) -> list[Any]:
@@ -92,14 +103,11 @@ def test_a_streaming_query_crosses_the_border(queue: Queue, archive: Path):
 
 def test_a_plan_made_before_archiving_is_read_after_it(queue: Queue, archive: Path):
     fill(queue, 1, 100)
-    options = parse_stream_source(
-        {"url": queue.url, "stream": "s", "startingOffsets": "earliest"}, streaming=False
-    )
+    options = stream_options(queue)
     schema = load(queue, batch=True).schema
     streams = Streams(options, 0, "string")
-    begin = StreamOffsets({"s": streams.begin("s", "earliest")})
-    end = StreamOffsets({"s": streams.end("s", begin.positions["s"])})
-    (partition,) = streams.partitions(begin, end)
+    offsets = ends(streams)
+    (partition,) = streams.partitions(*offsets)
     assert not any(isinstance(part, ArchivedPartition) for part in partition.parts)
     move(queue)
 
@@ -107,7 +115,7 @@ def test_a_plan_made_before_archiving_is_read_after_it(queue: Queue, archive: Pa
         return [x for b in read_partition(options, each, schema) for x in b["data"].to_pylist()]
 
     assert read(partition) == [str(n) for n in range(1, 101)]
-    (partition,) = streams.partitions(begin, end)
+    (partition,) = streams.partitions(*offsets)
     assert isinstance(partition.parts[0], ArchivedPartition)
     assert read(partition) == [str(n) for n in range(1, 101)]
     file = sorted(archive.rglob("*.parquet"))[0]
@@ -117,44 +125,39 @@ def test_a_plan_made_before_archiving_is_read_after_it(queue: Queue, archive: Pa
     streams.close()
 
 
-@pytest.mark.parametrize("loss", ["true", "false"])
-def test_a_query_whose_file_is_damaged_fails_and_names_it(queue: Queue, archive: Path, loss: str):
+def test_a_query_whose_file_is_damaged_fails_and_names_it(queue: Queue, archive: Path):
     """Also where it may lose messages: other messages are worse."""
     fill(queue, 1, 100)
-    options = parse_stream_source(
-        {"url": queue.url, "stream": "s", "startingOffsets": "earliest"}, streaming=False
-    )
-    frame = load(queue, batch=True, failOnDataLoss=loss)
+    options = stream_options(queue)
+    strict, lenient = (load(queue, batch=True, failOnDataLoss=loss) for loss in ("true", "false"))
     streams = Streams(options, 0, "string")
-    begin = StreamOffsets({"s": streams.begin("s", "earliest")})
-    end = StreamOffsets({"s": streams.end("s", begin.positions["s"])})
-    (planned_before,) = streams.partitions(begin, end)
+    (planned_before,) = streams.partitions(*ends(streams))
     move(queue)
     streams.close()
     (file,) = archive.glob("*/2/*.parquet")
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 3] ^= 4
     file.write_bytes(raw)
-    with pytest.raises(PySparkException, match=f"{file} of the archive is damaged"):
-        frame.collect()
+    for frame in (strict, lenient):
+        with pytest.raises(PySparkException, match=f"{file} of the archive is damaged"):
+            frame.collect()
     with pytest.raises(PgQueueError, match=f"{file} of the archive is damaged"):
-        list(read_partition(options, planned_before, frame.schema))
+        list(read_partition(options, planned_before, strict.schema))
     file.unlink()
-    if loss == "false":
-        assert 0 < frame.count() < 100
+    assert 0 < lenient.count() < 100
 
 
-@pytest.mark.longer
 def test_max_bytes_per_trigger_holds_across_the_border(queue: Queue, archive: Path):
     fill(queue, 1000, 1039)
-    queue.collect(load(queue, maxBytesPerTrigger="40"), "before").awaitTermination()
-    assert max(len(each) for each in queue.seen.values()) <= 10
-    queue.seen.clear()
-    move(queue)
-    assert stored(queue) < 30
-    queue.collect(load(queue, maxBytesPerTrigger="40"), "after").awaitTermination()
-    assert max(len(each) for each in queue.seen.values()) <= 10
-    assert queue.data() == list(range(1000, 1040))
+    for is_moved in (False, True):
+        if is_moved:
+            move(queue)
+            assert stored(queue) < 30
+        query = Query(queue.url, stream="s", maxBytesPerTrigger="40")
+        batches = query.rest()
+        query.stop()
+        assert max(map(len, batches)) <= 10
+        assert [n for rows in batches for _, n in rows] == list(range(1000, 1040))
 
 
 @pytest.fixture

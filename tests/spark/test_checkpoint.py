@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from typer.testing import CliRunner
 
 from spark_pgqueue.command_line import cli
-from tests.spark.conftest import Queue, wait_until
+from tests.spark.conftest import Queue, fail, wait_until
 from tests.spark.test_source import driver_side_processes
 from tests.sql import clock, internals
 
@@ -76,9 +76,6 @@ def test_a_query_that_ends_acknowledges_what_it_had_finished_and_nothing_else(qu
     def start(each: Callable[..., None], pause: str) -> StreamingQuery:
         writer = frame.writeStream.foreachBatch(each).trigger(processingTime=pause)
         return writer.option("checkpointLocation", queue.checkpoint()).start()
-
-    def fail(batch, batch_id):
-        raise RuntimeError("the sink fails")
 
     query = start(lambda batch, _: None, "1 hour")
     wait_until(Path(queue.checkpoint(), "commits", "0").exists, query)

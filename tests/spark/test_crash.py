@@ -9,14 +9,17 @@ from __future__ import annotations
 import random
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.processes import Child
+from spark_pgqueue.postgres.connection import connect
+from tests.processes import Child, wait_until
 from tests.spark.conftest import Queue
 from tests.sql import internals
+from tests.sql.table_writes import staged_tables
 
 pytestmark = [
     *(pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)),
@@ -42,22 +45,33 @@ APPLICATION = """
 """
 
 
-# The same with rows that go to two streams, and with actions on a part of the messages.
+# The same with actions on a part of the messages, and with rows for two streams and for a table, in
+# which n % 20 is the id, n the version, and each seventh a delete.
 ACTING = APPLICATION.replace(
-    'source.load().select("key", "data").writeStream',
+    'source.load().select("key", "data")',
     """source.load().selectExpr(
-        "data", "seq",
+        "seq", "if(data % 5 > 0, data, null) as data",
         "case data % 10 when 0 then 'dead_letter' when 5 then 'ack' end as action",
         "case when data % 5 = 0 then 'in' when data % 2 = 0 then 'even' else 'out' end as stream",
         "if(data % 10 = 0, 'ten', null) as reason",
-    ).writeStream""",
-).replace('stream="out",', 'consumer="c",')
+        "named_struct('id', bigint(data) % 20, 'version', bigint(data), 'gone', data % 7 = 0)"
+        " as row",
+    )""",
+).replace(
+    'stream="out",',
+    'consumer="c", table="public.bills", mergeKeys="id", sequenceBy="version", deleteWhen="gone",',
+)
+
+# A batch whose first task stages its rows, and whose last row never comes.
+STUCK = ACTING.replace(
+    "'ten'", "if(data = 4000, reflect('java.lang.Thread', 'sleep', 3600000L), 'ten')"
+)
 
 
 class Traffic:
     """Publishes batches of messages to a stream, all the time, until the block ends."""
 
-    every = 0.2  # seconds
+    every = 1.0  # seconds
 
     def __init__(self, queue: Queue):
         self.queue = queue
@@ -94,11 +108,7 @@ def wait_for_more(queue: Queue, child: Child) -> None:
     """Wait until the application has published something that was not there before."""
     child.wait_for("started", 180)
     before = queue.look(internals.count, "sink_batches")
-    end = time.monotonic() + 180
-    while queue.look(internals.count, "sink_batches") == before:
-        assert child.process.poll() is None, child.output[-5000:]
-        assert time.monotonic() < end, child.output[-5000:]
-        time.sleep(0.05)
+    child.wait_until(lambda: queue.look(internals.count, "sink_batches") != before)
 
 
 def drain(queue: Queue, text: str = APPLICATION) -> None:
@@ -113,97 +123,111 @@ def check(queue: Queue, traffic: Traffic) -> None:
     assert queue.sent("out") == expected
 
 
-@pytest.fixture
-def copying(url: str, tmp_path: Path) -> Queue:
-    queue = Queue(url, tmp_path)  # the applications have sessions of their own
-    queue.create("in", "c")
-    queue.create("out")
-    return queue
-
-
-# A batch whose first task stages its rows, and whose last row never comes.
-STUCK = APPLICATION.replace(
-    'source.load().select("key", "data")',
-    """source.load().select("key", "data").mapInPandas(
-        lambda parts: (part[part.data.map(lambda d: d != "4000" or time.sleep(3600) or True)]
-                       for part in parts), "key string, data string")""",
-).replace("import sys", "import sys, time")
-
-
-@pytest.mark.longer
-def test_a_killed_application_leaves_the_rows_of_one_try(copying: Queue):
-    """The next try of the batch deletes what the one before has staged."""
-    assert "3600" in STUCK
-    copying.send("in", 1, 4000)
-    with application(copying, "now", STUCK) as child:
-        end = time.monotonic() + 240
-        while not copying.look(internals.staged_chunks):
-            assert child.process.poll() is None, child.output[-5000:]
-            assert time.monotonic() < end, child.output[-5000:]
-            time.sleep(0.05)
+def wait_in_the_commit(queue: Queue, child: Child) -> None:
+    """Kill the application while its commit waits for the table's lock; then unlock the table."""
+    waits = (
+        "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and "
+        "query like '%%apply_table_batch%%' and datname = current_database()"
+    )
+    with connect(queue.url) as conn, conn.transaction():
+        conn.execute("lock table public.bills in share mode")
+        child.wait_until(lambda: queue.sql(waits) == [(True,)])
         child.kill()
-    assert copying.look(internals.count, "messages") > 4000
-    drain(copying)
-    assert copying.sent("out") == sorted(str(i) for i in range(1, 4001))
-    assert copying.look(internals.count, "staged_chunks") == 0
-    assert copying.look(internals.count, "messages") == 8000
 
 
 @pytest.mark.longer
-def test_an_application_killed_at_any_point_loses_and_repeats_nothing(copying: Queue):
-    """Sends to two streams, acknowledgements and dead letters are of one transaction."""
+def test_an_application_killed_at_any_point_loses_and_repeats_nothing(url: str, tmp_path: Path):
+    """While it stages rows, in the commit, and at random: sends to two streams, acknowledgements,
+    dead letters and rows of a table are of one transaction. Each try of a batch deletes what the
+    one before has staged.
+    """
+    assert "3600" in STUCK
     assert "dead_letter" in ACTING
     assert 'stream="out"' not in ACTING
-    copying.create("even")
-    with Traffic(copying) as traffic, application(copying, "always", ACTING) as child:
-        wait_for_more(copying, child)
-        time.sleep(random.uniform(0, 1))
+    queue = Queue(url, tmp_path)  # the applications have sessions of their own
+    queue.create("in", "c", ordering="key")
+    for stream in ("out", "even"):
+        queue.create(stream)
+    queue.sql("create table public.bills (id bigint primary key, version bigint)")
+    queue.send("in", 1, 4000)
+    with application(queue, "now", STUCK) as child:
+        child.wait_until(lambda: queue.look(internals.staged_chunks))
         child.kill()
-    drain(copying, ACTING)
-    sent = [i for i in range(1, traffic.sent + 1) if i % 5]
-    assert copying.sent("out") == sorted(str(i) for i in sent if i % 2)
-    assert copying.sent("even") == sorted(str(i) for i in sent if i % 2 == 0)
-    dead = copying.sql("select data, reason from pgqueue.read_dead('in', 'c', p_max => 1000000)")
-    assert sorted(dead) == sorted((str(i), "ten") for i in range(10, traffic.sent + 1, 10))
-    assert copying.sql("select lost from pgqueue.readers") == [(0,)]
+    assert queue.look(internals.count, "messages") > 4000
+    traffic = Traffic(queue)
+    traffic.sent = 4000
+    with traffic:
+        with application(queue, "always", ACTING) as child:
+            wait_in_the_commit(queue, child)
+        with application(queue, "always", ACTING) as child:
+            wait_for_more(queue, child)
+            time.sleep(random.uniform(0, 1))
+            child.kill()
+    drain(queue, ACTING)
+    all_sent = range(1, traffic.sent + 1)
+    sent = [i for i in all_sent if i % 5]
+    assert queue.sent("out") == sorted(str(i) for i in sent if i % 2)
+    assert queue.sent("even") == sorted(str(i) for i in sent if i % 2 == 0)
+    dead = queue.sql("select data, reason from pgqueue.read_dead('in', 'c', p_max => 1000000)")
+    assert sorted(dead) == sorted((str(i), "ten") for i in all_sent if i % 10 == 0)
+    last = {i % 20: i for i in all_sent}
+    rows = queue.sql("select id, version from public.bills")
+    assert sorted(rows) == sorted((key, i) for key, i in last.items() if i % 7)
+    assert queue.sql("select lost from pgqueue.readers") == [(0,)]
+    assert queue.look(internals.count, "staged_chunks") == 0
+    assert queue.look(internals.count, "messages") == len(all_sent) + len(sent)
+    assert queue.look(staged_tables) == set()
+
+
+def all_is_free(queue: Queue) -> bool:
+    """Whether another claimer would get all that is left; it gets nothing."""
+    with connect(queue.url) as conn:
+        conn.execute("begin")
+        count, left = 0, queue.backlog("in", "c")
+        while rows := conn.execute("select * from pgqueue.receive('in', 'c', 10000)").fetchall():
+            count += len(rows)
+        conn.execute("rollback")
+        return count == left
 
 
 @pytest.mark.longer
-def test_killed_workers_and_backends_lose_and_repeat_nothing(copying: Queue):
-    with Traffic(copying) as traffic, application(copying, "always") as child:
-        wait_for_more(copying, child)
-        for victim in ("worker", "backends", "worker"):
-            time.sleep(random.uniform(0.3, 1.5))
-            if victim == "backends":
-                copying.terminate_backends()
-            elif workers := child.descendants("pyspark.daemon"):
-                # The last ones are the workers, the first their parent.
-                workers[-1].kill()
-            if child.process.poll() is not None:
-                break
-        child.kill()
-    drain(copying)
-    check(copying, traffic)
-
-
-@pytest.mark.longer
-def test_when_the_jvm_dies_its_source_claims_nothing_more_and_its_claims_become_free(
-    copying: Queue,
-):
-    with application(copying, "always") as child:
-        copying.send("in", 1, 100)
-        wait_for_more(copying, child)
+def test_processes_that_are_stopped_or_killed_lose_and_repeat_nothing(url: str, tmp_path: Path):
+    """The source's process, the workers of tasks, the JVM and the whole application stand still
+    for longer than a lease; workers and backends are killed: the application goes on. At last the
+    JVM is killed: its source claims nothing more, and its claims become free.
+    """
+    queue = Queue(url, tmp_path)
+    queue.create("in", "c")
+    queue.create("out")
+    with Traffic(queue) as traffic, application(queue, "always") as child:
+        wait_for_more(queue, child)
+        for name in ("streaming", "pyspark.daemon", "java", ""):
+            victims = child.descendants(name)
+            assert victims, name
+            for each in victims:
+                with suppress(psutil.NoSuchProcess):
+                    each.suspend()
+            time.sleep(6)  # a lease is 5 s
+            for each in victims:
+                with suppress(psutil.NoSuchProcess):
+                    each.resume()
+            wait_for_more(queue, child)
+        for _ in range(3):  # a task is tried four times
+            time.sleep(random.uniform(0.3, 1))
+            for each in child.descendants("pyspark.daemon pyspark.worker")[1:]:  # not their parent
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+        wait_for_more(queue, child)
+        queue.terminate_backends()
+        wait_for_more(queue, child)
         jvm = child.descendants("java")[0]
-        others = [process for process in jvm.children(recursive=True) if process != jvm]
+        others = jvm.children(recursive=True)
         jvm.kill()
         _, alive = psutil.wait_procs(others, timeout=10)
         assert not alive
-        copying.send("in", 101, 200)
-        time.sleep(1)
-        assert copying.backlog("in", "c") >= 100
-        end = time.monotonic() + 15
-        rows = 0
-        while rows < 100 and time.monotonic() < end:
-            rows += len(copying.sql("select * from pgqueue.receive('in', 'c', 1000)"))
-            time.sleep(0.2)
-        assert rows >= 100
+        traffic.stop()
+        traffic.send()
+    wait_until(lambda: all_is_free(queue))
+    assert queue.backlog("in", "c") >= 100
+    drain(queue)
+    check(queue, traffic)

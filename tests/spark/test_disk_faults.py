@@ -34,12 +34,7 @@ def test_a_query_waits_for_room_on_a_full_disk_and_copies_each_message_once(
     queue.create("out")
     queue.send("in", 1, 600)
     frame = queue.load("in", "c", maxMessagesPerTrigger=50, visibilityTimeout="5 s")
-    writer = frame.selectExpr("key", "data", "repeat(uuid(), 40) as headers").drop("headers")
-    query = (
-        writer.writeStream.format("pgqueue")
-        .options(url=queue.url, stream="out", checkpointLocation=queue.checkpoint())
-        .start()
-    )
+    query = queue.publish(frame.select("key", "data"), "out", available_now=False)
     wait_until(lambda: len(queue.sent("out")) >= 100, query)
     with disk.failing("write", errno.ENOSPC, full):
         wait_until(lambda: "No space left on device" in disk.said(), query)

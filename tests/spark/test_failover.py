@@ -44,9 +44,7 @@ def both(pair: Pair, spark: SparkSession, tmp_path: Path) -> Iterator[Queue]:
 def copy(queue: Queue) -> StreamingQuery:
     """A query from in to out, in small batches, that goes on."""
     frame = queue.load("in", "c", maxMessagesPerTrigger=50, visibilityTimeout="5 s")
-    writer = frame.select("key", "data").writeStream.format("pgqueue")
-    writer = writer.options(url=queue.url, stream="out", checkpointLocation=queue.checkpoint())
-    return writer.start()
+    return queue.publish(frame.select("key", "data"), "out", available_now=False)
 
 
 def test_a_query_goes_on_after_a_synchronous_failover(pair: Pair, both: Queue) -> None:

@@ -31,9 +31,7 @@ def test_a_query_whose_packets_are_lost_goes_on_and_copies_each_message_once(
     queue.create("in", "c")
     queue.create("out")
     through = (network.url, queue.checkpoint(), "always")
-    traffic = Traffic(queue)
-    traffic.every = 1.0
-    with traffic, network.run(lambda: Child(APPLICATION, *through)) as child:
+    with Traffic(queue) as traffic, network.run(lambda: Child(APPLICATION, *through)) as child:
         wait_for_more(queue, child)
         for direction in LOST:
             with network.losing(direction):

@@ -16,7 +16,7 @@ from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.options.stream_source import parse_stream_source
 from spark_pgqueue.spark.stream_source.streams import Streams
-from tests.spark.conftest import Queue, wait_until
+from tests.spark.conftest import Queue, numbers, wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -26,10 +26,6 @@ def load(queue: Queue, stream: str | None = "s", *, batch: bool = False, **optio
     given = {"url": queue.url, "stream": stream, "startingOffsets": "earliest"} | options
     given = {name: value for name, value in given.items() if value is not None}
     return reader.format("pgqueue").options(**given).load()  # type: ignore[return-value]
-
-
-def numbers(first: int, last: int) -> list[int]:
-    return list(range(first, last + 1))
 
 
 def offset_of(queue: Queue, batch: int, checkpoint: str = "checkpoint") -> dict[str, Any]:
@@ -99,12 +95,6 @@ def test_streams_of_a_pattern_are_read_together_and_a_failed_first_batch_is_repl
     )
     ends = [offset_of(queue, batch)["streams"]["a 1"] for batch in (0, 1)]
     assert ["from" in each for each in ends] == [True, False]
-
-    queue.sql("select pgqueue.drop_stream('a 1')")
-    queue.create("a 1")
-    message = fails(queue.collect(frame))
-    assert "PQ005" in message
-    assert "the checkpoint belongs to another stream named 'a 1'" in message
 
 
 def test_a_query_notes_how_far_it_is_as_the_position_of_a_group(queue: Queue, fails):

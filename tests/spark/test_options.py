@@ -8,6 +8,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import conninfo, describe, parse
 from spark_pgqueue.spark.options.sink import SINK_OPTIONS, parse_sink
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS, parse_source
+from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS, parse_stream_source
 from spark_pgqueue.spark.options.values import duration
 
 SOURCE = {"stream": "s", "consumer": "c"}
@@ -181,6 +182,7 @@ def test_the_options_show_no_password():
     for options in (
         parse_source(SOURCE | {"url": url}),
         parse_sink({"stream": "s", "url": url}, streaming=True),
+        parse_stream_source({"stream": "s", "url": url}),
     ):
         assert options.url == url
         assert "secret" not in repr(options)
@@ -232,7 +234,7 @@ def test_a_url_that_is_none_is_refused_without_showing_it():
 
 
 def test_every_option_says_what_it_does_and_what_is_allowed():
-    for option in SOURCE_OPTIONS + SINK_OPTIONS:
+    for option in SOURCE_OPTIONS + SINK_OPTIONS + STREAM_SOURCE_OPTIONS:
         assert option.help
         assert option.allowed
 

@@ -31,14 +31,11 @@ def test_a_query_goes_on_after_errors_that_pass(queue: Queue):
     )
     short = make_conninfo(queue.url, options="-c idle_session_timeout=300")
     frame = queue.load("s", "c", url=short).select("data")
-    writer = frame.writeStream.format("pgqueue").option("url", short).option("stream", "out")
-    query = writer.option("checkpointLocation", queue.checkpoint()).start()
-    try:
-        for n in range(len(FAILURES) + 1):
-            queue.send("s", n, n)
-            wait_until(lambda n=n: len(queue.sent("out")) == n + 1, query)
-            time.sleep(0.5)
-    finally:
-        query.stop()
+    query = queue.publish(frame, "out", available_now=False, url=short)
+    for n in range(len(FAILURES) + 1):
+        queue.send("s", n, n)
+        wait_until(lambda n=n: len(queue.sent("out")) == n + 1, query)
+        time.sleep(0.5)
+    query.stop()
     assert queue.sent("out") == [str(n) for n in range(len(FAILURES) + 1)]
     assert queue.sql("select last_value >= %s from tries", 2 * len(FAILURES)) == [(True,)]

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -43,29 +42,17 @@ def gives_up_in_time(work: Callable[[], object]) -> None:
     assert 1 <= time.monotonic() - began < 10
 
 
-def test_the_driver_of_a_source_gives_up_in_time(away):
-    options = parse_source(SOURCE | {"url": away})
-    gives_up_in_time(PgQueueConsumerReader(options, source_schema("text", True)).initialOffset)
-
-
-def test_an_executor_that_reads_gives_up_in_time(away):
-    reader = PgQueueConsumerReader(
-        parse_source(SOURCE | {"url": away}), source_schema("text", True)
-    )
+def test_drivers_and_executors_of_source_and_sink_give_up_in_time(conn, url, away):
+    source, sink = parse_source(SOURCE | {"url": away}), SINK | {"url": url}
+    reader = PgQueueConsumerReader(source, source_schema("text", True))
+    gives_up_in_time(reader.initialOffset)
     partition = ClaimedPartition(0, 1, "text", "s", (Range(1, 2, 0, 1),), batch=BATCH)
     gives_up_in_time(lambda: list(reader.read(partition)))
-
-
-def test_the_driver_of_a_sink_gives_up_in_time(away):
-    options = parse_sink(SINK | {"url": away}, streaming=False)
-    gives_up_in_time(lambda: PgQueueBatchWriter(options, DATA))
-
-
-def test_an_executor_that_writes_gives_up_in_time(conn, url, away):
+    unreached = parse_sink(sink | {"url": away}, streaming=False)
+    gives_up_in_time(lambda: PgQueueBatchWriter(unreached, DATA))
     conn.execute("select pgqueue.create_stream('s')")
-    options = parse_sink(SINK | {"url": url}, streaming=False)
-    writer = PgQueueBatchWriter(options, DATA)
-    writer._writer._options = replace(options, url=away)
+    writer = PgQueueBatchWriter(parse_sink(sink, streaming=False), DATA)
+    writer._writer._options = unreached
     rows = pa.record_batch({"data": ["x"]})
     gives_up_in_time(lambda: writer.write(iter([rows])))
 
@@ -79,8 +66,7 @@ def test_a_query_outlives_a_postgres_that_is_away_for_long(queue: Queue, server:
     queue.create("out")
     queue.send("in", 1, 10)
     copied = queue.load("in", "c", visibilityTimeout="10 minutes").select("data")
-    writer = copied.writeStream.format("pgqueue").option("checkpointLocation", queue.checkpoint())
-    query = writer.options(url=queue.url, stream="out").start()
+    query = queue.publish(copied, "out", available_now=False)
     wait_until(lambda: len(queue.sent("out")) == 10, query)
     server.stop("immediate")
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.processes import Child, wait_until
+from tests.processes import Child
 from tests.spark.conftest import Queue
 from tests.sql import internals
 
@@ -87,12 +87,7 @@ def test_a_pipeline_goes_on_where_it_was_also_after_a_kill(
     """Tables and sinks have each message once, whether a consumer claims it or an offset has it."""
     project.send("parcels", 1, 1500)
     with run(project) as child:
-
-        def copied() -> bool:
-            assert child.process.poll() is None, child.output[-5000:]
-            return project.look(internals.count, "sink_batches") > 2
-
-        wait_until(copied, 300)
+        child.wait_until(lambda: project.look(internals.count, "sink_batches") > 2, 300)
         child.kill()
     project.send("parcels", 1501, 2500)
     with run(project) as child:

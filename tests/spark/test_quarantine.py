@@ -43,7 +43,7 @@ def restart_until_it_ends(queue: Queue, frame: DataFrame, at_most: int) -> int:
     ("n", "after", "ordering", "how", "at_most"),
     [
         (2, 1, "key", "raise", 2),
-        pytest.param(100, 2, "stream", "kill", 9, marks=pytest.mark.longer),
+        pytest.param(20, 2, "stream", "kill", 7, marks=pytest.mark.longer),
     ],
 )
 def test_a_query_gets_past_a_message_that_stops_it(

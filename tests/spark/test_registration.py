@@ -13,25 +13,17 @@ from pyspark.sql import functions as F
 
 from spark_pgqueue.spark.driver.registration import ReaderRegistration
 from tests.processes import Child
-from tests.spark.conftest import Queue, wait_until
-from tests.sql import internals
+from tests.spark.conftest import Queue, numbers, wait_until
 
 pytestmark = pytest.mark.spark
 
 
-def numbers(first: int, last: int) -> list[int]:
-    return list(range(first, last + 1))
-
-
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"maxMessagesPerTrigger": 5}, marks=pytest.mark.longer)]
-)
 def test_a_query_that_reads_a_consumer_twice_is_refused_and_acknowledges_nothing(
-    queue: Queue, fails, options
+    queue: Queue, fails
 ):
     queue.create("s", "c")
     queue.send("s", 1, 100)
-    left, right = (queue.load("s", "c", **options).select("key").alias(n) for n in "lr")
+    left, right = (queue.load("s", "c").select("key").alias(n) for n in "lr")
     message = fails(queue.collect(left.join(right, F.expr("l.key = r.key"))))
     assert "PQ009" in message
     assert "consumer 'c' of stream 's' is read twice" in message
@@ -43,7 +35,7 @@ def test_a_query_that_reads_a_consumer_twice_is_refused_and_acknowledges_nothing
 def test_a_second_query_of_an_application_is_refused_unless_both_say_so(queue: Queue, fails):
     queue.create("s", "c")
     shared = {"shareConsumer": "true"}
-    for first, second in (({}, {}), ({}, shared), (shared, {})):
+    for first, second in (({}, shared), (shared, {})):
         query = queue.collect(queue.load("s", "c", **first), "1", available_now=False)
         wait_until(lambda query=query: bool(query.lastProgress), query)
         assert "PQ009" in fails(queue.collect(queue.load("s", "c", **second), "2"))
@@ -61,21 +53,6 @@ def test_a_query_is_stopped_and_started_again_at_once(queue: Queue):
         query.stop()
     queue.collect(frame).awaitTermination()
     assert sorted(queue.data()) == numbers(1, 2)
-
-
-@pytest.mark.longer
-def test_a_query_that_fails_is_started_again_at_once(queue: Queue, fails):
-    queue.create("s", "c")
-    queue.send("s", 1, 10)
-
-    def fail(batch, batch_id):
-        raise RuntimeError("the sink fails")
-
-    for _ in range(2):
-        assert "the sink fails" in fails(queue.collect(queue.load("s", "c"), each=fail))
-    queue.collect(queue.load("s", "c")).awaitTermination()
-    assert sorted(queue.data()) == numbers(1, 10)
-    assert {row.deliver_count for row in queue.rows()} == {3}, "a replay is a delivery"
 
 
 def test_a_source_that_is_killed_leaves_its_seat():
@@ -153,29 +130,27 @@ APPLICATION = """
         source = spark.readStream.format("pgqueue").options(url=url, stream="s", **options)
         return source.load()
 
-    def run(how):
+    def run(how, consumer):
         def each(batch, batch_id):
             if how == "fail":
                 raise RuntimeError("the sink fails")
-            print("rows", batch.count(), flush=True)
+            print(f"rows of {consumer}:", batch.count(), flush=True)
 
-        most = 5 if how.endswith("asynchronously") else 100
-        if how == "noted asynchronously":
-            frame = load(group="g", startingOffsets="earliest", maxMessagesPerTrigger=most)
-        else:
-            frame = load(consumer="c", visibilityTimeout="5 minutes", maxMessagesPerTrigger=most)
+        most = 5 if how == "asynchronously" else 100
+        frame = load(consumer=consumer, visibilityTimeout="5 minutes", maxMessagesPerTrigger=most)
         if how == "beside rate":  # which has no availableNow
             frame = frame.select("data").union(
                 spark.readStream.format("rate").load().where("value < 0").selectExpr(
                     "string(value)"))
-        if how.endswith("asynchronously"):
+        if how == "asynchronously":
             writer = frame.writeStream.format("noop")
             writer = writer.option("asyncProgressTrackingEnabled", "true")
         else:
             writer = frame.writeStream.foreachBatch(each)
             trigger = {"once": True} if how == "once" else {"availableNow": True}
             writer = writer.trigger(**trigger)
-        writer.option("checkpointLocation", f"{checkpoint} {how}").start().awaitTermination()
+        writer.option("checkpointLocation", f"{checkpoint} {how} {consumer}").start(
+            ).awaitTermination()
 
     for how in hows:
         if how == "send":
@@ -183,69 +158,38 @@ APPLICATION = """
                 client.send_batch("s", ["x"] * 10)
             continue
         try:
-            run(how)
+            run(*how.split("/"))
             print("done", how, flush=True)
         except Exception as error:
             print("failed", how, error, flush=True)
 """
 
 
-def run(queue: Queue, *hows: str) -> str:
-    """What an application of its own prints that has such queries."""
+@pytest.mark.longer
+def test_queries_are_told_what_they_leave_claimed_and_asynchronous_progress_is_refused(
+    queue: Queue, spark_environment
+):
+    """A new checkpoint beside a failed one is told why it finds nothing. A query that runs once is
+    told that its batch stays claimed; its next run acknowledges that batch. With asynchronous
+    progress a checkpoint would fall behind what the query acknowledged.
+    """
+    queue.create("s", "held", "once", "c")
+    queue.send("s", 1, 10)
+    hows = ["fail/held", "new/held", "once/once", "send", "once/once", "send", "beside rate/once"]
+    hows += ["send", "now/once", "asynchronously/c"]
     with Child(APPLICATION, queue.url, queue.checkpoint(), *hows) as child:
         assert child.wait() == 0, child.output
-        return child.output
-
-
-@pytest.mark.longer
-def test_a_new_checkpoint_beside_a_failed_one_is_told_why_it_finds_nothing(
-    queue: Queue, spark_environment
-):
-    queue.create("s", "c")
-    queue.send("s", 1, 10)
-    output = run(queue, "fail", "new")
+        output = child.output
     assert "failed fail" in output
     assert "done new" in output
-    told = "10 messages of consumer c are held by a query with another checkpoint, until 20"
+    told = "10 messages of consumer held are held by a query with another checkpoint, until 20"
     assert output.count(told) == 1
-    assert "and ends without acknowledging it" not in output
-    assert len(queue.look(internals.readers)) == 1
-
-
-@pytest.mark.longer
-def test_a_query_that_runs_once_is_told_that_its_batch_stays_claimed(
-    queue: Queue, spark_environment
-):
-    """The next run of the query acknowledges that batch."""
-    queue.create("s", "c")
-    output = run(queue, *("send", "once") * 2, "send", "beside rate", "send", "now")
-    assert output.count("rows 10") == 4
+    assert output.count("rows of once: 10") == 4
     assert output.count("and ends without acknowledging it") == 3
-    assert queue.backlog("s", "c") == 20
-
-
-@pytest.mark.longer
-def test_a_query_with_asynchronous_progress_is_refused(queue: Queue, spark_environment):
-    """Its checkpoint would fall behind what it acknowledged, or noted for retention to go by."""
-    queue.create("s", "c")
-    queue.sql("select pgqueue.create_group('s', 'g', 1, 'earliest')")
-    queue.send("s", 1, 20)
-    output = run(queue, "asynchronously", "noted asynchronously")
-    for how in ("asynchronously", "noted asynchronously"):
-        (_, said) = output.split(f"failed {how}")
-        assert "remove the option asyncProgressTrackingEnabled" in said
-    reader = queue.spark.readStream.format("pgqueue").options(url=queue.url, stream="s")
-
-    def backlogs() -> tuple[int, int]:
-        ((behind,),) = queue.sql("select behind from pgqueue.group_stats")
-        return queue.backlog("s", "c"), behind
-
-    assert backlogs() == (15, 15)
-    for how, frame in (
-        ("asynchronously", queue.load("s", "c")),
-        ("noted asynchronously", reader.option("group", "g").load()),
-    ):
-        queue.seen.clear()
-        queue.collect(frame, f"checkpoint {how}").awaitTermination()
-        assert len(queue.data()) == 15
-    assert backlogs() == (0, 0)
+    assert queue.backlog("s", "once") == 20
+    (_, said) = output.split("failed asynchronously")
+    assert "remove the option asyncProgressTrackingEnabled" in said
+    assert queue.backlog("s", "c") == 35
+    queue.collect(queue.load("s", "c"), "checkpoint asynchronously c").awaitTermination()
+    assert len(queue.rows()) == 35
+    assert queue.backlog("s", "c") == 0

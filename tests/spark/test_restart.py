@@ -5,19 +5,20 @@ Where the source decides, its session is asked as Spark would: no query has to b
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+import spark_pgqueue
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches, Offset
 from spark_pgqueue.spark.options.source import parse_source
-from spark_pgqueue.spark.stream_source.offsets import StreamOffsets
 from tests.spark.conftest import Queue
 from tests.spark.test_crash import application
 
@@ -130,16 +131,27 @@ def test_what_was_dropped_and_made_again_under_its_name_is_another_one(queue: Qu
     assert ask(queue, "s", "c").messages == 2, "with a new one it goes on"
 
 
-def test_a_checkpoint_with_a_consumer_is_none_without_one_nor_the_other_way_round(queue: Queue):
+def test_a_consumer_that_is_dropped_under_a_query_is_one_clear_error(queue: Queue):
     queue.create("s", "c")
+    with session(queue, "s", "c") as opened:
+        queue.sql("select pgqueue.drop_consumer('s', 'c')")
+        with pytest.raises(PgQueueError, match=r"PQ002.*the consumer of this query was dropped"):
+            opened.next(opened.initial, parse_source({"stream": "s", "consumer": "c"}).admission)
+
+
+def test_create_consumer_starts_at_the_end_or_at_a_place(queue: Queue):
+    queue.create("s")
     queue.send("s", 1, 10)
-    end = ask(queue, "s", "c")
-    with pytest.raises(PgQueueError, match=r"PQ005.*reads a consumer, and this one has none"):
-        StreamOffsets.parse(asdict(end))
-    position = {"incarnation": "5e0e", "next": 7, "messages": 12}
-    cursor = StreamOffsets({"s": position}).as_json()
-    with pytest.raises(PgQueueError, match=r"PQ005.*without a consumer, and this one has one"):
-        Offset.parse(cursor)
+    create: dict[str, Any] = {"createconsumer": "true"}
+    end = ask(queue, "s", "last", **create)
+    assert end.messages == 0
+    between = datetime.now(UTC).isoformat()
+    queue.send("s", 11, 20)
+    here = json.dumps(json.loads(spark_pgqueue.offsets(queue.url, "s"))["s"])
+    queue.send("s", 21, 25)
+    assert ask(queue, "s", "last", end).messages == 15
+    assert ask(queue, "s", "timed", **create, startingposition=between).messages == 15
+    assert ask(queue, "s", "from here", **create, startingposition=here).messages == 5
 
 
 @pytest.mark.longer
@@ -153,29 +165,18 @@ def test_of_two_drivers_on_one_checkpoint_spark_stops_one_and_nothing_is_lost_or
     queue.create("out")
     queue.send("in", 1, 10)
     with application(queue, "always") as first:
-        first.wait_for("started", 180)
-        _await_published(queue, 10, first)
+        first.wait_until(lambda: len(queue.sent("out")) == 10)
         with application(queue, "always") as second:
             second.wait_for("started", 180)
-            sent, end = 10, time.monotonic() + 120
+            sent = 10
             while first.process.poll() is None and second.process.poll() is None:
-                assert time.monotonic() < end, first.output[-3000:] + second.output[-3000:]
                 queue.send("in", sent + 1, sent + 10)
                 sent += 10
                 time.sleep(0.2)
-            stopped, other = (
-                (first, second) if first.process.poll() is not None else (second, first)
-            )
+            has_first_ended = first.process.poll() is not None
+            stopped, other = (first, second) if has_first_ended else (second, first)
             said = [each for each in ERRORS if each in stopped.output]
             assert said, stopped.output[-5000:]
-            _await_published(queue, sent, other)
+            other.wait_until(lambda: len(queue.sent("out")) >= sent)
             other.kill()
     assert queue.sent("out") == sorted(str(n) for n in range(1, sent + 1))
-
-
-def _await_published(queue: Queue, count: int, child: Any) -> None:
-    end = time.monotonic() + 120
-    while len(queue.sent("out")) < count:
-        assert child.process.poll() is None, child.output[-3000:]
-        assert time.monotonic() < end
-        time.sleep(0.2)

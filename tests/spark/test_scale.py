@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,17 +20,13 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.executor.reading import closing_after, read_rows, select_sql
 from spark_pgqueue.spark.partitions import MessagePartition, Ranges, in_order
-from tests.spark.conftest import Queue
+from tests.spark.conftest import Queue, numbers
 from tests.sql.cost import cost
 from tests.sql.queue import one
 
 pytestmark = pytest.mark.spark
 
 COLUMNS = ["seq", "key", "data"]
-
-
-def numbers(first: int, last: int) -> list[int]:
-    return list(range(first, last + 1))
 
 
 @pytest.fixture
@@ -199,21 +193,23 @@ def test_the_driver_of_a_sink_keeps_its_connections_from_batch_to_batch(queue: Q
 
     before = sessions()
     frame = queue.load("s", "c", maxMessagesPerTrigger=10, minPartitions=1).select("key", "data")
-    writer = frame.writeStream.format("pgqueue").options(url=queue.url, stream="out")
-    writer = writer.option("checkpointLocation", queue.checkpoint()).trigger(availableNow=True)
-    assert writer.start().awaitTermination(120)
+    assert queue.publish(frame, "out").awaitTermination(120)
     assert len(queue.sent("out")) == 100
     assert sessions() - before < 2 * 10, "each of ten batches made connections of its own"
 
 
 def test_max_connections_bounds_the_tasks_and_keeps_no_connection(queue: Queue, monkeypatch):
+    """Also of a message of 100 MB."""
     monkeypatch.setattr(kept, "IDLE_SECONDS", 60.0)
     queue.create("s", "c")
     queue.send("s", 1, 1000)
+    queue.sql("select pgqueue.alter_stream('s', '{\"max_bytes\": 200000000}')")
+    queue.sql("select pgqueue.send('s', repeat('0123456789', 10000000))")
     frame = queue.load("s", "c", maxConnections=2, maxRecordsPerPartition=10)
-    frame = frame.withColumn("partition", F.spark_partition_id())
+    frame = frame.selectExpr("seq", "length(data) as size", "spark_partition_id() as partition")
     queue.collect(frame).awaitTermination()
-    assert sorted(queue.data()) == numbers(1, 1000)
+    assert sorted(row.seq for row in queue.rows()) == numbers(1, 1001)
+    assert max(row.size for row in queue.rows()) == 100_000_000
     assert {row.partition for row in queue.rows()} == {0, 1}
     with connect(queue.url) as conn:
         for bound in (None, 2):
@@ -226,54 +222,24 @@ def test_max_connections_bounds_the_tasks_and_keeps_no_connection(queue: Queue, 
         wait_for(conn, 0)
 
 
-FEW = """
-import sys
-import spark_pgqueue
-from pyspark.sql import SparkSession, functions as F
-url, folder = sys.argv[1:]
-spark = SparkSession.builder.master("local[8]").config("spark.ui.enabled", "false")
-spark = spark.config("spark.driver.memory", "2g").getOrCreate()
-spark_pgqueue.register(spark)
-for options in ({}, {"maxConnections": 4}):
-    bound = {"minPartitions": 200} if not options else {"maxRecordsPerPartition": 10}
-    frame = spark.readStream.format("pgqueue").options(url=url, stream="s", **bound, **options)
-    frame = frame.option("consumer", f"c{len(options)}").load()
-    frame = frame.select(F.length("data").alias("size"))
-    frame = frame.withColumn("partition", F.spark_partition_id())
-    def see(batch, _):
-        print("SEEN", *batch.agg(
-            F.count("*"), F.sum("size"), F.max("size"), F.count_distinct("partition")
-        ).collect()[0], flush=True)
-    query = frame.writeStream.foreachBatch(see).trigger(availableNow=True)
-    query.option("checkpointLocation", f"{folder}/{len(options)}").start().awaitTermination()
-"""
-
-
-@pytest.mark.longer
-@pytest.mark.timeout(600)
-def test_200_partitions_and_100_mb_with_20_connections(tmp_path: Path):
-    """Others have 13 of them: workers that find no connection wait, and all is read once."""
+def test_tasks_that_find_no_connection_wait_and_all_is_read_once(tmp_path: Path):
+    """200 partitions, and a server with 20 connections, of which others have 13."""
     settings = {"max_connections": 20, "fsync": "off"}
-    with embedded.start(tmp_path / "data", settings=settings) as server:
+    with embedded.start(tmp_path / "data", settings=settings) as server, ExitStack() as others:
         with connect(server.url) as conn:
             schema.install(conn)
-            conn.execute(
-                "select pgqueue.create_stream('s', p_settings => '{\"max_bytes\": 200000000}')"
+        queue = Queue(server.url, tmp_path)
+        queue.create("s")
+        queue.send("s", 1, 2000)
+        for _ in range(13):
+            others.enter_context(connect(server.url))
+
+        def read(first: int) -> list[int]:
+            rows = read_rows(
+                server.url, 30, partition([(first, first + 10)]), source_schema("text", False)
             )
-            for consumer in ("c0", "c1"):
-                conn.execute("select pgqueue.create_consumer('s', %s)", [consumer])
-            conn.execute("select pgqueue.send('s', repeat('0123456789', 10000000))")
-            conn.execute("select pgqueue.send_batch('s', array_fill('x'::text, '{1999}'))")
-        with ExitStack() as others:
-            for _ in range(13):
-                others.enter_context(connect(server.url))
-            found = subprocess.run(
-                [sys.executable, "-c", FEW, server.url, str(tmp_path)],
-                env=os.environ | {"PYSPARK_PYTHON": sys.executable},
-                capture_output=True,
-                text=True,
-                timeout=500,
-            )
-    assert found.returncode == 0, found.stderr[-5000:]
-    seen = [line.split()[1:] for line in found.stdout.splitlines() if line.startswith("SEEN")]
-    assert seen == [["2000", "100001999", "100000000", each] for each in ("200", "4")]
+            return [seq for batch in rows for seq in batch["seq"].to_pylist()]
+
+        with ThreadPoolExecutor(8) as pool:
+            found = [seq for seqs in pool.map(read, range(1, 2001, 10)) for seq in seqs]
+    assert found == numbers(1, 2000)

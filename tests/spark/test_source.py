@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -16,16 +14,16 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-import spark_pgqueue
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches
+from spark_pgqueue.spark.datasource import PgQueueDataSource
 from spark_pgqueue.spark.executor.reading import read_claimed
 from spark_pgqueue.spark.options.admission import Admission
 from spark_pgqueue.spark.options.source import parse_source
 from spark_pgqueue.spark.partitions import Batch, ClaimedPartition, Range
-from tests.spark.conftest import Queue, wait_until
+from tests.spark.conftest import Queue, fail, numbers, wait_until
 from tests.sql import internals
 
 pytestmark = pytest.mark.spark
@@ -43,19 +41,19 @@ def driver_side_processes() -> list[psutil.Process]:
     return found
 
 
-def numbers(first: int, last: int) -> list[int]:
-    return list(range(first, last + 1))
-
-
 def test_a_message_becomes_a_row_of_the_documented_columns(queue: Queue):
+    """By priority, then by arrival; what comes again says how often it was delivered."""
     queue.create("s", "c")
-    headers = '{"a": "b", "n": 1, "z": null}'
-    queue.sql("select pgqueue.send('s', 'hello', 'k', %s, p_priority => 5)", headers)
+    headers = '{"a": "b", "n": 1, "z": null, "quote": "\\""}'
+    queue.sql("select pgqueue.send('s', 'again')")
+    queue.sql("select pgqueue.nack(claim_id) from pgqueue.receive('s', 'c')")
     queue.sql("select pgqueue.send('s', 'plain')")
+    queue.sql("select pgqueue.send('s', 'hello', 'k', %s, p_priority => 5)", headers)
     at = dict(queue.sql("select seq, inserted_at from pgqueue.messages"))
     queue.collect(queue.load("s", "c")).awaitTermination()
     expected = [
-        (1, "k", "hello", {"a": "b", "n": "1", "z": None}, 5, 1, at[1]),
+        (3, "k", "hello", {"a": "b", "n": "1", "z": None, "quote": '"'}, 5, 1, at[3]),
+        (1, None, "again", None, 0, 2, at[1]),
         (2, None, "plain", None, 0, 1, at[2]),
     ]
     schema = source_schema("text", include_headers=True)
@@ -76,37 +74,23 @@ def test_a_binary_stream_has_binary_data_and_headers_can_be_left_out(queue: Queu
 
 
 def test_available_now_drains_in_batches_and_acknowledges_the_last_one(queue: Queue):
+    """The progress shows messages done and the backlog."""
     queue.create("s", "c")
     queue.send("s", 1, 1000)
-    queue.collect(queue.load("s", "c", maxMessagesPerTrigger=400)).awaitTermination()
+    query = queue.collect(queue.load("s", "c", maxMessagesPerTrigger=400))
+    query.awaitTermination()
     assert [len(queue.seen[batch]) for batch in sorted(queue.seen)] == [400, 400, 200]
     assert sorted(queue.data()) == numbers(1, 1000)
     assert queue.backlog("s", "c") == 0
     assert queue.look(internals.claims) == []
-
-
-def test_available_now_leaves_what_is_published_after_its_start(queue: Queue):
-    queue.create("s", "c")
-    queue.send("s", 1, 10)
-
-    def send_more(batch, batch_id):
-        queue.send("s", 100 + batch_id, 100 + batch_id)
-
-    queue.collect(queue.load("s", "c", maxMessagesPerTrigger=5), each=send_more).awaitTermination()
-    assert sorted(queue.data()) == numbers(1, 10)
-    assert queue.backlog("s", "c") == 2
-
-
-def test_a_restart_goes_on_where_the_checkpoint_is(queue: Queue):
-    queue.create("s", "c")
-    for first in (1, 11):
-        queue.send("s", first, first + 9)
-        queue.collect(queue.load("s", "c")).awaitTermination()
-    assert [sorted(int(r.data) for r in queue.seen[batch]) for batch in (0, 1)] == [
-        numbers(1, 10),
-        numbers(11, 20),
-    ]
-    assert queue.backlog("s", "c") == 0
+    sources = [p.sources[0] for p in query.recentProgress if p.numInputRows]
+    assert [json.loads(s.endOffset)["messages"] for s in sources] == [400, 800, 1000]
+    latest = [json.loads(s.latestOffset) for s in sources]
+    assert [each["messages"] for each in latest] == [1000, 1000, 1000]
+    assert [each["backlog"] for each in latest] == [600, 200, 0]
+    assert [each["lagSeconds"] > 0 for each in latest] == [True, True, False]
+    assert {(each["stream"], each["consumer"]) for each in latest} == {("s", "c")}
+    assert list(json.loads(sources[0].endOffset)) == ["reader", "claim", "messages"]
 
 
 def test_a_batch_that_failed_is_replayed_with_the_same_messages(queue: Queue, fails):
@@ -137,9 +121,6 @@ def test_of_a_key_a_batch_has_the_newest_message_also_when_it_is_replayed(queue:
     queue.create("s")
     settings = json.dumps({"per_key_latest": True})
     queue.sql("select pgqueue.create_consumer('s', 'c', p_settings => %s)", settings)
-
-    def fail(batch, batch_id):
-        raise RuntimeError("the sink fails")
 
     queue.send("s", 1, 30)
     frame = queue.load("s", "c")
@@ -207,35 +188,6 @@ def test_with_ordering_stream_there_is_one_partition_in_order(queue: Queue):
     assert len({row.partition for row in queue.rows()}) == 1
 
 
-def test_without_ordering_the_order_is_by_priority_then_arrival(queue: Queue):
-    queue.create("s", "c")
-    queue.send("s", 1, 5)
-    queue.send("s", 6, 10, priority=1)
-    queue.collect(queue.load("s", "c")).awaitTermination()
-    assert queue.data() == [*numbers(6, 10), *numbers(1, 5)]
-    assert [row.priority for row in queue.rows()] == [1] * 5 + [0] * 5
-
-
-def test_a_message_that_comes_again_shows_how_often_it_was_delivered(queue: Queue):
-    queue.create("s", "c")
-    queue.send("s", 1, 3)
-    (claim,) = {row[0] for row in queue.sql("select claim_id from pgqueue.receive('s', 'c', 3)")}
-    queue.sql("select pgqueue.nack(%s, array[2::bigint])", claim)
-    queue.sql("select pgqueue.ack(%s)", claim)
-    queue.collect(queue.load("s", "c")).awaitTermination()
-    assert [(row.seq, row.deliver_count) for row in queue.rows()] == [(2, 2)]
-
-
-def test_partitions_go_by_the_options(queue: Queue):
-    queue.create("s", "c")
-    queue.send("s", 1, 100)
-    frame = queue.load("s", "c", maxRecordsPerPartition=30)
-    frame = frame.withColumn("partition", F.spark_partition_id())
-    queue.collect(frame).awaitTermination()
-    sizes = [len([r for r in queue.rows() if r.partition == i]) for i in range(4)]
-    assert sizes == [25, 25, 25, 25]
-
-
 @pytest.mark.longer
 def test_two_queries_on_one_consumer_share_its_messages(queue: Queue):
     queue.create("s", "c")
@@ -262,55 +214,33 @@ def test_two_queries_on_one_consumer_share_its_messages(queue: Queue):
     assert seen["b"]
 
 
-def test_the_lease_is_renewed_for_as_long_as_a_batch_takes(queue: Queue):
+def test_the_lease_is_renewed_for_as_long_as_a_batch_takes_or_its_replay(queue: Queue, fails):
+    """A replay is planned from Spark's log: Spark asks for no offset before it is done."""
     queue.create("s", "c")
     queue.send("s", 1, 10)
+    tried: list[bool] = []
 
     def slow(batch, batch_id):
-        time.sleep(2.5)
-
-    query = queue.collect(queue.load("s", "c", visibilityTimeout="1s"), each=slow)
-    wait_until(lambda: len(queue.look(internals.claims)) == 1, query)
-    while query.isActive and not queue.seen:
-        assert queue.sql("select * from pgqueue.receive('s', 'c', 10)") == []
-        time.sleep(0.2)
-    query.awaitTermination()
-    assert sorted(queue.data()) == numbers(1, 10)
-    assert [row.lost for row in queue.look(internals.readers)] == [0]
-
-
-@pytest.mark.longer
-def test_the_lease_is_renewed_while_a_batch_is_replayed(queue: Queue, fails):
-    """Spark plans it from its log, and asks for no offset before it is done."""
-    queue.create("s", "c")
-    queue.send("s", 1, 10)
-    started: list[int] = []
-
-    def fail(batch, batch_id):
-        raise RuntimeError("the sink fails")
-
-    def slow(batch, batch_id):
-        started.append(batch_id)
-        time.sleep(4)
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            tried.append(queue.sql("select * from pgqueue.receive('s', 'c', 10)") == [])
+            time.sleep(0.1)
+        if not queue.seen:
+            queue.seen[batch_id] = batch.collect()
+            raise RuntimeError("the sink fails")
 
     frame = queue.load("s", "c", visibilityTimeout="1s")
-    fails(queue.collect(frame, each=fail))
-    query = queue.collect(frame, each=slow)
-    wait_until(lambda: bool(started), query)
-    while query.isActive and not queue.seen:
-        assert queue.sql("select * from pgqueue.receive('s', 'c', 10)") == []
-        time.sleep(0.2)
-    query.awaitTermination()
+    assert "the sink fails" in fails(queue.collect(frame, each=slow))
+    queue.collect(frame, each=slow).awaitTermination()
+    assert all(tried)
     assert sorted(queue.data()) == numbers(1, 10)
+    assert [row.lost for row in queue.look(internals.readers)] == [0]
 
 
 def test_what_another_claimer_took_over_is_left_to_it(queue: Queue, fails):
     """A lease that ended while the query was down: the query goes on with what is left to it."""
     queue.create("s", "c")
     queue.send("s", 1, 10)
-
-    def fail(batch, batch_id):
-        raise RuntimeError("the sink fails")
 
     frame = queue.load("s", "c", visibilityTimeout="1s")
     fails(queue.collect(frame, each=fail))
@@ -335,14 +265,6 @@ def test_a_query_whose_consumer_is_moved_goes_on_from_there(queue: Queue, fails)
     queue.collect(frame).awaitTermination()
     assert sorted(queue.data()) == numbers(4, 10)
     assert queue.backlog("s", "c") == 0
-
-
-def test_a_query_gets_what_passes_the_filter_of_its_consumer(queue: Queue):
-    queue.sql("select pgqueue.create_stream('s')")
-    queue.sql("select pgqueue.create_consumer('s', 'c', 'earliest', p_topic => 'k1')")
-    queue.send("s", 1, 100, keys=10)
-    queue.collect(queue.load("s", "c", maxMessagesPerTrigger=4)).awaitTermination()
-    assert sorted(queue.data()) == [n for n in range(1, 101) if n % 10 == 1]
 
 
 def test_what_is_lost_while_a_batch_waits_to_be_read_is_not_delivered_twice(queue: Queue, fails):
@@ -451,12 +373,10 @@ def test_messages_deleted_under_a_claim_fail_the_query_unless_told_otherwise(que
     queue.create("s", "c")
     queue.send("s", 1, 100)
 
-    def fail(batch, batch_id):
-        raise RuntimeError("the sink fails")
+    def delete(batch, batch_id):
+        queue.sql("delete from pgqueue.messages where seq <= 30")
 
-    fails(queue.collect(queue.load("s", "c"), each=fail))
-    queue.sql("delete from pgqueue.messages where seq <= 30")
-    message = fails(queue.collect(queue.load("s", "c")))
+    message = fails(queue.collect(queue.load("s", "c"), each=delete))
     assert "PQ010" in message
     assert "30 messages of stream s were deleted before they could be read" in message
     assert "failOnDataLoss" in message
@@ -464,35 +384,7 @@ def test_messages_deleted_under_a_claim_fail_the_query_unless_told_otherwise(que
     assert sorted(queue.data()) == numbers(31, 100)
 
 
-@pytest.mark.longer
-def test_messages_deleted_under_an_ordered_claim_fail_the_query_too(queue: Queue, fails):
-    queue.create("s", "c", ordering="key")
-    queue.send("s", 1, 100)
-
-    def delete(batch, batch_id):
-        queue.sql("delete from pgqueue.messages where seq <= 30")
-        batch.collect()
-
-    message = fails(queue.collect(queue.load("s", "c", minPartitions=2), each=delete))
-    assert "30 messages of stream s were deleted before they could be read" in message
-
-
-def test_progress_shows_messages_done_and_the_backlog(queue: Queue):
-    queue.create("s", "c")
-    queue.send("s", 1, 1000)
-    query = queue.collect(queue.load("s", "c", maxMessagesPerTrigger=400))
-    query.awaitTermination()
-    sources = [p.sources[0] for p in query.recentProgress if p.numInputRows]
-    assert [json.loads(s.endOffset)["messages"] for s in sources] == [400, 800, 1000]
-    latest = [json.loads(s.latestOffset) for s in sources]
-    assert [each["messages"] for each in latest] == [1000, 1000, 1000]
-    assert [each["backlog"] for each in latest] == [600, 200, 0]
-    assert [each["lagSeconds"] > 0 for each in latest] == [True, True, False]
-    assert {(each["stream"], each["consumer"]) for each in latest} == {("s", "c")}
-    assert list(json.loads(sources[0].endOffset)) == ["reader", "claim", "messages"]
-
-
-def test_a_publication_wakes_a_waiting_query(queue: Queue):
+def test_a_publication_wakes_a_waiting_query_and_a_delayed_message_when_it_is_due(queue: Queue):
     queue.create("s", "c")
     query = queue.collect(queue.load("s", "c", waitTime="30s"), available_now=False)
     queue.send("s", 1, 1)
@@ -502,15 +394,9 @@ def test_a_publication_wakes_a_waiting_query(queue: Queue):
     queue.send("s", 2, 2)
     wait_until(lambda: len(queue.rows()) == 2, query)
     assert time.monotonic() - start < 5
-
-
-def test_a_delayed_message_comes_when_it_is_due(queue: Queue):
-    queue.create("s", "c")
-    query = queue.collect(queue.load("s", "c", waitTime="30s"), available_now=False)
-    queue.sql("select pgqueue.send('s', '1', p_deliver_at => now() + interval '3 s')")
-    wait_until(lambda: bool(queue.rows()), query, timeout=15)
-    due = queue.rows()[0].inserted_at.timestamp() + 3
-    assert time.time() >= due
+    queue.sql("select pgqueue.send('s', '3', p_deliver_at => now() + interval '2 s')")
+    wait_until(lambda: len(queue.rows()) == 3, query, timeout=15)
+    assert time.time() >= queue.rows()[2].inserted_at.timestamp() + 2
 
 
 @pytest.mark.longer
@@ -591,16 +477,23 @@ def test_a_running_query_survives_terminated_backends(queue: Queue):
     assert sorted(queue.data()) == numbers(1, 100)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.longer), "immediate"])
-def test_a_running_query_survives_a_restart_of_postgres(queue: Queue, server, mode):
-    queue.create("s", "c")
-    query = queue.collect(queue.load("s", "c"), available_now=False)
-    queue.send("s", 1, 20)
-    wait_until(lambda: len(queue.data()) >= 20, query)
-    server.restart(mode)
-    queue.send("s", 21, 40)
-    wait_until(lambda: len(queue.data()) >= 40, query)
-    assert sorted(queue.data()) == numbers(1, 40)
+@pytest.mark.longer
+def test_a_query_whose_source_is_killed_fails_and_repeats_nothing_when_it_is_started_again(
+    queue: Queue, fails
+):
+    queue.create("in", "c")
+    queue.create("out")
+    queue.send("in", 1, 10)
+    copied = queue.load("in", "c").select("data")
+    query = queue.publish(copied, "out", available_now=False)
+    wait_until(lambda: len(queue.sent("out")) == 10, query)
+    for process in driver_side_processes():
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    queue.send("in", 11, 20)
+    fails(query)
+    queue.publish(copied, "out").awaitTermination()
+    assert sorted(map(int, queue.sent("out"))) == numbers(1, 20)
 
 
 def test_create_consumer_starts_where_it_is_told_and_only_once(queue: Queue):
@@ -613,24 +506,6 @@ def test_create_consumer_starts_where_it_is_told_and_only_once(queue: Queue):
     queue.send("s", 11, 20)
     queue.collect(queue.load("s", "new", **options)).awaitTermination()
     assert sorted(queue.data()) == numbers(1, 20)
-
-
-def test_create_consumer_starts_at_the_end_or_at_a_time(queue: Queue):
-    queue.create("s")
-    queue.send("s", 1, 10)
-    queue.collect(queue.load("s", "last", createConsumer="true"), "last").awaitTermination()
-    assert queue.data() == []
-    between = datetime.now(UTC).isoformat()
-    queue.send("s", 11, 20)
-    frame = queue.load("s", "timed", createConsumer="true", startingPosition=between)
-    queue.collect(frame, "timed").awaitTermination()
-    assert sorted(queue.data()) == numbers(11, 20)
-    here = json.dumps(json.loads(spark_pgqueue.offsets(queue.url, "s"))["s"])
-    queue.send("s", 21, 25)
-    queue.seen.clear()
-    frame = queue.load("s", "from here", createConsumer="true", startingPosition=here)
-    queue.collect(frame, "from here").awaitTermination()
-    assert sorted(queue.data()) == numbers(21, 25)
 
 
 class TestBadInput:
@@ -647,63 +522,14 @@ class TestBadInput:
             ({"url": "host=/nowhere dbname=x"}, "no connection to Postgres (host=/nowhere"),
         ],
     )
-    def test_when_the_source_is_loaded(self, queue: Queue, options, expected):
-        queue.create("s", "c")
-        with pytest.raises(Exception) as error:
-            queue.spark.readStream.format("pgqueue").options(
-                **{"url": queue.url, "stream": "s", "consumer": "c", **options}
-            ).load()
+    def test_when_the_source_is_loaded(self, conn, url, options, expected):
+        conn.execute("select pgqueue.create_stream('s')")
+        conn.execute("select pgqueue.create_consumer('s', 'c')")
+        given = {"url": url, "stream": "s", "consumer": "c", **options}
+        source = PgQueueDataSource({name.lower(): value for name, value in given.items()})
+        with pytest.raises(PgQueueError) as error:
+            source.streamReader(source.schema()).initialOffset()
         assert expected in str(error.value)
-
-    def test_a_password_is_in_no_error_and_no_plan(self, queue: Queue):
-        with pytest.raises(Exception, match="not valid") as error:
-            queue.load("s", "c", url="postgresql://me:top secret@host")
-        assert "secret" not in str(error.value)
-
-    def test_a_schema_of_the_users_own(self, queue: Queue):
-        queue.create("s", "c")
-        reader = queue.spark.readStream.format("pgqueue").schema("seq int, data string")
-        reader = reader.options(url=queue.url, stream="s", consumer="c")
-        with pytest.raises(Exception, match="the schema of pgqueue cannot be chosen"):
-            queue.collect(reader.load()).awaitTermination()
-
-    def test_a_consumer_with_another_ordering(self, queue: Queue, fails):
-        queue.create("s", "c")
-        frame = queue.load("s", "c", createConsumer="true", ordering="key")
-        assert "ordering none, but option ordering is key" in fails(queue.collect(frame))
-
-    def test_a_checkpoint_of_another_consumer_version_or_database(self, queue: Queue, fails):
-        queue.create("s", "c", "d")
-        queue.send("s", 1, 10)
-        queue.collect(queue.load("s", "c")).awaitTermination()
-        message = fails(queue.collect(queue.load("s", "d")))
-        assert "PQ005" in message
-        assert "the checkpoint is of consumer 'c' of stream 's', not of consumer 'd'" in message
-        assert queue.backlog("s", "d") == 10
-
-        shutil.copytree(queue.checkpoint(), queue.checkpoint("newer"))
-        log = Path(queue.checkpoint("newer"), "offsets", "0")
-        log.write_text(log.read_text().replace('{"reader"', '{"version": 2, "reader"'))
-        log.with_name(".0.crc").unlink()
-        shutil.rmtree(Path(queue.checkpoint("newer"), "commits"))
-        message = fails(queue.collect(queue.load("s", "c"), "newer"))
-        assert "PQ005" in message
-        assert "upgrade spark-pgqueue" in message
-
-        queue.look(internals.forget_readers)
-        message = fails(queue.collect(queue.load("s", "c")))
-        assert "PQ005" in message
-        assert "has a reader that this database does not know" in message
-
-    def test_a_consumer_dropped_under_a_running_query(self, queue: Queue, fails):
-        queue.create("s", "c")
-        queue.send("s", 1, 10)
-        query = queue.collect(queue.load("s", "c"), available_now=False)
-        wait_until(lambda: len(queue.data()) == 10, query)
-        queue.sql("select pgqueue.drop_consumer('s', 'c')")
-        message = fails(query)
-        assert "PQ002" in message
-        assert "the consumer of this query was dropped" in message
 
     def test_a_database_without_the_schema(self, queue: Queue, empty_url):
         with pytest.raises(Exception, match="pgqueue install"):

@@ -122,15 +122,6 @@ def finished(queue: Queue) -> int:
     return min(len(list(log.glob("[0-9]*"))) for log in logs)
 
 
-def wait_for_batches(queue: Queue, child: Child, count: int) -> None:
-    child.wait_for("started", 180)
-    end = time.monotonic() + 180
-    while finished(queue) < count:
-        assert child.process.poll() is None, child.output[-5000:]
-        assert time.monotonic() < end, child.output[-5000:]
-        time.sleep(0.02)
-
-
 def joined(queue: Queue, until: int) -> list[dict]:
     """What the join has to publish of the messages sent before `until` (a Unix time)."""
     a, b = MESSAGES.format("in", "a"), MESSAGES.format("other", "b")
@@ -153,7 +144,7 @@ def test_queries_with_state_that_are_killed_compute_what_the_messages_say(url: s
         return Child(APPLICATION, url, queue.checkpoint(), trigger, *PIPELINES)
 
     with Traffic(queue) as traffic, application("always") as child:
-        wait_for_batches(queue, child, 4)
+        child.wait_until(lambda: finished(queue) >= 4)
         time.sleep(random.uniform(0, 1))
         child.kill()
     until = int(time.time()) + 1

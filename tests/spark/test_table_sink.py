@@ -1,15 +1,13 @@
 """Writing tables from Spark: the promises of `spark_pgqueue/spark/sink/table_writer.py`.
 
-What the statements do is in `tests/sql/test_table_sink.py` and the files beside it.
+What the statements do is in `tests/sql/test_table_sink.py` and the files beside it. An application
+that writes a table is killed in `test_crash.py`.
 """
 
 from __future__ import annotations
 
-import random
 import re
-import time
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +19,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from spark_pgqueue import PgQueueError
-from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.spark.options.sink import parse_sink
 from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter
-from tests.processes import Child
 from tests.spark.conftest import Queue, no_commit_log, refusal
-from tests.spark.test_crash import APPLICATION, Traffic, application, drain, wait_for_more
 from tests.sql.table_writes import staged_tables
 
 pytestmark = pytest.mark.spark
@@ -277,56 +272,3 @@ def test_a_deadlock_with_another_program_is_tried_again(queue: Queue):
     )
     write(queue, queue.spark.range(3), mergeKeys="id")
     assert queue.sql("select count(*) from public.bills") == [(3,)]
-
-
-# Kills, as in test_crash.py.
-
-MERGING = APPLICATION.replace(
-    'source.load().select("key", "data").writeStream',
-    """source.load().selectExpr(
-        "cast(data as bigint) % 20 as id",
-        "cast(cast(data as int) / 100 as decimal(10,2)) as amount",
-        "cast(data as bigint) as version", "cast(data as int) % 5 = 0 as gone").writeStream""",
-).replace(
-    'stream="out",',
-    'table="public.bills", mergeKeys="id", sequenceBy="version", deleteWhen="gone",',
-)
-
-
-@pytest.mark.longer
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("spark_environment")
-def test_killed_at_any_point_the_table_is_what_the_messages_say(url: str, tmp_path: Path):
-    """In the commit, as it waits for the table; and at random, which is before or after it."""
-    queue = Queue(url, tmp_path)
-    queue.create("in", "c", ordering="stream")
-    queue.sql(BILLS)
-    with Traffic(queue) as traffic:
-        for point in ("in", "random"):
-            with application(queue, "always", MERGING) as child:
-                if point == "random":
-                    wait_for_more(queue, child)
-                    time.sleep(random.uniform(0, 1))
-                else:
-                    wait_in_the_commit(queue, child)
-                child.kill()
-    drain(queue, MERGING)
-    assert content(queue) == expected(traffic.sent)
-    assert queue.look(staged_tables) == set()
-
-
-def wait_in_the_commit(queue: Queue, child: Child) -> None:
-    """Kill the application while its commit waits for the table's lock; then let go of it."""
-    child.wait_for("started", 180)
-    waits = (
-        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and "
-        "query like '%%apply_table_batch%%' and datname = current_database()"
-    )
-    with connect(queue.url) as conn, conn.transaction():
-        conn.execute("lock table public.bills in share mode")
-        end = time.monotonic() + 180
-        while queue.sql(waits) == [(0,)]:
-            assert time.monotonic() < end, child.output[-5000:]
-            time.sleep(0.05)
-        child.kill()

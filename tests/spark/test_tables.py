@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +16,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.datasource import PgQueueDataSource
 from spark_pgqueue.spark.options.table import CONSUMER_OF
@@ -180,18 +178,10 @@ def test_looking_changes_nothing_and_needs_no_right_to(
 
 
 @pytest.fixture
-def members(conn: Conn, url: str) -> Iterator[dict[str, str]]:
+def members(new_role: Callable[..., str]) -> dict[str, str]:
     """The urls of a role that may look, of one that may receive, and of one that may do both."""
     groups = {"observer": ["observer"], "consumer": ["consumer"], "both": ["observer", "consumer"]}
-    roles = {name: f"pgqueue_test_{uuid.uuid4().hex[:12]}" for name in groups}
-    for name, role in roles.items():
-        conn.execute(f"create role {role} login".encode())
-        for group in groups[name]:
-            schema.grant(conn, group, role)
-    yield {name: make_conninfo(url, user=role) for name, role in roles.items()}
-    for role in roles.values():
-        conn.execute(f"drop owned by {role}".encode())
-        conn.execute(f"drop role {role}".encode())
+    return {name: new_role(*each) for name, each in groups.items()}
 
 
 def test_who_may_look_needs_more_only_for_what_messages_hold(

@@ -1,7 +1,7 @@
 """What holds with each version of PySpark, also with 4.0 and 4.1, which tell a source less.
 
-`make matrix` runs these tests with all of them, `make test-all` some with the one installed. See
-spark_pgqueue/guide/where-it-runs.md for what differs.
+`make matrix` runs these tests with all of them. See spark_pgqueue/guide/where-it-runs.md for what
+differs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from tests.spark.test_crash import Traffic, wait_for_more
 pytestmark = [
     *(pytest.mark.spark, pytest.mark.slow, pytest.mark.longer, pytest.mark.timeout(1800)),
     pytest.mark.usefixtures("spark_environment"),
+    pytest.mark.skipif(
+        TELLS_START and "PGQUEUE_MATRIX" not in os.environ,
+        reason="for `make matrix`: the other files have what the installed PySpark does",
+    ),
 ]
 
 COPY = """
@@ -61,13 +65,6 @@ COPY = """
 """
 
 
-of_the_matrix = pytest.mark.skipif(
-    TELLS_START and "PGQUEUE_MATRIX" not in os.environ,
-    reason="for `make matrix`: the installed PySpark has test_crash.py and test_registration.py",
-)
-
-
-@of_the_matrix
 def test_everything_is_copied_once(url: str, tmp_path: Path):
     """By a source with a consumer and one without: with availableNow, killed, and stopped."""
     queue = Queue(url, tmp_path)
@@ -98,11 +95,7 @@ def test_everything_is_copied_once(url: str, tmp_path: Path):
     traffic.sent += 1000
     run("stop")
     with application("always") as child:
-        end = time.monotonic() + 300
-        while len(queue.sent("out")) < 2 * traffic.sent:
-            assert child.process.poll() is None, child.output
-            assert time.monotonic() < end, f"{len(queue.sent('out'))} of {2 * traffic.sent}"
-            time.sleep(0.5)
+        child.wait_until(lambda: len(queue.sent("out")) >= 2 * traffic.sent, 300)
         child.kill()
     run("now")
     check(queue, traffic.sent)
@@ -168,7 +161,6 @@ RUNS = """
 """
 
 
-@of_the_matrix
 @pytest.mark.parametrize("trigger", ["once"] if TELLS_START else ["once", "now"])
 def test_a_run_that_cannot_acknowledge_its_batch_says_so(queue: Queue, trigger: str):
     """The trigger once never can, and availableNow in older versions: the next run does, which goes

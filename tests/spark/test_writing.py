@@ -8,9 +8,8 @@ from collections import Counter
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.conftest import Queue, no_commit_log, refusal
+from tests.spark.conftest import Queue, refusal
 from tests.sql import internals
 
 pytestmark = pytest.mark.spark
@@ -89,32 +88,6 @@ def test_rows_of_binary_data_go_to_binary_streams_alone(queue: Queue):
         assert says in refusal(queue.spark.sql(f"select {select}"), url=queue.url)
     assert len(queue.sent("bytes")) == 1
     assert queue.sent("text") == []
-
-
-def test_a_query_that_routes_publishes_each_batch_once(queue: Queue, fails):
-    """Also when it is killed between the sink's commit and Spark's commit log."""
-    queue.create("in", "c")
-    for stream in ("a", "b"):
-        queue.create(stream)
-    routed = queue.load("in", "c").selectExpr("data", "if(data % 2 = 0, 'a', 'b') as stream")
-
-    def publish(available_now: bool = True) -> StreamingQuery:
-        writer = routed.writeStream.format("pgqueue").option("url", queue.url)
-        writer = writer.option("checkpointLocation", queue.checkpoint())
-        return (writer.trigger(availableNow=True) if available_now else writer).start()
-
-    query = publish(available_now=False)
-    with no_commit_log(query, queue.checkpoint()):
-        queue.send("in", 1, 10)
-        fails(query)
-    queue.send("in", 11, 20)
-    publish().awaitTermination()
-    assert queue.sent("a") == sorted(str(i) for i in range(2, 21, 2))
-    assert queue.sent("b") == sorted(str(i) for i in range(1, 21, 2))
-    queue.sql("select pgqueue.drop_stream('b')")
-    queue.create("b")
-    queue.send("in", 21, 21)
-    assert "stream 'b' was dropped and created again" in fails(publish())
 
 
 def test_rows_say_to_whom_they_go_and_until_when(queue: Queue):

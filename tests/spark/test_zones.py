@@ -25,11 +25,8 @@ MICROS = [int(datetime.fromisoformat(hour).timestamp() * 1_000_000) for hour in 
 EPOCHS = "extract(epoch from deliver_at)::bigint, extract(epoch from expires_at)::bigint"
 
 
-def in_zones(quick: str) -> pytest.MarkDecorator:
-    """In this zone, and with the longer tests in the other: each takes processes of its own."""
-    zones = ("America/New_York", "UTC+01:00")
-    longer = [pytest.param(zone, marks=pytest.mark.longer) for zone in zones if zone != quick]
-    return pytest.mark.parametrize("zoned", [quick, *longer], indirect=True)
+def in_zone(zone: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("zoned", [zone], indirect=True)
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def times(queue: Queue) -> DataFrame:
     return rows.select("id", F.col("at").cast("timestamp").alias("at")).coalesce(1)
 
 
-@in_zones("America/New_York")
+@in_zone("America/New_York")
 def test_a_message_is_delivered_and_expires_at_the_instant_that_was_given(zoned: Queue) -> None:
     zoned.create("s")
     expires = "at + interval 1 second as expires_at"
@@ -62,7 +59,7 @@ def test_a_message_is_delivered_and_expires_at_the_instant_that_was_given(zoned:
     assert found == [(i, at, at + 1) for i, at in enumerate(seconds)]
 
 
-@in_zones("UTC+01:00")
+@in_zone("UTC+01:00")
 def test_all_sources_read_the_instant_at_which_a_message_was_sent(zoned: Queue) -> None:
     zoned.create("s", "c")
     zoned.send("s", 1, 3)
@@ -77,7 +74,7 @@ def test_all_sources_read_the_instant_at_which_a_message_was_sent(zoned: Queue) 
         assert {row["seq"]: row["at"] for row in zoned.rows()} == sent
 
 
-@in_zones("America/New_York")
+@in_zone("America/New_York")
 def test_typed_payloads_and_tables_have_the_instants(zoned: Queue) -> None:
     zoned.create("s", "c", kind="json")
     settings = json.dumps({"schema": "id bigint, at timestamp"})

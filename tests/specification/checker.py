@@ -46,7 +46,6 @@ RUNS = (
     Run("claims", {"WORKERS": 2}),
     Run("claims", {"WORKERS": 3, "CALLS": 1}),
     Run("claims", {"WORKERS": 2, "CALLS": 1, "CRASHES": 1}),
-    Run("order", {"MESSAGES": 2, "WORKERS": 2}),
     Run("order", {"MESSAGES": 3, "WORKERS": 2}),
     Run("gaps", {"PRODUCERS": 2, "ROUNDS": 1, "CONSUMERS": 2}, is_long=True),
     Run("gaps", {"PRODUCERS": 3, "CONSUMERS": 1}, is_long=True),
