@@ -32,8 +32,10 @@ begin
     end if;
     return query execute format($q$
         with pending as (
-            select _pgqueue.shown_state(state, not_visible_until) as state, lane,
-                   case state when 'waiting' then arrival_no else place end as place,
+            -- with ordering=stream, in the order of arrival, whatever their state
+            select _pgqueue.shown_state(state, not_visible_until) as state,
+                   case ($1).ordering when 'stream' then 0 else lane end as lane,
+                   case when state = 'waiting' or ($1).ordering = 'stream' then arrival_no else place end as place,
                    case state when 'unfiltered' then coalesce(seqs * $3, seqs) else seqs end as seqs, priority,
                    deliver_count, not_visible_until, note ->> 'error' as error
             from _pgqueue.unfinished(($1).consumer_id) where state <> 'claimed'
@@ -43,9 +45,12 @@ begin
                     coalesce(seqs * $3, seqs), priority, 0, deliver_at, null
              from _pgqueue.new_sets($1, $2, _pgqueue.limit_take()) limit _pgqueue.limit_take())
         ), ranked as (
-            select p.*, array_position('{ready, unfiltered, new, waiting, delayed}', state) as rank, d.due,
-                   row_number() over (partition by state order by d.due, lane, place, lower(seqs)) as nth
-            from pending p cross join lateral (select case state when 'delayed' then not_visible_until end as due) d
+            select p.*, d.*, row_number() over (partition by state order by d.due, lane, place, lower(seqs)) as nth
+            from pending p
+            cross join lateral (
+                select case when ($1).ordering <> 'stream'
+                            then array_position('{ready, unfiltered, new, waiting, delayed}', state) end as rank,
+                       case when ($1).ordering <> 'stream' and state = 'delayed' then not_visible_until end as due) d
             where seqs <> '{}'
         ), placed as (
             select r.*, lower(g) as lo, upper(g) as hi,

@@ -28,10 +28,10 @@ from tests.sql.internals import rows
 
 __all__ = [
     "AT_ONCE", "NEEDS", "ORDERINGS", "SETTINGS", "TAKEN_OVER", "Conn", "Reader", "Session",
-    "acked", "action", "alter", "call", "claim_of", "claim_one", "consumer", "cursor_consumer", "dead_publication",
-    "delivered", "maintain", "now", "one", "publish", "raises", "receive", "rows", "scanned", "seconds",
-    "send", "send_all", "send_key", "send_keys", "seqs_of", "settle", "stage", "state",
-    "states", "stats", "value", "wait_for_a_lock", "warned",
+    "acked", "action", "alter", "call", "claim_of", "claim_one", "consumer", "cursor_consumer",
+    "dead_publication", "delivered", "maintain", "now", "one", "publish", "raises", "receive",
+    "rows", "scanned", "seconds", "send", "send_all", "send_key", "send_keys", "seqs_of",
+    "settle", "stage", "state", "states", "stats", "value", "wait_for_a_lock", "warned",
 ]  # fmt: skip
 
 Conn = psycopg.Connection

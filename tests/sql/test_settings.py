@@ -12,7 +12,7 @@ from tests.sql.queue import *
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 
-def alter(conn: Conn, settings: dict[str, Any], name: str = "c") -> None:
+def alter_settings(conn: Conn, settings: dict[str, Any], name: str = "c") -> None:
     value(conn, "alter_consumer", "s", name, Jsonb(settings))
 
 
@@ -88,7 +88,7 @@ def test_the_next_failure_goes_by_the_new_max_deliver_count(conn: Conn) -> None:
     assert settings_of(conn) == {"max_deliver_count": 5}
     seq = send(conn)
     claim = claim_of(receive(conn))
-    alter(conn, {"max_deliver_count": 1})
+    alter_settings(conn, {"max_deliver_count": 1})
     value(conn, "nack", claim)
     assert states(conn) == {seq: "dead"}
 
@@ -99,7 +99,7 @@ def test_the_next_claim_goes_by_the_new_visibility_timeout_and_an_open_one_by_it
     consumer(conn)
     send_all(conn, ["x"] * 2)
     first = claim_of(receive(conn, 1))
-    alter(conn, {"visibility_timeout": "1 hour"})
+    alter_settings(conn, {"visibility_timeout": "1 hour"})
     second = claim_of(receive(conn, 1))
     left = dict(
         conn.execute(
@@ -109,7 +109,7 @@ def test_the_next_claim_goes_by_the_new_visibility_timeout_and_an_open_one_by_it
     )
     assert left == {first: True, second: False}
     assert settings_of(conn) == {"visibility_timeout": "01:00:00"}
-    alter(conn, {"visibility_timeout": None})
+    alter_settings(conn, {"visibility_timeout": None})
     assert settings_of(conn) == {}
 
 
@@ -138,7 +138,9 @@ def test_what_is_no_setting_or_no_value_of_it_is_refused_and_nothing_changes(con
     for settings, says in NO_SETTINGS:
         for new in (False, True):
             with pytest.raises(psycopg.Error) as caught:
-                consumer(conn, "d", p_settings=Jsonb(settings)) if new else alter(conn, settings)
+                consumer(conn, "d", p_settings=Jsonb(settings)) if new else alter_settings(
+                    conn, settings
+                )
             assert caught.value.sqlstate == "PQ003", settings
             assert caught.value.diag.column_name == "p_settings", settings
             text = f"{caught.value.diag.message_primary} {caught.value.diag.message_hint}"
@@ -159,8 +161,8 @@ def test_settings_are_an_object(conn: Conn) -> None:
 def test_a_group_has_no_settings_of_claims(conn: Conn) -> None:
     value(conn, "create_group", "s", "g", 2)
     with pytest.raises(psycopg.Error, match="a group has none of these settings"):
-        alter(conn, {"max_deliver_count": 2}, "g")
-    alter(conn, {"max_deliver_count": None}, "g")
+        alter_settings(conn, {"max_deliver_count": 2}, "g")
+    alter_settings(conn, {"max_deliver_count": None}, "g")
     shown = rows(conn, "select settings, defaults from pgqueue.consumer_settings")
     assert shown == [({}, {})]
 
@@ -217,7 +219,7 @@ def test_a_limit_and_a_schedule_that_are_made_at_once_wait_for_each_other(
     holder.execute("begin")
     holder.execute("select from pgqueue.consumers for update")
     with ThreadPoolExecutor(2) as pool:
-        limited = pool.submit(alter, limiter, {"max_backlog": 5})
+        limited = pool.submit(alter_settings, limiter, {"max_backlog": 5})
         wait_for_a_lock(conn)
         planned = pool.submit(value, planner, "create_schedule", "s", "h", "@daily", p_data="x")
         wait_for_a_lock(conn, 2)
@@ -232,7 +234,7 @@ def test_claims_go_on_while_a_setting_is_being_changed(conn: Conn, session: Sess
     send(conn)
     altering = session()
     altering.execute("begin")
-    alter(altering, {"max_deliver_count": 3})
+    alter_settings(altering, {"max_deliver_count": 3})
     conn.execute("set statement_timeout = '5s'")
     claim = claim_of(receive(conn))
     assert value(conn, "nack", claim) == 1

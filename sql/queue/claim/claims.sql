@@ -40,13 +40,18 @@ begin
         if p_consumer.profile = 'simple' and p_where is null and p_reader is null and p_upto is null then
             o_claimed := _pgqueue.claim_new_ahead(p_consumer, o_cursor, p_want,
                                                    _pgqueue.next_ahead(p_consumer, o_cursor));
-            o_cursor := _pgqueue.pass_taken(o_cursor, false);
-            exit when o_claimed.claim_id is not null;
+            if o_claimed.claim_id is not null then
+                o_cursor := _pgqueue.pass_taken(o_cursor, false);
+                exit;
+            end if;
         end if;
         if v_pass = 1 then
             v_got := _pgqueue.catch_up(p_consumer, o_cursor, p_upto);
             o_cursor := v_got.p_cursor;
             p_upto := v_got.p_upto;
+        end if;
+        if v_pass = 1 and _pgqueue.has_free(o_cursor.hints) then  -- what the hints have may be claimed
+            o_cursor := _pgqueue.raise_hints(p_consumer, o_cursor);
         end if;
         if p_where is null then
             v_got := _pgqueue.claim_new(p_consumer, o_cursor, p_want, p_upto, p_reader);

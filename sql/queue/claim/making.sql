@@ -79,8 +79,9 @@ begin
 end $$;
 
 -- Takes the next publications and claims their messages at once, if nothing is free and they are plain, for this
--- consumer, due now, and no more than p_want. Returns the cursor, and the claim; its id is null if nothing was done.
--- Needs the consumer's lock, and catch_up().
+-- consumer, and due now. Messages beyond p_want become bundles for later claims; with ordering=key, the call does
+-- nothing then. Returns the cursor, and the claim; its id is null if nothing was done. Needs the consumer's lock, and
+-- catch_up(). (More than 60 lines: the conditions, and one row.)
 create or replace function _pgqueue.claim_new(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                               p_want bigint, p_upto bigint, p_reader uuid,
                                               out o_cursor pgqueue.consumer_cursors, out o_claimed pgqueue.claimed)
@@ -90,6 +91,8 @@ declare
     v_keyed boolean := _pgqueue.is_keyed(p_consumer.profile);
     v_new   record;
     v_first pgqueue.publications;
+    v_seqs  int8multirange;  -- of the claim
+    v_more  boolean;         -- there are others
     v_keys  bigint[];
     v_token bigint;
     v_now   timestamptz := clock_timestamp();
@@ -104,13 +107,20 @@ begin
     end if;
     v_new := _pgqueue.next_new(p_consumer, p_cursor, p_upto, _pgqueue.limit_take());
     v_first := v_new.o_first;
-    if v_new.o_last is null or v_new.o_message_count > p_want or v_first.deliver_at > v_now
-       or v_first.expires_at is not null or not _pgqueue.is_for(v_first.consumers, p_consumer.consumer_id)
-       or (v_new.o_count = 1 and (select count(*) from unnest(v_new.o_seqs)) > _pgqueue.limit_ranges()) then
+    v_seqs := v_new.o_seqs;
+    v_more := v_new.o_message_count > p_want;
+    if v_new.o_last is null or v_first.deliver_at > v_now or v_first.expires_at is not null
+       or not _pgqueue.is_for(v_first.consumers, p_consumer.consumer_id)
+       or (v_more and (v_seqs <> int8multirange(range_merge(v_seqs))
+                       or (v_keyed and (p_consumer.ordering <> 'stream' or p_want > _pgqueue.limit_small()))))
+       or (v_new.o_count = 1 and (select count(*) from unnest(v_seqs)) > _pgqueue.limit_ranges()) then
         return;
     end if;
+    if v_more then
+        v_seqs := int8multirange(int8range(lower(v_seqs), lower(v_seqs) + p_want));
+    end if;
     if v_keyed then
-        v_keys := _pgqueue.keys_of_new(p_consumer, v_hints, v_new.o_seqs, v_new.o_message_count);
+        v_keys := _pgqueue.keys_of_new(p_consumer, v_hints, v_seqs, least(v_new.o_message_count, p_want));
         if v_keys is null then
             return;
         end if;
@@ -125,14 +135,67 @@ begin
     insert into pgqueue.consumer_messages (
         consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, keys, message_count, seqs,
         token, claimed_at, lease_until, visibility_timeout, owner, reader)
-    values (p_consumer.consumer_id, v_no, v_lane,
-            v_place, lower(v_new.o_seqs), o_cursor.last_arrival, v_first.priority, 0, v_keys, v_new.o_message_count,
-            v_new.o_seqs, v_token, v_now, v_now + p_consumer.visibility_timeout, p_consumer.visibility_timeout,
-            current_setting('application_name'), p_reader);
+    values (p_consumer.consumer_id, v_no, v_lane, v_place, lower(v_seqs), o_cursor.last_arrival, v_first.priority, 0,
+            v_keys, least(v_new.o_message_count, p_want), v_seqs, v_token, v_now,
+            v_now + p_consumer.visibility_timeout, p_consumer.visibility_timeout, current_setting('application_name'),
+            p_reader);
     v_hints.was_cut := v_new.o_count = _pgqueue.limit_take();
-    o_cursor.hints := _pgqueue.record_place(v_hints, v_lane, v_place, lower(v_new.o_seqs), false);
-    o_claimed := (_pgqueue.claim_id(v_no, v_token), v_new.o_message_count, p_consumer.stream_id, v_new.o_seqs,
+    v_hints := _pgqueue.record_place(v_hints, v_lane, v_place, lower(v_seqs), false);
+    if v_more then
+        v_hints := _pgqueue.store_for_later(p_consumer, v_hints, o_cursor.last_arrival, v_first.priority,
+                                            v_new.o_seqs - v_seqs, p_want, v_no);
+    end if;
+    o_cursor.hints := v_hints;
+    o_claimed := (_pgqueue.claim_id(v_no, v_token), least(v_new.o_message_count, p_want), p_consumer.stream_id, v_seqs,
                   v_first.priority, 1, null, null)::pgqueue.claimed;
+end $$;
+
+-- Stores new messages that a claim leaves, in one range, as bundles of p_size messages for later claims, a bounded
+-- number, and the rest as one bundle. With ordering=stream, the former are assigned, each with the one before as its
+-- predecessor. Returns the hints. Needs the consumer's lock; no other bundle may be free.
+--   p_claimed  the bundle of the claim, which is before them
+create or replace function _pgqueue.store_for_later(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                    p_arrival_no bigint, p_priority int, p_seqs int8multirange,
+                                                    p_size bigint, p_claimed bigint) returns pgqueue.claim_hints
+language plpgsql as $$
+declare
+    v_stream boolean := p_consumer.ordering = 'stream';
+    v_lo     bigint := lower(p_seqs);
+    v_count  int := case when p_size <= _pgqueue.limit_small()
+                         then least(case when v_stream then _pgqueue.limit_chain_of_stream()
+                                         else _pgqueue.limit_cut() end - 1, (upper(p_seqs) - v_lo) / p_size) else 0 end;
+    v_rest   bigint := v_lo + v_count * p_size;
+    v_lane   int := case when v_stream then _pgqueue.lane_unassigned() else -p_priority end;
+    v_no     bigint[];
+begin
+    with part as materialized (
+        select nextval('pgqueue.claim_numbers') as no, p.lo, p.hi, v_stream and p.lo < v_rest as is_assigned
+        from (select v_lo + i * p_size as lo, v_lo + (i + 1) * p_size as hi from generate_series(0, v_count - 1) i
+              union all
+              select v_rest, upper(p_seqs) where v_rest < upper(p_seqs)) p
+    ), stored as (
+        insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
+                                               deliver_count, predecessor, keys, message_count, seqs)
+        select p_consumer.consumer_id, no, case when is_assigned then _pgqueue.lane_assigned() else v_lane end,
+               case when is_assigned then no else p_arrival_no end, lo, p_arrival_no, p_priority, 0,
+               case when is_assigned then lag(no, 1, p_claimed) over (order by no) end,
+               case when is_assigned then '{0}'::bigint[] end, hi - lo, int8multirange(int8range(lo, hi))
+        from part
+    )
+    select array_agg(no order by no) into v_no from part;
+    if v_count > 0 then
+        p_hints.prefetch_at := v_no[3 * (v_count + 1) / 4];
+        p_hints.size := p_size;
+        p_hints := case when v_stream then _pgqueue.record_place(p_hints, _pgqueue.lane_assigned(), v_no[1], v_lo)
+                        else _pgqueue.record_place(p_hints, v_lane, p_arrival_no, v_lo) end;
+    end if;
+    if v_rest < upper(p_seqs) and (v_stream or v_count = 0) then
+        p_hints := _pgqueue.record_place(p_hints, v_lane, p_arrival_no, v_rest);
+    end if;
+    if v_count > 0 or not v_stream then  -- else the first free bundle is not assigned
+        p_hints.idle_until := least(p_hints.probe_at, _pgqueue.next_end(p_consumer.consumer_id, p_hints, false));
+    end if;
+    return p_hints;
 end $$;
 
 -- Locks the first free bundles of a lane, as many as a claim may have. A bundle that is too large is cut, also for

@@ -20,6 +20,7 @@
 --   new                  unfiltered, ready, unassigned, delayed  take_all            queue/take/take.sql
 --   new                  unfiltered, ready, unassigned, delayed  take_each           queue/take/passing.sql
 --   new                  claimed                                 claim_new           queue/claim/making.sql
+--   new                  ready, unassigned, assigned             store_for_later     queue/claim/making.sql
 --   new                  claimed                                 take_ahead          queue/claim/ahead.sql
 --   unfiltered           as its caller says                      take_unfiltered     queue/take/filters.sql
 --   unfiltered           ready, unassigned, delayed, removed     apply_filter        queue/take/filters.sql
