@@ -37,8 +37,8 @@ READY = {
 # A claim of the only message, which was just published: taken and claimed at once, ahead of the
 # cursor.
 NEW = {
-    "receive": 1, "_claim": 1, "_claim_free": 1, "_claim_when_idle": 1, "_is_idle": 1,
-    "_has_free": 2, "_next_end": 1, "_last_publication_id": 1, "_next_ahead": 1,
+    "receive": 1, "_claim": 1, "_claim_free": 1, "_claim_when_idle": 1,
+    "_has_free": 1, "_last_publication_id": 1, "_next_ahead": 1,
     "_claim_new_ahead": 1, "_take_ahead": 1,
     "_payload": 1, "_payload_1": 1, "ack": 1,
     "consumers scans": 2, "messages_1 scans": 1, "publications scans": 1,

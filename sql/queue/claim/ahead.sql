@@ -20,6 +20,7 @@ create or replace function _pgqueue.claim_when_idle(p_consumer pgqueue.consumers
 language plpgsql as $$
 declare
     v_claim pgqueue.claimed;
+    v_hints pgqueue.claim_hints := p_cursor.hints;
     v_first bigint := p_cursor.next_publication;
     v_next  pgqueue.publications[];
     v_ahead boolean := false;
@@ -31,12 +32,12 @@ begin
         end if;
         v_ahead := v_next is not null or p_cursor.next_publication > v_first;
         -- the hints lack the leases of claims ahead of the cursor, which a claim with the lock checks each second
-        if v_ahead and not _pgqueue.not_yet((p_cursor.hints).probe_at) then
+        if v_ahead and not _pgqueue.not_yet(v_hints.probe_at) then
             return v_claim;
         end if;
     end if;
     if v_next is not null then
-        if _pgqueue.is_idle(p_consumer, p_cursor, false) then
+        if _pgqueue.rebuilt_lately(v_hints) and (v_hints.due_from <= clock_timestamp()) is not true then
             v_claim := _pgqueue.claim_new_ahead(p_consumer, p_cursor, p_max, v_next);
             if _pgqueue.number_in(v_claim.claim_id) % _pgqueue.limit_ahead() = 0 then
                 perform _pgqueue.pass_ahead(p_consumer.consumer_id);
