@@ -94,7 +94,7 @@ def test_a_stream_write_acts_and_sends_once_although_it_is_run_again(queue: Queu
     queue.create("out")
     queue.send("in", 21, 21)
     query = queue.publish(rows, "out", consumer="c")
-    assert "stream 'out' was dropped and made again" in fails(query)
+    assert "stream 'out' was dropped and created again" in fails(query)
 
 
 def test_who_is_no_query_acts_on_what_nobody_works_on(queue: Queue):

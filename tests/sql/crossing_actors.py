@@ -40,7 +40,7 @@ EXPECTED = {
 # What follows from what others do at that moment.
 REFUSED = (
     "unknown schedule", "while it is paused", "prepared transaction with identifier",
-    "p_settings: ",  # of a consumer that was dropped and made again, with another ordering
+    "p_settings: ",  # of a consumer that was dropped and created again, with another ordering
 )  # fmt: skip
 
 
