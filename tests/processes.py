@@ -95,7 +95,7 @@ class Child:
         while not condition():
             assert self.process.poll() is None, self.output[-5000:]
             assert time.monotonic() < end, self.output[-5000:]
-            time.sleep(0.02)
+            time.sleep(0.1)  # most conditions connect to a database
 
     def wait(self, timeout: float = 120.0) -> int:
         """Wait for its end; returns the exit code."""

@@ -165,18 +165,29 @@ def test_of_two_drivers_on_one_checkpoint_spark_stops_one_and_nothing_is_lost_or
     queue.create("out")
     queue.send("in", 1, 10)
     with application(queue, "always") as first:
-        first.wait_until(lambda: len(queue.sent("out")) == 10)
+        first.wait_for("started", 180)
+        _await_published(queue, 10, first)
         with application(queue, "always") as second:
             second.wait_for("started", 180)
-            sent = 10
+            sent, end = 10, time.monotonic() + 120
             while first.process.poll() is None and second.process.poll() is None:
+                assert time.monotonic() < end, first.output[-3000:] + second.output[-3000:]
                 queue.send("in", sent + 1, sent + 10)
                 sent += 10
                 time.sleep(0.2)
-            has_first_ended = first.process.poll() is not None
-            stopped, other = (first, second) if has_first_ended else (second, first)
+            stopped, other = (
+                (first, second) if first.process.poll() is not None else (second, first)
+            )
             said = [each for each in ERRORS if each in stopped.output]
             assert said, stopped.output[-5000:]
-            other.wait_until(lambda: len(queue.sent("out")) >= sent)
+            _await_published(queue, sent, other)
             other.kill()
     assert queue.sent("out") == sorted(str(n) for n in range(1, sent + 1))
+
+
+def _await_published(queue: Queue, count: int, child: Any) -> None:
+    end = time.monotonic() + 120
+    while len(queue.sent("out")) < count:
+        assert child.process.poll() is None, child.output[-3000:]
+        assert time.monotonic() < end
+        time.sleep(0.2)
