@@ -122,7 +122,9 @@ language plpgsql as $$
 begin
     if p_consumer.ordering <> 'none' then
         return;  -- nothing is taken ahead of the cursor
-    elsif _pgqueue.try_lock_new(p_consumer.consumer_id) then
+    -- With per_key_latest, nobody claims ahead of the cursor. But a session that has just released the consumer's lock
+    -- may have the other one still, and an older message would be delivered if the newer one was not taken.
+    elsif p_consumer.per_key_latest or _pgqueue.try_lock_new(p_consumer.consumer_id) then
         p_cursor := _pgqueue.pass_taken(p_cursor, true);
     else
         p_cursor := _pgqueue.pass_taken(p_cursor, false);
