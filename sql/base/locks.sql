@@ -437,10 +437,8 @@ begin
                                    p_limit => _pgqueue.claim_patience());
             return true;
         exception when lock_not_available then
-            v_holder := (select l.virtualtransaction from pg_locks l
-                         where l.locktype = 'advisory' and l.granted and l.objsubid = 2
-                           and l.classid = _pgqueue.lock_class_consumer()::oid and l.objid = p_consumer_id::oid
-                           and l.database = (select oid from pg_database where datname = current_database()));
+            v_holder := (select virtualtransaction
+                         from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer_id) where granted);
             if v_holder = v_before or clock_timestamp() > v_until then
                 return false;
             end if;

@@ -190,12 +190,12 @@ begin
     end if;
     perform _pgqueue.commit_durably();
     -- if the row exists, another session has committed the part in the meantime
-    return _pgqueue.await(
+    return case when _pgqueue.await(
         format('batch %s of sink %s', p_new.batch, p_new.sink),
         'insert into pgqueue.sink_batches '
         '(sink, stream_id, consumer_id, revived, batch, message_count, digest, target) '
         'select n.sink, n.stream_id, n.consumer_id, n.revived, n.batch, n.message_count, n.digest, n.target '
         'from jsonb_populate_record(null::pgqueue.sink_batches, $2) n '
         'on conflict do nothing returning 1',  -- lock: batch
-        null, to_jsonb(p_new)) is not null or _pgqueue.begin_batch(p_new);
+        null, to_jsonb(p_new)) = '1' then true else _pgqueue.begin_batch(p_new) end;
 end $$;

@@ -7,13 +7,13 @@ create or replace function _pgqueue.claim_back(p_consumer pgqueue.consumers, p_c
                                                p_claim pgqueue.reader_claims) returns pgqueue.consumer_cursors
 language plpgsql as $$
 declare
-    v_hints   pgqueue.claim_hints := p_cursor.hints;
+    v_hints          pgqueue.claim_hints := p_cursor.hints;
     -- messages that its query has returned are for other claims
-    v_seqs    int8multirange := p_claim.seqs - _pgqueue.seqs_settled_early(p_claim);
-    v_all_unassigned    boolean;  -- by key, the messages are unassigned again, as before the claim
-    v_bundles pgqueue.consumer_messages[];
-    v_claimed pgqueue.claimed;
-    v_back    record;
+    v_seqs           int8multirange := p_claim.seqs - _pgqueue.seqs_settled_early(p_claim);
+    v_all_unassigned boolean;  -- by key, the messages are unassigned again, as before the claim
+    v_bundles        pgqueue.consumer_messages[];
+    v_claimed        pgqueue.claimed;
+    v_back           record;
 begin
     if v_hints.all_keys then
         v_hints.all_keys := _pgqueue.holds_all_keys(p_consumer.consumer_id, v_hints);

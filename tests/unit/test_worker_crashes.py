@@ -141,7 +141,7 @@ def test_postgres_restarts_under_a_worker(queue, url, conn, server):
         server.restart("immediate")
         with connection.connect(url) as again:
             wait_until(lambda: len(got) > 100)
-            wait_until(lambda: is_quiet(got))  # else the lease of a claim in hand ends, too
+            wait_until(lambda: is_quiet(got))  # else the lease of an open claim ends, too
             clock.end_leases(again)  # a claim whose answer was lost comes back by that
             wait_until(lambda: len(set(got)) == 300)
     assert sorted(got) == sent

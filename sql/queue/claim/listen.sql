@@ -87,9 +87,6 @@ end $$;
 create or replace function _pgqueue.waits(p_stream_id int) returns boolean
 language plpgsql as $$
 begin
-    return exists (select from pg_locks
-                   where locktype = 'advisory' and classid = _pgqueue.lock_class_waiting()::oid
-                     and objid = p_stream_id::oid and objsubid = 2
-                     and mode = 'ShareLock' and pid = pg_backend_pid()
-                     and database = (select oid from pg_database where datname = current_database()));
+    return exists (select from _pgqueue.advisory_locks(_pgqueue.lock_class_waiting(), p_stream_id)
+                   where mode = 'ShareLock' and pid = pg_backend_pid());
 end $$;

@@ -157,10 +157,8 @@ begin
     perform from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id for update;  -- lock: bundle
     -- a statement of its own: it sees the claims for which the first statement waited
     v_claims := (select count(*) from _pgqueue.live_claims(p_consumer.consumer_id))
-        + (select count(*) from pg_locks
-           where locktype = 'advisory' and not granted and classid = _pgqueue.lock_class_consumer()::oid
-             and objid = p_consumer.consumer_id::oid and objsubid = 2
-             and database = (select oid from pg_database where datname = current_database()));
+        + (select count(*) from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer.consumer_id)
+           where not granted);
     if not p_consumer.paused or v_claims > 0 then
         raise exception 'p_settings: % while the consumer is paused and has no claims; % is %, and has %', p_what,
                         quote_literal(p_consumer.name), case when p_consumer.paused then 'paused' else 'not paused' end,
