@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,18 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "it does not come true"
         time.sleep(0.02)
+
+
+@contextmanager
+def connect_port() -> Iterator[None]:
+    """The port of Spark Connect, fixed where Spark starts the server: one test at a time has it.
+
+    The server of a test before may still be about to end.
+    """
+    with (Path(tempfile.gettempdir()) / f"pgqueue-connect-{os.getuid()}").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", 15002)) != 0)
+        yield
 
 
 class Child:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.processes import Child
+from tests.processes import Child, connect_port
 from tests.spark.conftest import Queue
 from tests.sql import internals
 
@@ -86,11 +86,11 @@ def test_a_pipeline_goes_on_where_it_was_also_after_a_kill(
 ) -> None:
     """Tables and sinks have each message once, whether a consumer claims it or an offset has it."""
     project.send("parcels", 1, 1500)
-    with run(project) as child:
+    with connect_port(), run(project) as child:
         child.wait_until(lambda: project.look(internals.count, "sink_batches") > 2, 300)
         child.kill()
     project.send("parcels", 1501, 2500)
-    with run(project) as child:
+    with connect_port(), run(project) as child:
         assert child.wait(400) == 0, child.output[-5000:]
     expected = sorted(str(i) for i in range(1, 2501))
     for table in ("claimed", "read"):

@@ -12,6 +12,7 @@ import pytest
 
 import spark_pgqueue
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.processes import connect_port
 from tests.spark.conftest import Queue
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +123,8 @@ def test_a_connect_server_needs_no_package_where_it_is_shipped(copying: Queue, t
     """An installed package is shipped too; and what the server lacks is said, until it is there."""
     pytest.importorskip("grpc")
     python = python_without(tmp_path / "bin", *OURS, "psycopg")
-    done = run(copying, python, str(ROOT), CONNECT, "{'ship': True}")
+    with connect_port():
+        done = run(copying, python, str(ROOT), CONNECT, "{'ship': True}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the Python of Spark's executors lacks psycopg" in done.stdout
     assert "pip install" in done.stdout
