@@ -32,6 +32,9 @@ begin
                   hint = 'Pass the numbers of messages, or null for the whole claim.';
     end if;
     -- no message has the largest bigint, and no range can end after it
+    if cardinality(p_seqs) = 1 and p_seqs[array_lower(p_seqs, 1)] < 9223372036854775807 then
+        return int8multirange(int8range(p_seqs[array_lower(p_seqs, 1)], p_seqs[array_lower(p_seqs, 1)], '[]'));
+    end if;
     return (select coalesce(range_agg(int8range(s, s, '[]')), '{}') from unnest(p_seqs) s
             where s < 9223372036854775807);
 end $$;
@@ -56,8 +59,17 @@ begin
     raise exception 'the set has fewer than % elements', p_n;
 end $$;
 
--- Splits a set into sets of at most limit_ranges() ranges, in order: removing elements from a set costs in proportion
--- to its ranges.
+-- Whether a set has at most limit_ranges() ranges: removing elements from a set costs in proportion to its ranges.
+create or replace function _pgqueue.has_few_ranges(p_set int8multirange) returns boolean
+language plpgsql immutable parallel safe as $$
+begin
+    if p_set = int8multirange(range_merge(p_set)) then
+        return true;
+    end if;
+    return (select count(*) from unnest(p_set)) <= _pgqueue.limit_ranges();
+end $$;
+
+-- Splits a set into sets of at most limit_ranges() ranges, in order.
 create or replace function _pgqueue.split_set(p_set int8multirange)
 returns table (seqs int8multirange, message_count bigint, first_seq bigint)
 language sql immutable parallel safe as $$

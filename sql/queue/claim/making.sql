@@ -33,7 +33,7 @@ begin
         v_alike := v_alike and not _pgqueue.is_keyed(p_consumer.profile) and lower(v_all) >= v_head.first_seq
             and not exists (select from unnest(p_bundles) b
                             where b.deliver_count > 0 or b.note is not null or b.priority <> v_head.priority)
-            and (select count(*) from unnest(v_all)) <= _pgqueue.limit_ranges();
+            and _pgqueue.has_few_ranges(v_all);
         if v_alike then
             delete from pgqueue.consumer_messages
             where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_numbers[2:]) n))
@@ -113,7 +113,7 @@ begin
        or not _pgqueue.is_for(v_first.consumers, p_consumer.consumer_id)
        or (v_more and (v_seqs <> int8multirange(range_merge(v_seqs))
                        or (v_keyed and (p_consumer.ordering <> 'stream' or p_want > _pgqueue.limit_small()))))
-       or (v_new.o_count = 1 and (select count(*) from unnest(v_seqs)) > _pgqueue.limit_ranges()) then
+       or not _pgqueue.has_few_ranges(v_seqs) then
         return;
     end if;
     if v_more then
@@ -166,23 +166,20 @@ declare
                                          else _pgqueue.limit_cut() end - 1, (upper(p_seqs) - v_lo) / p_size) else 0 end;
     v_rest   bigint := v_lo + v_count * p_size;
     v_lane   int := case when v_stream then _pgqueue.lane_unassigned() else -p_priority end;
-    v_no     bigint[];
+    v_no     bigint[] := array(select nextval('pgqueue.claim_numbers')
+                               from generate_series(1, v_count + (v_rest < upper(p_seqs))::int));
 begin
-    with part as materialized (
-        select nextval('pgqueue.claim_numbers') as no, p.lo, p.hi, v_stream and p.lo < v_rest as is_assigned
-        from (select v_lo + i * p_size as lo, v_lo + (i + 1) * p_size as hi from generate_series(0, v_count - 1) i
-              union all
-              select v_rest, upper(p_seqs) where v_rest < upper(p_seqs)) p
-    ), stored as (
-        insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
-                                               deliver_count, predecessor, keys, message_count, seqs)
-        select p_consumer.consumer_id, no, case when is_assigned then _pgqueue.lane_assigned() else v_lane end,
-               case when is_assigned then no else p_arrival_no end, lo, p_arrival_no, p_priority, 0,
-               case when is_assigned then lag(no, 1, p_claimed) over (order by no) end,
-               case when is_assigned then '{0}'::bigint[] end, hi - lo, int8multirange(int8range(lo, hi))
-        from part
-    )
-    select array_agg(no order by no) into v_no from part;
+    -- (two statements: one with both costs twice as much)
+    insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
+                                           deliver_count, predecessor, keys, message_count, seqs)
+    select p_consumer.consumer_id, v_no[i], case when is_assigned then _pgqueue.lane_assigned() else v_lane end,
+           case when is_assigned then v_no[i] else p_arrival_no end, lo, p_arrival_no, p_priority, 0,
+           case when is_assigned then coalesce(v_no[i - 1], p_claimed) end,
+           case when is_assigned then '{0}'::bigint[] end, hi - lo, int8multirange(int8range(lo, hi))
+    from (select i, v_lo + (i - 1) * p_size as lo, case when i <= v_count then v_lo + i * p_size
+                                                        else upper(p_seqs) end as hi,
+                 v_stream and i <= v_count as is_assigned
+          from generate_series(1, cardinality(v_no)) i) part;
     if v_count > 0 then
         p_hints.prefetch_at := v_no[3 * (v_count + 1) / 4];
         p_hints.size := p_size;
@@ -204,12 +201,12 @@ end $$;
 --   p_want   messages at most
 --   p_more   the claim already has other messages
 --   p_alone  the caller has the consumer's lock. False: bundles with a note are skipped
--- Returns the bundles; whether the claim ends with them; and the number from which claims prefetch, if bundles were cut
+-- Returns the bundles; how many messages may follow; whether the claim ends with them; and the number from which claims prefetch, if bundles were cut
 -- for later claims.
 create or replace function _pgqueue.lock_ready(p_consumer_id int, p_lane pgqueue.lane_hint, p_want bigint,
                                                p_more boolean, p_alone boolean,
-                                               out o_bundles pgqueue.consumer_messages[], out o_ends boolean,
-                                               out o_prefetch_at bigint)
+                                               out o_bundles pgqueue.consumer_messages[], out o_left bigint,
+                                               out o_ends boolean, out o_prefetch_at bigint)
 language plpgsql as $$
 declare
     v_next    refcursor;  -- (a loop would fetch, and lock, more than needed)
@@ -252,6 +249,7 @@ begin
         o_ends := p_want <= 0 or v_at_most is not null;
     end loop;
     close v_next;
+    o_left := p_want;
 end $$;
 
 -- Claims free bundles of a consumer that does not deliver by key, in the order of the lanes; see lock_ready(). Returns
@@ -264,13 +262,14 @@ declare
     v_lane    pgqueue.lane_hint;
     v_ready   record;
     v_bundles pgqueue.consumer_messages[] := '{}';
+    v_left    bigint := p_want;
 begin
     o_hints := p_hints;
     foreach v_lane in array p_hints.lanes loop
         continue when v_lane.place is null;
-        v_ready := _pgqueue.lock_ready(p_consumer.consumer_id, v_lane, p_want - _pgqueue.count_of(v_bundles),
-                                       v_bundles <> '{}', p_alone);
+        v_ready := _pgqueue.lock_ready(p_consumer.consumer_id, v_lane, v_left, v_bundles <> '{}', p_alone);
         v_bundles := v_bundles || v_ready.o_bundles;
+        v_left := v_ready.o_left;
         if v_ready.o_prefetch_at is not null then
             o_hints.prefetch_at := v_ready.o_prefetch_at;
             o_hints.size := p_want;

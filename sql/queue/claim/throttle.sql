@@ -29,16 +29,20 @@ end $$;
 -- How many more messages may be in flight; negative if a lowered limit is exceeded.
 create or replace function _pgqueue.left_in_flight(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
 returns bigint language plpgsql as $$
+declare
+    v_lane pgqueue.lane_hint;
+    v_left bigint := p_consumer.max_in_flight - (
+        select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long()
+          and place >= _pgqueue.place_at(p_hints.long_from));
 begin
-    return p_consumer.max_in_flight
-        - (select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
-           where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long()
-             and place >= _pgqueue.place_at(p_hints.long_from))
-        - (select coalesce(sum(m.message_count), 0)
-           from unnest(p_hints.lanes) l
-           cross join lateral (select message_count from pgqueue.consumer_messages
-                               where consumer_id = p_consumer.consumer_id and lane = l.lane
-                                 and (place, first_seq) >= (l.low_place, l.low_seq) and token is not null) m);
+    foreach v_lane in array p_hints.lanes loop
+        v_left := v_left - (
+            select coalesce(sum(message_count), 0) from pgqueue.consumer_messages
+            where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+              and (place, first_seq) >= (v_lane.low_place, v_lane.low_seq) and token is not null);
+    end loop;
+    return v_left;
 end $$;
 
 -- How many more messages may be delivered now.

@@ -118,6 +118,9 @@ begin
                                 case when p_how = 'one_failed' and v_before = 1 then 'failed' else p_how end,
                                 clock_timestamp(), p_delay, p_note);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(v_consumer, v_cursor), true);
+    if p_set is null then
+        return v_before;
+    end if;
     return v_before - (select coalesce(sum(message_count), 0)
                        from _pgqueue.bundles_of(v_bundles[1].bundle_no, v_bundles[1].token));
 end $$;
@@ -182,7 +185,7 @@ end $$;
 create or replace function pgqueue.extend(p_claim_id bigint, p_by interval default null) returns bigint
 language plpgsql as $$
 declare
-    v_count bigint;
+    v_claim pgqueue.consumer_messages;
 begin
     perform _pgqueue.check_isolation();
     if p_by is not null then
@@ -192,12 +195,13 @@ begin
     set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, visibility_timeout))
     where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
       and reader is null
-    returning case when members is null then message_count
-                   else (select sum(h.message_count) from _pgqueue.bundles_of(bundle_no, token) h) end into v_count;
+    returning * into v_claim;
     if not found then
         perform _pgqueue.warn_not_live(p_claim_id);
+    elsif v_claim.members is not null then
+        return (select sum(message_count) from _pgqueue.bundles_of(v_claim.bundle_no, v_claim.token));
     end if;
-    return coalesce(v_count, 0);
+    return coalesce(v_claim.message_count, 0);
 end $$;
 
 -- Dead-letters a claim, or the given messages of it: nobody receives them any more.

@@ -69,7 +69,7 @@ declare
     v_count  int := _pgqueue.counted_deliveries(_pgqueue.one_more(v_bundle.deliver_count), v_note);
 begin
     return p_set is null and cardinality(p_bundles) = 1 and v_bundle.keys is not null
-       and (select count(*) from unnest(v_bundle.seqs)) <= _pgqueue.limit_ranges()
+       and _pgqueue.has_few_ranges(v_bundle.seqs)
        and p_consumer.per_key_interval is null
        and not _pgqueue.deliveries_exhausted(p_consumer, v_count, p_failure)
        and _pgqueue.retry_at(p_consumer, v_count, p_failure) is null
@@ -109,7 +109,7 @@ begin
         v_bundle := _pgqueue.placed(p_consumer, v_bundle);
     end if;
     if p_whole and (v_at_most < v_bundle.message_count) is not true
-       and (select count(*) from unnest(v_bundle.seqs)) <= _pgqueue.limit_ranges()
+       and _pgqueue.has_few_ranges(v_bundle.seqs)
        and (p_consumer.ordering <> 'none' or not _pgqueue.is_keyed(p_consumer.profile)) then
         perform _pgqueue.replace(v_bundle);
         return case when v_bundle.lane = _pgqueue.lane_delayed() then _pgqueue.record_due(p_hints, v_bundle.place)

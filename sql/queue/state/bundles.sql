@@ -175,7 +175,13 @@ create or replace function _pgqueue.parts_of(p_bundles pgqueue.consumer_messages
 returns table (no bigint, part int8multirange)
 language plpgsql stable as $$
 begin
-    if cardinality(p_bundles) = 1 or (select count(*) from unnest(p_set)) <= _pgqueue.limit_ranges() then
+    if cardinality(p_bundles) = 1 then
+        no := 1;
+        part := p_bundles[1].seqs * p_set;
+        if part <> '{}' then
+            return next;
+        end if;
+    elsif _pgqueue.has_few_ranges(p_set) then
         return query select b.ordinality, b.seqs * p_set from unnest(p_bundles) with ordinality b where b.seqs && p_set;
     else
         return query
@@ -230,7 +236,7 @@ begin
         if v_rest = '{}' and v_bundle.members is null then
             perform _pgqueue.delete_bundle(v_bundle.bundle_no);
         elsif v_bundle.token is null and v_bundle.key is null and v_bundle.keys is null
-              and (select count(*) from unnest(v_rest)) > _pgqueue.limit_ranges() then
+              and not _pgqueue.has_few_ranges(v_rest) then
             perform _pgqueue.delete_bundle(v_bundle.bundle_no);
             perform _pgqueue.store(v_bundle, v_rest);
         else
@@ -254,11 +260,10 @@ end $$;
 create or replace function _pgqueue.delete_empty_head(p_head pgqueue.consumer_messages) returns void
 language plpgsql as $$
 begin
-    if p_head.members is not null
-       and not exists (select from _pgqueue.bundles_of(p_head.bundle_no, p_head.token) where message_count > 0) then
+    if p_head.members is not null then
         delete from pgqueue.consumer_messages
-        where _pgqueue.is_bundle(bundle_no, p_head.bundle_no)
-          and token = p_head.token;
+        where _pgqueue.is_bundle(bundle_no, p_head.bundle_no) and token = p_head.token
+          and not exists (select from _pgqueue.bundles_of(p_head.bundle_no, p_head.token) where message_count > 0);
     end if;
 end $$;
 
@@ -374,15 +379,18 @@ end $$;
 -- A note with the keys of p_keys; a null value removes a key. The value of attempt, a failed delivery, is appended to
 -- the list attempts, which keeps the last limit_attempts() entries. The number spark is incremented.
 create or replace function _pgqueue.merged_note(p_note jsonb, p_keys jsonb) returns jsonb
-language sql immutable as $$
-    select nullif((coalesce(p_note, '{}') || coalesce(p_keys, '{}')
-                   || case when p_keys ? 'attempt'
-                           then jsonb_build_object('attempts', coalesce(
-                                    case when jsonb_array_length(p_note -> 'attempts') >= _pgqueue.limit_attempts()
-                                         then (p_note -> 'attempts') - 0 else p_note -> 'attempts' end, '[]')
-                                || jsonb_build_array(p_keys -> 'attempt'))
-                           else '{}' end
-                   || case when p_note ? 'spark' and jsonb_typeof(p_keys -> 'spark') = 'number'
-                           then jsonb_build_object('spark', _pgqueue.one_more((p_note ->> 'spark')::int)) else '{}' end)
-                  - array(select key from jsonb_each(p_keys) where value = 'null' or key = 'attempt'), '{}')
-$$;
+language plpgsql immutable as $$
+declare
+    v_note jsonb := coalesce(p_note, '{}') || coalesce(p_keys, '{}');
+begin
+    if p_keys ? 'attempt' then
+        v_note := v_note || jsonb_build_object('attempts', coalesce(
+            case when jsonb_array_length(p_note -> 'attempts') >= _pgqueue.limit_attempts()
+                 then (p_note -> 'attempts') - 0 else p_note -> 'attempts' end, '[]')
+            || jsonb_build_array(p_keys -> 'attempt'));
+    end if;
+    if p_note ? 'spark' and jsonb_typeof(p_keys -> 'spark') = 'number' then
+        v_note := v_note || jsonb_build_object('spark', _pgqueue.one_more((p_note ->> 'spark')::int));
+    end if;
+    return nullif(v_note - array(select key from jsonb_each(p_keys) where value = 'null' or key = 'attempt'), '{}');
+end $$;

@@ -180,7 +180,13 @@ $$;
 
 -- How many messages are in bundles.
 create or replace function _pgqueue.count_of(p_bundles pgqueue.consumer_messages[]) returns bigint
-language sql immutable as $$ select coalesce(sum(message_count), 0)::bigint from unnest(p_bundles) $$;
+language plpgsql immutable as $$
+begin
+    if cardinality(p_bundles) = 1 then
+        return p_bundles[1].message_count;
+    end if;
+    return (select coalesce(sum(message_count), 0) from unnest(p_bundles));
+end $$;
 
 -- The messages in bundles.
 create or replace function _pgqueue.seqs_of(p_bundles pgqueue.consumer_messages[]) returns int8multirange

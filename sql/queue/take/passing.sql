@@ -18,6 +18,10 @@ declare
     v_passed record;
     v_bundle record;
 begin
+    if not exists (select from pgqueue.taken_ahead
+                   where consumer_id = p_cursor.consumer_id and publication_id >= v_next) then
+        return p_cursor;  -- nearly always
+    end if;
     select max(publication_id) as last, count(*) as count, sum(message_count)::bigint as message_count,
            max(place) as place, range_agg(int8range(publication_id, publication_id, '[]')) as ids
     into v_passed
