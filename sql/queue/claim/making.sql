@@ -201,8 +201,8 @@ end $$;
 --   p_want   messages at most
 --   p_more   the claim already has other messages
 --   p_alone  the caller has the consumer's lock. False: bundles with a note are skipped
--- Returns the bundles; how many messages may follow; whether the claim ends with them; and the number from which claims prefetch, if bundles were cut
--- for later claims.
+-- Returns the bundles; how many messages may follow; whether the claim ends with them; and the number from which claims
+-- prefetch, if bundles were cut for later claims.
 create or replace function _pgqueue.lock_ready(p_consumer_id int, p_lane pgqueue.lane_hint, p_want bigint,
                                                p_more boolean, p_alone boolean,
                                                out o_bundles pgqueue.consumer_messages[], out o_left bigint,
