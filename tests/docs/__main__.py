@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
-from tests.docs import comments, hooks, options, settings, sql, stub
+from tests.docs import comments, hooks, options, rows, settings, sql, stub
 from tests.endure import tally
 
 
@@ -26,6 +26,7 @@ def main() -> None:
     ):
         schema.install(conn)
         sql.PAGE.write_text(sql.page(conn))
+        rows.PAGE.write_text(rows.page(conn, rows.PAGE.read_text()))
     for file in (
         stub.FILE,
         options.PAGE,
@@ -33,6 +34,7 @@ def main() -> None:
         hooks.FILE,
         settings.PAGE,
         sql.PAGE,
+        rows.PAGE,
         tally.PAGE,
     ):
         print(file)

@@ -78,6 +78,7 @@ SECTIONS = {
         "Contributing, security, support": "CONTRIBUTING",
         "The SQL": "sql/README",
         "One receive, step by step": "sql/one-receive",
+        "The rows of a consumer, step by step": "sql/rows",
         "Changing something": "sql/changing",
         "The Python side": "spark_pgqueue/README",
         "Tests": "tests/README",

@@ -13,7 +13,7 @@ from spark_pgqueue.spark.options.sink import SINK_OPTIONS, parse_sink
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS, parse_source
 from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS, parse_stream_source
 from spark_pgqueue.spark.options.table import TABLE_OPTIONS, parse_table
-from tests.docs import comments, hooks, options, settings, sql, stub
+from tests.docs import comments, hooks, options, rows, settings, sql, stub
 from tests.docs.headers import Item, parse
 from tests.endure import tally
 
@@ -54,6 +54,11 @@ each_side = pytest.mark.parametrize(
 
 def test_the_reference_of_the_sql_is_what_the_schema_and_its_comments_say(conn):
     assert sql.PAGE.read_text() == sql.page(conn), STALE
+
+
+def test_the_rows_on_the_page_are_those_that_its_calls_leave(conn):
+    text = rows.PAGE.read_text()
+    assert text == rows.page(conn, text), STALE
 
 
 def test_the_tables_of_options_and_columns_are_what_the_code_says():
