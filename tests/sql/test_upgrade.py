@@ -90,9 +90,10 @@ def old(empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def assert_alike(upgraded: dict[str, list[str]], fresh: dict[str, list[str]], version: int) -> None:
     """What is in the schema after an upgrade is what a new installation has."""
     for what, rows in fresh.items():
-        lacks, has = set(rows) - {*upgraded[what]}, {*upgraded[what]} - set(rows)
+        lacks = sorted({*rows} - {*upgraded[what]})
+        has = sorted({*upgraded[what]} - {*rows})
         assert upgraded[what] == rows, (
-            f"{what}: an upgraded database lacks {lacks}, and has {has} instead. What this version "
+            f"{what}: an upgraded database lacks {lacks}, and has {has}. What this version "
             f"stores is also in sql/migrations/{version}.sql: see 'A migration' in sql/changing.md"
         )
 
