@@ -78,6 +78,13 @@ $$;
 create or replace function _pgqueue.is_throttled(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$ select p_consumer.max_in_flight is not null or p_consumer.rate_limit is not null $$;
 
+-- Whether settings require that each claim has the consumer's lock: concurrent claims could exceed a limit, or deliver
+-- what has to wait.
+create or replace function _pgqueue.claims_in_turn(p_consumer pgqueue.consumers) returns boolean
+language sql immutable as $$
+    select p_consumer.per_key_interval is not null or p_consumer.per_key_latest or _pgqueue.is_throttled(p_consumer)
+$$;
+
 -- Whether messages are screened before they are ready: by the consumer's filter, or for the newest message of each key.
 create or replace function _pgqueue.is_screened(p_consumer pgqueue.consumers) returns boolean
 language sql immutable as $$ select p_consumer.filtered or p_consumer.per_key_latest $$;

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
-from tests.docs import comments, hooks, options, rows, settings, sql, stub
+from tests.docs import comments, defaults, hooks, options, rows, settings, sql, stub
 from tests.endure import tally
 
 
 def main() -> None:
     """Write all, from a schema that is installed for it."""
+    for file in defaults.FILES:
+        (defaults.ROOT / file).write_text(defaults.page(file))
     stub.FILE.write_text(stub.stub())
     options.PAGE.write_text(options.page(options.PAGE.read_text()))
     comments.FILE.write_text(comments.file())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,8 @@ def page(text: str) -> str:
     return _PART.sub(lambda found: f"{found[1]}{_table()}\n{found[2]}", text)
 
 
-def _table() -> str:
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Each setting, the functions that read it, and the tests that name it most."""
     names = _NAME.findall((ROOT / "sql" / "base" / "settings.sql").read_text())
     sources = {
         file.relative_to(ROOT / "sql"): file.read_text()
@@ -42,10 +44,6 @@ def _table() -> str:
         for file, text in sources.items()
     }
     words = {file: Counter(re.findall(r"\w+", text)) for file, text in tests.items()}
-    rows = [
-        "| setting | functions that read it | tests, and parts of tests, that name it most |",
-        "|---|---|---|",
-    ]
     for name in names:
         read = re.compile(rf"\w\)?\.{name}\b")
         functions = "; ".join(
@@ -55,7 +53,9 @@ def _table() -> str:
         )
         known = Counter({file: words[file][name] for file in tests})
         shown = [f"`{file}`" for file, count in known.most_common(_TESTS_SHOWN) if count]
-        rows.append(
-            f"| `{name}` | {functions or 'none: it is read by name'} | {', '.join(shown)} |"
-        )
-    return "\n".join(rows)
+        yield name, functions, ", ".join(shown)
+
+
+def _table() -> str:
+    top = "| setting | functions that read it | tests, and parts of tests, that name it most |"
+    return "\n".join([top, "|---|---|---|", *(f"| `{n}` | {f} | {t} |" for n, f, t in rows())])

@@ -73,7 +73,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "schema": "id bigint",
     },
 }
-"""A value of each setting that is not its default, as Postgres shows it."""
+"""A value of each setting that is not its default, as Postgres shows it.
+
+With these values, a consumer gets a few messages at once.
+"""
 
 NEEDS = {
     "rate_limit": {"rate_interval": "00:00:01"},

@@ -87,6 +87,17 @@ def old(empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield conn
 
 
+def assert_alike(upgraded: dict[str, list[str]], fresh: dict[str, list[str]], version: int) -> None:
+    """What is in the schema after an upgrade is what a new installation has."""
+    for what, rows in fresh.items():
+        lacks = sorted({*rows} - {*upgraded[what]})
+        has = sorted({*upgraded[what]} - {*rows})
+        assert upgraded[what] == rows, (
+            f"{what}: an upgraded database lacks {lacks}, and has {has}. What this version "
+            f"stores is also in sql/migrations/{version}.sql: see 'A migration' in sql/changing.md"
+        )
+
+
 def make_anew(conn: Conn) -> None:
     """Install what is installed from here on, with the streams and consumers of `use`."""
     schema.uninstall(conn)
@@ -125,9 +136,7 @@ def test_a_released_version_becomes_this_one_and_owes_the_same(
         schema.install(old)
         make_anew(conn)
         assert schema.installed_version(old) == schema.expected_version()
-        upgraded, fresh = catalogue(old), catalogue(conn)
-        for what in fresh:
-            assert upgraded[what] == fresh[what]
+        assert_alike(catalogue(old), catalogue(conn), THIS)
         assert owed(old) == before
         checker.check(old)
         assert_delivers(old, known, before)
@@ -302,9 +311,8 @@ def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn:
     assert schema.installed_version(old) == THIS + 1
     colours = old.execute("select colour from pgqueue.streams order by name").fetchall()
     assert colours == [("blue b",), ("blue j",), ("blue s",)]
-    upgraded, fresh = catalogue(old), catalogue(conn)
-    for what in fresh:
-        assert upgraded[what] == fresh[what]
+    upgraded = catalogue(old)
+    assert_alike(upgraded, catalogue(conn), THIS + 1)
     schema.install(old)
     assert catalogue(old) == upgraded
     assert owed(old) == before

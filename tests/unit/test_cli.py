@@ -263,10 +263,8 @@ def test_streams_and_consumers(run, queue):
         "visibility_timeout=1m 30s", "--start", "2026-01-31")  # fmt: skip
     assert [line.split()[0] for line in run("stream", "list").splitlines()] == ["name", "j", "s"]
     rows = [json.loads(line) for line in run("consumer", "list", "--json").splitlines()]
-    assert [(r["stream"], r["name"], r["visibility_timeout"]) for r in rows] == [
-        ("j", "k", 90.0),
-        ("s", "c", 30.0),
-    ]
+    assert [(r["stream"], r["name"]) for r in rows] == [("j", "k"), ("s", "c")]
+    assert rows[0]["visibility_timeout"] == 90.0
     assert "key" in run("consumer", "list", "j")
     run("consumer", "drop", "j", "k", stdin=b"y\n")
     run("stream", "drop", "j", "--yes")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.spark.options.checking import BATCH, STREAMING, Option
+from spark_pgqueue.spark.options.checking import BATCH, CONNECTION, STREAMING, Option
 from spark_pgqueue.spark.options.sink import SINK_OPTIONS, parse_sink
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS, parse_source
 from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS, parse_stream_source
@@ -83,6 +83,30 @@ def test_the_table_of_settings_names_the_functions_that_read_each_and_its_tests(
     assert settings.page(settings.PAGE.read_text()) == settings.PAGE.read_text(), "run make docs"
 
 
+def test_each_setting_is_read_by_a_function_and_is_in_a_test():
+    for name, functions, tests in settings.rows():
+        assert functions, f"no function reads {name}: 'A setting of a consumer' in sql/changing.md"
+        assert tests, f"no test names {name}: write one of its effect in tests/sql/"
+
+
+def test_each_option_is_read_and_is_in_a_test():
+    root = settings.ROOT
+    code = "".join(file.read_text() for file in root.glob("spark_pgqueue/spark/**/*.py"))
+    tests = "".join(
+        file.read_text()
+        for file in root.glob("tests/**/*.py")
+        if not file.samefile(__file__) and "docs" not in file.parts
+    )
+    options = {*SOURCE_OPTIONS, *STREAM_SOURCE_OPTIONS, *TABLE_OPTIONS, *SINK_OPTIONS}
+    for option in options - {*CONNECTION}:  # those are combined into one url
+        field = option.field
+        read = re.search(rf"\.{field}\b", code)
+        assert read, f"no code in spark_pgqueue/spark/ reads {field}, of option {option.name}"
+        assert re.search(rf"\b{option.name}\b", tests), (
+            f"no test names option {option.name}: write one of its effect in tests/spark/"
+        )
+
+
 def test_the_hooks_do_what_the_files_of_features_say():
     text = hooks.FILE.read_text()
     assert text == hooks.file(text), STALE
@@ -152,7 +176,11 @@ def test_options_go_together_as_the_page_says(table, base, parse_side):
             says = any(set(option.excludes) & given.keys() for option in chosen) or any(
                 option.only == (BATCH if streaming else STREAMING) for option in chosen
             )
-            assert refused(parse_side, given, streaming) == says, (one.name, other.name, streaming)
+            assert refused(parse_side, given, streaming) == says, (
+                f"{one.name} and {other.name}, streaming={streaming}: refused={says} on the page. "
+                "`needs`, `excludes` and `only` of an option say what parse_...() refuses; if a "
+                f"value is wrong in {given}, VALUES in this file needs another one"
+            )
 
 
 @each_side
@@ -184,7 +212,9 @@ def test_every_option_has_a_default_that_is_said():
     """Without a default, the last sentence says what is done; but for how to connect."""
     for option in SOURCE_OPTIONS + STREAM_SOURCE_OPTIONS + TABLE_OPTIONS + SINK_OPTIONS:
         known = option.required or option.default is not None or "By default" in option.help
-        assert known or option.name in NO_DEFAULT, option.name
+        assert known or option.name in NO_DEFAULT, (
+            f"{option.name} has no `default`: its text ends with a sentence 'By default ...'"
+        )
         assert option.help.count("By default") <= 1
         if "By default" in option.help:
             assert re.search(r" By default [^.]+\.$", option.help), option.name

@@ -18,6 +18,7 @@ from spark_pgqueue.web.server import Page
 from tests.sql import clock
 
 HOUR = timedelta(hours=1)
+TIMEOUT = timedelta(seconds=30)
 
 
 def full(queue: Client, conn: psycopg.Connection) -> None:
@@ -64,7 +65,7 @@ def extended(queue: Client, conn: psycopg.Connection, times: int) -> None:
     claim = queue.receive("s", "c")
     assert claim
     for _ in range(times):
-        clock.pass_time(conn, timedelta(seconds=30))
+        clock.pass_time(conn, TIMEOUT)
         claim.extend()
 
 
@@ -83,7 +84,7 @@ def test_every_face_shows_the_same_word(
 ) -> None:
     """Each state also has what leads to those after it, so the order of the words counts."""
     queue.create_stream("s")
-    queue.create_consumer("s", "c")
+    queue.create_consumer("s", "c", settings={"visibility_timeout": TIMEOUT})
     reach(queue, conn)
     word = reach.__name__
     (health,) = queue.health()

@@ -19,12 +19,10 @@ from spark_pgqueue.client import Client
 from spark_pgqueue.command_line.arguments import default_of, duration
 from spark_pgqueue.command_line.commands.upkeep import maintain
 from spark_pgqueue.postgres import schema
-from spark_pgqueue.postgres.retrying import PATIENCE
-from spark_pgqueue.spark.options import checking
-from spark_pgqueue.spark.options.values import shown
 from spark_pgqueue.version import VERSION
-from spark_pgqueue.worker.options import Options
+from tests.docs import defaults
 from tests.matrix import PYTHONS
+from tests.sql import freeze
 
 ROOT = Path(__file__).parents[2]
 SQL = ROOT / "sql"
@@ -94,72 +92,23 @@ def test_a_file_that_a_map_names_is_there(page: Path) -> None:
     assert not missing
 
 
-ROW = r"^ +(?:values )?\('(?:consumer|stream)', +'(\w+)', +'\w+', +(?:'([^']*)'|null),"
-SETTINGS = {
-    name: default or "none"
-    for name, default in re.findall(ROW, (SQL / "base/settings.sql").read_text(), re.MULTILINE)
-}
-"""The default of each setting."""
-
-TABLE = r"^\| (?:setting|of a consumer|of a stream) \| default \|.*\n(?:\|.*\n)+"
+def test_the_page_of_settings_has_a_row_for_each() -> None:
+    assert len(defaults.SETTINGS) > 20
+    page = "sql/guide/settings.md"
+    other = defaults.SETTINGS.keys() ^ defaults.named(page)
+    assert not other, f"{page} needs a row for each setting, and for no other: {other}"
 
 
-def defaults_on(page: Path) -> dict[str, str]:
-    """The defaults that the tables of settings on a page have."""
-    rows = "".join(re.findall(TABLE, page.read_text(), re.MULTILINE))
-    found = {}
-    for cells in re.findall(r"^\| (`[^|]+)\|([^|]*)\|", rows, re.MULTILINE):
-        names, given = names_in(cells[0]), cells[1].strip().split(", ")
-        found |= dict(zip(names, given * (len(names) // len(given)), strict=True))
-    return found
+def test_a_setting_that_no_released_version_has_is_in_the_changelog() -> None:
+    released = freeze.sql_of(max(freeze.released()))
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    for name in defaults.SETTINGS:
+        assert f"'{name}'" in released or f"`{name}`" in changelog, f"CHANGELOG.md lacks {name}"
 
 
-def test_the_page_of_settings_has_each_with_its_default() -> None:
-    assert len(SETTINGS) > 20
-    assert defaults_on(SQL / "guide/settings.md") == SETTINGS
-
-
-def test_other_pages_have_the_defaults_of_settings() -> None:
-    pages = {page: defaults_on(page) for page in (SQL / "guide").glob("*.md")}
-    assert len([page for page in pages if pages[page]]) > 5
-    wrong = {
-        f"{page.name}: {name}": default
-        for page, found in pages.items()
-        for name, default in found.items()
-        # Without a base, the delays of a growing backoff begin with another one.
-        if default != SETTINGS[name] and (page.name, name) != ("retries.md", "backoff_base")
-    }
-    assert not wrong
-
-
-RETRY_TIMEOUT = shown(checking.RETRY_TIMEOUT.default)
-PREFETCH = (str(Options.prefetch), f"{Options.prefetch_bytes >> 20} MiB")
-GRACE = f"{Options.grace.total_seconds():g} s"
-STATED = [
-    ("sql/guide/first-hour.md", r"After (\d+) deliveries it", SETTINGS["max_deliver_count"]),
-    ("sql/guide/first-hour.md", r"4 s, up to an (hour)", SETTINGS["backoff_cap"].split()[1]),
-    ("sql/guide/guarantees.md", r"after (\d+) deliveries", SETTINGS["max_deliver_count"]),
-    ("sql/guide/questions.md", r"timeout \(by default (.+?)\)", SETTINGS["visibility_timeout"]),
-    ("sql/guide/questions.md", r"`visibilityTimeout` \((.+?)\)", SETTINGS["visibility_timeout"]),
-    ("README.md", r"-- for (.+?), these messages", SETTINGS["visibility_timeout"]),
-    ("sql/guide/operations.md", r"A client tries for (.+?),", f"{PATIENCE:g} s"),
-    ("sql/README.md", r"\| for ([^|]+); a worker without end", f"{PATIENCE:g} s"),
-    ("sql/guide/operations.md", r"`retryTimeout` \((.+?)\)", RETRY_TIMEOUT),
-    ("spark_pgqueue/guide/servers.md", r"`retryTimeout` \((.+?)\)", RETRY_TIMEOUT),
-    ("sql/guide/workers.md", r"after a stop, (\d+ s)", GRACE),
-    ("sql/guide/workers.md", r"not begun: at most (\d+), and at most (\d+ MiB)", PREFETCH),
-    ("spark_pgqueue/worker/consumer.py", r"messages ahead, (\d+) by default", PREFETCH[0]),
-    ("spark_pgqueue/worker/consumer.py", r"bytes; (\d+ MiB) by default", PREFETCH[1]),
-    ("spark_pgqueue/worker/consumer.py", r"after a stop; (\d+ s) by default", GRACE),
-]
-"""A page or a docstring, the words in it that state a default, and the default of the code."""
-
-
-@pytest.mark.parametrize(("file", "words", "default"), STATED)
-def test_a_default_that_is_stated_is_that_of_the_code(
-    file: str, words: str, default: str | tuple[str, ...]
-) -> None:
-    assert re.findall(words, " ".join((ROOT / file).read_text().split())) == [default]
+@pytest.mark.parametrize("file", defaults.FILES)
+def test_a_default_that_is_stated_is_that_of_the_code(file: str) -> None:
+    assert (ROOT / file).read_text() == defaults.page(file), "`make docs` writes the default"
 
 
 SAME = [

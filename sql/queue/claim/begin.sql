@@ -53,11 +53,10 @@ begin
     return v_consumer;
 end $$;
 
--- Whether all claims of a consumer need its lock: it has limits that concurrent claims could exceed, or messages may
--- have to be dropped first.
+-- Whether all claims of a consumer need its lock: its settings require it, or messages may have to be dropped first.
 create or replace function _pgqueue.always_locks(p_consumer pgqueue.consumers) returns boolean
 language sql as $$
-    select p_consumer.per_key_interval is not null or _pgqueue.is_throttled(p_consumer) or p_consumer.per_key_latest
+    select _pgqueue.claims_in_turn(p_consumer)
         or (p_consumer.on_full = 'drop_oldest' and p_consumer.max_backlog is not null
             and _pgqueue.has_capacity(p_consumer, _pgqueue.last_seq(p_consumer.stream_id), 0) is null)
 $$;

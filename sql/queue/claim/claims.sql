@@ -50,7 +50,7 @@ begin
             o_cursor := v_got.p_cursor;
             p_upto := v_got.p_upto;
         end if;
-        if v_pass = 1 and not _pgqueue.always_locks(p_consumer) and _pgqueue.has_free(o_cursor.hints) then
+        if v_pass = 1 and not _pgqueue.claims_in_turn(p_consumer) and _pgqueue.has_free(o_cursor.hints) then
             o_cursor := _pgqueue.raise_hints(p_consumer, o_cursor);  -- claims without the lock do not
         end if;
         if p_where is null then
