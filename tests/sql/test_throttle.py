@@ -49,7 +49,7 @@ def test_no_more_are_in_flight_than_the_limit_allows(conn: Conn, ordering: str) 
 
 
 def test_long_claims_are_in_flight_too(conn: Conn) -> None:
-    """A claim with the consumer's lock moves claims of more than a second to a lane of their own."""
+    """A claim with the lock moves claims of more than a second to a lane of their own."""
     limited(conn, max_in_flight=2)
     send_all(conn, ["x"] * 3)
     claim = claim_of(receive(conn, 2))
