@@ -51,7 +51,6 @@ select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publicati
        k.taken + coalesce(a.count, 0) as taken, k.forgotten,
        k.next_publication <= a.first as is_ahead,
        (k.hints).lanes is not null as hinted, (k.hints).lanes_from, (k.hints).filter_from,
-       (k.hints).rebuilt_at <= 'epoch' as to_rebuild,
        (k.hints).was_cut, (k.hints).any_waiting, (k.hints).all_keys, (k.hints).waits_from,
        (k.hints).free_from,
        array(select key from pgqueue.consumer_messages f where f.consumer_id = k.consumer_id

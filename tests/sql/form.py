@@ -150,8 +150,7 @@ def check_hints(c: Consumer) -> None:
                 continue
             if lane is None:
                 from_ = cursor.lanes_from
-                seen = from_ is not None and b.lane >= from_
-                seen = seen or (b.token is not None and cursor.to_rebuild)
+                seen = from_ is not None and (b.lane >= from_ or b.token is not None)
                 assert seen, f"in a lane that is not looked at: {b}"
                 continue
             place = (b.place, b.first_seq)

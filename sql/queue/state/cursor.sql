@@ -232,15 +232,6 @@ begin
         end if;
     end loop;
     if v_empty and v_hints.lanes_from is not null then
-        -- claims in lanes that lose their hints expire too: the next claim that checks leases rebuilds all hints
-        if exists (select from unnest(v_hints.lanes) l
-                   cross join lateral (select from pgqueue.consumer_messages
-                                       where consumer_id = p_consumer.consumer_id and lane = l.lane
-                                         and (place, first_seq) >= (l.low_place, l.low_seq)
-                                       order by place, first_seq limit 1) m
-                   where l.place is null) then
-            v_hints.rebuilt_at := 'epoch';
-        end if;
         v_hints.lanes := array(select l::pgqueue.lane_hint from unnest(v_hints.lanes) l
                                where l.place is not null order by l.lane);
         v_hints := _pgqueue.add_lanes(p_consumer.consumer_id, v_hints);
