@@ -507,3 +507,15 @@ def test_many_claimers_get_each_message_once(conn: Conn, stream: int, url: str) 
     assert [seq for seq, n in got.items() if n > 1] == []
     assert got.keys() == set(sent)
     checker.check(conn)
+
+
+@pytest.mark.parametrize(("size", "expiry"), [(1, None), (3, "2100-01-01")])
+def test_a_claim_that_gets_nothing_keeps_nobody_from_what_is_new(
+    conn: Conn, begun: int, opened: Callable[[], Conn], size: int, expiry: str | None
+) -> None:
+    """It cannot have what is new ahead of the cursor, and another session has the other lock."""
+    holder, poller = opened(), opened()
+    holder.execute("select _pgqueue.lock_consumer(%s)", [begun])
+    send_all(conn, ["x"] * 3, p_expires_at=expiry)
+    assert receive(poller, size) == []
+    assert one(conn, "select _pgqueue.try_lock_new(%s)", begun)

@@ -201,6 +201,20 @@ def test_without_order_all_workers_work_on_the_only_key(conn: Conn) -> None:
     assert all(held)
 
 
+def test_what_is_assigned_in_another_size_is_bundles_of_few_ranges_meanwhile(conn: Conn) -> None:
+    """To take messages out of a bundle costs in proportion to its ranges."""
+    limited(conn, "none", per_key_limit=1)
+    sent = send_keys(conn, *(key for n in range(800) for key in (f"k{n}", "hot")))
+    first = receive(conn, 90)
+    assert len(receive(conn, 5)) == 5, "it has made all bundles of 90 unassigned, and assigned some"
+    checker.check(conn)
+    value(conn, "ack", claim_of(first))
+    left = (
+        {*sent} - {*seqs_of(first)} - {seq for seq, at in states(conn).items() if at == "claimed"}
+    )
+    assert {*seqs_of(drained(conn, 100))} == left
+
+
 def test_a_claim_counts_against_the_limit_until_its_message_is_settled(conn: Conn) -> None:
     """Messages of several keys are one bundle, also where keys have limits."""
     limited(conn, "none", per_key_limit=1)

@@ -549,3 +549,15 @@ def test_the_lag_is_that_of_what_could_be_delivered(conn: Conn, reader: Reader) 
     assert (lag()[0], began <= lag()[1] <= ended) == (6, True)
     reader.ask(2)
     assert (lag()[0], began <= lag()[1] <= ended) == (4, True)
+
+
+def test_deliveries_to_several_queries_count_as_no_failure(conn: Conn, stream: int) -> None:
+    """However many there were: then a worker may fail as often as the setting says."""
+    consumer_id = consumer(conn, max_deliver_count=2)
+    sent = send(conn)
+    for _ in range(4):
+        assert Reader(conn, consumer_id).ask().claimed == 1
+        clock.end_leases(conn)
+    for found in ("ready", "dead"):
+        assert value(conn, "nack", claim_of(receive(conn))) == 1
+        assert states(conn) == {sent: found}

@@ -24,6 +24,30 @@ def test_a_part_of_a_claim_is_settled_and_what_it_does_not_hold_is_passed_over(c
     assert list(states(conn).values()) == ["ready", "dead", "ready"]
 
 
+@pytest.mark.parametrize("low", [-1, 0, 1, 2])
+def test_numbers_come_in_an_array_with_any_lower_bound(conn: Conn, low: int) -> None:
+    """Of one number too, which is the usual part of a claim."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 4)
+    claim = claim_of(receive(conn))
+    for settle, some in [("ack", sent[1:2]), ("dead_letter", sent[2:])]:
+        array = f"[{low}:{low + len(some) - 1}]={{{','.join(map(str, some))}}}"
+        assert one(conn, f"select pgqueue.{settle}(%s, %s::bigint[])", claim, array) == len(some)
+    assert states(conn) == {sent[0]: "claimed", sent[2]: "dead", sent[3]: "dead"}
+
+
+def test_to_extend_a_claim_counts_its_messages_in_all_bundles(conn: Conn) -> None:
+    """Those that were delivered before are in a bundle of their own."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 5)
+    assert value(conn, "nack", claim_of(receive(conn, 2))) == 2
+    claim = claim_of(rows := receive(conn))
+    assert sorted(seqs_of(rows)) == sent
+    assert value(conn, "extend", claim) == 5
+    assert value(conn, "ack", claim, sent[1:4]) == 3
+    assert value(conn, "extend", claim, seconds(5)) == 2
+
+
 def test_work_and_acknowledgement_commit_together(conn: Conn) -> None:
     consumer(conn)
     send(conn)

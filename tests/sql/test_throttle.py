@@ -48,6 +48,18 @@ def test_no_more_are_in_flight_than_the_limit_allows(conn: Conn, ordering: str) 
     assert len(receive(conn, 100)) == 2
 
 
+def test_long_claims_are_in_flight_too(conn: Conn) -> None:
+    """A claim with the lock moves claims of more than a second to a lane of their own."""
+    limited(conn, max_in_flight=2)
+    send_all(conn, ["x"] * 3)
+    claim = claim_of(receive(conn, 2))
+    clock.pass_time(conn, seconds(5))
+    for _ in range(2):
+        assert receive(conn) == []
+    value(conn, "ack", claim)
+    assert len(receive(conn)) == 1
+
+
 def test_a_lease_that_ended_makes_room(conn: Conn) -> None:
     limited(conn, max_in_flight=2)
     send_all(conn, ["x"] * 3)

@@ -98,6 +98,8 @@ declare
 begin
     if (cardinality(p_next) between 1 and _pgqueue.limit_ahead()) is not true then
         return v_claim;
+    elsif p_next[1].message_count > p_max or not _pgqueue.is_plain(p_consumer, p_next[1]) then
+        return v_claim;  -- without the lock, which claims that take with the cursor need
     elsif cardinality(p_next) > 1 then
         if exists (select from unnest(p_next) where part > 0) then
             return v_claim;

@@ -259,8 +259,13 @@ begin
     elsif p_consumer.ordering = 'none' then  -- without an order, no message waits for another
         foreach v_bundle in array v_bundles loop
             v_bundle := _pgqueue.placed(p_consumer, v_bundle);
-            perform _pgqueue.replace(v_bundle);
-            p_hints := _pgqueue.record_place(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq);
+            if _pgqueue.has_few_ranges(v_bundle.seqs) then
+                perform _pgqueue.replace(v_bundle);
+                p_hints := _pgqueue.record_place(p_hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq);
+            else
+                perform _pgqueue.delete_bundle(v_bundle.bundle_no);
+                p_hints := _pgqueue.store_placed(p_hints, v_bundle, v_bundle.seqs);
+            end if;
         end loop;
         return p_hints;
     end if;
