@@ -359,6 +359,20 @@ def one_is_in_a_lane_of_many(conn: Conn) -> None:
         internals.take(conn, 2)
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_claims_in_more_lanes_than_have_a_hint_expire_as_soon_as_others(
+    conn: Conn, ahead: bool
+) -> None:
+    """Lanes with free bundles need the hints; those whose bundles all are claimed lose theirs."""
+    limits.set_constant(conn, "limit_lanes", 2)
+    consumer(conn, visibility_timeout=seconds(10), notify_done=not ahead)
+    sent = [send(conn, p_priority=-i) for i in range(7)]
+    assert [seqs_of(receive(conn, 1)) for _ in sent] == [[seq] for seq in sent]
+    checker.check(conn)
+    clock.pass_time(conn, seconds(20))
+    assert sorted(acked(conn, "s", "c", 1)) == sent
+
+
 @pytest.mark.parametrize(
     ("hint", "one_message"),
     [

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.sql import checker, clock, internals
+from tests.sql import checker, clock, internals, limits
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -58,6 +58,17 @@ def test_long_claims_are_in_flight_too(conn: Conn) -> None:
         assert receive(conn) == []
     value(conn, "ack", claim)
     assert len(receive(conn)) == 1
+
+
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_claims_in_more_lanes_than_have_a_hint_are_in_flight_too(conn: Conn, others: int) -> None:
+    """Each priority has a lane; free bundles need the hints of lanes whose bundles are claimed."""
+    limits.set_constant(conn, "limit_lanes", 2)
+    limited(conn, max_in_flight=5)
+    for priority in range(5 + others):
+        send(conn, p_priority=-priority)
+    assert [len(receive(conn, 1)) for _ in range(6)] == [1, 1, 1, 1, 1, 0]
+    assert one(conn, IN_FLIGHT) == 5
 
 
 def test_a_lease_that_ended_makes_room(conn: Conn) -> None:

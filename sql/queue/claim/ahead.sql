@@ -98,20 +98,18 @@ declare
 begin
     if (cardinality(p_next) between 1 and _pgqueue.limit_ahead()) is not true then
         return v_claim;
-    elsif p_next[1].message_count > p_max or not _pgqueue.is_plain(p_consumer, p_next[1]) then
-        return v_claim;  -- without the lock, which claims that take with the cursor need
     elsif cardinality(p_next) > 1 then
         if exists (select from unnest(p_next) where part > 0) then
             return v_claim;
         end if;
-        foreach v_part in array p_next loop  -- what a claim with the consumer's lock would get
-            v_left := v_left - v_part.message_count;
-            if v_left < 0 or v_part.priority <> p_next[1].priority or not _pgqueue.is_plain(p_consumer, v_part) then
-                return v_claim;
-            end if;
-            exit when v_left = 0;
-        end loop;
     end if;
+    foreach v_part in array p_next loop  -- what a claim with the consumer's lock would get
+        v_left := v_left - v_part.message_count;
+        if v_left < 0 or v_part.priority <> p_next[1].priority or not _pgqueue.is_plain(p_consumer, v_part) then
+            return v_claim;
+        end if;
+        exit when v_left = 0;
+    end loop;
     if not pg_try_advisory_xact_lock_shared(_pgqueue.lock_class_new(), p_consumer.consumer_id) then  -- lock: new
         return v_claim;
     end if;

@@ -204,8 +204,9 @@ begin
     return p_hints;
 end $$;
 
--- Raises the hints of the lanes to the first free bundles, and sets until when claims need not look for others. Returns
--- the hints. Needs the consumer's lock, because bundles become free only under it.
+-- Raises the hints of the lanes to the first free bundles, and sets until when claims need not look for others. If lanes
+-- lack hints, the claims in lanes without free bundles move to lane_long(). Returns the cursor. Needs the consumer's
+-- lock, because bundles become free only under it.
 create or replace function _pgqueue.raise_hints(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
@@ -218,6 +219,7 @@ declare
 begin
     for i in 1..cardinality(v_hints.lanes) loop
         v_lane := v_hints.lanes[i];
+        v_empty := v_empty or v_lane.place is null;
         continue when v_lane.place is null;
         select place, first_seq, note is not null into v_lane.place, v_lane.first_seq, v_noted
         from pgqueue.consumer_messages
@@ -231,9 +233,8 @@ begin
             v_note := v_noted;
         end if;
     end loop;
-    if v_empty and v_hints.lanes_from is not null then
-        v_hints.lanes := array(select l::pgqueue.lane_hint from unnest(v_hints.lanes) l
-                               where l.place is not null order by l.lane);
+    if v_empty and v_hints.lanes_from is not null then  -- lanes with claims alone make way for others
+        v_hints := _pgqueue.move_long_claims(p_consumer, v_hints, clock_timestamp() + interval '1 s');
         v_hints := _pgqueue.add_lanes(p_consumer.consumer_id, v_hints);
     end if;
     v_hints.idle_until := case
