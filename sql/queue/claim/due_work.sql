@@ -50,6 +50,9 @@ begin
     if p_short or not _pgqueue.not_yet((p_cursor.hints).probe_at) then
         p_cursor := _pgqueue.probe_leases(p_consumer, p_cursor);
     end if;
+    if (p_cursor.hints).lanes_from is not null then
+        p_cursor.hints := _pgqueue.uncover_lanes(p_consumer, p_cursor.hints);
+    end if;
     return _pgqueue.end_delays(p_consumer, p_cursor);
 end $$;
 

@@ -49,6 +49,17 @@ begin
     return p_hints;
 end $$;
 
+-- Adds hints for lanes that have none. Claims in lanes without a free bundle move to lane_long(), so that these lanes
+-- need no hint. Returns the hints. Needs the consumer's lock.
+create or replace function _pgqueue.uncover_lanes(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)
+returns pgqueue.claim_hints language plpgsql as $$
+begin
+    if exists (select from unnest(p_hints.lanes) where place is null) then
+        p_hints := _pgqueue.move_long_claims(p_consumer, p_hints, clock_timestamp() + interval '1 s');
+    end if;
+    return _pgqueue.add_lanes(p_consumer.consumer_id, p_hints);
+end $$;
+
 -- Moves a claimed bundle to lane_long(), at the end of its lease; a member, which has no lease, to the end of the lane.
 -- By key, the bundle gets its key in the column key. If it has several keys, the others become members. Needs the
 -- bundle's lock.

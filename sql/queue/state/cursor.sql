@@ -204,22 +204,19 @@ begin
     return p_hints;
 end $$;
 
--- Raises the hints of the lanes to the first free bundles, and sets until when claims need not look for others. If lanes
--- lack hints, the claims in lanes without free bundles move to lane_long(). Returns the cursor. Needs the consumer's
--- lock, because bundles become free only under it.
+-- Raises the hints of the lanes to the first free bundles, and sets until when claims need not look for others. Returns
+-- the cursor. Needs the consumer's lock, because bundles become free only under it.
 create or replace function _pgqueue.raise_hints(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_hints pgqueue.claim_hints := p_cursor.hints;
     v_lane  pgqueue.lane_hint;
-    v_empty boolean := false;
     v_noted boolean;
     v_first pgqueue.lane_hint;  -- the hint for the lane of the first free bundle
     v_note  boolean;            -- that bundle has a note: only a claim with the lock takes it
 begin
     for i in 1..cardinality(v_hints.lanes) loop
         v_lane := v_hints.lanes[i];
-        v_empty := v_empty or v_lane.place is null;
         continue when v_lane.place is null;
         select place, first_seq, note is not null into v_lane.place, v_lane.first_seq, v_noted
         from pgqueue.consumer_messages
@@ -227,16 +224,11 @@ begin
           and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
         order by place, first_seq limit 1;
         v_hints.lanes[i] := v_lane;  -- (nulls if there is none)
-        v_empty := v_empty or v_lane.place is null;
         if v_first.place is null then
             v_first := v_lane;
             v_note := v_noted;
         end if;
     end loop;
-    if v_empty and v_hints.lanes_from is not null then  -- lanes with claims alone make way for others
-        v_hints := _pgqueue.move_long_claims(p_consumer, v_hints, clock_timestamp() + interval '1 s');
-        v_hints := _pgqueue.add_lanes(p_consumer.consumer_id, v_hints);
-    end if;
     v_hints.idle_until := case
         when v_first.place is null or v_note
              or (v_first.lane = _pgqueue.lane_unassigned() and _pgqueue.is_keyed(p_consumer.profile)) then null
