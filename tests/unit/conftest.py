@@ -24,10 +24,8 @@ from tests.sql.conftest import url as url  # with the stream s, if a test asks f
 
 
 @pytest.fixture
-def stream(url: str) -> None:
-    """The text stream s, which `url` has; it is new: a first segment is as old as it."""
-    with connection.connect(url) as conn:
-        conn.execute("update pgqueue.streams set created_at = clock_timestamp()")
+def stream() -> None:
+    """Lets `url` have the text stream s."""
 
 
 @pytest.fixture
@@ -38,6 +36,8 @@ def queue(url: str, stream: None, request: pytest.FixtureRequest) -> Iterator[Cl
     """
     options = getattr(request.module, "CONSUMER", {})
     with spark_pgqueue.connect(url) as client:
+        # it is new: a first segment is as old as it
+        client._value("update pgqueue.streams set created_at = clock_timestamp() returning 1")
         if options is not None:
             client.create_consumer("s", "c", **options)
         yield client
