@@ -7,8 +7,10 @@ The numbers are those of the invariants in `test_invariants`, in its order.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +35,8 @@ select c.consumer_id, c.stream_id, c.ordering, c.partitions,
 from pgqueue.consumers c cross join lateral (select to_jsonb(c) as of) s
 order by consumer_id
 """
+
+_looking = weakref.WeakKeyDictionary[psycopg.Connection, psycopg.Connection]()
 
 
 @dataclass
@@ -98,11 +102,23 @@ class Consumer:
 
 
 def read(conn: psycopg.Connection) -> list[Consumer]:
-    """Read all consumers of a database, from one snapshot."""
-    url = make_conninfo(conn.info.dsn, password=conn.info.password or None)
-    with connection.connect(url, autocommit=False) as other:
+    """Read all consumers of a database, from one snapshot.
+
+    In another session, which the next look has too: a new one takes as long as the look.
+    """
+    if other := _looking.pop(conn, None):
+        with suppress(psycopg.OperationalError):  # as of a session that was ended
+            begin(other)
+    if other is None or other.closed:
+        url = make_conninfo(conn.info.dsn, password=conn.info.password or None)
+        other = connection.connect(url, autocommit=False)
+        weakref.finalize(conn, other.close)
         begin(other)
+    try:
         return read_here(other)
+    finally:
+        other.rollback()
+        _looking[conn] = other
 
 
 def begin(conn: psycopg.Connection) -> None:

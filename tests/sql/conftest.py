@@ -19,6 +19,7 @@ from tests.sql.table_writes import target
 MADE: dict[str, Callable[[Conn], object]] = {
     "stream": lambda conn: value(conn, "create_stream", "s"),
     "face": lambda conn: schema.install(conn, pgmq=True),
+    "writer": lambda conn: value(conn, "create_roles"),
 }
 """What a database has for a test that asks for the fixture: made once, and then copied."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import product
 
 import pytest
 
@@ -46,45 +47,47 @@ def test_a_claim_beside_another_claimer_has_the_lease_that_it_asks_for(
     assert 495 < internals.claims(conn)[-1].seconds_left <= 500
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_a_claim_is_extended_while_another_claimer_is_at_it(
-    conn: Conn, url: str, ordering: str
-) -> None:
-    consumer_id = consumer(conn, ordering=ordering)
+def test_a_claim_is_extended_while_another_claimer_is_at_it(conn: Conn, url: str) -> None:
+    ids = {ordering: consumer(conn, ordering, ordering) for ordering in ORDERINGS}
     send(conn)
-    claim = claim_of(receive(conn, 1))
+    claims = [claim_of(receive(conn, 1, name)) for name in ids]
     conn.execute("set statement_timeout = '5 s'")
     with connection.connect(url) as other, other.transaction():
-        internals.lock_consumer(other, consumer_id)
-        assert value(conn, "extend", claim) == 1
+        for consumer_id, claim in zip(ids.values(), claims, strict=True):
+            internals.lock_consumer(other, consumer_id)
+            assert value(conn, "extend", claim) == 1
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_a_claim_is_taken_over_when_its_lease_is_over(conn: Conn, ordering: str) -> None:
-    consumer(conn, ordering=ordering, visibility_timeout=seconds(20))
-    seq = send(conn)
-    first = claim_of(receive(conn))
-    assert receive(conn) == []
-    value(conn, "extend", first, seconds(50))
+def test_a_claim_is_taken_over_when_its_lease_is_over(conn: Conn) -> None:
+    for ordering in ORDERINGS:
+        consumer(conn, ordering, ordering, visibility_timeout=seconds(20))
+    seq, firsts = send(conn), {}
+    for name in ORDERINGS:
+        firsts[name] = claim_of(receive(conn, name=name))
+        assert receive(conn, name=name) == []
+        value(conn, "extend", firsts[name], seconds(50))
     clock.pass_time(conn, seconds(25))
-    assert receive(conn) == [], "an extended claim is not taken over"
+    for name in ORDERINGS:
+        assert receive(conn, name=name) == [], "an extended claim is not taken over"
     clock.pass_time(conn, seconds(35))
-    (row,) = receive(conn)
-    assert (row.seq, row.deliver_count) == (seq, 2)
-    assert state(conn, seq).last_error == TAKEN_OVER
-    assert value(conn, "ack", first) == 0
-    assert value(conn, "ack", row.claim_id) == 1
+    for name, first in firsts.items():
+        (row,) = receive(conn, name=name)
+        assert (row.seq, row.deliver_count) == (seq, 2)
+        assert state(conn, seq, name).last_error == TAKEN_OVER
+        assert value(conn, "ack", first) == 0
+        assert value(conn, "ack", row.claim_id) == 1
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_an_owner_that_comes_back_late_but_first_keeps_its_claim(conn: Conn, ordering: str) -> None:
-    settlements = ("ack", "nack", "extend", "defer", "dead_letter")
-    for name in settlements:
-        consumer(conn, name, ordering)
+def test_an_owner_that_comes_back_late_but_first_keeps_its_claim(conn: Conn) -> None:
+    cases = [*product(("ack", "nack", "extend", "defer", "dead_letter"), ORDERINGS)]
+    for settle, ordering in cases:
+        consumer(conn, f"{settle} {ordering}", ordering)
     send(conn)
-    claims = [claim_of(receive(conn, name=name)) for name in settlements]
+    claims = [claim_of(receive(conn, name=" ".join(case))) for case in cases]
     clock.pass_time(conn, seconds(100))
-    assert [value(conn, *each) for each in zip(settlements, claims, strict=True)] == [1] * 5
+    assert [value(conn, case[0], claim) for case, claim in zip(cases, claims, strict=True)] == [
+        1
+    ] * len(cases)
 
 
 def test_a_lease_that_ends_is_noticed_while_a_backlog_is_claimed(conn: Conn) -> None:

@@ -321,8 +321,8 @@ def test_a_call_waits_for_the_locks_that_it_needs_and_for_no_others(
 
 @pytest.fixture
 def impatient(conn: Conn) -> None:
-    """Calls wait for 0.15 s in place of a minute."""
-    set_constant(conn, "patience", "150 ms")
+    """Calls wait for 0.05 s in place of a minute."""
+    set_constant(conn, "patience", "50 ms")
 
 
 @pytest.mark.usefixtures("impatient")

@@ -15,7 +15,7 @@ from tests.sql import internals, queue
 from tests.sql.cost import cost
 from tests.sql.queue import Conn, one, receive, rows, send_all, value
 
-RUNS = 20_000
+RUNS = 12_000
 
 LEASES = "pgqueue.lease_partitions('s', 'g', 'worker')"
 READER = "'11111111-1111-1111-1111-111111111111', 1"

@@ -92,15 +92,15 @@ def test_a_message_staged_twice_is_not_published_twice(conn: Conn, stream: int) 
 
 
 def test_nothing_is_left_of_a_batch_that_was_published(conn: Conn, stream: int) -> None:
-    """Thousands of groups of one chunk, as with a time for each message."""
+    """A thousand groups of one chunk, as with a time for each message."""
     with conn.transaction():
-        seqs = internals.insert_messages(conn, stream, 3000)
+        seqs = internals.insert_messages(conn, stream, 1000)
         staged = conn.execute(
             "select pgqueue.stage('a', 1, %s, int8multirange(int8range(s, s, '[]')))"
             " from unnest(%s::bigint[]) s",
             [stream, seqs],
         ).fetchall()
-    assert publish(conn, stream, [block for (block,) in staged], 3000, 1, "a")
+    assert publish(conn, stream, [block for (block,) in staged], 1000, 1, "a")
     assert internals.count(conn, "reservations") == 0
 
 

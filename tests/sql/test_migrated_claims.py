@@ -319,22 +319,23 @@ def test_what_was_claimed_waits_or_is_ready_is_so_after_an_upgrade(conn: Conn, s
     assert sorted(rows(conn, NEW_CLAIMS)) == claims
     now = {(row.consumer_id, row.s): row.arrival_no for row in rows(conn, HELD)}
     assert now | arrivals == now
-    for ledger in ledgers:
+    held_before = [dict(ledger.held) for ledger in ledgers]
+    for ledger, before_ in zip(ledgers, held_before, strict=True):
         ledger.saved = {seq: saved for seq, saved in ledger.saved.items() if seq in ledger.left}
-        before_ = dict(ledger.held)
+        busy = ledger.keys_of([seq for each in before_.values() for seq in each])
         for size in (1, 5, 40):
             got = ledger.claim(conn, size)
             if ledger.kind.ordering != "none":
-                busy = ledger.keys_of([seq for each in before_.values() for seq in each])
                 assert not busy & ledger.keys_of(got), f"{ledger.stream}: a key that is held"
-        checker.check(conn)
+    checker.check(conn)
+    for ledger, before_ in zip(ledgers, held_before, strict=True):
         for claim in sorted(before_):
             ledger.settle(conn, rng, claim, rng.choice(ACTIONS))
-        checker.check(conn)
+    checker.check(conn)
+    for ledger in ledgers:
         for claim in list(ledger.held):
             ledger.done += ledger.held.pop(claim)
             assert value(conn, "ack", claim) > 0
-    for ledger in ledgers:
         ledger.drain(conn, rng)
     done = {ledger.consumer: ledger.sent.keys() - {
         seq for dead in rows(conn, DEAD, ledger.consumer) for seq in core.numbers(dead.seqs)

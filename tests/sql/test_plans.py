@@ -26,16 +26,18 @@ def consumer(conn: Conn, name: str, ordering: str = "none") -> int:
     return queue.consumer(conn, name, ordering, visibility_timeout=timedelta(days=1))
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.parametrize("size", [1, pytest.param(100, marks=pytest.mark.longer)])
-def test_the_backlog_costs_nothing(conn: Conn, stream: int, ordering: str, size: int) -> None:
-    consumer(conn, "few", ordering)
+def test_the_backlog_costs_nothing(conn: Conn, stream: int, size: int) -> None:
+    for ordering in ORDERINGS:
+        consumer(conn, f"few {ordering}", ordering)
     bulk(conn, 1000)
-    few = claim_cost(conn, "few", size)
-    bulk(conn, 100_000 if ordering == "key" else 50_000)
+    few = {ordering: claim_cost(conn, f"few {ordering}", size) for ordering in ORDERINGS}
+    bulk(conn, 100_000)
     singles(conn, MANY // 40)
-    consumer(conn, "many", ordering)
-    assert_flat("a backlog", few, claim_cost(conn, "many", size))
+    for ordering in ORDERINGS:
+        consumer(conn, "many", ordering)
+        assert_flat(f"a backlog, {ordering}", few[ordering], claim_cost(conn, "many", size))
+        value(conn, "drop_consumer", "s", "many")
 
 
 @pytest.mark.longer  # with 25,000: the test above
@@ -156,25 +158,26 @@ def test_a_million_messages_in_each_state_cost_nothing(conn: Conn, stream: int) 
     assert_all_flat("a million ready", few, claims())
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
-def test_an_expiry_costs_what_it_releases(conn: Conn, stream: int, ordering: str) -> None:
-    consumer(conn, "c", ordering)
-
-    def expiry() -> float:
+def test_an_expiry_costs_what_it_releases(conn: Conn, stream: int) -> None:
+    def expiry(name: str) -> float:
         costs = []
         for _ in range(5):
-            call(conn, "claim", "s", "c", 10)
+            call(conn, "claim", "s", name, 10)
             clock.end_leases(conn)
-            costs.append(cost(conn, "select * from pgqueue.claim('s', 'c', 10)"))
+            costs.append(cost(conn, "select * from pgqueue.claim('s', %s, 10)", name))
             for claim in internals.claims(conn):
                 value(conn, "ack", claim.claim_id)
         return statistics.median(costs[2:])
 
+    orderings = ("none", "key")
+    for each in orderings:
+        consumer(conn, each, each)
     bulk(conn, 4000, "'k' || i")  # more than one claim cuts ahead
-    few = expiry()
+    few = [expiry(each) for each in orderings]
     bulk(conn, 50_000, "'k' || i")
-    many = expiry()
-    assert many <= few * GROWTH + 15, f"an expiry reads {few} blocks, and {many} with a backlog"
+    for each, less in zip(orderings, few, strict=True):
+        many = expiry(each)
+        assert many <= less * GROWTH + 15, f"{each}: an expiry reads {less} blocks, now {many}"
 
 
 def traffic(conn: Conn, rounds: int, behind: bool) -> list[int]:
@@ -214,24 +217,33 @@ def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
     assert many <= few * GROWTH + 50, f"a claim read {few} blocks, and {many} in the end"
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+WORK = """
+do $$ declare v_claim bigint; begin
+    for i in 1 .. 400 loop
+        select claim_id into strict v_claim from pgqueue.claim('s', '{}', 1);
+        commit;
+        perform pgqueue.ack(v_claim);
+        commit;
+    end loop;
+end $$"""
+
+
 def test_single_claims_beside_an_old_snapshot_cost_nothing(
-    conn: Conn, url: str, stream: int, ordering: str
+    conn: Conn, url: str, stream: int
 ) -> None:
-    consumer(conn, "c", ordering)
+    orderings = ("none", "key")
+    for each in orderings:
+        consumer(conn, each, each)
     bulk(conn, 20_000, "'k' || i")
-    with connection.connect(url) as old:
-        few = claim_cost(conn, "c", 1, 20)
-        old.execute("begin transaction isolation level repeatable read")
-        internals.count(old, "consumers")
-        for _ in range(400):
-            rows = call(conn, "claim", "s", "c", 1)
-            value(conn, "ack", claim_of(rows))
-        many = claim_cost(conn, "c", 1, 20)
-        old.execute("commit")
     # a claim passes over the bundles of its own cut that are done, as far as that had come
     block = one(conn, "select _pgqueue.limit_cut()")
-    assert_flat("dead rows", (few[0] + block, few[1]), many)
+    with connection.connect(url) as old:
+        few = [claim_cost(conn, each, 1, 20) for each in orderings]
+        old.execute("begin transaction isolation level repeatable read")
+        internals.count(old, "consumers")
+        for each, (claim, ack) in zip(orderings, few, strict=True):
+            conn.execute(WORK.format(each).encode())
+            assert_flat("dead rows", (claim + block, ack), claim_cost(conn, each, 1, 20))
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)

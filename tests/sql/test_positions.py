@@ -159,11 +159,13 @@ def test_the_end_is_told_beside_a_transaction_that_stays_open(
     assert acked(conn, "s", "c") == held
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a producer"])
 def test_a_position_costs_the_same_whatever_the_history(
-    conn: Conn, stream: int, session: Session, beside: bool
+    conn: Conn, stream: int, session: Session
 ) -> None:
-    """Also where no consumer knows the past, if maintain() was called now and then."""
+    """Also where no consumer knows the past, if maintain() was called now and then.
+
+    Alone, and beside a producer.
+    """
     producer = session()
 
     def blocks(position: str) -> float:
@@ -176,16 +178,14 @@ def test_a_position_costs_the_same_whatever_the_history(
 
     costs = []
     for size in (30_000, 70_000):
-        producer.execute("rollback")
         internals.publish_singly(conn, stream, size)
         call(conn, "maintain")
-        if beside:
-            producer.execute("begin")
-            send(producer)
         since = one(conn, "select clock_timestamp() - interval '100 ms'")
         positions = ["earliest", "latest", f"{since}", f"seq {size // 2}"]
-        costs.append([blocks(position) for position in positions])
-    producer.execute("rollback")
+        alone = [blocks(position) for position in positions]
+        with producer.transaction(force_rollback=True):
+            send(producer)
+            costs.append(alone + [blocks(position) for position in positions])
     value(conn, "drop_stream", "s")  # the checker would read all of it
     call(conn, "maintain")
     for few, many in zip(*costs, strict=True):

@@ -169,15 +169,19 @@ def test_a_resumed_batch_has_no_key_of_a_claim_beside_it(conn: Conn) -> None:
     checker.check(conn)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_the_greatest_limit_is_one(conn: Conn, ordering: str) -> None:
+@pytest.fixture
+def readers(conn: Conn) -> dict[str, Reader]:
+    """A new checkpoint of a consumer of each ordering, whose name it is."""
+    return {ordering: Reader(conn, consumer(conn, ordering, ordering)) for ordering in ORDERINGS}
+
+
+def test_the_greatest_limit_is_one(conn: Conn, readers: dict[str, Reader]) -> None:
     """Also where a claim beside it makes the keys matter."""
-    reader = Reader(conn, consumer(conn, ordering=ordering))
     send_all(conn, ["x"] * 3, p_keys=["k", "l", "m"])
-    worker = claim_of(receive(conn, 1))
-    got = reader.ask(2**63 - 1).claimed
-    assert got == (0 if ordering == "stream" else 2)
-    assert value(conn, "ack", worker) == 1
+    for ordering, reader in readers.items():
+        worker = claim_of(receive(conn, 1, ordering))
+        assert reader.ask(2**63 - 1).claimed == (0 if ordering == "stream" else 2)
+        assert value(conn, "ack", worker) == 1
 
 
 def test_messages_acknowledged_after_the_lease_was_lost_are_counted(
@@ -326,12 +330,13 @@ def test_next_due_is_when_the_first_delayed_message_is_due(conn: Conn, reader: R
     assert reader.ask().next_due == due
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_next_due_is_when_a_failed_message_comes_back(conn: Conn, ordering: str) -> None:
-    reader = Reader(conn, consumer(conn, ordering=ordering))
+def test_next_due_is_when_a_failed_message_comes_back(
+    conn: Conn, readers: dict[str, Reader]
+) -> None:
     seq = send(conn, p_key="k")
-    value(conn, "nack", claim_of(receive(conn)), None, seconds(60))
-    assert reader.ask().next_due == state(conn, seq).not_visible_until
+    for ordering, reader in readers.items():
+        value(conn, "nack", claim_of(receive(conn, name=ordering)), None, seconds(60))
+        assert reader.ask().next_due == state(conn, seq, ordering).not_visible_until
 
 
 def test_next_due_is_when_the_next_lease_ends(conn: Conn, reader: Reader) -> None:

@@ -482,11 +482,11 @@ def test_consumers_are_created_while_a_large_table_is_checked(conn: Conn, sessio
 
 def test_numbers_that_get_past_all_leaves_lose_nothing(conn: Conn, stream: int) -> None:
     """They are in the table _rest, which becomes a segment itself."""
-    limits.set_constant(conn, "segment_size", 5000)
+    limits.set_constant(conn, "segment_size", 1024)
     consumer(conn)
     retention(conn, p_for=HOUR)
     maintain(conn)
-    sent = [seq for _ in range(5) for (seq,) in call(conn, "send_batch", "s", ["x"] * 5000)]
+    sent = [seq for _ in range(5) for seq in send_all(conn, ["x"] * 1024)]
     assert one(conn, f"select count(*) from pgqueue.messages_{stream}_rest") > 0
     maintain(conn)
     assert one(conn, f"select count(*) from pgqueue.messages_{stream}_rest") == 0

@@ -139,7 +139,7 @@ def walk(conn: Conn, zone: str, middle: str) -> None:
         {"zone": zone, "middle": middle},
     ).fetchall()
     chance = random.Random(middle)
-    for _ in range(6):
+    for _ in range(4):
         hours = "*" if chance.random() < 0.3 else f"{chance.randrange(24)},{chance.randrange(5)}"
         cron = f"{chance.choice(['*/25', '7', '0,30', '59'])} {hours} " + chance.choice(
             ["* * *", "*/2 * *", "* * 0,6", "29,3 * 1", f"* {minutes[0][1].month} *"]
@@ -584,9 +584,10 @@ def test_the_first_time_after_is_found(conn: Conn) -> None:
         start = one(conn, "select '2020-01-31'::timestamptz + %s * interval '1 day'",
                     rng.randrange(400))  # fmt: skip
         after = start + timedelta(days=rng.randrange(-10, 400), seconds=rng.randrange(86400))
+        most = 410 // (28 * months + days) + 1
         expected = one(
             conn, "select min(t) from (select _pgqueue.nth_time(%s, %s::interval, %s, n) t"
-            " from generate_series(0, 410) n) x where t > %s", start, every, BERLIN, after,
+            " from generate_series(0, %s) n) x where t > %s", start, every, BERLIN, most, after,
         )  # fmt: skip
         got = one(
             conn, "select _pgqueue.next_by_interval(%s, %s::interval, %s, %s)",

@@ -20,17 +20,24 @@ from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from tests import handlers
 from tests.sql import checker
+from tests.sql.conftest import url as url  # with the stream s, if a test asks for it
 
 
 @pytest.fixture
-def queue(url: str, request: pytest.FixtureRequest) -> Iterator[Client]:
+def stream() -> None:
+    """Lets `url` have the text stream s."""
+
+
+@pytest.fixture
+def queue(url: str, stream: None, request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client, with a stream s of text and its consumer c, as `CONSUMER` of the module says.
 
     It says how the consumer is made, or None for no consumer.
     """
     options = getattr(request.module, "CONSUMER", {})
     with spark_pgqueue.connect(url) as client:
-        client.create_stream("s")
+        # it is new: a first segment is as old as it
+        client._value("update pgqueue.streams set created_at = clock_timestamp() returning 1")
         if options is not None:
             client.create_consumer("s", "c", **options)
         yield client

@@ -16,17 +16,21 @@ def test_message_hint_and_code_are_shown_and_survive_pickling():
     assert str(error) == "[PQ001] what\nHint: way out"
 
 
-@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+def raised(connect, url, statement, name=None):
+    """What the caller is told of the error of a statement."""
+    told = translated(name) if name else translated()
+    with connect(url) as conn, conn.cursor() as cursor, pytest.raises(PgQueueError) as caught, told:
+        cursor.execute(statement)
+    return caught.value
+
+
+WAYS = [connection.connect, connection.connect_adbc]
+
+
+@pytest.mark.parametrize("connect", WAYS)
 def test_our_own_errors_keep_message_and_hint(empty_url, connect):
-    with (
-        connect(empty_url) as conn,
-        conn.cursor() as cursor,
-        pytest.raises(PgQueueError) as caught,
-        translated(),
-    ):
-        cursor.execute(RAISE)
-    assert (caught.value.message, caught.value.hint) == ("no stream a", "b")
-    assert caught.value.sqlstate == "PQ001"
+    error = raised(connect, empty_url, RAISE)
+    assert (error.message, error.hint, error.sqlstate) == ("no stream a", "b", "PQ001")
 
 
 NAMED = (
@@ -35,58 +39,39 @@ NAMED = (
 )
 
 
-@pytest.mark.parametrize("connect", [connection.connect, connection.connect_adbc])
+@pytest.mark.parametrize("connect", WAYS)
 def test_an_argument_is_called_what_the_user_calls_it_but_not_in_what_was_given(empty_url, connect):
     names = {"p_at": "option at"}
     for get, name in ((names.get, "option at"), ({}.get, "p_at")):
-        with (
-            connect(empty_url) as conn,
-            conn.cursor() as cursor,
-            pytest.raises(PgQueueError) as caught,
-            translated(get),
-        ):
-            cursor.execute(NAMED)
-        error = pickle.loads(pickle.dumps(caught.value))
+        error = pickle.loads(pickle.dumps(raised(connect, empty_url, NAMED, get)))
         assert error.message == f"{name} is a time, not 'p_at'"
         assert error.hint == f"Leave p_at_all and {name} out."
         assert error.argument == "p_at"
 
 
 def test_an_error_without_a_hint_has_the_way_out_of_its_code(empty_url):
-    with connection.connect(empty_url) as conn, pytest.raises(PgQueueError) as caught, translated():
-        conn.execute("do $$ begin raise exception 'no' using errcode = 'PQ004'; end $$")
-    assert caught.value.hint == CODES["PQ004"].way_out
+    without = "do $$ begin raise exception 'no' using errcode = 'PQ004'; end $$"
+    error = raised(connection.connect, empty_url, without)
+    assert error.hint == CODES["PQ004"].way_out
 
 
-@pytest.mark.parametrize(
-    "statement", ["select pgqueue.f()", "select * from pgqueue_t", "select pg_read_file('x')"]
-)
-def test_a_refused_permission_says_who_may_and_how_to_find_what_is_missing(empty_url, statement):
+def test_a_refused_permission_says_who_may_and_how_to_find_what_is_missing(empty_url):
     with connection.connect(empty_url) as conn:
         conn.execute("create schema pgqueue; create table pgqueue_t (); set role pg_monitor")
-        with pytest.raises(PgQueueError, match="permission denied") as caught, translated():
-            conn.execute(statement)
-    assert "owner" in (caught.value.hint or "")
-    assert "pgqueue doctor" in (caught.value.hint or "")
-    assert caught.value.sqlstate == "42501"
+        for what in ("pgqueue.f()", "* from pgqueue_t", "pg_read_file('x')"):
+            with pytest.raises(PgQueueError, match="permission denied") as caught, translated():
+                conn.execute(f"select {what}")
+            assert "owner" in (caught.value.hint or ""), what
+            assert "pgqueue doctor" in (caught.value.hint or "")
+            assert caught.value.sqlstate == "42501"
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "select pgqueue.schema_version()",
-        "select * from pgqueue.streams",
-        "create table pgqueue.a()",
-    ],
-)
-def test_a_missing_schema_says_to_install(empty_url, statement):
-    with (
-        connection.connect(empty_url) as conn,
-        pytest.raises(PgQueueError, match="pgqueue install") as caught,
-        translated(),
-    ):
-        conn.execute(statement)
-    assert caught.value.sqlstate == "PQ011"
+def test_a_missing_schema_says_to_install(empty_url):
+    uses = "select pgqueue.schema_version()", "select * from pgqueue.streams"
+    for statement in (*uses, "create table pgqueue.a()"):
+        error = raised(connection.connect, empty_url, statement)
+        assert "pgqueue install" in str(error), statement
+        assert error.sqlstate == "PQ011"
 
 
 def test_a_dropped_stream_is_not_called_a_missing_schema(empty_url):
@@ -98,18 +83,13 @@ def test_a_dropped_stream_is_not_called_a_missing_schema(empty_url):
 
 def test_errors_without_a_way_out_pass_unchanged(empty_url):
     assert translate(ValueError("x")) is None
-    with (
-        connection.connect(empty_url) as conn,
-        pytest.raises(psycopg.errors.DivisionByZero),
-        translated(),
-    ):
-        conn.execute("select 1/0")
-    with (
-        connection.connect(empty_url) as conn,
-        pytest.raises(psycopg.errors.UndefinedTable),
-        translated(),
-    ):
-        conn.execute("select * from not_ours")
+    with connection.connect(empty_url) as conn:
+        for statement, error in (
+            ("select 1/0", psycopg.errors.DivisionByZero),
+            ("select * from not_ours", psycopg.errors.UndefinedTable),
+        ):
+            with pytest.raises(error), translated():
+                conn.execute(statement)
 
 
 CONDITIONS = {

@@ -67,43 +67,30 @@ def imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
         yield from (each for each in names if each.split(".")[0] == PACKAGE and each != name)
 
 
-@pytest.fixture(scope="module")
-def imports() -> dict[str, set[str]]:
-    known = modules()
-    return {name: set(imported(name, path, known)) for name, path in known.items()}
-
-
 def package_of(module: str, parent: str = PACKAGE) -> str:
     return module.removeprefix(parent).removeprefix(".").split(".")[0]
 
 
-def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) -> None:
+def test_a_module_imports_only_what_is_below_it() -> None:
+    """In no circle, only of packages below its own, and on Spark's side nothing of the client."""
+    known = modules()
+    imports = {name: set(imported(name, path, known)) for name, path in known.items()}
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {' -> '.join(reversed(error.args[1]))}")
-
-
-@pytest.mark.parametrize(
-    ("parent", "floors"), [(PACKAGE, FLOORS), (f"{PACKAGE}.spark", SPARK_FLOORS)]
-)
-def test_no_package_imports_one_that_is_not_below_it(
-    imports: dict[str, set[str]], parent: str, floors: tuple[tuple[str, ...], ...]
-) -> None:
-    floor = {package: number for number, packages in enumerate(floors) for package in packages}
-    inside = {name for name in imports if f"{name}.".startswith(f"{parent}.")}
-    assert {package_of(name, parent) for name in inside} == floor.keys(), "all have a floor"
-    upward = [
-        f"{name} imports {other}"
-        for name in inside
-        for other in imports[name] & inside
-        if package_of(name, parent) != package_of(other, parent)
-        and floor[package_of(other, parent)] >= floor[package_of(name, parent)]
-    ]
-    assert not upward
-
-
-def test_spark_does_without_the_client(imports: dict[str, set[str]]) -> None:
+    for parent, floors in ((PACKAGE, FLOORS), (f"{PACKAGE}.spark", SPARK_FLOORS)):
+        floor = {package: number for number, packages in enumerate(floors) for package in packages}
+        inside = {name for name in imports if f"{name}.".startswith(f"{parent}.")}
+        assert {package_of(name, parent) for name in inside} == floor.keys(), "all have a floor"
+        upward = [
+            f"{name} imports {other}"
+            for name in inside
+            for other in imports[name] & inside
+            if package_of(name, parent) != package_of(other, parent)
+            and floor[package_of(other, parent)] >= floor[package_of(name, parent)]
+        ]
+        assert not upward
     wrong = [
         f"{name} imports {other}"
         for name, others in imports.items()
