@@ -18,6 +18,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.cost import cost
 from tests.sql.queue import *
 
@@ -62,7 +63,7 @@ def assert_in_order(found: list[int], keys: dict[int, str]) -> None:
 # One after the other
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_an_open_acknowledgement_holds_what_comes_after_it(
     conn: Conn, session: Session, opened: Session, ordering: str
 ) -> None:
@@ -84,7 +85,7 @@ def test_an_open_acknowledgement_holds_what_comes_after_it(
 
 
 @pytest.mark.all_versions
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_a_claim_that_is_acknowledged_twice_at_once_frees_one_bundle(
     conn: Conn, session: Session, opened: Session, ordering: str
 ) -> None:
@@ -120,7 +121,7 @@ def test_a_prepared_acknowledgement_holds_what_comes_after_it(
     assert value(conn, "ack", claim_of(first)) == (end == "rollback")
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_dealt_bundles_are_claimed_beside_who_has_the_lock(
     conn: Conn, opened: Session, ordering: str
 ) -> None:
@@ -150,7 +151,7 @@ def test_polls_of_a_stream_in_order_beside_its_claim_lock_nobody(conn: Conn) -> 
         assert one(conn, f"select count(*) {mine}") == 0
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@for_each("size", [1, 3])
 def test_claims_of_a_stream_in_order_are_full_over_gaps(conn: Conn, size: int) -> None:
     """Numbers that a rollback left out stand between those of one bundle."""
     consumer(conn, ordering="stream")
@@ -276,7 +277,7 @@ def test_a_key_that_left_a_claim_is_free_also_when_the_rest_comes_back_for_small
     assert sorted(acked(conn, "s", "c", 1)) == [b1, c1, a2, a3, a4]
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_reader_has_what_was_cut_or_dealt_for_small_claims(conn: Conn, ordering: str) -> None:
     reader = Reader(conn, consumer(conn, ordering=ordering))
     sent = send_keys(conn, *"aabc")
@@ -564,7 +565,7 @@ def test_a_stream_passes_what_has_expired_in_one_claim(conn: Conn) -> None:
     checker.check(conn)
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_a_claim_that_acknowledges_waits_for_what_it_makes_free(
     conn: Conn, session: Session, ordering: str
 ) -> None:
@@ -859,7 +860,7 @@ def test_workers_that_are_killed_lose_double_and_disorder_nothing(
     assert receive(conn, 1000) == []
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_claims_of_another_size_keep_the_order_of_keys_whose_bundles_are_dealt_again(
     conn: Conn, ordering: str
 ) -> None:

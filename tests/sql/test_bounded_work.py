@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.sql import clock, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.cost import cost
 from tests.sql.queue import *
 
@@ -24,7 +25,7 @@ def undone(conn: Conn, query: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("function", ["redrive", "purge_dead"])
+@for_each("function", ["redrive", "purge_dead"])
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "new"])
 def test_one_dead_letter_of_many_costs_as_one_of_few(
     conn: Conn, function: str, analyzed: bool

@@ -13,6 +13,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, core, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.cost import cost
 from tests.sql.queue import *
 
@@ -316,7 +317,7 @@ def test_settling_a_part_reads_no_other_claims_whatever_the_statistics(conn: Con
 # Waiting
 
 
-@pytest.mark.parametrize("ordering", ["none", "key", "stream"])
+@for_each("ordering", ["none", "key", "stream"])
 def test_who_acknowledges_and_waits_for_the_lock_holds_no_run_meanwhile(
     conn: Conn, session: Session, ordering: str
 ) -> None:
@@ -362,7 +363,7 @@ def test_pollers_do_not_queue_up_for_a_run_that_a_long_transaction_holds(
     owner.execute("commit")
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_two_who_settle_one_claim_beside_a_claimer_do_not_deadlock(
     conn: Conn, session: Session, ordering: str
 ) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.sql import checker, clock, internals
+from tests.sql.cases import for_each
 from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import *
 
@@ -120,7 +121,7 @@ def test_free_bundles_are_claimed_without_the_lock_of_the_consumer(conn: Conn) -
     assert locks(conn, lambda: receive(conn, 20)) == 0
 
 
-@pytest.mark.parametrize("urgent", [1, 0])
+@for_each("urgent", [1, 0])
 def test_claims_of_others_need_no_lock_while_urgent_ones_are_claimed(
     conn: Conn, urgent: int
 ) -> None:
@@ -179,7 +180,7 @@ def test_little_that_is_new_waits_while_something_as_urgent_is_ready(conn: Conn)
 # Sizes
 
 
-@pytest.mark.parametrize("sizes", [(1, 3, 1, 2, 100), (10, 1, 10, 300), (256, 1, 257)])
+@for_each("sizes", [(1, 3, 1, 2, 100), (10, 1, 10, 300), (256, 1, 257)])
 def test_a_claim_has_as_many_messages_as_it_wants_whatever_was_cut(
     conn: Conn, sizes: tuple[int, ...]
 ) -> None:
@@ -227,7 +228,7 @@ def test_some_of_bundles_that_became_one_claim_are_settled(
     assert left == {sent[1]: "dead" if how == "dead_letter" else "ready"}
 
 
-@pytest.mark.parametrize("how", ["nack", "expire"])
+@for_each("how", ["nack", "expire"])
 def test_what_comes_back_in_many_ranges_is_bundles_of_few(conn: Conn, how: str) -> None:
     """To take messages out of a bundle costs in proportion to its ranges."""
     consumer(conn)
@@ -431,7 +432,7 @@ def test_what_is_cut_ahead_keeps_urgent_messages_first(conn: Conn) -> None:
     assert got == first + sent
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_claim_that_comes_too_late_to_prefetch_keeps_no_lock(
     conn: Conn, opened: Session, ordering: str
 ) -> None:
@@ -483,7 +484,7 @@ def test_what_an_open_transaction_claims_is_nobodys_until_its_end(
     assert acked(conn, "s", "c", 1) == sent[1:2] * (not committed) + sent[4:-1]
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@for_each("end", ["commit", "rollback"])
 def test_of_two_claimers_that_see_the_same_publication_one_takes_it(
     conn: Conn, session: Session, end: str
 ) -> None:

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.sql import checker, clock, internals
+from tests.sql.cases import for_each
 from tests.sql.cost import cost
 from tests.sql.queue import *
 
@@ -62,7 +63,7 @@ def kill(conn: Conn, other: Conn) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, ordering: str) -> None:
     """However few of them are before it: what is claimed, or waits, counts as well."""
     capped(conn, 3, ordering)
@@ -87,7 +88,7 @@ def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, order
     assert internals.count(conn, "key_backlog") == 0, "acknowledged, and so forgotten"
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_with_a_capacity_of_1_a_message_is_the_only_one_while_it_waits_or_runs(
     conn: Conn, ordering: str
 ) -> None:
@@ -208,7 +209,7 @@ def test_what_comes_back_counts_again(conn: Conn) -> None:
     assert room(conn) == 2
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_what_a_consumer_has_when_it_is_limited_counts(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)
     send_keys(conn, "k", None, "l")
@@ -289,7 +290,7 @@ def by_copies(conn: Conn, stream: int, keys: list[str]) -> None:
     call(conn, "send_batch", "source", ["x"] * len(keys), keys)
 
 
-@pytest.mark.parametrize("publish_keys", [by_copy, by_sink, by_capture, by_copies])
+@for_each("publish_keys", [by_copy, by_sink, by_capture, by_copies])
 def test_all_that_sends_is_limited(
     conn: Conn, stream: int, publish_keys: Callable[[Conn, int, list[str]], None]
 ) -> None:
@@ -376,7 +377,7 @@ def test_no_producer_waits_for_one_that_found_the_same_key_free(
     value(conn, "drop_consumer", "s", "c")
 
 
-@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@for_each("ending", ["commit", "rollback"])
 def test_what_comes_back_while_a_producer_takes_it_for_gone_counts_again(
     conn: Conn, opened: Session, ending: str
 ) -> None:
@@ -463,7 +464,7 @@ def test_what_an_old_snapshot_sends_after_a_capacity_was_set_counts(
     assert room(conn) == 0
 
 
-@pytest.mark.parametrize("how", ["seek", "replay", "redrive", "prepared replay"])
+@for_each("how", ["seek", "replay", "redrive", "prepared replay"])
 def test_what_comes_back_while_a_capacity_is_set_counts(
     conn: Conn, opened: Session, how: str
 ) -> None:
@@ -502,7 +503,7 @@ def test_a_transaction_that_sets_a_capacity_and_maintains_notes_later_senders_to
     assert room(conn) == 0
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_what_a_seek_makes_new_counts_though_it_was_entered_when_it_was_in_hand(
     conn: Conn, ordering: str
 ) -> None:
@@ -542,7 +543,7 @@ def test_a_capacity_that_is_set_while_old_entries_are_deleted_keeps_its_own(
     assert room(conn) == 0
 
 
-@pytest.mark.parametrize("how", ["alter_consumer", "drop_consumer"])
+@for_each("how", ["alter_consumer", "drop_consumer"])
 def test_nobody_waits_for_who_deletes_entries_of_a_capacity(
     conn: Conn, session: Session, how: str
 ) -> None:
@@ -627,7 +628,7 @@ def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
     conn: Conn, session: Session, ordering: str
 ) -> None:
@@ -787,7 +788,7 @@ def test_of_many_delayed_messages_each_is_found_by_its_time(conn: Conn) -> None:
     rejected(conn, "job 1500")
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_key_stats_says_what_a_key_has_also_new(conn: Conn, ordering: str) -> None:
     capped(conn, 3, ordering)
     consumer(conn, "other", ordering)
