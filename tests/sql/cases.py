@@ -22,11 +22,13 @@ STALE = ("begun", "face", "keyed", "new_role", "reader", "sent", "writer")
 def for_each(name: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
     """Run a test with each of these as this argument, and with a new stream s, in one database.
 
-    As with `pytest.mark.parametrize`, a failure says which case it is, though later cases do not
-    run then. Between two cases, other sessions are closed, and if the test has the fixture
+    Several names, as in "before, after", have cases that are tuples. As with
+    `pytest.mark.parametrize`, a failure says which case it is, though later cases do not run then.
+    Between two cases, other sessions are closed, and if the test has the fixture
     `allowed_afterwards`, the checker looks at what the case left.
     """
-    listed = list(cases)
+    names = name.split(", ")
+    listed = [case if len(names) > 1 else (case,) for case in cases]
 
     def decorate(test: Test) -> Test:
         wanted = inspect.signature(test).parameters
@@ -38,11 +40,11 @@ def for_each(name: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
             for number, case in enumerate(listed):
                 if number > 0:
                     known["stream"] = begin_anew(conn, request)
-                known[name] = case
+                known |= zip(names, case, strict=True)
                 try:
                     test(**{each: known[each] for each in wanted})
                 except BaseException as error:
-                    error.add_note(f"in the case {name} = {case!r}")
+                    error.add_note(f"in the case {name} = {case}")
                     raise
 
         ours = dict.fromkeys(("request", "conn", *wanted))
@@ -50,7 +52,7 @@ def for_each(name: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
             [
                 inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY)
                 for each in ours
-                if each != name
+                if each not in names
             ]
         )
         return run

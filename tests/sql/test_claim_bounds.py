@@ -65,7 +65,9 @@ def test_a_claim_behind_a_hot_key_is_bounded_and_the_next_ones_find_what_is_ther
     conn: Conn, stream: int
 ) -> None:
     id_ = consumer(conn, ordering="key")
-    internals.publish_together(conn, stream, 65_000, "'hot'")
+    limits.set_constant(conn, "limit_inspected", 2000)
+    limits.set_constant(conn, "limit_assign", 800)
+    internals.publish_together(conn, stream, 13_000, "'hot'")
     free = send_key(conn, "free")
     assert claim(conn, 1) == 1
     (row,) = call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 10)
@@ -75,7 +77,7 @@ def test_a_claim_behind_a_hot_key_is_bounded_and_the_next_ones_find_what_is_ther
     while not (rows := call(conn, "receive", "s", "c", 1)):
         asked += 1
         waiting = sum(r.message_count for r in internals.bundles(conn) if r.state == "waiting")
-        assert 0 < waiting <= asked * 30_500, "one claim looked at too much"
+        assert 0 < waiting <= asked * 6_100, "one claim looked at too much"
         assert asked < 10
     assert asked > 1
     assert seqs_of(rows) == [free]
@@ -86,13 +88,15 @@ def test_a_claim_behind_a_hot_key_of_single_messages_takes_a_bounded_part_of_the
     conn: Conn, stream: int
 ) -> None:
     id_ = consumer(conn, ordering="key")
-    internals.publish_singly(conn, stream, 60_000, "'hot'")
+    for limit in ("limit_inspected", "limit_take"):
+        limits.set_constant(conn, limit, 1000)
+    internals.publish_singly(conn, stream, 6_000, "'hot'")
     free = send_key(conn, "free")
     assert claim(conn, 1) == 1
     (row,) = call(conn, "reader_claim", uuid.uuid4(), id_, 0, 0, 10)
     assert row.claimed == 0
     assert row.next_due <= one(conn, "select clock_timestamp()")
-    assert sum(run.message_count for run in internals.bundles(conn)) <= 45_000
+    assert sum(run.message_count for run in internals.bundles(conn)) <= 4_500
     got: list[int] = []
     for _ in range(8):
         got += seqs_of(call(conn, "receive", "s", "c", 1))
@@ -104,14 +108,15 @@ def test_a_claim_that_takes_for_long_keeps_its_keys_when_an_older_lease_ends_mea
 ) -> None:
     """A backlog of more than one take, and a lease that ends between two probes for leases."""
     consumer(conn, ordering="key")
+    limits.set_constant(conn, "limit_take", 1000)
     send_key(conn, "old")
     old = claim_of(call(conn, "receive", "s", "c", 1))
     conn.execute(
-        "select count(pgqueue.send('s', 'x', 'k' || i % 7)) from generate_series(1, 10500) i"
+        "select count(pgqueue.send('s', 'x', 'k' || i % 7)) from generate_series(1, 1050) i"
     )
     send_key(conn, "old")
     core.end_lease(conn, old)
-    (first,) = call(conn, "claim", "s", "c", 10_400)
+    (first,) = call(conn, "claim", "s", "c", 1040)
     held = internals.held_by(conn, first.claim_id)
     of_keys = "select array_agg(key) from pgqueue.messages where seq = any(%s)"
     keys = set(one(conn, of_keys, held))

@@ -25,6 +25,11 @@ NOTHING = (0, 0, 0)
 
 @pytest.fixture
 def sent(conn: Conn) -> list[int]:
+    """What `send_singly` sends."""
+    return send_singly(conn)
+
+
+def send_singly(conn: Conn) -> list[int]:
     """Messages of a consumer, of which the first is claimed, and each other is a free bundle."""
     consumer(conn)
     sent = send_all(conn, ["x"] * SENT)
@@ -214,12 +219,11 @@ def test_a_bundle_that_a_rollback_left_is_not_too_large_for_a_claim(
     assert sorted(row.seq for rows in got for row in rows) == sent
 
 
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("how", ["nack", "defer", "dead_letter"])
-def test_some_of_bundles_that_became_one_claim_are_settled(
-    conn: Conn, sent: list[int], how: str, size: int
-) -> None:
+@for_each("size", [1, 4])
+@for_each("how", ["nack", "defer", "dead_letter"])
+def test_some_of_bundles_that_became_one_claim_are_settled(conn: Conn, how: str, size: int) -> None:
     """What was joined and then returned in part was lost, and came twice."""
+    sent = send_singly(conn)
     rows = receive(conn, size)
     assert seqs_of(rows) == sent[1 : 1 + size]
     assert value(conn, how, claim_of(rows), sent[1:2]) == 1
@@ -291,10 +295,11 @@ def delayed(conn: Conn, sent: list[int]) -> int:
     return sent[1]
 
 
-@pytest.mark.parametrize("what", [urgent, failed, expired, delayed])
+@for_each("what", [urgent, failed, expired, delayed])
 def test_what_comes_first_comes_before_free_bundles(
-    conn: Conn, sent: list[int], what: Callable[[Conn, list[int]], int]
+    conn: Conn, what: Callable[[Conn, list[int]], int]
 ) -> None:
+    sent = send_singly(conn)
     first = what(conn, sent)
     assert claim_one(conn) == first
     second = next(seq for seq in sent if states(conn)[seq] == "ready")
@@ -465,11 +470,12 @@ def test_a_claim_that_comes_too_late_to_prefetch_keeps_no_lock(
 # Beside other sessions
 
 
-@pytest.mark.parametrize("end", ["rollback", "commit prepared 'p'", "rollback prepared 'p'"])
+@for_each("end", ["rollback", "commit prepared 'p'", "rollback prepared 'p'"])
 def test_what_an_open_transaction_claims_is_nobodys_until_its_end(
-    conn: Conn, opened: Session, sent: list[int], end: str
+    conn: Conn, opened: Session, end: str
 ) -> None:
     """Nobody waits for it; and when it is rolled back, nobody has the id of the claim."""
+    sent = send_singly(conn)
     worker = opened()
     rows = receive(worker, 1)
     assert seqs_of(rows) == sent[1:2]

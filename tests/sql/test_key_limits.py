@@ -379,9 +379,9 @@ def test_what_waits_for_a_limit_says_so(conn: Conn, ordering: str) -> None:
     value(conn, "ack", claim)
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
-@pytest.mark.parametrize(
-    ("before", "after"),
+@for_each("ordering", BY_KEY)
+@for_each(
+    "before, after",
     [
         ({"per_key_interval": "1 hour"}, {"per_key_interval": None}),
         ({"per_key_limit": 1}, {"per_key_limit": 5}),
