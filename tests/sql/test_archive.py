@@ -500,16 +500,13 @@ NO_FOLDERS = [
 ]  # fmt: skip
 
 
-def test_a_folder_that_cannot_be_one_is_refused(conn: Conn) -> None:
+def test_what_cannot_be_a_folder_is_refused_and_what_can_is_taken(conn: Conn) -> None:
     """And nothing of a uri that says more than where it is goes into an error, or a log."""
     for uri, message in NO_FOLDERS:
         with raises("PQ003", message) as failed:
             value(conn, "set_archive", "s", uri)
         assert "cr3t" not in str(failed.value)
         assert internals.count(conn, "archives") == 0, uri
-
-
-def test_a_folder_that_can_be_one_is_taken(conn: Conn) -> None:
     for uri in (
         "/a", "/a/", "/a.b/..c/d@e:f", "file:///a", "s3://bucket", "s3://bucket/a-b/ü", "gs://b/a",
         "gcs://b/a", "abfss://account.blob.core.windows.net/c/a", "hdfs://host:8020/a",

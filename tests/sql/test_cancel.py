@@ -81,27 +81,20 @@ def test_a_worker_is_told_by_smaller_numbers(conn: Conn, ordering: str) -> None:
 
 
 @for_each("state", ["claimed", "delayed"])
-def test_what_follows_of_the_key_goes_on(conn: Conn, state: str) -> None:
+def test_what_follows_of_the_key_goes_on(conn: Conn, session: Session, state: str) -> None:
+    """And who waits hears of it."""
     consumer(conn, ordering="key")
     first, second = send_keys(conn, "k", "k")
     claim = claim_of(receive(conn, 1))
     if state == "delayed":
         value(conn, "nack", claim, None, timedelta(hours=1))
     assert receive(conn) == []
-    assert cancel(conn, first) == 1
-    assert acked(conn, "s", "c") == [second]
-
-
-def test_who_waits_hears_of_what_follows(conn: Conn, session: Session) -> None:
-    consumer(conn, ordering="key")
-    first, second = send_keys(conn, "k", "k")
-    receive(conn, 1)
     other = session()
     (waiting,) = call(other, "start_waiting", "s")
     assert cancel(conn, first) == 1
     (heard,) = list(other.notifies(timeout=5, stop_after=1))
     assert heard.channel == waiting.channel
-    assert seqs_of(receive(other)) == [second]
+    assert acked(other, "s", "c") == [second]
 
 
 def test_limits_of_a_key_leave_room_again(conn: Conn) -> None:

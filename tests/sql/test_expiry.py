@@ -68,11 +68,7 @@ def test_until_its_time_it_is_delivered_as_any_other(conn: Conn, ordering: str) 
     value(conn, "nack", claim, [seq], seconds(0))
     assert drained(conn) == []
     assert (state(conn, seq).state, state(conn, seq).deliver_count) == ("dead", 1)
-
-
-@for_each("ordering", ORDERINGS)
-def test_a_delay_beyond_its_time_ends_it(conn: Conn, ordering: str) -> None:
-    consumer(conn, ordering=ordering)
+    # a delay beyond its time ends it, too
     seq = send(conn, p_key="k", p_deliver_at=now(conn) + HOUR / 4, p_expires_at=soon(conn))
     assert drained(conn) == []
     clock.pass_time(conn, HOUR)
