@@ -47,14 +47,10 @@ def for_each(name: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
                     error.add_note(f"in the case {name} = {case}")
                     raise
 
-        ours = dict.fromkeys(("request", "conn", *wanted))
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY)
-                for each in ours
-                if each not in names
-            ]
-        )
+        ours = [each for each in dict.fromkeys(("request", "conn", *wanted)) if each not in names]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        signature = inspect.Signature([inspect.Parameter(each, kind) for each in ours])
+        run.__signature__ = signature  # type: ignore[attr-defined]
         return run
 
     return decorate

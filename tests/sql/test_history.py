@@ -144,7 +144,7 @@ def test_a_consumer_without_history_pays_nothing_for_it(conn: Conn) -> None:
 # What became of it
 
 
-@pytest.mark.parametrize("settings", [KEEP, "{}"], ids=["kept", "not kept"])
+@for_each("settings", [KEEP, "{}"])
 def test_the_outcome_of_a_message_is_told_at_any_time(conn: Conn, settings: str) -> None:
     keeper(conn, settings=settings)
     done, dead, left = send_all(conn, ["x"] * 3)

@@ -418,7 +418,7 @@ def test_what_comes_back_while_its_entry_is_deleted_is_entered_again(
     assert room(conn) == 0
 
 
-@pytest.mark.parametrize("created", [False, True], ids=["altered", "created"])
+@for_each("created", [False, True])
 def test_what_an_open_producer_sent_before_a_capacity_was_set_counts(
     conn: Conn, session: Session, created: bool
 ) -> None:
