@@ -25,7 +25,8 @@ def for_each(name: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
     Several names, as in "before, after", have cases that are tuples. As with
     `pytest.mark.parametrize`, a failure says which case it is, though later cases do not run then.
     Between two cases, other sessions are closed, and if the test has the fixture
-    `allowed_afterwards`, the checker looks at what the case left.
+    `allowed_afterwards`, the checker looks at what the case left. Statistics, sinks, tables and
+    replaced functions stay: for a test that goes by one of these, parametrize.
     """
     names = name.split(", ")
     listed = [case if len(names) > 1 else (case,) for case in cases]

@@ -26,7 +26,7 @@ def undone(conn: Conn, query: str) -> int:
 
 
 @for_each("function", ["redrive", "purge_dead"])
-@for_each("analyzed", [True, False])
+@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "new"])
 def test_one_dead_letter_of_many_costs_as_one_of_few(
     conn: Conn, function: str, analyzed: bool
 ) -> None:
