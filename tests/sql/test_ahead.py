@@ -332,7 +332,7 @@ def test_a_move_waits_for_claims_that_are_being_made(
         act(impatient)
     with ThreadPoolExecutor(1) as pool:
         moved = pool.submit(act, conn)
-        time.sleep(0.1)
+        wait_for_a_lock(worker)
         assert not moved.done()
         worker.execute(end.encode())
         moved.result()
@@ -362,7 +362,7 @@ def test_a_consumer_is_dropped_after_claims_that_are_being_made(
     assert receive(worker, 1)
     with ThreadPoolExecutor(1) as pool:
         dropped = pool.submit(call, conn, "drop_consumer", "s", "c")
-        time.sleep(0.1)
+        wait_for_a_lock(worker)
         assert not dropped.done()
         worker.execute(end.encode())
         dropped.result()
@@ -379,7 +379,7 @@ def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
     claim = claim_of(receive(worker, 1))
     with ThreadPoolExecutor(1) as pool:
         changed = pool.submit(to_keys, conn)
-        time.sleep(0.1)
+        wait_for_a_lock(worker)
         assert not changed.done()
         worker.execute("commit")
         with pytest.raises(psycopg.Error, match="has 1"):

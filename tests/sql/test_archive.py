@@ -135,7 +135,7 @@ def test_a_plan_is_the_same_before_and_after_archiving(
 ) -> None:
     consumer(conn)
     want = fill(conn, stream)
-    for each in range(40):
+    for each in range(20):
         send(conn, "later", p_consumers=["c"]) if each % 3 else want.append(send(conn, "z"))
         if each % 10 == 0:
             maintain(conn)
