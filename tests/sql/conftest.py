@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -71,9 +72,11 @@ def allowed_afterwards(conn: Conn, stream: int) -> Iterator[None]:
 
 @pytest.fixture
 def session(url: str) -> Iterator[Session]:
-    """Opens another session, which is closed at the end of the test."""
+    """Opens another session, which is closed at the end of the test, or by `session.close`."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(connection.connect(url))
+        session = functools.partial(lambda: stack.enter_context(connection.connect(url)))
+        session.close = stack.close  # type: ignore[attr-defined]
+        yield session
 
 
 @pytest.fixture

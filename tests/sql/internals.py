@@ -447,13 +447,13 @@ def publish_together(conn: psycopg.Connection, stream: int, n: int, key: str = "
             + "select seqs::text from r",
         )
         conn.execute(
-            "select pgqueue.stage('bulk', nextval('pgqueue.claim_numbers'), %s,"
+            "select pgqueue.stage('bulk ' || %s, nextval('pgqueue.claim_numbers'), %s,"
             " %s::int8multirange)",
-            [stream, reserved.seqs],
+            [stream, stream, reserved.seqs],
         )
     conn.execute(
-        "select pgqueue.publish_staged('bulk', batch, stream_id, array[staged_id], message_count)"
-        " from pgqueue.staged_chunks"
+        "select pgqueue.publish_staged('bulk ' || stream_id, batch, stream_id, array[staged_id],"
+        " message_count) from pgqueue.staged_chunks"
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -34,7 +35,7 @@ def asked(reader: Reader, size: int | None = None, query: str = "q", **options: 
 
 
 @pytest.mark.all_versions
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_query_acts_on_its_batch_whose_replay_has_the_same_rows(
     conn: Conn, ordering: str
 ) -> None:
@@ -228,7 +229,7 @@ def test_messages_are_brought_back_once_per_batch(conn: Conn) -> None:
     assert sorted(seqs_of(receive(conn))) == [sent[0], sent[2]]
 
 
-@pytest.mark.parametrize("sink", ["txn:a", "query"])
+@for_each("sink", ["txn:a", "query"])
 def test_actions_on_two_consumers_are_two_parts_of_a_batch(conn: Conn, sink: str) -> None:
     """Two writes of foreachBatch with one txnAppId: the second is no repetition."""
     for name in "cd":

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from tests.sql import clock
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -24,7 +25,7 @@ def drained(reader: Reader, max_bytes: int, size: int | None = None) -> list[lis
 
 
 @pytest.mark.all_versions
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_batch_has_as_many_bytes_as_it_may_and_one_message_at_least(
     conn: Conn, ordering: str
 ) -> None:

@@ -14,8 +14,11 @@ from psycopg import errors
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals
+from tests.sql.cases import for_each
 from tests.sql.cost import cost as buffers
 from tests.sql.queue import *
+
+pytestmark = pytest.mark.usefixtures("stream")
 
 AHEAD = "select count(*) from pgqueue.taken_ahead"
 CLAIM = "select pgqueue.claim('s', 'c', 1)"
@@ -23,6 +26,11 @@ CLAIM = "select pgqueue.claim('s', 'c', 1)"
 
 @pytest.fixture
 def begun(conn: Conn, stream: int) -> int:
+    """What `begin` makes."""
+    return begin(conn)
+
+
+def begin(conn: Conn) -> int:
     """A consumer that has claimed before, and looks for leases later; returns its id."""
     id_ = consumer(conn)
     send(conn)
@@ -85,11 +93,11 @@ def test_claims_in_open_transactions_get_different_messages_and_wait_for_nobody(
     checker.check(conn)
 
 
-@pytest.mark.usefixtures("begun")
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@for_each("end", ["commit", "rollback"])
 def test_a_transaction_that_stays_open_holds_back_only_what_it_claimed(
     conn: Conn, opened: Callable[[], Conn], end: str
 ) -> None:
+    begin(conn)
     worker = opened()
     first = send(conn)
     assert seqs_of(receive(worker, 1)) == [first]
@@ -195,9 +203,9 @@ def test_a_lease_that_ends_is_seen_though_the_cursor_did_not_know_of_the_claim(
     assert seqs_of(rows) == [sent]
 
 
-@pytest.mark.usefixtures("begun")
-@pytest.mark.parametrize("urgent", [1, -1])
+@for_each("urgent", [1, -1])
 def test_the_most_urgent_comes_first(conn: Conn, urgent: int) -> None:
+    begin(conn)
     usual, other = send(conn), send(conn, p_priority=urgent)
     assert [claim for _ in range(2) for claim in seqs_of(receive(conn, 1))] == (
         [other, usual] if urgent > 0 else [usual, other]
@@ -227,9 +235,10 @@ from pgqueue.consumers c where consumer_id = %s
 """
 
 
-@pytest.mark.parametrize("more", [False, True], ids=["nothing else", "more"])
-def test_a_claim_that_comes_late_goes_on_if_more_is_new(conn: Conn, begun: int, more: bool) -> None:
+@for_each("more", [False, True])
+def test_a_claim_that_comes_late_goes_on_if_more_is_new(conn: Conn, more: bool) -> None:
     """What it has read was taken before it had the lock."""
+    begun = begin(conn)
     send(conn)
     if more:
         send(conn)
@@ -249,11 +258,11 @@ NOT_PLAIN = {
 }
 
 
-@pytest.mark.usefixtures("begun")
-@pytest.mark.parametrize("kind", NOT_PLAIN)
+@for_each("kind", NOT_PLAIN)
 def test_what_cannot_be_taken_ahead_is_taken_beside_a_claim_that_stays_open(
     conn: Conn, opened: Callable[[], Conn], kind: str
 ) -> None:
+    begin(conn)
     consumer(conn, "other")
     worker = opened()
     first = send(conn)
@@ -267,11 +276,11 @@ def test_what_cannot_be_taken_ahead_is_taken_beside_a_claim_that_stays_open(
     checker.check(conn)
 
 
-@pytest.mark.usefixtures("begun")
-@pytest.mark.parametrize("committed", [True, False])
+@for_each("committed", [True, False])
 def test_a_publication_that_becomes_visible_late_is_found(
     conn: Conn, opened: Callable[[], Conn], committed: bool
 ) -> None:
+    begin(conn)
     producer = opened()
     late = send(producer)
     sent = [send(conn) for _ in range(20)]
@@ -307,12 +316,12 @@ MOVES: dict[str, tuple[Callable[[Conn], object], bool]] = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("begun")
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@for_each("move", MOVES)
+@for_each("end", ["commit", "rollback"])
 def test_a_move_waits_for_claims_that_are_being_made(
     conn: Conn, session: Session, opened: Callable[[], Conn], move: str, end: str
 ) -> None:
+    begin(conn)
     sent = [send(conn) for _ in range(3)]
     worker = opened()
     assert seqs_of(receive(worker, 1)) == sent[:1]
@@ -323,7 +332,7 @@ def test_a_move_waits_for_claims_that_are_being_made(
         act(impatient)
     with ThreadPoolExecutor(1) as pool:
         moved = pool.submit(act, conn)
-        time.sleep(0.1)
+        wait_for_a_lock(worker)
         assert not moved.done()
         worker.execute(end.encode())
         moved.result()
@@ -343,17 +352,17 @@ def test_a_move_waits_for_claims_that_are_being_made(
     checker.check(conn)
 
 
-@pytest.mark.usefixtures("begun")
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@for_each("end", ["commit", "rollback"])
 def test_a_consumer_is_dropped_after_claims_that_are_being_made(
     conn: Conn, opened: Callable[[], Conn], end: str
 ) -> None:
+    begin(conn)
     send(conn)
     worker = opened()
     assert receive(worker, 1)
     with ThreadPoolExecutor(1) as pool:
         dropped = pool.submit(call, conn, "drop_consumer", "s", "c")
-        time.sleep(0.1)
+        wait_for_a_lock(worker)
         assert not dropped.done()
         worker.execute(end.encode())
         dropped.result()
@@ -370,7 +379,7 @@ def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
     claim = claim_of(receive(worker, 1))
     with ThreadPoolExecutor(1) as pool:
         changed = pool.submit(to_keys, conn)
-        time.sleep(0.1)
+        wait_for_a_lock(worker)
         assert not changed.done()
         worker.execute("commit")
         with pytest.raises(psycopg.Error, match="has 1"):

@@ -18,6 +18,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.cost import cost
 from tests.sql.queue import *
 
@@ -26,6 +27,11 @@ pytestmark = [pytest.mark.usefixtures("stream", "allowed_afterwards"), pytest.ma
 
 @pytest.fixture
 def keyed(conn: Conn, stream: int) -> int:
+    """What `by_key` makes."""
+    return by_key(conn)
+
+
+def by_key(conn: Conn) -> int:
     """The consumer c with ordering=key; its id."""
     return consumer(conn, ordering="key", visibility_timeout=seconds(60))
 
@@ -62,7 +68,7 @@ def assert_in_order(found: list[int], keys: dict[int, str]) -> None:
 # One after the other
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_an_open_acknowledgement_holds_what_comes_after_it(
     conn: Conn, session: Session, opened: Session, ordering: str
 ) -> None:
@@ -84,7 +90,7 @@ def test_an_open_acknowledgement_holds_what_comes_after_it(
 
 
 @pytest.mark.all_versions
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_a_claim_that_is_acknowledged_twice_at_once_frees_one_bundle(
     conn: Conn, session: Session, opened: Session, ordering: str
 ) -> None:
@@ -102,10 +108,11 @@ def test_a_claim_that_is_acknowledged_twice_at_once_frees_one_bundle(
     assert receive(conn, 1) == []
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@for_each("end", ["commit", "rollback"])
 def test_a_prepared_acknowledgement_holds_what_comes_after_it(
-    conn: Conn, opened: Session, keyed: int, end: str
+    conn: Conn, opened: Session, end: str
 ) -> None:
+    by_key(conn)
     sent = send_keys(conn, *"aab")
     first = receive(conn, 1)
     acking = opened()
@@ -120,7 +127,7 @@ def test_a_prepared_acknowledgement_holds_what_comes_after_it(
     assert value(conn, "ack", claim_of(first)) == (end == "rollback")
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_dealt_bundles_are_claimed_beside_who_has_the_lock(
     conn: Conn, opened: Session, ordering: str
 ) -> None:
@@ -150,7 +157,7 @@ def test_polls_of_a_stream_in_order_beside_its_claim_lock_nobody(conn: Conn) -> 
         assert one(conn, f"select count(*) {mine}") == 0
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@for_each("size", [1, 3])
 def test_claims_of_a_stream_in_order_are_full_over_gaps(conn: Conn, size: int) -> None:
     """Numbers that a rollback left out stand between those of one bundle."""
     consumer(conn, ordering="stream")
@@ -169,9 +176,10 @@ def test_claims_of_a_stream_in_order_are_full_over_gaps(conn: Conn, size: int) -
     assert found + acked(conn, "s", "c", 7) == sent
 
 
-@pytest.mark.parametrize("keys", ["ab" * 101, "aab" * 70, "a" * 780])
-def test_claims_of_frequent_keys_are_full(conn: Conn, keyed: int, keys: str) -> None:
+@for_each("keys", ["ab" * 101, "aab" * 70, "a" * 780])
+def test_claims_of_frequent_keys_are_full(conn: Conn, keys: str) -> None:
     """Also where all that was assigned of a key is done, and the rest of it is assigned."""
+    by_key(conn)
     key_of = dict(zip(send_keys(conn, *keys), keys, strict=True))
     got = defaultdict(list)
     claims = []
@@ -201,11 +209,12 @@ def test_more_is_dealt_before_the_last_bundle_is_claimed(conn: Conn, keyed: int)
 # Sizes
 
 
-@pytest.mark.parametrize("sizes", [(10, 1), (1, 10), (64, 3)])
+@for_each("sizes", [(10, 1), (1, 10), (64, 3)])
 def test_claims_of_one_size_do_not_starve_beside_bundles_of_another(
-    conn: Conn, keyed: int, sizes: tuple[int, int]
+    conn: Conn, sizes: tuple[int, int]
 ) -> None:
     """A claim has at most what it wants, and acknowledges what it has."""
+    by_key(conn)
     sent = send_keys(conn, *"abcdefgh" * 15)
     found: list[int] = []
     while len(found) < len(sent):
@@ -276,7 +285,7 @@ def test_a_key_that_left_a_claim_is_free_also_when_the_rest_comes_back_for_small
     assert sorted(acked(conn, "s", "c", 1)) == [b1, c1, a2, a3, a4]
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_reader_has_what_was_cut_or_dealt_for_small_claims(conn: Conn, ordering: str) -> None:
     reader = Reader(conn, consumer(conn, ordering=ordering))
     sent = send_keys(conn, *"aabc")
@@ -467,11 +476,12 @@ def test_what_came_to_wait_one_by_one_comes_in_order(conn: Conn, keyed: int) -> 
     assert acked(conn, "s", "c", 1) == later
 
 
-@pytest.mark.parametrize("later", ["p_deliver_at", "p_expires_at"])
+@for_each("later", ["p_deliver_at", "p_expires_at"])
 def test_messages_that_wait_behind_what_is_claimed_of_their_keys_stop_no_other_key(
-    conn: Conn, keyed: int, later: str
+    conn: Conn, later: str
 ) -> None:
     """Of 33 keys a message is claimed, and the next is delayed, or will expire: both wait."""
+    by_key(conn)
     for i in range(33):
         send_keys(conn, f"k{i}", f"k{i}")
         settled(conn, receive(conn, 1))
@@ -528,7 +538,7 @@ def test_a_failed_message_of_a_long_claim_goes_back_with_all_later_ones_of_its_k
     assert value(conn, "ack", claim) == 121
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+@for_each("again", [False, True])
 def test_a_stream_goes_on_behind_which_messages_were_dealt_that_had_failed(
     conn: Conn, again: bool
 ) -> None:
@@ -564,7 +574,7 @@ def test_a_stream_passes_what_has_expired_in_one_claim(conn: Conn) -> None:
     checker.check(conn)
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_a_claim_that_acknowledges_waits_for_what_it_makes_free(
     conn: Conn, session: Session, ordering: str
 ) -> None:
@@ -859,7 +869,7 @@ def test_workers_that_are_killed_lose_double_and_disorder_nothing(
     assert receive(conn, 1000) == []
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_claims_of_another_size_keep_the_order_of_keys_whose_bundles_are_dealt_again(
     conn: Conn, ordering: str
 ) -> None:

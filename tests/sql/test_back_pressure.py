@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from tests.sql import clock, internals
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -32,7 +33,7 @@ def rejected(conn: Conn, n: int = 1, **options: Any) -> psycopg.Error:
     return error.value
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_full_consumer_makes_sends_fail_and_takes_more_when_some_are_claimed(
     conn: Conn, ordering: str
 ) -> None:
@@ -165,7 +166,7 @@ def test_producers_that_race_exceed_the_limit_by_what_they_have_open_at_most(
     assert len(got) == len(set(got)) == sent > 50
 
 
-@pytest.mark.parametrize("on_full", ["reject", "drop_oldest"])
+@for_each("on_full", ["reject", "drop_oldest"])
 def test_a_consumer_that_is_dropped_at_that_moment_is_gone_for_a_send_and_a_claim(
     conn: Conn, session: Session, on_full: str
 ) -> None:
@@ -222,7 +223,7 @@ def test_a_transaction_counts_what_it_sent_itself(conn: Conn) -> None:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_the_oldest_are_dropped_at_the_claim(conn: Conn, ordering: str) -> None:
     limited(conn, 3, "drop_oldest", ordering)
     seqs = send_keys(conn, *"aabbccdd")
@@ -234,7 +235,7 @@ def test_the_oldest_are_dropped_at_the_claim(conn: Conn, ordering: str) -> None:
     assert set(states(conn).values()) == {"dead"}
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_the_oldest_are_those_that_arrived_first_whatever_their_numbers(
     conn: Conn, ordering: str, opened: Session
 ) -> None:
@@ -254,7 +255,7 @@ def test_the_oldest_are_those_that_arrived_first_whatever_their_numbers(
     assert dropped == sent[:2]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_what_waits_is_dropped_and_what_is_claimed_is_not(conn: Conn, ordering: str) -> None:
     limited(conn, 4, "drop_oldest", ordering)
     first = send_keys(conn, "a", "b")

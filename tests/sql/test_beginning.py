@@ -98,9 +98,8 @@ CHOOSY = {"pgmq.read, a condition", "pgmq.read_grouped"}
 
 
 @pytest.fixture
-def there(conn: Conn, stream: int) -> None:
+def there(face: Conn, conn: Conn, stream: int) -> None:
     """What the ways claim from, without messages."""
-    schema.install(conn, pgmq=True)
     consumer(conn)
     for ordering in ("key", "stream"):
         consumer(conn, ordering, ordering)

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.sql import clock, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.cost import cost
 from tests.sql.queue import *
 
@@ -24,7 +25,7 @@ def undone(conn: Conn, query: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("function", ["redrive", "purge_dead"])
+@for_each("function", ["redrive", "purge_dead"])
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "new"])
 def test_one_dead_letter_of_many_costs_as_one_of_few(
     conn: Conn, function: str, analyzed: bool
@@ -67,7 +68,7 @@ def test_a_claim_meets_a_due_schedule_among_many_for_the_cost_of_one(
     assert len(call(conn, "receive", "s", "c")) == 1
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_claim_filters_a_bounded_number_of_messages(
     conn: Conn, stream: int, ordering: str
 ) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.sql import checker, clock, internals
+from tests.sql.cases import for_each
 from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import *
 
@@ -20,7 +21,7 @@ def cancel(conn: Conn, *seqs: int, name: str = "c") -> int:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_messages_are_taken_wherever_the_consumer_has_them(conn: Conn, ordering: str) -> None:
     """New, ready, delayed, waiting, claimed and dead; others of the same runs stay."""
     consumer(conn, ordering=ordering)
@@ -61,7 +62,7 @@ def acked_all(conn: Conn) -> list[int]:
     return got
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_worker_is_told_by_smaller_numbers(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)
     a, b, c = send_keys(conn, "a", "a", "b")
@@ -79,28 +80,21 @@ def test_a_worker_is_told_by_smaller_numbers(conn: Conn, ordering: str) -> None:
     assert (stats(conn).backlog, stats(conn).settled) == (0, 1)
 
 
-@pytest.mark.parametrize("state", ["claimed", "delayed"])
-def test_what_follows_of_the_key_goes_on(conn: Conn, state: str) -> None:
+@for_each("state", ["claimed", "delayed"])
+def test_what_follows_of_the_key_goes_on(conn: Conn, session: Session, state: str) -> None:
+    """And who waits hears of it."""
     consumer(conn, ordering="key")
     first, second = send_keys(conn, "k", "k")
     claim = claim_of(receive(conn, 1))
     if state == "delayed":
         value(conn, "nack", claim, None, timedelta(hours=1))
     assert receive(conn) == []
-    assert cancel(conn, first) == 1
-    assert acked(conn, "s", "c") == [second]
-
-
-def test_who_waits_hears_of_what_follows(conn: Conn, session: Session) -> None:
-    consumer(conn, ordering="key")
-    first, second = send_keys(conn, "k", "k")
-    receive(conn, 1)
     other = session()
     (waiting,) = call(other, "start_waiting", "s")
     assert cancel(conn, first) == 1
     (heard,) = list(other.notifies(timeout=5, stop_after=1))
     assert heard.channel == waiting.channel
-    assert seqs_of(receive(other)) == [second]
+    assert acked(other, "s", "c") == [second]
 
 
 def test_limits_of_a_key_leave_room_again(conn: Conn) -> None:

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.sql import clock
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -20,7 +21,7 @@ def reader_state(conn: Conn, reader: Reader, last: int) -> tuple[int, int, int]:
     return row.finished, row.unfinished, row.unlogged
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_what_is_released_was_not_delivered_and_is_there_at_once_in_its_order(
     conn: Conn, ordering: str
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -24,7 +25,7 @@ def test_claim_answers_what_it_took_or_no_row(conn: Conn) -> None:
     assert value(conn, "ack", row.claim_id) == 4
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_claim_acknowledges_the_one_before_it(conn: Conn, ordering: str) -> None:
     for function in ("claim", "receive"):
         consumer(conn, function, ordering)
@@ -59,7 +60,7 @@ def test_a_claim_goes_on_when_the_one_before_it_is_not_live_and_warns(conn: Conn
     assert f"claim {10**15} is not live" in warning
 
 
-@pytest.mark.parametrize("how", ["published late", "due"])
+@for_each("how", ["published late", "due"])
 def test_what_comes_before_a_backlog_does_not_wait_for_its_end(
     conn: Conn, session: Session, how: str
 ) -> None:

@@ -8,12 +8,13 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_message_that_failed_too_often_is_dead_lettered(conn: Conn, ordering: str) -> None:
     errors = {"nack": "failure 2", "expiry": TAKEN_OVER}
     for how in errors:
@@ -36,7 +37,7 @@ def test_a_message_that_failed_too_often_is_dead_lettered(conn: Conn, ordering: 
         assert (dead.reason, dead.note["error"]) == ("max deliveries", error)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_message_is_dead_lettered_by_hand_with_its_reason(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)
     sent = send_all(conn, ["x", "y", "z"], p_keys=["k", "k", "l"])
@@ -61,7 +62,7 @@ def test_a_dead_message_lets_those_behind_it_pass(conn: Conn) -> None:
         assert acked(conn, "s", name) == sent[1:]
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_a_message_that_failed_too_often_takes_no_later_one_back(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering, max_deliver_count=1)
     sent = send_all(conn, ["x"] * 3, p_keys=["k"] * 3)
@@ -121,7 +122,7 @@ def test_dead_letters_are_read_page_by_page_and_by_number_reason_and_time(conn: 
     assert seqs_of(call(conn, "read_dead", "s", "c", wanted)) == [sent[4], more[0]]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_what_is_redriven_arrives_anew_at_the_end_in_its_order(conn: Conn, ordering: str) -> None:
     """As if never delivered, for this consumer alone."""
     consumer(conn, ordering=ordering, max_deliver_count=1)
@@ -152,7 +153,7 @@ def test_what_is_redriven_arrives_anew_at_the_end_in_its_order(conn: Conn, order
     assert [states(conn, "other")[seq] for seq in first] == ["dead"] * 6
 
 
-@pytest.mark.parametrize("settings", [{"fair": True}, {"per_key_limit": 1}])
+@for_each("settings", [{"fair": True}, {"per_key_limit": 1}])
 def test_what_is_redriven_keeps_the_limits_of_its_key(
     conn: Conn, settings: dict[str, object]
 ) -> None:
@@ -195,7 +196,7 @@ def test_what_died_alone_in_its_claim_comes_in_large_claims_when_it_is_redriven(
     assert len(receive(conn)) == 4
 
 
-@pytest.mark.parametrize("function", ["redrive", "purge_dead"])
+@for_each("function", ["redrive", "purge_dead"])
 def test_dead_letters_are_chosen_by_number_reason_and_time(conn: Conn, function: str) -> None:
     consumer(conn)
     sent = send_all(conn, ["x"] * 6)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.sql import clock
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_what_is_put_off_comes_back_with_its_state_and_did_not_fail(
     conn: Conn, ordering: str
 ) -> None:
@@ -31,7 +32,7 @@ def test_what_is_put_off_comes_back_with_its_state_and_did_not_fail(
     assert [row.seq for row in receive(conn)] == [seq]
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_later_messages_of_its_key_wait_for_it(conn: Conn, ordering: str) -> None:
     """And have no state saved."""
     consumer(conn, ordering=ordering)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from tests.sql import clock
+from tests.sql.cases import for_each
 from tests.sql.cost import cost
 from tests.sql.queue import *
 
@@ -34,7 +35,7 @@ def drained(conn: Conn, name: str = "c", size: int = 100) -> list[int]:
     return got
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_who_comes_upon_a_message_that_expired_gives_it_up(conn: Conn, ordering: str) -> None:
     """And goes on with the others, also those of its key; in claims of any size."""
     sizes = {"c": 100, "one": 1}
@@ -56,7 +57,7 @@ def test_who_comes_upon_a_message_that_expired_gives_it_up(conn: Conn, ordering:
         assert (dead.last_error, dead.deliver_count) == ("expired", 0)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_until_its_time_it_is_delivered_as_any_other(conn: Conn, ordering: str) -> None:
     """What was delivered in time stays with its claim, and is not delivered again after it."""
     consumer(conn, ordering=ordering)
@@ -67,11 +68,7 @@ def test_until_its_time_it_is_delivered_as_any_other(conn: Conn, ordering: str) 
     value(conn, "nack", claim, [seq], seconds(0))
     assert drained(conn) == []
     assert (state(conn, seq).state, state(conn, seq).deliver_count) == ("dead", 1)
-
-
-@pytest.mark.parametrize("ordering", ORDERINGS)
-def test_a_delay_beyond_its_time_ends_it(conn: Conn, ordering: str) -> None:
-    consumer(conn, ordering=ordering)
+    # a delay beyond its time ends it, too
     seq = send(conn, p_key="k", p_deliver_at=now(conn) + HOUR / 4, p_expires_at=soon(conn))
     assert drained(conn) == []
     clock.pass_time(conn, HOUR)

@@ -12,6 +12,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, internals
+from tests.sql.cases import for_each
 from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import *
 
@@ -44,7 +45,7 @@ def test_a_topic_is_of_words(conn: Conn, stream: int) -> None:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_filtered_consumer_gets_what_passes_in_its_order(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering, p_topic="orders.*.eu")
     sent = send_keys(conn, *["orders.1.eu", "orders.1.us", None, "orders.2.eu", "orders.1.eu"] * 3)
@@ -67,7 +68,7 @@ def test_a_filtered_consumer_gets_what_passes_in_its_order(conn: Conn, ordering:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_what_is_redriven_comes_behind_what_is_not_judged_yet(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering, p_topic="a")
     first = send_key(conn, "a")

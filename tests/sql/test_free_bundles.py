@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.sql import checker, clock, internals
+from tests.sql.cases import for_each
 from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import *
 
@@ -24,6 +25,11 @@ NOTHING = (0, 0, 0)
 
 @pytest.fixture
 def sent(conn: Conn) -> list[int]:
+    """What `send_singly` sends."""
+    return send_singly(conn)
+
+
+def send_singly(conn: Conn) -> list[int]:
     """Messages of a consumer, of which the first is claimed, and each other is a free bundle."""
     consumer(conn)
     sent = send_all(conn, ["x"] * SENT)
@@ -120,7 +126,7 @@ def test_free_bundles_are_claimed_without_the_lock_of_the_consumer(conn: Conn) -
     assert locks(conn, lambda: receive(conn, 20)) == 0
 
 
-@pytest.mark.parametrize("urgent", [1, 0])
+@for_each("urgent", [1, 0])
 def test_claims_of_others_need_no_lock_while_urgent_ones_are_claimed(
     conn: Conn, urgent: int
 ) -> None:
@@ -179,7 +185,7 @@ def test_little_that_is_new_waits_while_something_as_urgent_is_ready(conn: Conn)
 # Sizes
 
 
-@pytest.mark.parametrize("sizes", [(1, 3, 1, 2, 100), (10, 1, 10, 300), (256, 1, 257)])
+@for_each("sizes", [(1, 3, 1, 2, 100), (10, 1, 10, 300), (256, 1, 257)])
 def test_a_claim_has_as_many_messages_as_it_wants_whatever_was_cut(
     conn: Conn, sizes: tuple[int, ...]
 ) -> None:
@@ -213,12 +219,11 @@ def test_a_bundle_that_a_rollback_left_is_not_too_large_for_a_claim(
     assert sorted(row.seq for rows in got for row in rows) == sent
 
 
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("how", ["nack", "defer", "dead_letter"])
-def test_some_of_bundles_that_became_one_claim_are_settled(
-    conn: Conn, sent: list[int], how: str, size: int
-) -> None:
+@for_each("size", [1, 4])
+@for_each("how", ["nack", "defer", "dead_letter"])
+def test_some_of_bundles_that_became_one_claim_are_settled(conn: Conn, how: str, size: int) -> None:
     """What was joined and then returned in part was lost, and came twice."""
+    sent = send_singly(conn)
     rows = receive(conn, size)
     assert seqs_of(rows) == sent[1 : 1 + size]
     assert value(conn, how, claim_of(rows), sent[1:2]) == 1
@@ -227,7 +232,7 @@ def test_some_of_bundles_that_became_one_claim_are_settled(
     assert left == {sent[1]: "dead" if how == "dead_letter" else "ready"}
 
 
-@pytest.mark.parametrize("how", ["nack", "expire"])
+@for_each("how", ["nack", "expire"])
 def test_what_comes_back_in_many_ranges_is_bundles_of_few(conn: Conn, how: str) -> None:
     """To take messages out of a bundle costs in proportion to its ranges."""
     consumer(conn)
@@ -290,10 +295,11 @@ def delayed(conn: Conn, sent: list[int]) -> int:
     return sent[1]
 
 
-@pytest.mark.parametrize("what", [urgent, failed, expired, delayed])
+@for_each("what", [urgent, failed, expired, delayed])
 def test_what_comes_first_comes_before_free_bundles(
-    conn: Conn, sent: list[int], what: Callable[[Conn, list[int]], int]
+    conn: Conn, what: Callable[[Conn, list[int]], int]
 ) -> None:
+    sent = send_singly(conn)
     first = what(conn, sent)
     assert claim_one(conn) == first
     second = next(seq for seq in sent if states(conn)[seq] == "ready")
@@ -431,7 +437,7 @@ def test_what_is_cut_ahead_keeps_urgent_messages_first(conn: Conn) -> None:
     assert got == first + sent
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_claim_that_comes_too_late_to_prefetch_keeps_no_lock(
     conn: Conn, opened: Session, ordering: str
 ) -> None:
@@ -464,11 +470,12 @@ def test_a_claim_that_comes_too_late_to_prefetch_keeps_no_lock(
 # Beside other sessions
 
 
-@pytest.mark.parametrize("end", ["rollback", "commit prepared 'p'", "rollback prepared 'p'"])
+@for_each("end", ["rollback", "commit prepared 'p'", "rollback prepared 'p'"])
 def test_what_an_open_transaction_claims_is_nobodys_until_its_end(
-    conn: Conn, opened: Session, sent: list[int], end: str
+    conn: Conn, opened: Session, end: str
 ) -> None:
     """Nobody waits for it; and when it is rolled back, nobody has the id of the claim."""
+    sent = send_singly(conn)
     worker = opened()
     rows = receive(worker, 1)
     assert seqs_of(rows) == sent[1:2]
@@ -483,7 +490,7 @@ def test_what_an_open_transaction_claims_is_nobodys_until_its_end(
     assert acked(conn, "s", "c", 1) == sent[1:2] * (not committed) + sent[4:-1]
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@for_each("end", ["commit", "rollback"])
 def test_of_two_claimers_that_see_the_same_publication_one_takes_it(
     conn: Conn, session: Session, end: str
 ) -> None:

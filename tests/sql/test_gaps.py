@@ -15,6 +15,7 @@ import pytest
 from spark_pgqueue.postgres import connection
 from tests.conftest import Server
 from tests.sql import checker, clock, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.cost import cost as buffers
 from tests.sql.internals import cursor_of, ids
 from tests.sql.queue import *
@@ -31,7 +32,7 @@ def idle_with_an_id(opened: Session) -> Conn:
     return conn
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_gap_is_closed_beside_a_transaction_that_publishes_nothing(
     conn: Conn, opened: Session, stream: int, ordering: str
 ) -> None:
@@ -135,7 +136,7 @@ def test_a_transaction_of_20000_sends_is_walked_over_once(
     assert not cursor_of(conn).gaps
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_gap_of_two_producers_is_found_when_the_first_commits(
     conn: Conn, session: Session, stream: int, ordering: str
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.sql import checker, clock, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream")
@@ -113,7 +114,7 @@ def test_what_failed_a_few_times_comes_again_after_the_clock_was_set_back(
     assert sorted(got + acked(conn, "s", "c")) == sent
 
 
-@pytest.mark.parametrize("hint", ["probe_at", "gaps_probe"])
+@for_each("hint", ["probe_at", "gaps_probe"])
 def test_a_look_that_was_noted_before_the_clock_was_set_back_is_made_beside_ready_messages(
     conn: Conn, opened: Session, hint: str
 ) -> None:

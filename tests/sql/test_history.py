@@ -18,6 +18,7 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock
+from tests.sql.cases import for_each
 from tests.sql.checker import numbers
 from tests.sql.cost import cost
 from tests.sql.internals import rows
@@ -46,7 +47,7 @@ def outcome(conn: Conn, seq: int, name: str = "c") -> Any:
     return row
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_an_acknowledgement_is_kept_with_its_result(conn: Conn, ordering: str) -> None:
     """Of a whole claim, of some of its messages, and of one that the next claim makes."""
     conn.execute("set application_name = 'billing 7'")
@@ -143,7 +144,7 @@ def test_a_consumer_without_history_pays_nothing_for_it(conn: Conn) -> None:
 # What became of it
 
 
-@pytest.mark.parametrize("settings", [KEEP, "{}"], ids=["kept", "not kept"])
+@for_each("settings", [KEEP, "{}"])
 def test_the_outcome_of_a_message_is_told_at_any_time(conn: Conn, settings: str) -> None:
     keeper(conn, settings=settings)
     done, dead, left = send_all(conn, ["x"] * 3)
@@ -203,7 +204,7 @@ def test_who_listens_is_notified_of_every_end(conn: Conn, session: Session) -> N
     assert history(conn) == []
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_each_end_is_kept_once_whoever_dies(
     conn: Conn, session: Session, url: str, ordering: str
 ) -> None:

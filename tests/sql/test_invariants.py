@@ -11,13 +11,14 @@ import pytest
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, clock, cost, internals
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream")
 
 
 @pytest.mark.all_versions
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_no_loss(conn: Conn, url: str, session: Session, ordering: str) -> None:
     """Published is untaken, in a run, dead or acknowledged; whoever dies, whenever."""
     consumer_id = consumer(conn, ordering=ordering)
@@ -53,7 +54,7 @@ def test_no_loss(conn: Conn, url: str, session: Session, ordering: str) -> None:
 
 
 @pytest.mark.all_versions
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_exclusive(conn: Conn, url: str, ordering: str) -> None:
     """No message is in two claims, however many claim at once."""
     consumer_id = consumer(conn, ordering=ordering)
@@ -82,7 +83,7 @@ def test_exclusive(conn: Conn, url: str, ordering: str) -> None:
     checker.check(conn, {consumer_id: set(sent)})
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_fenced(conn: Conn, ordering: str) -> None:
     """A token that is not live changes nothing and says so: acknowledged, taken over, never was."""
     for name in ("acknowledged", "taken over", "c"):
@@ -111,7 +112,7 @@ def test_fenced(conn: Conn, ordering: str) -> None:
     checker.check(conn)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_fenced_to_its_own_messages(conn: Conn, ordering: str) -> None:
     """A live claim settles none of another's messages."""
     consumer(conn, "c", ordering)
@@ -127,7 +128,7 @@ def test_fenced_to_its_own_messages(conn: Conn, ordering: str) -> None:
     checker.check(conn)
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_claim_contents_fixed(conn: Conn, session: Session, ordering: str) -> None:
     """Until its owner settles them, or the lease is over and another claimer needs the messages."""
     consumer(conn, ordering=ordering)
@@ -213,7 +214,7 @@ def test_order_stream(conn: Conn, session: Session) -> None:
     assert acked(conn, "s", "c") == [sent[0], *sent[2:]]
 
 
-@pytest.mark.parametrize("ordering", ["key", "stream"])
+@for_each("ordering", ["key", "stream"])
 def test_order_of_late_commits(conn: Conn, opened: Session, ordering: str) -> None:
     """What was published late is delivered after, never at the same time elsewhere."""
     consumer(conn, ordering=ordering)
@@ -290,7 +291,7 @@ def test_atomic_publication_of_a_batch(conn: Conn, url: str, stream: int) -> Non
 
 
 @pytest.mark.all_versions
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_replayable(conn: Conn, session: Session, opened: Session, ordering: str) -> None:
     """The same offsets give the same messages, in any session, after any crash."""
     consumer_id = consumer(conn, ordering=ordering)
@@ -336,7 +337,7 @@ def test_replayable(conn: Conn, session: Session, opened: Session, ordering: str
     checker.check(conn, {consumer_id: {s for s, _ in contents}})
 
 
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+@for_each("isolation", ["read committed", "repeatable read", "serializable"])
 def test_no_producer_blocks_another(
     conn: Conn, session: Session, stream: int, isolation: str
 ) -> None:

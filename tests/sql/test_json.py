@@ -48,7 +48,7 @@ def test_what_jsonb_cannot_hold_becomes_the_nearest_that_it_holds(conn: Conn) ->
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.tuples(st.sampled_from(TEMPLATES), JSON), max_size=20))
 def test_all_that_a_stream_takes_is_read(conn: Conn, members: list[tuple[str, str]]) -> None:
@@ -130,6 +130,7 @@ PGMQ_READS = [
 ]
 
 
+@pytest.mark.usefixtures("face")
 def test_each_way_of_pgmq_reads_all_messages(conn: Conn) -> None:
     sent = pgmq_queue(conn)
     for read in PGMQ_READS:
@@ -140,6 +141,7 @@ def test_each_way_of_pgmq_reads_all_messages(conn: Conn) -> None:
         assert {row[1:] for row in found} == {(0 if "pop" in read else 1, "250")}, read
 
 
+@pytest.mark.usefixtures("face")
 def test_pgmq_shows_archives_and_counts_what_jsonb_cannot_hold(conn: Conn) -> None:
     sent = pgmq_queue(conn)
     last = value(conn, "send", one(conn, "select name from pgqueue.streams"), TOO_LARGE)
@@ -154,7 +156,6 @@ def test_pgmq_shows_archives_and_counts_what_jsonb_cannot_hold(conn: Conn) -> No
 
 def pgmq_queue(conn: Conn) -> list[int]:
     """A queue of pgmq with UNHELD, which came by its stream."""
-    schema.install(conn, pgmq=True)
     conn.execute("select pgmq.create('q')")
     stream = one(conn, "select name from pgqueue.streams")
     return [value(conn, "send", stream, data) for data in UNHELD]

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.sql import checker, clock, internals
+from tests.sql.cases import for_each
 from tests.sql.cost import cost
 from tests.sql.queue import *
 
@@ -62,7 +63,7 @@ def kill(conn: Conn, other: Conn) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, ordering: str) -> None:
     """However few of them are before it: what is claimed, or waits, counts as well."""
     capped(conn, 3, ordering)
@@ -87,7 +88,7 @@ def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, order
     assert internals.count(conn, "key_backlog") == 0, "acknowledged, and so forgotten"
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_with_a_capacity_of_1_a_message_is_the_only_one_while_it_waits_or_runs(
     conn: Conn, ordering: str
 ) -> None:
@@ -157,15 +158,12 @@ def leave(conn: Conn, how: str, stream: int, ordering: str) -> None:
             value(conn, "nack", claim, seqs_of(rows))
 
 
-WAYS = ["acked", "failed", "cancelled", "acked singly", "dead", "expired", "sought", "remade"]
-WAYS += ["trimmed"]
+WAYS = ["acked", "failed", "cancelled", "acked singly", "dead", "expired", "sought", "remade",
+        "trimmed"]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("how", "ordering"),
-    [*((how, "none") for how in WAYS), *((how, "key") for how in WAYS[:3]),
-     *(pytest.param(how, "key", marks=pytest.mark.longer) for how in WAYS[3:])],
-)  # fmt: skip
+@for_each("ordering", ["none", "key"])
+@for_each("how", WAYS)
 def test_however_a_message_leaves_its_key_has_room_again(
     conn: Conn, stream: int, how: str, ordering: str
 ) -> None:
@@ -208,7 +206,7 @@ def test_what_comes_back_counts_again(conn: Conn) -> None:
     assert room(conn) == 2
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_what_a_consumer_has_when_it_is_limited_counts(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)
     send_keys(conn, "k", None, "l")
@@ -289,7 +287,7 @@ def by_copies(conn: Conn, stream: int, keys: list[str]) -> None:
     call(conn, "send_batch", "source", ["x"] * len(keys), keys)
 
 
-@pytest.mark.parametrize("publish_keys", [by_copy, by_sink, by_capture, by_copies])
+@for_each("publish_keys", [by_copy, by_sink, by_capture, by_copies])
 def test_all_that_sends_is_limited(
     conn: Conn, stream: int, publish_keys: Callable[[Conn, int, list[str]], None]
 ) -> None:
@@ -376,7 +374,7 @@ def test_no_producer_waits_for_one_that_found_the_same_key_free(
     value(conn, "drop_consumer", "s", "c")
 
 
-@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@for_each("ending", ["commit", "rollback"])
 def test_what_comes_back_while_a_producer_takes_it_for_gone_counts_again(
     conn: Conn, opened: Session, ending: str
 ) -> None:
@@ -420,7 +418,7 @@ def test_what_comes_back_while_its_entry_is_deleted_is_entered_again(
     assert room(conn) == 0
 
 
-@pytest.mark.parametrize("created", [False, True], ids=["altered", "created"])
+@for_each("created", [False, True])
 def test_what_an_open_producer_sent_before_a_capacity_was_set_counts(
     conn: Conn, session: Session, created: bool
 ) -> None:
@@ -463,7 +461,7 @@ def test_what_an_old_snapshot_sends_after_a_capacity_was_set_counts(
     assert room(conn) == 0
 
 
-@pytest.mark.parametrize("how", ["seek", "replay", "redrive", "prepared replay"])
+@for_each("how", ["seek", "replay", "redrive", "prepared replay"])
 def test_what_comes_back_while_a_capacity_is_set_counts(
     conn: Conn, opened: Session, how: str
 ) -> None:
@@ -502,7 +500,7 @@ def test_a_transaction_that_sets_a_capacity_and_maintains_notes_later_senders_to
     assert room(conn) == 0
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_what_a_seek_makes_new_counts_though_it_was_entered_when_it_was_in_hand(
     conn: Conn, ordering: str
 ) -> None:
@@ -542,7 +540,7 @@ def test_a_capacity_that_is_set_while_old_entries_are_deleted_keeps_its_own(
     assert room(conn) == 0
 
 
-@pytest.mark.parametrize("how", ["alter_consumer", "drop_consumer"])
+@for_each("how", ["alter_consumer", "drop_consumer"])
 def test_nobody_waits_for_who_deletes_entries_of_a_capacity(
     conn: Conn, session: Session, how: str
 ) -> None:
@@ -627,7 +625,7 @@ def test_producers_that_race_exceed_a_capacity_by_what_they_have_open_at_most(
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
     conn: Conn, session: Session, ordering: str
 ) -> None:
@@ -729,7 +727,7 @@ def test_in_any_history_a_send_fails_if_and_only_if_its_key_is_at_its_capacity(
 
 
 def test_what_a_send_costs_does_not_depend_on_the_backlog(conn: Conn) -> None:
-    """By blocks: before 100,000 messages of other keys, new and taken; with room, and without."""
+    """By blocks: before 30,000 messages of other keys, new and taken; with room, and without."""
     capped(conn, 2)
 
     def costs(name: str) -> list[int]:
@@ -743,7 +741,7 @@ def test_what_a_send_costs_does_not_depend_on_the_backlog(conn: Conn) -> None:
     assert len(receive(conn, 2)) == 2
     few.append(costs("claimed"))
     conn.execute(
-        "select count(*) from generate_series(1, 100) b cross join lateral pgqueue.send_batch("
+        "select count(*) from generate_series(1, 30) b cross join lateral pgqueue.send_batch("
         "'s', array_fill('x'::text, array[1000]),"
         " array(select 'k' || b || ' ' || i from generate_series(1, 1000) i)) s"
     )
@@ -787,7 +785,7 @@ def test_of_many_delayed_messages_each_is_found_by_its_time(conn: Conn) -> None:
     rejected(conn, "job 1500")
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_key_stats_says_what_a_key_has_also_new(conn: Conn, ordering: str) -> None:
     capped(conn, 3, ordering)
     consumer(conn, "other", ordering)

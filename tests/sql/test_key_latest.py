@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sql import clock, internals, limits
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -25,7 +26,7 @@ def outcome(conn: Conn, seq: int) -> tuple[str, Any]:
     return row.state, row.result and row.result.get("replaced_by")
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_of_a_key_only_the_newest_waiting_message_is_delivered(conn: Conn, ordering: str) -> None:
     """Messages without a key are never replaced; one publication is judged like several."""
     latest(conn, ordering)
@@ -41,7 +42,7 @@ def test_of_a_key_only_the_newest_waiting_message_is_delivered(conn: Conn, order
     assert (stats(conn).settled, stats(conn).backlog) == (8, 0), "replaced ones are not settled"
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_what_is_claimed_is_not_replaced_but_its_retry_is(conn: Conn, ordering: str) -> None:
     latest(conn, ordering, backoff_base="1 hour")
     old = send_key(conn)
@@ -63,7 +64,7 @@ def test_what_is_claimed_is_not_replaced_but_its_retry_is(conn: Conn, ordering: 
     assert outcome(conn, old) == ("replaced", newer)
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_message_that_was_done_keeps_older_ones_from_coming_back(
     conn: Conn, opened: Session, ordering: str
 ) -> None:
@@ -112,7 +113,7 @@ def test_what_comes_back_behind_a_failed_message_is_replaced_too(conn: Conn) -> 
     assert acked(conn, "s", "c") == [failed, other, newer]
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_debounce_delivers_the_last_message_after_its_own_delay(
     conn: Conn, ordering: str
 ) -> None:
@@ -172,7 +173,7 @@ def test_what_is_rolled_back_expired_or_for_others_replaces_as_it_must(
     assert (outcome(conn, waits)[0], outcome(conn, waits + 1)[0]) == ("replaced", "dead")
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_what_is_sought_or_replayed_is_judged_anew(conn: Conn, ordering: str) -> None:
     latest(conn, ordering)
     seqs = [send_key(conn, key) for key in "abab"]
@@ -187,7 +188,7 @@ def test_what_is_sought_or_replayed_is_judged_anew(conn: Conn, ordering: str) ->
     assert acked(conn, "s", "c") == ([] if ordering == "stream" else seqs[3:])
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_postponed_and_cancelled_messages_are_judged_like_others(conn: Conn, ordering: str) -> None:
     latest(conn, ordering)
     old = send_key(conn)
@@ -212,7 +213,7 @@ def test_what_is_postponed_may_be_behind_more_than_is_judged_at_once(conn: Conn)
     assert sorted(acked(conn, "s", "c")) == seqs[1:]
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_with_a_rate_of_a_key_the_newest_is_delivered_each_time(conn: Conn, ordering: str) -> None:
     """A throttle: what is replaced spends nothing of the rate, and holds nothing up."""
     latest(conn, ordering, per_key_interval="1 minute")
@@ -224,7 +225,7 @@ def test_with_a_rate_of_a_key_the_newest_is_delivered_each_time(conn: Conn, orde
     assert got == [sent[0][2], sent[2][2]]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_claim_that_cannot_look_at_all_that_is_published_delivers_nothing(
     conn: Conn, ordering: str
 ) -> None:
@@ -252,7 +253,7 @@ def test_a_spark_query_and_a_condition_get_the_newest(conn: Conn) -> None:
     assert reader.plan(reader.ask()) == [second[2]]
 
 
-@pytest.mark.parametrize("ordering", ORDERINGS)
+@for_each("ordering", ORDERINGS)
 def test_a_paused_consumer_without_claims_begins_and_ceases_to_keep_the_newest(
     conn: Conn, ordering: str
 ) -> None:

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.sql import checker, clock, internals
+from tests.sql.cases import for_each
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -40,7 +41,7 @@ def drained(conn: Conn, size: int = 3, name: str = "c") -> list[Any]:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 @pytest.mark.parametrize("size", [1, 2, 10])
 def test_no_more_of_a_key_are_in_flight_than_its_limit_allows(
     conn: Conn, ordering: str, size: int
@@ -60,7 +61,7 @@ def test_no_more_of_a_key_are_in_flight_than_its_limit_allows(
     assert stats(conn).backlog == 0
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@for_each("ordering", ["none", "key"])
 def test_a_key_behind_many_messages_of_another_is_reached_soon(
     conn: Conn, stream: int, ordering: str
 ) -> None:
@@ -79,7 +80,7 @@ def test_a_key_behind_many_messages_of_another_is_reached_soon(
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_what_is_settled_in_part_frees_as_much(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, per_key_limit=2)
     seqs = send_keys(conn, *"aaaaaa")
@@ -98,7 +99,7 @@ def test_what_is_settled_in_part_frees_as_much(conn: Conn, ordering: str) -> Non
     assert len(drained(conn)) == 6 - 1 - len(second) - len(again)
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_an_expired_claim_is_delivered_again_within_the_limit(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, per_key_limit=1)
     seqs = send_keys(conn, *"aaa")
@@ -114,7 +115,7 @@ def test_an_expired_claim_is_delivered_again_within_the_limit(conn: Conn, orderi
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 @pytest.mark.parametrize("size", [1, 10])
 def test_no_more_of_a_key_are_delivered_in_a_time_than_its_burst(
     conn: Conn, ordering: str, size: int
@@ -147,7 +148,7 @@ def drained_once(conn: Conn, size: int) -> list[Any]:
     return rows
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_a_retry_counts_against_the_rate(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, per_key_interval="300 ms")
     (seq,) = send_keys(conn, "a")
@@ -160,7 +161,7 @@ def test_a_retry_counts_against_the_rate(conn: Conn, ordering: str) -> None:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_who_is_moved_keeps_the_rate(conn: Conn, ordering: str) -> None:
     """Whom a key stands for does not get more because its messages are delivered once more."""
     limited(conn, ordering, per_key_interval="1 hour", per_key_burst=2)
@@ -172,7 +173,7 @@ def test_who_is_moved_keeps_the_rate(conn: Conn, ordering: str) -> None:
     assert seqs_of(drained(conn, 2)) == seqs[1:]
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_keys_take_turns(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, fair=True)
     n = 300
@@ -238,7 +239,7 @@ def test_what_is_claimed_takes_no_turn_from_its_key(conn: Conn) -> None:
     assert len(internals.claims(conn)) == 12
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_workers_that_race_keep_the_limit_and_the_rate(
     conn: Conn, session: Session, ordering: str
 ) -> None:
@@ -336,7 +337,7 @@ def test_a_spark_query_is_refused(conn: Conn) -> None:
         value(conn, "reader_claim", "0" * 32, consumer_id, 0, 0, None)
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_a_spark_query_whose_consumer_has_limits_now_replays_nothing(
     conn: Conn, ordering: str
 ) -> None:
@@ -372,7 +373,7 @@ def test_a_message_of_later_waits_behind_those_that_wait_for_a_token(conn: Conn)
         checker.check(conn)
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_what_waits_for_a_limit_says_so(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, per_key_interval="1 hour", per_key_limit=1)
     _, second, third = send_keys(conn, *"aaa")
@@ -392,9 +393,9 @@ def test_what_waits_for_a_limit_says_so(conn: Conn, ordering: str) -> None:
     value(conn, "ack", claim)
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
-@pytest.mark.parametrize(
-    ("before", "after"),
+@for_each("ordering", BY_KEY)
+@for_each(
+    "before, after",
     [
         ({"per_key_interval": "1 hour"}, {"per_key_interval": None}),
         ({"per_key_limit": 1}, {"per_key_limit": 5}),
@@ -421,7 +422,7 @@ def test_a_limit_that_is_raised_or_lifted_lets_go_of_what_waits(
     assert sorted(done) == seqs
 
 
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 def test_a_rate_that_is_lifted_while_a_claim_waits_holds_nothing_up(
     conn: Conn, session: Session, ordering: str
 ) -> None:
@@ -499,7 +500,7 @@ def test_a_token_says_when_a_claim_makes_sense_again(conn: Conn) -> None:
 
 
 @pytest.mark.small_limits
-@pytest.mark.parametrize("ordering", BY_KEY)
+@for_each("ordering", BY_KEY)
 @pytest.mark.parametrize("settings", [{"per_key_limit": 5}, {"fair": True}], ids=str)
 def test_a_message_that_kills_its_worker_dies_alone(
     conn: Conn, ordering: str, settings: dict[str, Any]
