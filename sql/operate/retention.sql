@@ -266,8 +266,9 @@ begin
         using judged j
         where j.unneeded and p.stream_id = p_stream_id and p.publication_id = j.publication_id
         returning p.publication_id, p.message_count, p.seqs, p as publication
-    ), whole as (
-        select publication_id from gone where v_kept <> '{}' group by publication_id having bool_and(seqs <@ v_kept)
+    ), archived as materialized (  -- (joined with itself, it would cost its square)
+        select publication, publication_id, bool_and(seqs <@ v_kept) over (partition by publication_id) as is_whole
+        from gone where v_kept <> '{}'
     )
     select coalesce((select range_agg(int8range(publication_id, publication_id, '[]'))
                             + (int8multirange(int8range(p_from, max(publication_id)))
@@ -278,9 +279,8 @@ begin
            case when (count(*) >= _pgqueue.trim_at_once() or count(*) < (select count(*) from next))
                and max(publication_id) < least(p_upto, (select from_publication - 1 from unfinished))
                 then max(publication_id) + 1 end,
-           (select range_agg(int8range(publication_id, publication_id, '[]'))
-            from (select publication_id from gone except select publication_id from whole) l),
-           (select array_agg(publication) from gone where publication_id in (select publication_id from whole))
+           (select range_agg(int8range(publication_id, publication_id, '[]')) from archived where not is_whole),
+           (select array_agg(publication) from archived where is_whole)
     into o_ids, o_count, o_next, o_archived, v_whole
     from checked;
     -- a dead one is not lost, either

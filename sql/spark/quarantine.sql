@@ -66,8 +66,7 @@ begin
         continue when v_holds = 0;
         if not v_aside then
             update pgqueue.consumer_messages set note = _pgqueue.merged_note(note, v_note)
-            where bundle_no & 1048575 = any (array(select l.bundle_no & 1048575 from unnest(v_locked) l))
-              and bundle_no = any (array(select l.bundle_no from unnest(v_locked) l));
+            where ctid = any (_pgqueue.tids(array(select l.bundle_no from unnest(v_locked) l)));
             v_locked := _pgqueue.lock_bundles(v_claim.head, v_claim.token);
         end if;
         v_set := _pgqueue.messages_after(v_claim, v_keep);

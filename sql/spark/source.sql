@@ -178,7 +178,7 @@ begin
     update pgqueue.consumer_messages
     set deliver_count = _pgqueue.one_more(deliver_count), claimed_at = clock_timestamp(),
         note = _pgqueue.merged_note(note, '{"spark": 1}')
-    where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_again) n)) and bundle_no = any (v_again);
+    where ctid = any (_pgqueue.tids(v_again));
     for v_claim in
         select * from pgqueue.reader_claims c
         where c.reader = p_reader and c.claim_id > p_start_claim and c.claim_id <= p_end_claim

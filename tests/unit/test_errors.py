@@ -89,7 +89,7 @@ def test_errors_without_a_way_out_pass_unchanged(empty_url):
             ("select * from not_ours", psycopg.errors.UndefinedTable),
         ):
             with pytest.raises(error), translated():
-                conn.execute(statement)
+                conn.execute(statement.encode())
 
 
 CONDITIONS = {

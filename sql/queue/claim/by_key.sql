@@ -204,8 +204,7 @@ returns pgqueue.claim_hints language plpgsql as $$
 begin
     update pgqueue.consumer_messages
     set lane = _pgqueue.lane_long(), place = coalesce(_pgqueue.place_at(lease_until), _pgqueue.place_of_members())
-    where bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from unnest(p_bundles) b))
-      and bundle_no = any (array(select b.bundle_no from unnest(p_bundles) b));
+    where ctid = any (_pgqueue.tids(array(select b.bundle_no from unnest(p_bundles) b)));
     p_hints.all_keys := true;
     return p_hints;
 end $$;

@@ -35,17 +35,14 @@ begin
                             where b.deliver_count > 0 or b.note is not null or b.priority <> v_head.priority)
             and _pgqueue.has_few_ranges(v_all);
         if v_alike then
-            delete from pgqueue.consumer_messages
-            where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_numbers[2:]) n))
-              and bundle_no = any (v_numbers[2:]);
+            delete from pgqueue.consumer_messages where ctid = any (_pgqueue.tids(v_numbers[2:]));
             v_head.seqs := v_all;
             v_head.message_count := v_count;
         else
             update pgqueue.consumer_messages
             set token = v_token, claimed_at = v_now, visibility_timeout = p_consumer.visibility_timeout,
                 owner = current_setting('application_name'), head = v_head.bundle_no, reader = p_reader
-            where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_numbers[2:]) n))
-              and bundle_no = any (v_numbers[2:]);
+            where ctid = any (_pgqueue.tids(v_numbers[2:]));
         end if;
     end if;
     update pgqueue.consumer_messages

@@ -23,8 +23,7 @@ begin
         if v_deleted is not null then
             with deleted as (
                 delete from pgqueue.consumer_messages m
-                where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_deleted[1].members) n))
-                  and bundle_no = any (v_deleted[1].members) and token = _pgqueue.token_in(p_claim_id)
+                where ctid = any (_pgqueue.tids(v_deleted[1].members)) and token = _pgqueue.token_in(p_claim_id)
                 returning message_count, m as bundle
             )
             select v_count + coalesce(sum(message_count), 0), v_deleted || array_agg(bundle) into v_count, v_deleted

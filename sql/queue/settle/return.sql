@@ -144,23 +144,28 @@ declare
         select b from unnest(p_bundles) b where v_head.keys is null or b.seqs && p_set or b.keys && v_keys);
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_some);
     v_back  record;
+    v_kept  record;
 begin
     with entry as materialized (
-        select k.key, k.seqs, k.no, r.arrival_no, r.priority, r.deliver_count, r.note, r.claimed_at
+        select k.key, k.seqs, k.no, r.arrival_no, r.priority, r.deliver_count, r.note, r.claimed_at,
+               bool_or(f.failed) over (partition by k.key, case when k.key is null then k.seqs end) as failed
         from unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs) k (no, key, seqs)
         cross join lateral (select (v_some[k.no]).*) r
+        -- (range by range: comparing two sets would cost the ranges of both)
+        cross join lateral (select bool_or(p_set && g) as failed from unnest(k.seqs) g) f
     ), element as (
         select e.key, e.no, e.arrival_no, e.priority, e.deliver_count, e.note, e.claimed_at, s as seq,
                p_set @> s as failed,
                p_set @> s and _pgqueue.deliveries_exhausted(p_consumer, _pgqueue.counted_deliveries(
                    _pgqueue.one_more(e.deliver_count), e.note), p_failure) as dead
         from entry e cross join lateral unnest(e.seqs) g cross join lateral generate_series(lower(g), upper(g) - 1) s
-        where e.key in (select key from entry where seqs && p_set) or (e.key is null and e.seqs && p_set)
+        where e.failed
     ), decided as materialized (
-        select *, case when key is null then failed
-                       else bool_or(failed and not dead) over (partition by key order by arrival_no, seq) end
-                  and not dead as back
-        from element
+        select *, min(seq) filter (where not back and not dead) over (partition by key) as first_kept
+        from (select *, case when key is null then failed
+                             else bool_or(failed and not dead) over (partition by key order by arrival_no, seq) end
+                        and not dead as back
+              from element) e
     ), dead_lettered as (
         insert into pgqueue.dead_messages (stream_id, consumer_id, seqs, message_count, priority, deliver_count, reason,
                                            claim_id, note, owner)
@@ -176,9 +181,7 @@ begin
                case when failed then _pgqueue.retry_at(p_consumer, _pgqueue.counted_deliveries(
                    _pgqueue.one_more(deliver_count), note), p_failure) end as due,
                -- nothing of its key is before it, here or in the claim
-               min(seq) = min(min(seq)) over (partition by key)
-               and not exists (select from decided h where h.key = e.key and h.seq < min(e.seq)
-                                                      and not h.back and not h.dead) as first
+               min(seq) = min(min(seq)) over (partition by key) and (min(first_kept) < min(seq)) is not true as first
         from (select *, row_number() over (partition by key order by arrival_no, seq)
                         - row_number() over (partition by key, arrival_no, deliver_count, failed, note order by seq)
                         as island
@@ -209,12 +212,17 @@ begin
     into v_back;
     o_removed := coalesce(v_back.removed, '{}');
     perform _pgqueue.remove_messages(p_bundles, o_removed);
-    for v_no in 1..cardinality(v_some) loop  -- the keys that the bundles of the claim still have
-        v_keys := array(select distinct k.key from unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs) k (no, key, seqs)
-                        where k.no = v_no and k.key is not null and not k.seqs <@ o_removed);
+    for v_kept in  -- the keys that the bundles of the claim still have
+        select b.no, coalesce(array_agg(distinct k.key) filter (
+                   where k.key is not null and exists (select from unnest(k.seqs) g where not o_removed @> g)), '{}')
+               as keys
+        from generate_series(1, cardinality(v_some)) b (no)
+        left join unnest(v_keyed.nos, v_keyed.keys, v_keyed.seqs) k (no, key, seqs) using (no)
+        group by b.no
+    loop
         update pgqueue.consumer_messages
-        set shrunk = false, keys = v_keys, key = case when v_keys <> '{}' then key end
-        where _pgqueue.is_bundle(bundle_no, v_some[v_no].bundle_no)
+        set shrunk = false, keys = v_kept.keys, key = case when v_kept.keys <> '{}' then key end
+        where _pgqueue.is_bundle(bundle_no, v_some[v_kept.no].bundle_no)
           and keys is not null;
     end loop;
     o_hints := _pgqueue.record_due(p_hints, v_back.due);

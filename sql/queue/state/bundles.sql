@@ -222,8 +222,7 @@ declare
 begin
     if p_set is null then
         delete from pgqueue.consumer_messages
-        where bundle_no & 1048575 = any (array(select b.bundle_no & 1048575 from unnest(p_bundles) b))
-          and bundle_no = any (array(select b.bundle_no from unnest(p_bundles) b));
+        where ctid = any (_pgqueue.tids(array(select b.bundle_no from unnest(p_bundles) b)));
         perform _pgqueue.record_freed(p_bundles);
         return p_bundles;
     end if;

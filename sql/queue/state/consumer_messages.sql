@@ -158,6 +158,16 @@ language sql stable as $$
                         where _pgqueue.is_bundle(bundle_no, n) limit 1) m
 $$;
 
+-- Where the bundles of these numbers are, for a statement that changes them: any other condition on many numbers costs
+-- their square, or depends on statistics. Needs the locks of the bundles.
+create or replace function _pgqueue.tids(p_numbers bigint[]) returns tid[]
+language plpgsql stable as $$
+begin
+    return array(select m.tid from unnest(p_numbers) n
+                 cross join lateral (select ctid as tid from pgqueue.consumer_messages
+                                     where _pgqueue.is_bundle(bundle_no, n) limit 1) m);
+end $$;
+
 -- The assigned bundles of a consumer, whether free or recently claimed. (The function is inlined.)
 --   p_lane  the hint for lane_assigned(); null: there are none
 create or replace function _pgqueue.assigned(p_consumer_id int, p_lane pgqueue.lane_hint)
@@ -217,8 +227,7 @@ begin
         -- A session that changes a member has locked its head, or has the consumer's lock and moves the claim to
         -- lane_long().
         v_members := array(select b from pgqueue.consumer_messages b
-                           where bundle_no & 1048575 = any (array(select n & 1048575 from unnest(v_head.members) n))
-                             and bundle_no = any (v_head.members) and token = p_token
+                           where ctid = any (_pgqueue.tids(v_head.members)) and token = p_token
                            order by bundle_no for update);  -- lock: bundle
     end if;
     return case when v_head.token is not null then v_head || v_members end;

@@ -1,0 +1,112 @@
+"""Calls about many scattered messages, of many keys or of one, take CPU in proportion to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_pgqueue.archive.exporter import export
+from tests.benchmarks.server_cpu import nanoseconds
+from tests.sql import clock, internals
+from tests.sql.queue import *
+
+FEW, MANY = 1_000, 4_000
+GROWTH = 7
+"""Four times as many cost four times as much, and the square of it sixteen times."""
+
+ODD = "array(select i from generate_series(1, {n}, 2) i)"
+LATER = "clock_timestamp() + interval '1 hour'"
+CLAIMED = {
+    "ack": f"pgqueue.ack({{claim}}, {ODD})",
+    "nack": f"pgqueue.nack({{claim}}, {ODD})",
+    "nack all": "pgqueue.nack({claim})",
+    "defer": f"pgqueue.defer({{claim}}, {ODD}, '1 hour')",
+    "dead_letter": f"pgqueue.dead_letter({{claim}}, {ODD})",
+    "extend": "pgqueue.extend({claim})",
+}
+"""Calls of the owner of a claim of all messages."""
+
+AFTERWARDS = {
+    "redrive": ("dead_letter", "pgqueue.redrive('s', 'c', p_max => {n})"),
+    "purge_dead": ("dead_letter", "pgqueue.purge_dead('s', 'c')"),
+    "retry": ("defer", "pgqueue.retry('s', 'c')"),
+    "replay": ("ack", "pgqueue.replay('s', 'c', 'earliest', 'latest')"),
+    "seek": ("ack", "pgqueue.seek('s', 'c', 'earliest')"),
+    "receive what failed": ("nack", "count(*) from pgqueue.receive('s', 'c', {n})"),
+}
+"""What follows such a call."""
+
+UNCLAIMED = {
+    "cancel": f"pgqueue.cancel('s', 'c', {ODD})",
+    "postpone": f"pgqueue.postpone('s', 'c', {ODD}, {LATER})",
+    "receive": "count(*) from pgqueue.receive('s', 'c', {n})",
+    "receive by 10": "count(*) from generate_series(1, {n} / 10) i"
+    " cross join lateral (select from pgqueue.receive('s', 'c', 10) where i > 0) r",
+}
+"""Calls about messages that nobody has claimed."""
+
+
+def cpu(conn: Conn, call: Callable[[], object]) -> int:
+    """Nanoseconds of the session."""
+    pid = conn.info.backend_pid
+    if not Path(f"/proc/{pid}/schedstat").exists():
+        pytest.skip("the server is on another machine")
+    before = nanoseconds(pid)
+    call()
+    return nanoseconds(pid) - before
+
+
+def check(what: str, costs: dict[int, int]) -> None:
+    few, many = (costs[n] / 1e6 for n in (FEW, MANY))
+    assert many < GROWTH * few + 10, f"{what}: {FEW:,} take {few:.0f} ms, {MANY:,} take {many:.0f}"
+
+
+@pytest.mark.parametrize(("ordering", "keys"), [("none", 0), ("key", 10), ("key", MANY)])
+def test_scattered_messages_cost_in_proportion(conn: Conn, ordering: str, keys: int) -> None:
+    """Every second one, as a batch fails, or as a query over payloads finds them."""
+    costs: dict[str, dict[int, int]] = {}
+
+    def run(name: str, sql: str, n: int, claim: int | None = None) -> None:
+        statement = f"select {sql.format(n=n, claim=claim)}".encode()
+        costs.setdefault(name, {})[n] = cpu(conn, lambda: conn.execute(statement))
+
+    def begin(n: int, claims: bool = True) -> int | None:
+        conn.execute("select pgqueue.drop_stream(stream) from pgqueue.stream_stats")
+        value(conn, "create_stream", "s")
+        consumer(conn, ordering=ordering, max_deliver_count=9)
+        call(conn, "send_batch", "s", ["x"] * n, [f"k{i % keys}" for i in range(n)] if keys else None)
+        return claim_of(receive(conn, n)) if claims else None
+
+    for n in (FEW, MANY):
+        for name, sql in CLAIMED.items():
+            run(name, sql, n, begin(n))
+        for name, (before, sql) in AFTERWARDS.items():
+            run(before, CLAIMED[before], n, begin(n))
+            run(name, sql, n)
+        for name, sql in UNCLAIMED.items():
+            begin(n, claims=False)
+            run(name, sql, n)
+        begin(n)
+        clock.end_leases(conn)
+        run("receive what expired", UNCLAIMED["receive"], n)
+    for name, each in costs.items():
+        check(name, each)
+
+
+def test_what_moves_to_the_archive_costs_in_proportion(
+    conn: Conn, stream: int, url: str, tmp_path: Path
+) -> None:
+    costs = {}
+    tmp_path.chmod(0o755)
+    value(conn, "set_archive", "s", str(tmp_path))
+    value(conn, "set_retention", "s", p_messages=1)
+    for n in (FEW, MANY):
+        internals.publish_singly(conn, stream, n, "null")
+        maintain(conn)
+        send(conn)
+        export(url)
+        costs[n] = cpu(conn, lambda: maintain(conn))
+    assert internals.count(conn, "archive_packs") == 1
+    check("trim", costs)
