@@ -76,7 +76,9 @@ def test_scattered_messages_cost_in_proportion(conn: Conn, ordering: str, keys: 
         conn.execute("select pgqueue.drop_stream(stream) from pgqueue.stream_stats")
         value(conn, "create_stream", "s")
         consumer(conn, ordering=ordering, max_deliver_count=9)
-        call(conn, "send_batch", "s", ["x"] * n, [f"k{i % keys}" for i in range(n)] if keys else None)
+        call(
+            conn, "send_batch", "s", ["x"] * n, [f"k{i % keys}" for i in range(n)] if keys else None
+        )
         return claim_of(receive(conn, n)) if claims else None
 
     for n in (FEW, MANY):
