@@ -63,8 +63,13 @@ def check(what: str, costs: dict[int, int]) -> None:
     assert many < GROWTH * few + 10, f"{what}: {FEW:,} take {few:.0f} ms, {MANY:,} take {many:.0f}"
 
 
-@pytest.mark.parametrize(("ordering", "keys"), [("none", 0), ("key", 10), ("key", MANY)])
-def test_scattered_messages_cost_in_proportion(conn: Conn, ordering: str, keys: int) -> None:
+@pytest.mark.parametrize(
+    ("ordering", "keys", "latest"),
+    [("none", 0, False), ("key", MANY, True), ("key", 10, False), ("key", MANY, False)],
+)
+def test_scattered_messages_cost_in_proportion(
+    conn: Conn, ordering: str, keys: int, latest: bool
+) -> None:
     """Every second one, as a batch fails, or as a query over payloads finds them."""
     costs: dict[str, dict[int, int]] = {}
 
@@ -75,7 +80,7 @@ def test_scattered_messages_cost_in_proportion(conn: Conn, ordering: str, keys: 
     def begin(n: int, claims: bool = True) -> int | None:
         conn.execute("select pgqueue.drop_stream(stream) from pgqueue.stream_stats")
         value(conn, "create_stream", "s")
-        consumer(conn, ordering=ordering, max_deliver_count=9)
+        consumer(conn, ordering=ordering, max_deliver_count=9, per_key_latest=latest)
         call(
             conn, "send_batch", "s", ["x"] * n, [f"k{i % keys}" for i in range(n)] if keys else None
         )

@@ -60,9 +60,10 @@ begin
         insert into pgqueue.newest_of_keys (consumer_id, key, seq, noted_at)
         select p_consumer.consumer_id, key, seq, _pgqueue.end_of_hour() from recorded where ctid is null order by key
     )
-    select array_agg(m.seq order by m.seq), array_agg(n.seq order by m.seq) into v_seqs, v_by
-    from (select key, seq from given union select key, before from recorded) m join recorded n using (key)
-    where m.seq < n.seq;
+    select array_agg(seq order by seq), array_agg(newest order by seq) into v_seqs, v_by
+    from (select seq, max(seq) over (partition by key) as newest
+          from (select key, seq from given union select key, before from recorded) k) m
+    where seq < newest;
     o_newest := p_seqs;
     if v_seqs is null then
         return;
