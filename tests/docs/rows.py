@@ -1,6 +1,6 @@
 """The page that shows the rows of a consumer after each call: `sql/rows.md`.
 
-Below each block of SQL stands what it leaves in `pgqueue.consumer_messages`.
+The table below each block of SQL is what the block leaves in `pgqueue.consumer_messages`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def for_each(name: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
             known = {"request": request, "conn": conn, **others}
             for number, case in enumerate(listed):
                 if number > 0:
-                    known["stream"] = begin_anew(conn, request)
+                    known["stream"] = begin_next(conn, request)
                 known |= zip(names, case, strict=True)
                 try:
                     test(**{each: known[each] for each in wanted})
@@ -57,7 +57,7 @@ def for_each(name: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
     return decorate
 
 
-def begin_anew(conn: Conn, request: pytest.FixtureRequest) -> int:
+def begin_next(conn: Conn, request: pytest.FixtureRequest) -> int:
     """Look at what a case leaves, drop all streams, and make the stream s; returns its id."""
     if "session" in request.fixturenames:
         request.getfixturevalue("session").close()

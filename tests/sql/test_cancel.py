@@ -82,7 +82,7 @@ def test_a_worker_is_told_by_smaller_numbers(conn: Conn, ordering: str) -> None:
 
 @for_each("state", ["claimed", "delayed"])
 def test_what_follows_of_the_key_goes_on(conn: Conn, session: Session, state: str) -> None:
-    """And who waits hears of it."""
+    """And a session that waits is notified."""
     consumer(conn, ordering="key")
     first, second = send_keys(conn, "k", "k")
     claim = claim_of(receive(conn, 1))

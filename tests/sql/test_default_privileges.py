@@ -120,13 +120,13 @@ def by_public(conn: Conn) -> list[tuple[str, str]]:
 def test_what_somebody_grants_stays_and_doctor_names_it(
     conn: Conn, url: str, stranger: str
 ) -> None:
-    def told() -> list[doctor.Check]:
+    def warnings() -> list[doctor.Check]:
         return [each for each in doctor.checks(url) if each.name == "permissions of others"]
 
     schema.install(conn, pgmq=True)
     conn.execute("select pgmq.create('q')")
     conn.execute(f"grant select on pgqueue.streams to {stranger}".encode())
-    (check,) = told()
+    (check,) = warnings()
     assert check.found == f"{stranger} may select table pgqueue.streams"
     assert check.advice == f"revoke all on table pgqueue.streams from {stranger}"
     for what in ("table pgmq.q_q", "schema pgmq", "function pgmq.pop(text, integer)"):
@@ -136,7 +136,7 @@ def test_what_somebody_grants_stays_and_doctor_names_it(
         assert len(granted(conn, stranger)) == 4
         assert ("relation", "pgqueue.streams") in granted(conn, stranger)
     conn.execute((check.advice or "").encode())
-    found = [each.found for each in told()]
+    found = [each.found for each in warnings()]
     for name in ("table pgmq.q_q", "schema pgmq", "routine pgmq.pop(text,integer)"):
         assert any(each.endswith(name) for each in found), found
     conn.execute("select pgqueue.create_roles()")
@@ -144,7 +144,7 @@ def test_what_somebody_grants_stays_and_doctor_names_it(
     conn.execute(f"revoke all on schema pgmq from {stranger}".encode())
     conn.execute(f"revoke all on pgmq.q_q from {stranger}".encode())
     conn.execute(f"revoke all on function pgmq.pop from {stranger}".encode())
-    assert told() == []
+    assert warnings() == []
 
 
 def test_pgmq_itself_is_left_alone(conn: Conn, stranger: str) -> None:

@@ -17,9 +17,14 @@ def test_message_hint_and_code_are_shown_and_survive_pickling():
 
 
 def raised(connect, url, statement, name=None):
-    """What the caller is told of the error of a statement."""
-    told = translated(name) if name else translated()
-    with connect(url) as conn, conn.cursor() as cursor, pytest.raises(PgQueueError) as caught, told:
+    """The error of a statement, as the caller gets it."""
+    translating = translated(name) if name else translated()
+    with (
+        connect(url) as conn,
+        conn.cursor() as cursor,
+        pytest.raises(PgQueueError) as caught,
+        translating,
+    ):
         cursor.execute(statement)
     return caught.value
 
