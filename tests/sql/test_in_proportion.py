@@ -12,9 +12,9 @@ from tests.benchmarks.server_cpu import nanoseconds
 from tests.sql import clock, internals
 from tests.sql.queue import *
 
-FEW, MANY = 1_000, 4_000
-GROWTH = 7
-"""Four times as many cost four times as much, and the square of it sixteen times."""
+FEW, MANY = 1_000, 6_000
+GROWTH = 10
+"""Six times as many cost six times as much, and the square of it 36 times."""
 
 ODD = "array(select i from generate_series(1, {n}, 2) i)"
 LATER = "clock_timestamp() + interval '1 hour'"
