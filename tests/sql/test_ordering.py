@@ -182,3 +182,13 @@ def test_runs_of_many_ranges_are_counted_exactly(conn: Conn, keyed: int) -> None
     for k in (0, 1):
         mine = [s for s in got if s % 2 == k]
         assert mine == sorted(mine)
+
+
+def test_a_key_that_failed_goes_on_while_the_claim_has_other_keys(conn: Conn) -> None:
+    """A claim of several keys withholds only messages of the keys that it still has."""
+    consumer(conn, ordering="key")
+    first, other = (send(conn, p_key=key) for key in ("a", "b"))
+    claim = claim_of(receive(conn, 2))
+    value(conn, "nack", claim, [first], p_delay=seconds(0))
+    assert seqs_of(receive(conn, 2)) == [first]
+    assert value(conn, "ack", claim, [other]) == 1

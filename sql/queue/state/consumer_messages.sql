@@ -159,7 +159,8 @@ language sql stable as $$
 $$;
 
 -- Where the bundles of these numbers are, for a statement that changes them: any other condition on many numbers costs
--- their square, or depends on statistics. Needs the locks of the bundles.
+-- their square, or depends on statistics. Needs the locks of the bundles, or that of the head of their claim: a place
+-- is wrong once another session has updated the row.
 create or replace function _pgqueue.tids(p_numbers bigint[]) returns tid[]
 language plpgsql stable as $$
 begin
