@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from spark_pgqueue.client import arguments
+from spark_pgqueue.postgres.errors import PgQueueError
+
+
+def _parsed(message: Any) -> Any:
+    try:
+        return json.loads(message.data)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PgQueueError(f"the data of message {message.seq} is not JSON: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,37 @@ class Message:
     error: str | None = None
     saved: Any = None
 
+    @classmethod
+    def for_test(
+        cls,
+        data: Any,
+        *,
+        seq: int = 1,
+        key: str | None = None,
+        deliver_count: int = 1,
+        **others: Any,
+    ) -> Message:
+        """A message that was not received, to call a handler with in a test.
+
+            >>> spark_pgqueue.Message.for_test({"order": 1}, key="customer 7").data
+            '{"order": 1}'
+
+        Args:
+            data: the payload: bytes, a str, or a value for JSON.
+            seq: as the attribute; so are `key` and `deliver_count`.
+            key: ...
+            deliver_count: ...
+            others: headers (by default {}), priority (0), inserted_at (now), error, saved.
+        """
+        if not isinstance(data, str | bytes):
+            data = arguments.json_text("data", data)
+        given = {"headers": {}, "priority": 0, "inserted_at": datetime.now(UTC)} | others
+        return cls(seq=seq, key=key, data=data, deliver_count=deliver_count, **given)
+
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)
+
 
 class StoredMessage(NamedTuple):
     """A message as it is stored, read without a claim.
@@ -58,6 +98,10 @@ class StoredMessage(NamedTuple):
     headers: dict[str, Any] | None
     inserted_at: datetime
     error: str | None = None
+
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)
 
 
 @dataclass(frozen=True)
@@ -265,6 +309,10 @@ class DeadMessage:
     owner: str | None
     died_at: datetime
 
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -338,6 +386,10 @@ class PeekedMessage:
     inserted_at: datetime
     error: str | None = None
 
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)
+
 
 @dataclass(frozen=True)
 class PublishedMessage:
@@ -366,3 +418,7 @@ class PublishedMessage:
     deliver_at: datetime | None
     consumers: list[str] | None
     error: str | None = None
+
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)

@@ -21,7 +21,7 @@ FLOORS = (
     ("calling",),
     ("client", "archive", "servers", "serving", "tracing"),
     ("worker", "spark", "watching", "metrics", "airflow"),
-    ("web",),
+    ("web", "testing"),
     ("",),  # the package's own __init__.py
     ("command_line",),
     ("__main__",),
