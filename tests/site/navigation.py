@@ -18,6 +18,7 @@ SECTIONS = {
         "Move from pgmq, Kafka, SQS or Celery": "sql/guide/moving",
         "Serve clients of pgmq": "sql/guide/pgmq",
         "Run workers": "sql/guide/workers",
+        "Test your code": "sql/guide/testing",
         "Retry": "sql/guide/retries",
         "Handle dead letters": "sql/guide/dead-letters",
         "Send each message once": "sql/guide/sending-once",
