@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from spark_pgqueue.client import arguments
+from spark_pgqueue.client.shown import shortened, table
 from spark_pgqueue.postgres.errors import PgQueueError
 
 
@@ -47,6 +48,10 @@ class Message:
     inserted_at: datetime
     error: str | None = None
     saved: Any = None
+
+    def __repr__(self) -> str:
+        parts = (f"{name}={shortened(getattr(self, name))}" for name in ("key", "data"))
+        return f"<message {self.seq}: {', '.join(parts)}, deliver_count={self.deliver_count}>"
 
     @classmethod
     def for_test(
@@ -117,6 +122,9 @@ class Batch:
     messages: list[StoredMessage]
     offset: dict[str, Any]
 
+    def _repr_html_(self) -> str:
+        return table("seq key data headers inserted_at", self.messages)
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -140,6 +148,13 @@ class Claim:
     claim_id: int
     messages: tuple[Message, ...]
     _client: Any = field(repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        first, more = self.messages[0], len(self.messages) - 1
+        return f"<claim {self.claim_id} of {first}{f' and {more} more' if more else ''}>"
+
+    def _repr_html_(self) -> str:
+        return table("seq key data headers deliver_count inserted_at", self.messages)
 
     def ack(self, messages: Iterable[Message] | None = None, *, result: Any = None) -> int:
         """Acknowledge: see `Client.ack`. `messages`: None for all of them."""
