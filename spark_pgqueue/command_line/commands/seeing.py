@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -162,6 +163,17 @@ def top(
         _show_again(queue, table, interval, looks)
 
 
+_AGAIN = {
+    "now": "retry {} --seq {}",
+    "later": "postpone {} {} --until TIME",
+    "never": "cancel {} {}",
+}
+_WAYS_ON = dict.fromkeys(("ready", "delayed", "waiting"), _AGAIN) | {
+    "dead": {"now": "dead redrive {} --seq {}", "never": "dead purge {} --seq {}"}
+}
+"""What a person can do with a message that has failed, by its state: the arguments of `pgqueue`."""
+
+
 @app.command()
 def explain(
     stream: StreamName,
@@ -183,6 +195,10 @@ def explain(
         for each in failures:
             error = f"{each.owner or 'a worker'}: {each.error or 'returned without a reason'}"
             print(f"failed {each.failed_at:%Y-%m-%d %H:%M:%S %Z}  {one_line(error)}")
+        of = shlex.join([stream, consumer])
+        failed = failures or found.state == "dead"
+        for word, command in (_WAYS_ON.get(found.state, {}) if failed else {}).items():
+            print(one_line(f"{word:7}pgqueue {command.format(of, seq)}"))
 
 
 @consumer_app.command("keys")
