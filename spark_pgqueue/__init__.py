@@ -17,6 +17,7 @@ Without Spark:
     connect_async(url)      the same for asyncio, `client.AsyncClient`
     Consumer(url, ...)      a worker, which calls a function for each message
     handler(stream, consumer)  a decorator: `pgqueue work MODULE` runs such functions
+    supervised(worker, ...) tells systemd, and answers probes, whether workers are alive and ready
     Retry, Reject, Defer    raised by that function for a message that is not done
     Client, AsyncClient     the types of clients, and Claim, Message of what a client receives
     server_of(key, servers) the server of a key, where a stream is on several servers
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from spark_pgqueue.spark.platform import java
     from spark_pgqueue.spark.stream_source.streams import offsets
     from spark_pgqueue.watching import history, watch
-    from spark_pgqueue.worker import Consumer, Defer, Reject, Retry, handler
+    from spark_pgqueue.worker import Consumer, Defer, Reject, Retry, handler, supervised
 
 __all__ = [
     "AsyncClient",
@@ -79,6 +80,7 @@ __all__ = [
     "register",
     "server_column",
     "server_of",
+    "supervised",
     "watch",
 ]
 
@@ -90,7 +92,7 @@ _LAZY_MODULES = {
 }
 _LAZY_NAMES = {
     "spark_pgqueue.client": ("AsyncClient", "Claim", "Client", "Message"),
-    "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry", "handler"),
+    "spark_pgqueue.worker": ("Consumer", "Defer", "Reject", "Retry", "handler", "supervised"),
     "spark_pgqueue.watching": ("history", "watch"),
     "spark_pgqueue.servers": ("server_of",),
     "spark_pgqueue.spark.dataframes": ("in_key_order", "server_column"),

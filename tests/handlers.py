@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -53,6 +54,21 @@ def do_as_told(message):
         if message.data == "sleep":
             time.sleep(60)
     note(message)
+
+
+def begin(given, connection=None):
+    """Note a message, or one of a batch, and take longer than any test; but not for quick ones."""
+    for message in given if isinstance(given, list) else [given]:
+        if message.data != "quick":
+            note(message)
+            time.sleep(600)
+
+
+async def begin_async(message):
+    """As `begin`, for a task."""
+    if message.data != "quick":
+        note(message)
+        await asyncio.sleep(600)
 
 
 async def note_async(message):

@@ -174,6 +174,7 @@ def test_the_wheel_and_the_sdist_hold_what_is_needed(built: Path):
     within = set(zipfile.ZipFile(wheel).namelist())
     for name in (
         *("py.typed", "client/asynchronous.pyi", "grafana.json", "web/page.html"),
+        *("deploy/systemd.service", "deploy/kubernetes.yaml", "deploy/roles.sql"),
         *(
             "sql/install.sql",
             "sql/queue/take/take.sql",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
 EXIT_CODES = {
-    0: "done; also `work` that was stopped by SIGTERM or Ctrl-C, or whose --wait is over",
+    0: "done; also what goes on until SIGTERM, and `work` after Ctrl-C, or whose --wait is over",
     1: "an error, which is a line and mostly a hint; or the answer to a question was no",
     2: "a command line that makes no sense: nothing was done",
     3: "`receive --exit-code` found nothing: for sensors, and loops of a shell",
@@ -78,8 +79,8 @@ PANELS = {
     },
     "The database": {
         "up": "server", "down": "server", "install": "schema", "sql": "schema", "grant": "schema",
-        "maintain": "upkeep", "archive": "archive", "recover": "upkeep", "doctor": "upkeep",
-        "uninstall": "schema", "demo": "upkeep",
+        "maintain": "upkeep", "deploy": "deploy", "archive": "archive", "recover": "upkeep",
+        "doctor": "upkeep", "uninstall": "schema", "demo": "upkeep",
     },
 }  # fmt: skip
 
@@ -185,8 +186,17 @@ def connect(url: str | None) -> client.Client:
     return client.connect(url, patience=0)
 
 
+def end_at_sigterm() -> None:
+    """Let SIGTERM end the program, also the first process of a container, for which Linux ignores
+    signals that have no handler.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
 def repeat(work: Callable[[], None], every: timedelta | None, passes: Callable[..., bool]) -> None:
     """Do something once; or at an interval until it is interrupted, also after errors that pass."""
+    if every is not None:
+        end_at_sigterm()
     while True:
         begun = time.monotonic()
         try:

@@ -79,6 +79,17 @@ def moment(text: str) -> datetime:
         raise typer.BadParameter(f"{text!r} is not a time such as 2026-01-31T12:00:00") from None
 
 
+def address(text: str) -> str:
+    """An address to listen on."""
+    from spark_pgqueue import serving
+
+    try:
+        serving.address(text, 0)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
 POSITION = "earliest|latest|TIME|'seq N'|OFFSET"
 
 

@@ -12,6 +12,7 @@ Consumer("postgresql://me@host/db", "orders", "billing").run(bill, concurrency=8
 
 from spark_pgqueue.worker.consumer import Consumer
 from spark_pgqueue.worker.handlers import handler
+from spark_pgqueue.worker.supervision import supervised
 from spark_pgqueue.worker.verdicts import Defer, Reject, Retry
 
-__all__ = ["Consumer", "Defer", "Reject", "Retry", "handler"]
+__all__ = ["Consumer", "Defer", "Reject", "Retry", "handler", "supervised"]

@@ -24,6 +24,7 @@ from spark_pgqueue.postgres.url import parse
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Attempt, Hooks
 from spark_pgqueue.worker.executor import Executor
+from spark_pgqueue.worker.health import Health, worst
 from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot, next_call
 from spark_pgqueue.worker.options import FOREIGN, ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
@@ -75,6 +76,18 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"<consumer {self._name!r} of stream {self._stream!r}>"
+
+    @property
+    def health(self) -> Health:
+        """How the runs of this object fare: `is_live`, `is_ready` and a `status` for people.
+
+        Any thread may ask, for a probe of the application's own. `supervised` answers probes.
+
+        >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
+        >>> billing.health
+        Health(is_live=True, is_ready=False, status='not running')
+        """
+        return worst(poller.pulse.health() for poller in list(self._pollers))
 
     def run(self, handler: Callable[..., Any], **options: Unpack[RunOptions]) -> int:
         """Call a handler for each message, until `stop`, SIGTERM or SIGINT.
@@ -202,7 +215,7 @@ class Consumer:
             raise PgQueueError("processes are for handlers that are not awaited")
         hooks = Hooks(self._of, chosen)
         with self._polling(chosen, hooks) as (poller, queue, _):
-            executor = Tasks(self._of, queue, handler, chosen, hooks, self._url)
+            executor = Tasks(self._of, queue, handler, chosen, hooks, self._url, poller.pulse)
             loop = asyncio.get_running_loop()
             with ExitStack() as stack:
                 if chosen.signals:

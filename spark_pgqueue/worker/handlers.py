@@ -18,6 +18,7 @@ from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
 from spark_pgqueue.worker.log import LOGGER
 from spark_pgqueue.worker.options import RunOptions
 from spark_pgqueue.worker.signals import stopped_by_signals
+from spark_pgqueue.worker.supervision import supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,12 +101,13 @@ def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
     return [Handling(*of) for each in marked.values() for of in vars(each)[_MARK]]
 
 
-def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
+def run_all(url: str | None, handled: Sequence[Handling], health: str | None = None) -> list[int]:
     """Run handlers, each with a worker of its own, until SIGTERM, SIGINT, or all are over.
 
     Args:
         url: as that of `Consumer`.
         handled: at least one.
+        health: as that of `supervised`.
 
     Returns:
         for each, how many messages were handled.
@@ -122,7 +124,11 @@ def run_all(url: str | None, handled: Sequence[Handling]) -> list[int]:
         for worker in workers:
             worker._stop(grace)
 
-    with closing(WakeEvent()) as wake, ThreadPoolExecutor(len(workers)) as threads:
+    with (
+        supervised(*workers, health=health),
+        closing(WakeEvent()) as wake,
+        ThreadPoolExecutor(len(workers)) as threads,
+    ):
         with stopped_by_signals(stop, wake.writable):
             running = [
                 threads.submit(worker.run, each.function, **each.options)

@@ -23,6 +23,7 @@ from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Hooks
 from spark_pgqueue.worker.executor import Executor
+from spark_pgqueue.worker.health import Pulse
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
 from spark_pgqueue.worker.log import warn
@@ -67,6 +68,7 @@ class Poller:
         patience: float,
     ):
         self.handled: int = 0
+        self.pulse: Pulse = Pulse()
         self._url = url
         self._stream = stream
         self._consumer = consumer
@@ -139,12 +141,15 @@ class Poller:
         self._slots = 1 if self._ordering == "stream" else self._options.slots
         self._executor.start()
         self._idle_since = clock.now()
+        self._note("working")
 
     def _poll(self) -> None:
         pause = 0.1
         while not self._is_over():
             try:
+                self.pulse.beat()
                 self._step()
+                self._note("working")
                 pause = 0.1
             except (PgQueueError, psycopg.Error) as error:
                 if not is_worth_a_retry(error):
@@ -161,12 +166,16 @@ class Poller:
                 raise
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
+        self._note("waiting for Postgres")
         if pause == 0.1:
             warn("%s; trying again", error)
         for in_flight in self._claims:  # after the outage, extending finds the lost claims
             in_flight.extend_at = 0.0
         self._wake.clear()
         self._wake.wait(min(pause, max(self._stop_by - clock.now(), 0.0)))
+
+    def _note(self, status: str) -> None:
+        self.pulse.status = "stopping" if self._is_stopped else status
 
     def _is_over(self) -> bool:
         """Whether the worker was stopped, and all claims are settled."""

@@ -26,9 +26,12 @@ from spark_pgqueue.worker.attempts import (
     set_again,
 )
 from spark_pgqueue.worker.executor import Executor
+from spark_pgqueue.worker.health import Pulse
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot, next_call
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, of_result
+
+_BEAT_EVERY = 1.0  # seconds
 
 
 class Tasks(Executor):
@@ -40,8 +43,8 @@ class Tasks(Executor):
         handler: called with a message, or with a list of messages; a transactional handler also
             gets a connection.
         options: the worker's options.
-        hooks: called after a call.
         url: the database of the connections for a transactional handler.
+        pulse: gets a beat of the loop each second, which a handler that blocks the loop delays.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Tasks(Executor):
         options: Options,
         hooks: Hooks,
         url: str | None,
+        pulse: Pulse,
     ):
         self._of = of
         self._queue = queue
@@ -65,6 +69,12 @@ class Tasks(Executor):
         self._url = url
         self._connections: list[psycopg.AsyncConnection[Any]] = []  # idle
         self._losses = LostConnections(of)
+        self._pulse = pulse
+        self._beat()
+
+    def _beat(self) -> None:
+        self._pulse.beat("event loop")
+        self._next_beat = self._loop.call_later(_BEAT_EVERY, self._beat)
 
     def start(self) -> None:
         """See `Executor`. Another thread than the loop's calls it."""
@@ -87,6 +97,7 @@ class Tasks(Executor):
             await asyncio.wait(self._tasks)
         for conn in self._connections:
             await conn.close()
+        self._next_beat.cancel()
 
     def _begin(self) -> None:
         todo = self._queue.todo

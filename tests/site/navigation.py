@@ -54,6 +54,7 @@ SECTIONS = {
     },
     "How-to: operation": {
         "Connect, permit, upgrade, back up": "sql/guide/operations",
+        "Deploy": "sql/guide/deploy",
         "Monitor": "sql/guide/monitoring",
         "Serve the web page": "sql/guide/web",
         "Keep and delete messages": "sql/guide/retention",

@@ -29,7 +29,7 @@ SQL = Path(__file__).parents[2] / "sql"
 PAGE = (SQL / "guide" / "command-line.md").read_text()
 
 # They print no result of their own: another format, a page or a table that lives.
-WITHOUT_JSON = {"sql", "metrics", "web", "top", "demo"}
+WITHOUT_JSON = {"sql", "deploy", "metrics", "web", "top", "demo"}
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import spark_pgqueue
+from spark_pgqueue import Consumer
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.notifications import Listener
 from spark_pgqueue.spark.driver.waiter import PublicationWaiter
@@ -179,3 +180,34 @@ def test_a_stream_that_was_made_again_wakes_its_workers(queue, url):
         waited = time.monotonic() - began
         producer.join()
     assert waited < 0.9
+
+
+@pytest.mark.parametrize("lost", ["unlisten *", "discard all"])
+def test_a_worker_whose_session_has_lost_its_listen_listens_again(queue, url, lost):
+    """On a socket that lives: the first message is late by up to a second, those after it are not.
+
+    What a handler's own pool or a proxy does to a session, a test does by the worker's connection.
+    """
+    late: list[float] = []
+    sent = threading.Event()
+
+    def handle(message):
+        late.append(time.monotonic() - began)
+        sent.set()
+
+    worker = Consumer(url, "s", "c")
+    thread = threading.Thread(target=worker.run, args=(handle,), daemon=True)
+    thread.start()
+    wait_until(lambda: is_waited_for(queue, "s"))
+    (poller,) = worker._pollers
+    poller._statements.connection().execute(lost)
+    for _ in range(6):
+        time.sleep(0.3)  # less than the second after which it asks anyway
+        sent.clear()
+        began = time.monotonic()
+        queue.send("s", "x")
+        assert sent.wait(20)
+    worker.stop()
+    thread.join(20)
+    assert late[0] < 2
+    assert max(late[1:]) < 0.5, late

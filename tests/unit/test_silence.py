@@ -297,6 +297,8 @@ def test_leases_go_by_a_clock_that_does_not_stop_in_suspend():
     assert 0 <= clock.now() - boot < 10
     package = Path(spark_pgqueue.__file__).parent
     files = [*(package / "worker").glob("*.py"), package / "client" / "consuming.py"]
+    # Whoever wakes from suspend has not hung.
+    files = [file for file in files if file.stem not in ("health", "supervision")]
     found = [
         (file.name, node.lineno)
         for file in files

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from spark_pgqueue import client, metrics, serving, web
 from spark_pgqueue.client import ConsumerStats, Look, Rates
-from spark_pgqueue.command_line.app import app, connect, consumer_app, one_line
+from spark_pgqueue.command_line.app import app, connect, consumer_app, end_at_sigterm, one_line
 from spark_pgqueue.command_line.arguments import (
     AnyStream,
     ConsumerName,
@@ -302,6 +302,7 @@ def serve(server: serving.Server, where: serving.Address, path: str = "") -> Non
         "this machine alone" if where.is_local else "everybody who can reach it, without a password"
     )
     print(f"Listening at {server.url}{path}, to {to}.", file=sys.stderr, flush=True)
+    end_at_sigterm()
     server.serve_forever()
 
 

@@ -11,7 +11,7 @@ import typer
 
 from spark_pgqueue.command_line import completion
 from spark_pgqueue.command_line.app import app, connect
-from spark_pgqueue.command_line.arguments import Json, Url, delay, lasting
+from spark_pgqueue.command_line.arguments import Json, Url, address, delay, lasting
 from spark_pgqueue.command_line.output import count_of, told
 from spark_pgqueue.worker.handlers import Handling, handlings, run_all
 from spark_pgqueue.worker.importing import import_handler, import_named
@@ -85,6 +85,16 @@ def work(
         timedelta | None,
         lasting("End after this long without a message; 0: when none is left.", parser=delay),
     ] = None,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            parser=address,
+            metavar="[HOST:]PORT",
+            show_default=False,
+            help="Answer GET /live and /ready there. Without a host, to this machine alone;"
+            " 0.0.0.0:PORT for the probes of Kubernetes.",
+        ),
+    ] = None,
     create: Annotated[
         bool,
         typer.Option("--create", help="Create streams and consumers that are missing, as of text."),
@@ -95,7 +105,7 @@ def work(
     """Call your function for each message, until SIGTERM or Ctrl-C.
 
     Then what was not begun is given back, and calls that run may end. What happens is logged to
-    standard error.
+    standard error. systemd gets its notifications (Type=notify), also of a watchdog (WatchdogSec).
     """
     logging.basicConfig(level=logging.INFO, format=_FORMAT)
     given = {
@@ -112,7 +122,7 @@ def work(
                 queue.create_consumer(
                     each.stream, each.consumer, start="earliest", if_not_exists=True
                 )
-    counts = run_all(url, [each for each, _ in handled])
+    counts = run_all(url, [each for each, _ in handled], health)
     failed = sum(len(failures) for _, failures in handled)
     said = f"; {count_of(failed, 'call')} failed" if failed else ""
     print(f"{count_of(sum(counts))} handled{said}", file=sys.stderr)

@@ -1,0 +1,27 @@
+-- Login roles for the parts of an installation, each with the rights of one group role. Safe to repeat. Run it in the
+-- queue's database as the schema's owner, who may create roles, or as a superuser:
+--   pgqueue deploy roles | psql -v ON_ERROR_STOP=1
+-- Then give each role a password, which psql sends encrypted and nobody sees in a log: \password queue_worker
+
+select pgqueue.create_roles();
+
+do $$
+declare
+    v_login record;
+begin
+    for v_login in
+        select * from (values
+            ('queue_producer', 'pgqueue_producer'),  -- applications: send, and ask for outcomes
+            ('queue_worker', 'pgqueue_consumer'),    -- pgqueue work, Spark's source
+            ('queue_worker', 'pgqueue_producer'),    -- handlers and queries that send, too
+            ('queue_maintain', 'pgqueue_admin'),     -- pgqueue maintain; create, change and move
+            ('queue_metrics', 'pgqueue_observer')    -- pgqueue metrics, top, web
+        ) l (name, group_role)
+    loop
+        if not exists (select from pg_roles where rolname = v_login.name) then
+            execute format('create role %I login', v_login.name);
+        end if;
+        execute format('grant %I to %I', v_login.group_role, v_login.name);
+        execute format('grant connect on database %I to %I', current_database(), v_login.name);
+    end loop;
+end $$;
