@@ -27,6 +27,7 @@ from spark_pgqueue.worker.health import Pulse
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
 from spark_pgqueue.worker.log import warn
+from spark_pgqueue.worker.meter import Meter
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Retry
 
@@ -54,6 +55,7 @@ class Poller:
         queue: holds the jobs and reports.
         wake: wakes the poller; set by the queue, among others.
         patience: seconds to try for the first connection. Later connections are tried without end.
+        meter: counts what the handler does.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class Poller:
         queue: JobQueue,
         wake: WakeEvent,
         patience: float,
+        meter: Meter,
     ):
         self.handled: int = 0
         self.pulse: Pulse = Pulse()
+        self._meter = meter
         self._url = url
         self._stream = stream
         self._consumer = consumer
@@ -114,6 +118,7 @@ class Poller:
             self._begin()
             self._poll()
         finally:
+            self._meter.note_in_flight(self, 0)
             self._queue.close()
             executor.end()
             self._statements.close()
@@ -190,6 +195,7 @@ class Poller:
         self._extend(now)
         self._settle_and_claim(now)
         self._look_after_suspect(now)
+        self._meter.note_in_flight(self, sum(each.open_count for each in self._claims))
         if not self._is_over():
             self._rest()
 
@@ -203,6 +209,7 @@ class Poller:
             if report.seconds is not None:
                 seconds += report.seconds
                 calls += 1
+                self._meter.note_call(report.messages, report.outcome, report.seconds)
             if report.has_ended:
                 self._jobs.discard(report.job)
         if calls:

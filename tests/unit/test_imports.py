@@ -17,6 +17,7 @@ PACKAGE = "spark_pgqueue"
 
 FLOORS = (
     ("printable", "nearest", "version"),
+    ("openmetrics",),
     ("postgres",),
     ("calling",),
     ("client", "archive", "servers", "serving", "tracing"),

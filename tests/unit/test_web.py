@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import spark_pgqueue
-from spark_pgqueue import metrics, serving, web
+from spark_pgqueue import openmetrics, serving, web
 from spark_pgqueue.client import Client
 from spark_pgqueue.web import server
 from tests import browser as browser_of_the_machine
@@ -488,7 +488,7 @@ def test_metrics_are_beside_the_page(page: Any, queue: Client) -> None:
     """For Prometheus: what `pgqueue metrics --listen` serves."""
     queue.send("orders", "x")
     status, headers, text = page("/metrics")
-    assert (status, headers["Content-Type"]) == (200, metrics.KIND)
+    assert (status, headers["Content-Type"]) == (200, openmetrics.KIND)
     assert samples(text, "pgqueue_consumer_backlog") == {("orders", "billing"): 1}
     assert page("/metrics", "POST", "{}")[0] == 404
 
