@@ -68,9 +68,10 @@ TOGETHER = (
     "tests/test_wheel.py",
     "tests/unit/test_web.py",
 )
-# ... but for those that start applications of their own.
+# ... but for those that start applications of their own, and have no session here.
 APART = (
-    r"tests/spark/test_(cluster|crash|ending|half_open|offset_source_crash|register|stateful)\.py"
+    r"tests/spark/test_(cluster|crash|ending|half_open|offset_source_crash|stateful|"
+    r"register(?!\.py::test_a_python_without))\.py"
 )
 
 # What a test's name says of the version of its server, if that is not the newest of `VERSIONS`.
