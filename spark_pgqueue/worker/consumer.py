@@ -27,7 +27,7 @@ from spark_pgqueue.worker.executor import Executor
 from spark_pgqueue.worker.health import Health, worst
 from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot, next_call
 from spark_pgqueue.worker.meter import Meter
-from spark_pgqueue.worker.options import FOREIGN, ListenOptions, Options, RunOptions
+from spark_pgqueue.worker.options import ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
 from spark_pgqueue.worker.signals import stopped_by_signals, waking
@@ -365,7 +365,7 @@ def options_of(
     """
     for name in given:
         if name not in names:
-            hint = nearest.hint(name, names, FOREIGN)
+            hint = nearest.option_hint(name, names)
             raise PgQueueError(f"there is no option {name!r}", hint=hint)
     return Options(**given)
 

@@ -17,6 +17,7 @@ SECTIONS = {
         "Use Node, Java, Go, HTTP": "sql/guide/languages",
         "Move from pgmq, Kafka, SQS or Celery": "sql/guide/moving",
         "Serve clients of pgmq": "sql/guide/pgmq",
+        "Run Celery": "sql/guide/celery",
         "Run workers": "sql/guide/workers",
         "Test your code": "sql/guide/testing",
         "Retry": "sql/guide/retries",
