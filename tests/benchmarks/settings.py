@@ -22,6 +22,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "backoff": {"backoff": "exponential", "max_deliver_count": 5},
     "keep_history": {"keep_history": "1 day"},
     "max_backlog": {"max_backlog": 10_000_000},
+    "max_in_flight": {"max_in_flight": 10_000_000},
+    "rate_limit": {"rate_limit": 10_000_000, "rate_interval": "1 s"},
     "per_key_limit": {"per_key_limit": 1_000_000},
     "per_key_interval": {"per_key_interval": "1 s", "per_key_burst": 1_000_000},
     "per_key_capacity": {"per_key_capacity": 1_000_000},
