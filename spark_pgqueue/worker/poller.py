@@ -23,7 +23,7 @@ from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Hooks
 from spark_pgqueue.worker.executor import Executor
-from spark_pgqueue.worker.health import Pulse
+from spark_pgqueue.worker.health import STARTING, Pulse
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
 from spark_pgqueue.worker.log import warn
@@ -139,6 +139,7 @@ class Poller:
         self._due = partial(self._client._due, self._stream, self._consumer)
         self._timeout = (self._options.visibility_timeout or timeout).total_seconds()
         self._slots = 1 if self._ordering == "stream" else self._options.slots
+        self._note(STARTING)
         self._executor.start()
         self._idle_since = clock.now()
         self._note("working")
