@@ -158,7 +158,7 @@ def test_what_hangs_is_not_alive_and_gets_no_watchdog(queue, url, tmp_path, what
 
 
 def test_a_worker_without_postgres_is_alive_and_not_ready(url, server):
-    """To start it anew would bring Postgres back no sooner."""
+    """A restart of the worker would bring Postgres back no sooner."""
     with spark_pgqueue.connect(url) as client:
         client.create_stream("s")
         client.create_consumer("s", "c")
