@@ -1,6 +1,6 @@
 # Everything runs in .venv, which is made here. Needs Python 3.11 or later with venv, no root.
 #   make demo    the main job on real input   make test      a test or more of every promise
-#   make bench   beside plain Postgres, once  make test-all  those, then what takes longer
+#   make bench   beside plain Postgres, once  make test-all  those, and what takes longer
 #   make quick   each invariant, in 2 minutes
 #   make lint    code, types and prose        make compare  the queue beside others, as in production, or
 #                                              ARGS=--laboratory
@@ -43,8 +43,9 @@ test: .venv/dev
 quick: .venv/dev
 	PGQUEUE_TEST_VERSIONS=$${PGQUEUE_TEST_VERSIONS:-18} $(PYTEST) @tests/quick.txt $(ARGS)
 
-test-all: test
-	$(PYTEST) -m longer $(ARGS)
+# In one run: the longer tests begin, and the others fill the processes up to the end.
+test-all: .venv/dev
+	$(PYTEST) -m "" $(ARGS)
 
 bench: .venv/dev
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -198,7 +198,7 @@ async def connect_async(
 if not TYPE_CHECKING:
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)
 
     def __getattr__(name: str) -> Any:
         if name in _LAZY_MODULES:

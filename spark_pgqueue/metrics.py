@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 import psycopg
 
-from spark_pgqueue import serving
+from spark_pgqueue import openmetrics, serving
 from spark_pgqueue.client import Client, ConsumerStats, Look, PartitionStats, Stream
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.printable import printable
 from spark_pgqueue.serving import Answer, Request
 
-KIND = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PORT = 9187
 DASHBOARD = Path(__file__).with_name("grafana.json")
 
@@ -223,17 +221,16 @@ def text(look: Look | None, seconds: float) -> str:
     ]
     if look:
         families += FAMILIES
-    lines: list[str] = []
-    for family in families:
-        suffix = "_total" if family.type == "counter" else ""
-        lines.append(f"# TYPE {family.name} {family.type}")
-        if family.unit:
-            lines.append(f"# UNIT {family.name} {family.unit}")
-        lines.append(f"# HELP {family.name} {_escaped(family.help)}")
-        for labels, value in family.samples(look) if look else family.samples(None):  # type: ignore[arg-type]
-            if value is not None:
-                lines.append(f"{family.name}{suffix}{_written(labels)} {value}")
-    return "\n".join([*lines, "# EOF", ""])
+    return openmetrics.text(
+        openmetrics.Lines(each.name, each.type, each.help, _lines(each, look), each.unit)
+        for each in families
+    )
+
+
+def _lines(family: Family, look: Look | None) -> Iterator[openmetrics.Sample]:
+    suffix = "_total" if family.type == "counter" else ""
+    for labels, value in family.samples(look):  # type: ignore[arg-type]  # those without a look
+        yield suffix, labels, value
 
 
 def look_at(queue: Client) -> str:
@@ -270,7 +267,7 @@ def serve(
 def scraping(queue: Callable[[], Client]) -> Callable[[], Answer]:
     """A function that answers a scrape; scrapes within a second share a look."""
     shared = serving.Shared(lambda: _scrape(queue))
-    return lambda: Answer(shared().encode(), KIND)
+    return lambda: Answer(shared().encode(), openmetrics.KIND)
 
 
 def _scrape(queue: Callable[[], Client]) -> str:
@@ -280,13 +277,3 @@ def _scrape(queue: Callable[[], Client]) -> str:
     except (PgQueueError, psycopg.Error) as error:
         serving.log(error)
         return text(None, time.monotonic() - began)
-
-
-def _written(labels: Labels) -> str:
-    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{{{pairs}}}" if pairs else ""
-
-
-def _escaped(value: str) -> str:
-    value = printable(value, keep="\n")  # the text is also printed on terminals
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -64,7 +64,7 @@ def headers(
                 f"traceparent is 00-<32 hexadecimal digits>-<16>-<2>, not {traceparent!r}"
             )
         return found | {TRACEPARENT: traceparent}
-    if propagate := _opentelemetry("propagate"):
+    if propagate := opentelemetry("propagate"):
         propagate.inject(found)
     return found
 
@@ -85,7 +85,7 @@ def span(name: str, message: HasHeaders) -> Iterator[Any]:
     Yields:
         OpenTelemetry's span; None where opentelemetry is not installed.
     """
-    trace, propagate = _opentelemetry("trace"), _opentelemetry("propagate")
+    trace, propagate = opentelemetry("trace"), opentelemetry("propagate")
     if trace is None or propagate is None:
         yield None
         return
@@ -108,7 +108,8 @@ def _parsed(traceparent: object) -> Parent | None:
     return Parent(trace_id, span_id, bool(int(flags, 16) & 1))
 
 
-def _opentelemetry(module: str) -> Any:
+def opentelemetry(module: str) -> Any:
+    """A module of the package opentelemetry; None where that is not installed."""
     try:
         return import_module(f"opentelemetry.{module}")
     except ImportError:

@@ -68,10 +68,14 @@ TOGETHER = (
     "tests/test_wheel.py",
     "tests/unit/test_web.py",
 )
-# ... but for those that start applications of their own.
+# ... but for those that start applications of their own, and have no session here.
 APART = (
-    r"tests/spark/test_(cluster|crash|ending|half_open|offset_source_crash|register|stateful)\.py"
+    r"tests/spark/test_(cluster|crash|ending|half_open|offset_source_crash|stateful|"
+    r"register(?!\.py::test_a_python_without))\.py"
 )
+
+# What a test's name says of the version of its server, if that is not the newest of `VERSIONS`.
+OLDER = rf"\bpg(?!{VERSIONS[0]}\b)\d+\b"
 
 # Nothing here outlives the run, so that nothing has to reach the disk. With synchronous_commit off,
 # a Postgres that is killed forgets the last commits, but never what Spark was told.
@@ -147,6 +151,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longer tests: with short ones at the end, all processes end together."""
+    items.sort(key=lambda item: item.get_closest_marker("longer") is None)
+
+
 def pytest_collection_finish() -> None:
     """Let no collection of garbage look at all tests and modules: that took 2% of a run."""
     gc.freeze()
@@ -171,12 +181,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 class Scheduler(LoadScopeScheduling):
     """Each test goes to the process that is free; those of a scope in `TOGETHER` to one.
 
+    So do those of an older Postgres, which starts once then, unless versions were chosen.
+
     Not by the mark xdist_group: pytest-xdist 3.8 does not see it with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         scopes = () if re.match(APART, nodeid) else TOGETHER
-        return next((scope for scope in scopes if re.match(scope, nodeid)), nodeid)
+        older = not os.environ.get("PGQUEUE_TEST_VERSIONS") and re.search(OLDER, nodeid)
+        single = older[0] if older else nodeid
+        return next((scope for scope in scopes if re.match(scope, nodeid)), single)
 
 
 @pytest.fixture(scope="session")

@@ -123,10 +123,16 @@ def maybe_texts(name: str, value: Iterable[str | None]) -> list[str | None]:
     return listed_value
 
 
-def payloads(name: str, value: Iterable[str] | Iterable[bytes]) -> list[str] | list[bytes]:
+def payloads(name: str, value: Iterable[Any]) -> list[str] | list[bytes]:
+    """Payloads as SQL takes them, all text or all bytes; a dict or a list becomes JSON text."""
     all_of_them = listed(name, value)
     binary = bool(all_of_them) and isinstance(all_of_them[0], bytes)
     if binary or not _is_text(all_of_them):
+        if any(isinstance(each, dict | list) for each in all_of_them):
+            all_of_them = [
+                json_text(item_name, item) if isinstance(item, dict | list) else item
+                for item_name, item in items(name, all_of_them)
+            ]
         for item_name, item in items(name, all_of_them):
             if binary:
                 check(item_name, item, bytes, f"bytes, as {name}[0] is")
@@ -200,11 +206,23 @@ def interval(name: str, value: timedelta | str) -> timedelta | str:
     return text(name, value) if isinstance(value, str) else duration(name, value)
 
 
-def payload(value: str | bytes) -> dict[str, Any]:
-    """A payload, as the two arguments that it has in SQL."""
+def payload(value: Any) -> dict[str, Any]:
+    """A payload, as the two arguments that it has in SQL; a dict or a list becomes JSON text."""
     if isinstance(value, bytes):
         return {"data": None, "data_bytes": value}
-    return {"data": text("data", value, "a str, or bytes for a binary stream"), "data_bytes": None}
+    if isinstance(value, dict | list):
+        return {"data": json_text("data", value), "data_bytes": None}
+    wanted = "a str, a dict or a list, or bytes for a binary stream"
+    return {"data": text("data", value, wanted), "data_bytes": None}
+
+
+def earliest(deliver_at: datetime | None, delay: timedelta | None) -> dict[str, Any]:
+    """When a message is delivered at the earliest: the one of both arguments that was given."""
+    if delay is None:
+        return {"deliver_at": deliver_at}
+    if deliver_at is not None:
+        raise PgQueueError("delay is from now on, and deliver_at is a time: give one of them")
+    return {"delay": delay}
 
 
 def _each_headers(name: str, value: Iterable[Mapping[str, Any] | None]) -> list[str | None]:
@@ -236,6 +254,12 @@ _KINDS: dict[str, tuple[Check | None, bool, str]] = {
         (duration, True, "%s::interval", "keep_for keep_dead delay by"),
         (duration, True, "%s::interval", "visibility_timeout"),
         (duration, False, "%s::interval", "defer.delay staged_age reader_age"),
+        (
+            duration,
+            False,
+            "clock_timestamp() + %s::interval",
+            "send.delay send_batch.delay publish_written.delay",
+        ),
         (interval, True, "%s::interval", "every"),
         (time, True, "%s::timestamptz", "deliver_at expires_at before after"),
         (time, True, "%s::timestamptz", "create_schedule.start schedule_times.start"),
@@ -273,11 +297,14 @@ _SQL_NAMES = {
     "replay.start": "from",
     "create_group.name": "group",
     "note_offset.name": "group",
+    "send.delay": "deliver_at",
+    "send_batch.delay": "deliver_at",
+    "publish_written.delay": "deliver_at",
 }
 """The names of arguments in SQL, without `p_`, where they differ."""
 
 _CLIENT_NAMES = {f"p_{theirs}": ours.split(".")[-1] for ours, theirs in _SQL_NAMES.items()}
-_CLIENT_NAMES |= {"p_data_bytes": "data", "p_to": "to"}
+_CLIENT_NAMES |= {"p_data_bytes": "data", "p_to": "to", "p_deliver_at": "deliver_at"}
 
 
 def described(function: str, name: str) -> tuple[Check | None, bool, str]:

@@ -18,6 +18,7 @@ from psycopg import AsyncConnection
 
 from spark_pgqueue import calling
 from spark_pgqueue.client import arguments
+from spark_pgqueue.client.calls.base import note_meant
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.consuming import Asked
 from spark_pgqueue.client.groups import Group
@@ -355,7 +356,11 @@ class _Method:
     """A call of a method of `Client`, on any client."""
 
     def __init__(self, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]):
-        bound = inspect.signature(method).bind(None, *given, **named).arguments
+        try:
+            bound = inspect.signature(method).bind(None, *given, **named).arguments
+        except TypeError as error:
+            note_meant(error, method, named)
+            raise
         self.waits: bool = bound.get("wait") is not None or "timeout" in bound
         self._method = method
         self._given = given

@@ -7,6 +7,7 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
+from spark_pgqueue.client.calls.sending import Payload
 from spark_pgqueue.client.descriptions import ConsumerDescription, StreamDescription
 from spark_pgqueue.client.groups import Handler
 from spark_pgqueue.client.messages import (
@@ -476,11 +477,12 @@ class AsyncClient:
     async def send(
         self,
         stream: str,
-        data: str | bytes,
+        data: Payload,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         priority: int = 0,
+        delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
         dedup_key: str | None = None,
@@ -491,11 +493,12 @@ class AsyncClient:
     async def send_batch(
         self,
         stream: str,
-        data: Iterable[str] | Iterable[bytes],
+        data: Iterable[Payload],
         *,
         keys: Iterable[str | None] | None = None,
         headers: Iterable[Mapping[str, Any] | None] | None = None,
         priority: int = 0,
+        delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
         dedup_keys: Iterable[str | None] | None = None,

@@ -81,6 +81,9 @@ class Client(Receiving, Monitoring):
         with self._statements.transaction():
             yield self
 
+    def __repr__(self) -> str:
+        return f"<client of {self._statements}>"
+
     def close(self) -> None:
         """Close the connection, if it is the client's own, and end iterations. Safe to repeat."""
         for messages in list(self._consuming) if self._statements.is_here else ():

@@ -67,13 +67,9 @@ def copy_messages(
             seqs = [seq for block in reserved for seq in range(block.lower, block.upper)]
             with statements.explained(), statements.limited(conn):
                 _write(conn, table, stream_id, seqs, payloads, keys, headers)
-            written = receivers | {
-                "seqs": reserved,
-                "priority": given["priority"],
-                "deliver_at": given["deliver_at"],
-                "dedup_keys": given["dedup_keys"],
-                "expires_at": given["expires_at"],
-            }
+            names = ("priority", "delay", "deliver_at", "dedup_keys", "expires_at")
+            written = receivers | {"seqs": reserved}
+            written |= {name: given[name] for name in names if name in given}
             (first_seqs,) = statements.row(*statement("publish_written", "first_seqs", written))
         return seqs if first_seqs is None else first_seqs
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from spark_pgqueue.client import arguments
+from spark_pgqueue.client.shown import shortened, table
+from spark_pgqueue.postgres.errors import PgQueueError
+
+
+def _parsed(message: Any) -> Any:
+    try:
+        return json.loads(message.data)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PgQueueError(f"the data of message {message.seq} is not JSON: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,41 @@ class Message:
     error: str | None = None
     saved: Any = None
 
+    def __repr__(self) -> str:
+        parts = (f"{name}={shortened(getattr(self, name))}" for name in ("key", "data"))
+        return f"<message {self.seq}: {', '.join(parts)}, deliver_count={self.deliver_count}>"
+
+    @classmethod
+    def for_test(
+        cls,
+        data: Any,
+        *,
+        seq: int = 1,
+        key: str | None = None,
+        deliver_count: int = 1,
+        **others: Any,
+    ) -> Message:
+        """A message that was not received, to call a handler with in a test.
+
+            >>> spark_pgqueue.Message.for_test({"order": 1}, key="customer 7").data
+            '{"order": 1}'
+
+        Args:
+            data: the payload: bytes, a str, or a value for JSON.
+            seq: as the attribute; so are `key` and `deliver_count`.
+            key: ...
+            deliver_count: ...
+            others: headers (by default {}), priority (0), inserted_at (now), error, saved.
+        """
+        if not isinstance(data, str | bytes):
+            data = arguments.json_text("data", data)
+        given = {"headers": {}, "priority": 0, "inserted_at": datetime.now(UTC)} | others
+        return cls(seq=seq, key=key, data=data, deliver_count=deliver_count, **given)
+
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)
+
 
 class StoredMessage(NamedTuple):
     """A message as it is stored, read without a claim.
@@ -59,6 +104,10 @@ class StoredMessage(NamedTuple):
     inserted_at: datetime
     error: str | None = None
 
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -72,6 +121,9 @@ class Batch:
 
     messages: list[StoredMessage]
     offset: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        return table("seq key data headers inserted_at", self.messages)
 
 
 @dataclass(frozen=True)
@@ -96,6 +148,13 @@ class Claim:
     claim_id: int
     messages: tuple[Message, ...]
     _client: Any = field(repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        first, more = self.messages[0], len(self.messages) - 1
+        return f"<claim {self.claim_id} of {first}{f' and {more} more' if more else ''}>"
+
+    def _repr_html_(self) -> str:
+        return table("seq key data headers deliver_count inserted_at", self.messages)
 
     def ack(self, messages: Iterable[Message] | None = None, *, result: Any = None) -> int:
         """Acknowledge: see `Client.ack`. `messages`: None for all of them."""
@@ -265,6 +324,10 @@ class DeadMessage:
     owner: str | None
     died_at: datetime
 
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -338,6 +401,10 @@ class PeekedMessage:
     inserted_at: datetime
     error: str | None = None
 
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)
+
 
 @dataclass(frozen=True)
 class PublishedMessage:
@@ -366,3 +433,7 @@ class PublishedMessage:
     deliver_at: datetime | None
     consumers: list[str] | None
     error: str | None = None
+
+    def json(self) -> Any:
+        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        return _parsed(self)

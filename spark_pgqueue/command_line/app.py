@@ -15,7 +15,7 @@ import psycopg
 import typer
 from typer.core import TyperGroup
 
-from spark_pgqueue import __version__, client
+from spark_pgqueue import __version__, client, nearest
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
@@ -52,6 +52,9 @@ _AS_COMMANDS = {
         "Give an offset as tail --no-follow printed it"
     ),
     r"with alter_consumer": "with pgqueue consumer set",
+    r"see create_consumer; for those who read by offset, set_retention": (
+        "see pgqueue consumer create; for those who read by offset, pgqueue stream retention"
+    ),
     r"see set_retention": "see pgqueue stream retention",
     r"see set_archive": "see pgqueue archive set",
     r"with alter_stream": "with pgqueue stream set",
@@ -231,6 +234,16 @@ def _clarify(error: Any) -> None:
     context = getattr(error, "ctx", None)
     if context and context.command.name == "send" and "extra argument" in error.message:
         error.message += ": give the payload with --data"
+    name = getattr(error, "option_name", None)
+    if context and name and (hint := nearest.meant(name, names_of(context.command))):
+        error.message, error.possibilities = f"{error.message}: {hint}", None
+
+
+def names_of(command: Any) -> list[str]:
+    """The options of a command, as they are typed, and its arguments, as its usage has them."""
+    arguments = [each.metavar for each in command.params if each.param_type_name == "argument"]
+    options = [max(each.opts, key=len) for each in command.params if each.opts]
+    return [each for each in (*arguments, *options) if each and each.isascii()]
 
 
 def one_line(text: str) -> str:

@@ -72,6 +72,12 @@ class Statements:
         if connection is not None and prepare is not None:
             prepare(connection)
 
+    def __str__(self) -> str:
+        if self._conn is None or self._conn.closed:
+            return "no connection"
+        info = self._conn.info
+        return f"database {info.dbname!r} on {info.host}, as {info.user!r}"
+
     @property
     def turn(self) -> RLock:
         """The lock that each statement holds. Callers hold it around consecutive statements.

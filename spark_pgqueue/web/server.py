@@ -16,6 +16,7 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +133,16 @@ class Page:
             {
                 "health": asdict(health),
                 "claims": [asdict(each) | {"claim_id": str(each.claim_id)} for each in claims],
+                "failed": _failed(self._queue, stream, consumer),
                 "dead": _dead(self._queue, stream, consumer, int(request.query.get("after", 0))),
                 "listed": LISTED,
             }
         )
 
     def _answer_message(self, request: Request) -> Answer:
-        query = request.query
-        seq = int(query["seq"])
-        return as_json(asdict(self._queue.explain(query["stream"], query["consumer"], seq)))
+        where = request.query["stream"], request.query["consumer"], int(request.query["seq"])
+        failures = [asdict(each) for each in self._queue.failures(*where)]
+        return as_json(asdict(self._queue.explain(*where)) | {"failures": failures})
 
     def _answer_action(self, request: Request) -> Answer:
         if not self._allow_actions:
@@ -176,8 +178,19 @@ def _seek(queue: Client, asked: dict[str, Any]) -> str:
 
 
 def _retry(queue: Client, asked: dict[str, Any]) -> str:
-    count = queue.retry(asked["stream"], asked["consumer"])
+    count = queue.retry(asked["stream"], asked["consumer"], asked.get("seqs"))
     return f"messages whose delay ended: {count}"
+
+
+def _postpone(queue: Client, asked: dict[str, Any]) -> str:
+    until = datetime.now(UTC) + timedelta(hours=1)
+    count = queue.postpone(asked["stream"], asked["consumer"], asked["seqs"], until)
+    return f"messages that are delivered in an hour: {count}"
+
+
+def _cancel(queue: Client, asked: dict[str, Any]) -> str:
+    count = queue.cancel(asked["stream"], asked["consumer"], asked["seqs"])
+    return f"messages that are cancelled: {count}"
 
 
 def _redrive(queue: Client, asked: dict[str, Any]) -> str:
@@ -190,8 +203,26 @@ ACTIONS: Actions = {
     "resume": _resume,
     "seek": _seek,
     "retry": _retry,
+    "postpone": _postpone,
+    "cancel": _cancel,
     "redrive": _redrive,
 }
+
+
+def _failed(queue: Client, stream: str, consumer: str) -> list[dict[str, Any]]:
+    """Some messages that have failed and are delivered again, those with the next try first.
+
+    The inner limit bounds what a consumer costs all of whose messages have failed.
+    """
+    names = ("seq", "state", "deliver_count", "not_visible_until", "last_error")
+    rows = queue._statements.rows(
+        "select * from (select seq, state, deliver_count, not_visible_until, left(last_error, %s)"
+        " from pgqueue.message_states where stream = %s and consumer = %s and deliver_count > 0"
+        " and state in ('ready', 'delayed', 'waiting') limit 1000) m"
+        " order by not_visible_until nulls first, seq limit %s",
+        [SHOWN, stream, consumer, LISTED],
+    )
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _dead(queue: Client, stream: str, consumer: str, after: int) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
-"""Handlers that take the fields of a JSON object as arguments, and no message."""
+"""Handlers that take the fields of a JSON object as arguments."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from functools import cached_property
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -53,30 +54,54 @@ class ByName:
             raise PgQueueError(
                 f"{self.__qualname__} takes the fields of a JSON object, not of a {kind}"
             )
-        self._check(fields, connection)
+        for name, hint in self._hints.items():
+            if hint is Message:
+                fields[name] = message
+        self._fit(fields, connection)
         return self._function(*connection, **fields)
 
-    def _check(self, fields: dict[str, Any], connection: tuple[Any, ...]) -> None:
-        """Raise an error that names the field that does not fit."""
+    def _fit(self, fields: dict[str, Any], connection: tuple[Any, ...]) -> None:
+        """Convert the fields, by the function's annotations; an error names what does not fit."""
         if self._signature is None:
             return
-        try:
+        with self._explaining(after=f"; given: {', '.join(fields)[:200] or 'none'}"):
             self._signature.bind(*connection, **fields)
-        except TypeError as error:  # it names the field
-            given = ", ".join(fields)[:200] or "none"
-            raise self._misfit(f"{error}; given: {given}") from None
-        for name, hint in self._hints.items():
-            if name in fields and not _fits(fields[name], hint):
-                found, kind = fields[name], getattr(hint, "__name__", hint)
-                raise self._misfit(
-                    f"{name!r} must be {kind}, not {type(found).__name__}: {repr(found)[:100]}"
-                )
+        for name in self._hints.keys() & fields.keys() - {"return"}:
+            with self._explaining(before=f"{name!r} "):
+                fields[name] = _converted(fields[name], self._hints[name])
 
-    def _misfit(self, why: str) -> PgQueueError:
-        return PgQueueError(f"the fields do not fit {self.__qualname__}{self._signature}: {why}")
+    @contextmanager
+    def _explaining(self, before: str = "", after: str = "") -> Iterator[None]:
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            fits = f"the fields do not fit {self.__qualname__}{self._signature}"
+            raise PgQueueError(f"{fits}: {before}{error}{after}") from None
 
 
 _JSON = (str, int, float, bool, list, dict, type(None))
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    """A JSON value as an annotation says: of a dataclass or a Pydantic model, or as it is.
+
+    Raises:
+        TypeError, ValueError: it does not fit.
+    """
+    if isinstance(value, list) and get_origin(hint) is list:
+        return [_converted(each, *get_args(hint)) for each in value]
+    if isinstance(value, dict) and isinstance(hint, type):
+        if hasattr(hint, "model_validate"):  # a model of Pydantic, which is not imported here
+            return hint.model_validate(value)  # type: ignore[attr-defined]
+        if is_dataclass(hint):
+            hints = get_type_hints(hint)
+            return hint(**{n: _converted(each, hints.get(n, Any)) for n, each in value.items()})
+    if not _fits(value, hint):
+        kind = getattr(hint, "__name__", hint)
+        raise TypeError(f"must be {kind}, not {type(value).__name__}: {repr(value)[:100]}")
+    if get_origin(hint) in (UnionType, Union):
+        return _converted(value, next(each for each in get_args(hint) if _fits(value, each)))
+    return value
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -84,6 +109,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, UnionType) or get_origin(hint) is Union:
         return any(_fits(value, each) for each in get_args(hint))
     kind = get_origin(hint) or hint
+    if is_dataclass(kind) or hasattr(kind, "model_validate"):
+        return isinstance(value, dict | kind)
     if kind not in _JSON:
         return True
     if isinstance(value, bool):

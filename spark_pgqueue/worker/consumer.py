@@ -26,7 +26,8 @@ from spark_pgqueue.worker.attempts import Attempt, Hooks
 from spark_pgqueue.worker.executor import Executor
 from spark_pgqueue.worker.health import Health, worst
 from spark_pgqueue.worker.job_queue import Job, JobQueue, WorkerSlot, next_call
-from spark_pgqueue.worker.options import FOREIGN, ListenOptions, Options, RunOptions
+from spark_pgqueue.worker.meter import Meter
+from spark_pgqueue.worker.options import ListenOptions, Options, RunOptions
 from spark_pgqueue.worker.poller import Poller
 from spark_pgqueue.worker.processes import Child
 from spark_pgqueue.worker.signals import stopped_by_signals, waking
@@ -71,6 +72,7 @@ class Consumer:
         self._name = arguments.text("name", name)
         self._patience = patience
         self._of = f"{self._stream!r}, {self._name!r}"
+        self._meter = Meter(self._stream, self._name)
         self._pollers: set[Poller] = set()
         self._is_stopped = False  # before a run has begun
 
@@ -308,7 +310,15 @@ class Consumer:
         wake = WakeEvent()
         queue = JobQueue(wake)
         poller = Poller(
-            self._url, self._stream, self._name, options, hooks, queue, wake, self._patience
+            self._url,
+            self._stream,
+            self._name,
+            options,
+            hooks,
+            queue,
+            wake,
+            self._patience,
+            self._meter,
         )
         self._pollers.add(poller)
         if self._is_stopped:
@@ -355,7 +365,7 @@ def options_of(
     """
     for name in given:
         if name not in names:
-            hint = nearest.hint(name, names, FOREIGN)
+            hint = nearest.option_hint(name, names)
             raise PgQueueError(f"there is no option {name!r}", hint=hint)
     return Options(**given)
 

@@ -36,6 +36,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self.status: str = STARTING
+        self.is_stopping: bool = False
         self._beats: dict[str, float] = {}
 
     def beat(self, part: str = "poller") -> None:
@@ -49,7 +50,8 @@ class Pulse:
         for part, at in list(self._beats.items()):
             if at < late and self.status != STARTING:  # the hook on_start may take long
                 return Health(False, False, f"the {part} hangs")
-        return Health(True, self.status == "working", self.status)
+        status = "stopping" if self.is_stopping else self.status
+        return Health(True, status == "working", status)
 
 
 def worst(found: Iterable[Health]) -> Health:

@@ -23,28 +23,6 @@ _HOOKS: dict[str, list[str]] = {
 }
 """The options that are functions, and what each is called with."""
 
-_OF_THE_CONSUMER = "it is a setting of the consumer: alter_consumer, with "
-FOREIGN = {
-    **dict.fromkeys(
-        ("max_attempts", "attempts", "max_retries", "retries", "max_tries", "max_deliver_count"),
-        f"{_OF_THE_CONSUMER}max_deliver_count",
-    ),
-    **dict.fromkeys(("retry_delay", "backoff", "delay"), f"{_OF_THE_CONSUMER}backoff_base"),
-    **dict.fromkeys(("max_in_flight", "ordering"), f"{_OF_THE_CONSUMER}that name"),
-    **dict.fromkeys(
-        ("threads", "workers", "max_workers", "num_workers", "parallelism", "slots", "tasks"),
-        "did you mean concurrency?",
-    ),
-    **dict.fromkeys(("batch_size", "max_messages", "max"), "did you mean batch?"),
-    **dict.fromkeys(
-        ("vt", "lease", "lock_duration", "ack_deadline"), "did you mean visibility_timeout?"
-    ),
-    **dict.fromkeys(("prefetch_count", "qos"), "did you mean prefetch?"),
-    **dict.fromkeys(("time_limit", "task_timeout", "job_timeout"), "did you mean timeout?"),
-    **dict.fromkeys(("poll_interval", "wait_time", "idle_timeout"), "did you mean wait?"),
-}
-"""Names of options or settings in other software, with a hint for each."""
-
 
 class ListenOptions(TypedDict, total=False):
     """The types of the options of `Consumer.listen`."""

@@ -27,6 +27,7 @@ from spark_pgqueue.worker.health import STARTING, Pulse
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
 from spark_pgqueue.worker.log import warn
+from spark_pgqueue.worker.meter import Meter
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Retry
 
@@ -54,6 +55,7 @@ class Poller:
         queue: holds the jobs and reports.
         wake: wakes the poller; set by the queue, among others.
         patience: seconds to try for the first connection. Later connections are tried without end.
+        meter: counts what the handler does.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class Poller:
         queue: JobQueue,
         wake: WakeEvent,
         patience: float,
+        meter: Meter,
     ):
         self.handled: int = 0
         self.pulse: Pulse = Pulse()
+        self._meter = meter
         self._url = url
         self._stream = stream
         self._consumer = consumer
@@ -98,7 +102,7 @@ class Poller:
         """Begin no more messages. Called from another thread or from a signal handler."""
         if grace is not None:
             self._grace = grace
-        self._is_stopped = True
+        self._is_stopped = self.pulse.is_stopping = True
         self._wake.set()
 
     def run(self, executor: Executor) -> None:
@@ -114,6 +118,7 @@ class Poller:
             self._begin()
             self._poll()
         finally:
+            self._meter.note_in_flight(self, 0)
             self._queue.close()
             executor.end()
             self._statements.close()
@@ -139,10 +144,10 @@ class Poller:
         self._due = partial(self._client._due, self._stream, self._consumer)
         self._timeout = (self._options.visibility_timeout or timeout).total_seconds()
         self._slots = 1 if self._ordering == "stream" else self._options.slots
-        self._note(STARTING)
+        self.pulse.status = STARTING
         self._executor.start()
         self._idle_since = clock.now()
-        self._note("working")
+        self.pulse.status = "working"
 
     def _poll(self) -> None:
         pause = 0.1
@@ -150,7 +155,7 @@ class Poller:
             try:
                 self.pulse.beat()
                 self._step()
-                self._note("working")
+                self.pulse.status = "working"
                 pause = 0.1
             except (PgQueueError, psycopg.Error) as error:
                 if not is_worth_a_retry(error):
@@ -167,16 +172,13 @@ class Poller:
                 raise
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
-        self._note("waiting for Postgres")
+        self.pulse.status = "waiting for Postgres"
         if pause == 0.1:
             warn("%s; trying again", error)
         for in_flight in self._claims:  # after the outage, extending finds the lost claims
             in_flight.extend_at = 0.0
         self._wake.clear()
         self._wake.wait(min(pause, max(self._stop_by - clock.now(), 0.0)))
-
-    def _note(self, status: str) -> None:
-        self.pulse.status = "stopping" if self._is_stopped else status
 
     def _is_over(self) -> bool:
         """Whether the worker was stopped, and all claims are settled."""
@@ -191,6 +193,7 @@ class Poller:
         self._extend(now)
         self._settle_and_claim(now)
         self._look_after_suspect(now)
+        self._meter.note_in_flight(self, sum(each.open_count for each in self._claims))
         if not self._is_over():
             self._rest()
 
@@ -204,6 +207,7 @@ class Poller:
             if report.seconds is not None:
                 seconds += report.seconds
                 calls += 1
+                self._meter.note_call(report.messages, report.outcome, report.seconds)
             if report.has_ended:
                 self._jobs.discard(report.job)
         if calls:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from spark_pgqueue import serving
+from spark_pgqueue import openmetrics, serving
 from spark_pgqueue.client import arguments
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.worker import meter
 from spark_pgqueue.worker.consumer import Consumer
 from spark_pgqueue.worker.health import NOT_RUNNING, Health, worst
 
@@ -30,7 +31,8 @@ def supervised(*workers: Consumer, health: str | None = None) -> Iterator[None]:
 
     Where systemd started the program with `Type=notify`, it learns when all workers are ready, when
     they stop, and a line of status. With `WatchdogSec`, it restarts a program in which one hangs.
-    GET /live and GET /ready answer 200 for yes and 503 for no, with the status as JSON.
+    GET /live and GET /ready answer 200 for yes and 503 for no, with the status as JSON; /metrics
+    answers with the figures of this process as OpenMetrics.
 
         >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
         >>> with spark_pgqueue.supervised(billing, health=":0"):
@@ -52,26 +54,33 @@ def supervised(*workers: Consumer, health: str | None = None) -> Iterator[None]:
     def look() -> Health:
         return worst(worker.health for worker in workers)
 
+    def figures() -> str:
+        return meter.text(worker._meter for worker in workers)
+
     with ExitStack() as stack:
         if health is not None:
-            stack.enter_context(_answering(look, health))
+            stack.enter_context(_answering(look, figures, health))
         if address := os.environ.get("NOTIFY_SOCKET"):
             stack.enter_context(_notifying(look, address))
         yield
 
 
 @contextmanager
-def _answering(look: Callable[[], Health], where: str) -> Iterator[None]:
+def _answering(
+    look: Callable[[], Health], figures: Callable[[], str], where: str
+) -> Iterator[None]:
     try:
         address = serving.address(arguments.text("health", where), PORT)
     except ValueError as error:
         raise PgQueueError(f"health: {error}") from None
 
     def answer(request: serving.Request) -> serving.Answer:
+        if (request.method, request.path) == ("GET", "/metrics"):
+            return serving.Answer(figures().encode(), openmetrics.KIND)
         found = look()
         answers = {"/live": found.is_live, "/ready": found.is_ready}
         if request.method != "GET" or request.path not in answers:
-            return serving.as_json({"error": "see /live and /ready"}, 404)
+            return serving.as_json({"error": "see /live, /ready and /metrics"}, 404)
         return serving.as_json({"status": found.status}, 200 if answers[request.path] else 503)
 
     with serving.Server(address, answer) as server:

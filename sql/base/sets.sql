@@ -39,6 +39,29 @@ begin
             where s < 9223372036854775807);
 end $$;
 
+-- The next three compare each of many sets with a large one. The operators && and * read the large set from its start
+-- each time; comparing it with a range is a binary search, and most sets of messages are a range.
+
+-- Whether two sets have common elements. Null: p_set is null.
+create or replace function _pgqueue.meets(p_each int8multirange, p_set int8multirange) returns boolean
+language sql immutable parallel safe as $$
+    select range_merge(p_each) && p_set and (p_each = int8multirange(range_merge(p_each)) or p_each && p_set)
+$$;
+
+-- The elements of one set that are in another one. Null: p_set is null.
+create or replace function _pgqueue.common(p_each int8multirange, p_set int8multirange) returns int8multirange
+language sql immutable parallel safe as $$
+    select case when not range_merge(p_each) && p_set then '{}'
+                when range_merge(p_each) <@ p_set then p_each else p_each * p_set end
+$$;
+
+-- The elements of one set that are not in another one. p_set may be null: then all.
+create or replace function _pgqueue.less(p_each int8multirange, p_set int8multirange) returns int8multirange
+language sql immutable parallel safe as $$
+    select case when (range_merge(p_each) && p_set) is not true then p_each
+                when range_merge(p_each) <@ p_set then '{}' else p_each - p_set end
+$$;
+
 -- The elements of a set that are below p_below.
 create or replace function _pgqueue.below(p_set int8multirange, p_below bigint) returns int8multirange
 language sql immutable parallel safe as $$ select p_set * int8multirange(int8range(null, p_below)) $$;
@@ -90,9 +113,9 @@ language sql immutable parallel safe as $$
     select s.inside, range_agg(s.r)
     from (select e.inside, e.r, row_number() over (order by e.r)
                                 - row_number() over (partition by e.inside order by e.r) as run
-          from (select true as inside, r from unnest(p_set * p_other) r
+          from (select true as inside, r from unnest(_pgqueue.common(p_set, p_other)) r
                 union all
-                select false, r from unnest(p_set - p_other) r) e) s
+                select false, r from unnest(_pgqueue.less(p_set, p_other)) r) e) s
     group by s.inside, s.run
     order by min(lower(s.r))
 $$;

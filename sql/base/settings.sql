@@ -176,15 +176,15 @@ create or replace function _pgqueue.suggestion(p_word text, p_words text[]) retu
 language sql immutable as $$
     select concat_ws(' ', 'Is it ' || coalesce(
         (select a.name
-         from (values ('{max_attempts,attempts,max_retries,max_retry,retries,max_tries,max_receive_count,'
-                       'max_delivery_count,max_deliveries,max_deliver,delivery_limit,max_read_ct}',
+         from (values ('{max_attempts,attempts,max_retries,max_retry,retries,max_tries,retry_limit,retry_count,'
+                       'max_receive_count,max_delivery_count,max_deliveries,max_deliver,delivery_limit,max_read_ct}',
                        'max_deliver_count'),
-                      ('{vt,lease,lease_time,lease_timeout,lease_duration,lock_duration,ack_deadline,ack_wait,'
-                       'ack_timeout,timeout,invisibility_timeout}', 'visibility_timeout'),
-                      ('{retry_delay,retry_backoff,delay}', 'backoff_base'),
-                      ('{max_retry_delay,max_backoff}', 'backoff_cap'),
+                      ('{vt,visibility,lease,lease_time,lease_timeout,lease_duration,lock_duration,ack_deadline,'
+                       'ack_wait,ack_timeout,timeout,invisibility_timeout}', 'visibility_timeout'),
+                      ('{retry_delay,retry_backoff,retry_interval,delay}', 'backoff_base'),
+                      ('{max_retry_delay,max_backoff,retry_delay_max}', 'backoff_cap'),
                       ('{max_length,max_queue_length,x_max_length}', 'max_backlog'),
-                      ('{max_ack_pending,prefetch,prefetch_count,concurrency}', 'max_in_flight'),
+                      ('{max_ack_pending,global_concurrency,prefetch,prefetch_count,concurrency}', 'max_in_flight'),
                       ('{max_message_bytes,maximum_message_size,max_msg_size}', 'max_bytes'),
                       ('{deduplication_interval,duplicate_window}', 'dedup_window')) a (words, name)
          where a.name = any (p_words)

@@ -53,7 +53,8 @@ begin
                 v_gap.excluded := v_gap.excluded
                     - coalesce((select range_agg(p.seqs) from pgqueue.consumers c
                                 cross join lateral _pgqueue.published(c.stream_id, v_gap.publication_ids * p_found) p
-                                where c.consumer_id = p_cursor.consumer_id and p.seqs && v_gap.excluded), '{}');
+                                where c.consumer_id = p_cursor.consumer_id
+                                  and _pgqueue.meets(p.seqs, v_gap.excluded)), '{}');
             end if;
             p_cursor := _pgqueue.record_gap(p_cursor, v_left, v_who, p_was_cut, v_gap.excluded);
         end if;

@@ -86,7 +86,7 @@ begin
     v_cursor := v_freed.o_cursor;
     v_gone := _pgqueue.seqs_of(v_taken) + v_freed.o_gone;
     if exists (select from pgqueue.consumer_messages
-               where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and seqs && p_set
+               where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and _pgqueue.meets(seqs, p_set)
                  and reader is null) then
         raise exception using errcode = 'PQ099';
     end if;
@@ -116,7 +116,8 @@ returns pgqueue.consumer_messages[] language sql as $$
         from (select distinct h.bundle_no, h.token
               from pgqueue.consumer_messages m
               cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
-              where m.consumer_id = p_consumer_id and m.token is not null and m.reader is null and m.seqs && p_set
+              where m.consumer_id = p_consumer_id and m.token is not null and m.reader is null
+                and _pgqueue.meets(m.seqs, p_set)
               order by h.bundle_no) h
         cross join lateral unnest(_pgqueue.remove_messages(_pgqueue.lock_bundles(h.bundle_no, h.token), p_set)) b)
 $$;
@@ -162,6 +163,7 @@ declare
     v_new  int8multirange := _pgqueue.new_ids(p_cursor);
     v_left int8multirange := p_set;
     v_late int8multirange := '{}';
+    v_both int8multirange;
     v_from bigint;
     v_page record;
 begin
@@ -173,17 +175,18 @@ begin
     while v_left <> '{}' or v_late <> '{}' loop
         v_from := case when v_left = '{}' then lower(v_new)
                        else _pgqueue.search_publication(p_consumer.stream_id, null, lower(v_left)) end;
-        select coalesce(range_agg(p.seqs), '{}') as seqs,
-               coalesce(range_agg(p.seqs) filter (where p.mine), '{}') as new_seqs,
+        v_both := v_left + v_late;
+        select coalesce(range_agg(p.seqs), '{}') * v_both as seqs,
+               coalesce(range_agg(p.seqs) filter (where p.mine), '{}') * v_both as new_seqs,
                coalesce(range_agg(int8range(p.publication_id, p.publication_id, '[]')) filter (where p.mine),
                         '{}') as ids
         into v_page
-        from (select f.publication_id, f.seqs * (v_left + v_late) as seqs,
+        from (select f.publication_id, f.seqs,
                      v_new @> f.publication_id and _pgqueue.is_for(f.consumers, p_consumer.consumer_id) as mine
               from (select publication_id, seqs, consumers from pgqueue.publications
                     where stream_id = p_consumer.stream_id and publication_id >= v_from
                     order by publication_id limit case when v_left <> '{}' then _pgqueue.limit_unseen() end) f
-              where f.seqs && (v_left + v_late)) p;
+              where _pgqueue.meets(f.seqs, v_both)) p;
         o_seqs := o_seqs + v_page.new_seqs;
         o_ids := o_ids + v_page.ids;
         exit when v_left = '{}';

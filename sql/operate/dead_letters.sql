@@ -31,8 +31,8 @@ declare
     v_set    int8multirange;
 begin
     select array_agg(dead_id), range_agg(seqs) into v_chosen, v_set
-    from (select dead_id, seqs * coalesce(p_seqs, seqs) as seqs from pgqueue.dead_messages
-          where consumer_id = p_consumer_id and (p_seqs is null or seqs && p_seqs)
+    from (select dead_id, coalesce(_pgqueue.common(seqs, p_seqs), seqs) as seqs from pgqueue.dead_messages
+          where consumer_id = p_consumer_id and (p_seqs is null or _pgqueue.meets(seqs, p_seqs))
             and (p_reason is null or reason = p_reason)
             and (died_at < p_before or p_before is null)
           -- each row has at least one message, so p_max rows are enough
@@ -43,12 +43,13 @@ begin
         v_set := _pgqueue.below(v_set, _pgqueue.bound_of(v_set, p_max));
     end if;
     return query
-        delete from pgqueue.dead_messages where dead_id = any (v_chosen) and seqs <@ v_set
+        delete from pgqueue.dead_messages where dead_id = any (v_chosen) and _pgqueue.less(seqs, v_set) = '{}'
         returning priority, deliver_count, note, seqs;
     return query
-        update pgqueue.dead_messages d set seqs = d.seqs - v_set, message_count = _pgqueue.cardinality(d.seqs - v_set)
+        update pgqueue.dead_messages d
+        set seqs = d.seqs - v_set, message_count = _pgqueue.cardinality(d.seqs - v_set)
         from pgqueue.dead_messages before
-        where d.dead_id = any (v_chosen) and d.seqs && v_set and before.dead_id = d.dead_id
+        where d.dead_id = any (v_chosen) and _pgqueue.meets(d.seqs, v_set) and before.dead_id = d.dead_id
         returning d.priority, d.deliver_count, d.note, before.seqs * v_set;
 end $$;
 

@@ -53,11 +53,11 @@ begin
         when p_consumer.ordering = 'none' then p_set
         else (select p_set + coalesce(range_agg(seqs), '{}') from pgqueue.consumer_messages
               where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and token is null
-                and seqs && p_set) end);
+                and _pgqueue.meets(seqs, p_set)) end);
     v_cursor.hints := v_taken.o_hints;
     if exists (select from pgqueue.consumer_messages
                where consumer_id = p_consumer.consumer_id and first_seq < upper(p_set) and token is null
-                 and seqs && p_set) then
+                 and _pgqueue.meets(seqs, p_set)) then
         raise exception using errcode = 'PQ099';
     end if;
     foreach v_bundle in array v_taken.o_bundles || v_new.o_bundles loop
@@ -113,9 +113,9 @@ begin
     p_cursor := v_new.p_cursor;
     p_cursor.last_arrival := p_cursor.last_arrival + 1;
     for v_part in
-        select p.priority, p.expires_at, range_agg(p.seqs * v_new.o_gone) as seqs
+        select p.priority, p.expires_at, _pgqueue.common(range_agg(p.seqs), v_new.o_gone) as seqs
         from _pgqueue.published(p_consumer.stream_id, v_new.o_ids) p
-        where p.seqs && v_new.o_gone
+        where _pgqueue.meets(p.seqs, v_new.o_gone)
         group by p.priority, p.expires_at
     loop
         o_bundles := o_bundles || _pgqueue.placed(p_consumer, _pgqueue.taken_bundle(

@@ -97,7 +97,7 @@ begin
     end if;
     v_missing := v_owed - _pgqueue.stored_messages(p_consumer.stream_id, v_owed);
     v_upto := (select max(o.publication_id) from _pgqueue.new_and_unfinished(p_consumer, v_new, '{}') o
-               where o.seqs && v_missing);
+               where _pgqueue.meets(o.seqs, v_missing));
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);  -- skip() does nothing while another session has it
     while _pgqueue.skip(p_consumer, v_missing, coalesce(v_upto, 1)) loop end loop;
     raise warning 'consumer % of stream % skips % messages that are not stored',

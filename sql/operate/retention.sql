@@ -179,7 +179,7 @@ begin
                                              where p.stream_id = p_stream_id and p.publication_id > v_due.late_from
                                                and p.publication_id <= v_due.upto
                                                and p.published_at >= clock_timestamp() - v_rules.keep_for
-                                               and not p.seqs <@ v_due.now), '{}');
+                                               and _pgqueue.less(p.seqs, v_due.now) <> '{}'), '{}');
         o_skipped := coalesce((select bool_or(_pgqueue.skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c
                                where c.stream_id = p_stream_id), false);
     end if;
@@ -255,9 +255,9 @@ begin
                                join pgqueue.dead_messages d using (consumer_id)) o), '{}') as seqs
     ), judged as (
         select l.publication_id, sum(l.message_count) as message_count,
-               bool_and((l.seqs <@ p_now or (l.seqs <@ p_aged and l.published_at < p_before)) is true
-                        -- a range uses an index, a set does not
-                        and case when range_merge(l.seqs) && o.seqs then not l.seqs && o.seqs else true end) as unneeded
+               bool_and((_pgqueue.less(l.seqs, p_now) = '{}'
+                         or (_pgqueue.less(l.seqs, p_aged) = '{}' and l.published_at < p_before)) is true
+                        and not _pgqueue.meets(l.seqs, o.seqs)) as unneeded
         from checked l cross join unfinished o
         where l.publication_id < o.from_publication and not o.gaps @> l.publication_id
         group by l.publication_id
@@ -267,7 +267,8 @@ begin
         where j.unneeded and p.stream_id = p_stream_id and p.publication_id = j.publication_id
         returning p.publication_id, p.message_count, p.seqs, p as publication
     ), archived as materialized (  -- (joined with itself, it would cost its square)
-        select publication, publication_id, bool_and(seqs <@ v_kept) over (partition by publication_id) as is_whole
+        select publication, publication_id,
+               bool_and(_pgqueue.less(seqs, v_kept) = '{}') over (partition by publication_id) as is_whole
         from gone where v_kept <> '{}'
     )
     select coalesce((select range_agg(int8range(publication_id, publication_id, '[]'))

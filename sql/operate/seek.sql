@@ -105,7 +105,7 @@ begin
         + coalesce((select range_agg(int8range(p.publication_id, p.publication_id, '[]'))
                     from _pgqueue.published(v_consumer.stream_id, int8multirange(int8range(1, v_to.o_next))
                                                                   - v_to.o_seen - v_from.o_seen) p
-                    where p.seqs && v_to.o_cut), '{}');
+                    where _pgqueue.meets(p.seqs, v_to.o_cut)), '{}');
     -- in tries: a session that claims new messages may need the consumer's lock next
     perform _pgqueue.await('the lock of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
                            'select 0 from _pgqueue.lock_consumer_alone($1::int)', v_consumer.consumer_id,
@@ -139,7 +139,7 @@ create or replace function _pgqueue.outside(p_stream_id int, p_ids int8multirang
 returns int8multirange language sql stable as $$
     select coalesce((select range_agg(p.seqs) * p_from_cut
                      from _pgqueue.published(p_stream_id, p_ids * int8multirange(int8range(1, p_from_next))) p
-                     where p.seqs && p_from_cut), '{}')
+                     where _pgqueue.meets(p.seqs, p_from_cut)), '{}')
          + coalesce((select range_agg(p.seqs) - p_to_cut from _pgqueue.published(p_stream_id, p_ids - p_to_seen) p),
                     '{}')
 $$;
@@ -155,6 +155,7 @@ create or replace function _pgqueue.remove_exclusions(p_consumer pgqueue.consume
 language plpgsql as $$
 declare
     v_gap  pgqueue.consumer_gaps;
+    v_less int8multirange;
     v_seqs record;
 begin
     o_count := 0;
@@ -162,12 +163,13 @@ begin
         select * from pgqueue.consumer_gaps
         where consumer_id = p_cursor.consumer_id and gap_no = any (p_cursor.gaps) and not excluded <@ p_kept
     loop
-        select coalesce(range_agg(p.seqs), '{}') * (v_gap.excluded - p_kept) as again,
-               coalesce(range_agg(p.seqs) filter (where v_gap.publication_ids @> p.publication_id), '{}')
-                   * (v_gap.excluded - p_kept) as here
+        v_less := v_gap.excluded - p_kept;
+        select coalesce(range_agg(p.seqs), '{}') * v_less as again,
+               coalesce(range_agg(p.seqs) filter (where v_gap.publication_ids @> p.publication_id), '{}') * v_less
+                   as here
         into v_seqs
         from _pgqueue.published(p_consumer.stream_id, p_ids) p
-        where p.seqs && (v_gap.excluded - p_kept) and _pgqueue.is_for(p.consumers, p_consumer.consumer_id);
+        where _pgqueue.meets(p.seqs, v_less) and _pgqueue.is_for(p.consumers, p_consumer.consumer_id);
         continue when v_seqs.again = '{}';
         p_cursor := _pgqueue.delete_gaps(p_cursor, array[v_gap.gap_no]);
         p_cursor := _pgqueue.record_gap(p_cursor, v_gap.publication_ids, v_gap.publishers, v_gap.look,

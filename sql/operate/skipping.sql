@@ -14,7 +14,8 @@ create or replace function _pgqueue.has_to_skip(p_consumer_id int, p_seqs int8mu
 language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
     return exists (select from _pgqueue.unfinished(p_consumer_id, upper(p_seqs)) m
-                   where m.seqs && p_seqs and (m.state <> 'claimed' or m.lease_until <= clock_timestamp()));
+                   where _pgqueue.meets(m.seqs, p_seqs)
+                     and (m.state <> 'claimed' or m.lease_until <= clock_timestamp()));
 end $$;
 
 -- Removes messages from a consumer, except those in a claim whose lease has not ended, and counts them. (Unfiltered

@@ -290,6 +290,12 @@ do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
                       order by k.sent_at limit 1)
                      < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day'
                 then 'maintain() was not called for a day: old dedup keys are kept'
+                -- readers by offset leave no row
+                when r.stream_id is null
+                     and not exists (select from pgqueue.consumers c where c.stream_id = s.stream_id)
+                     and not exists (select from pgqueue.bindings b where b.stream_id = s.stream_id)
+                     and exists (select from pgqueue.publications p where p.stream_id = s.stream_id)
+                then 'no consumer gets its messages: see create_consumer; for those who read by offset, set_retention'
            end as advice
     from pgqueue.streams s
     left join pgqueue.retention r using (stream_id)

@@ -15,18 +15,20 @@ declare
 begin
     return query execute format($q$
         with run as materialized (
-            select m.seqs * coalesce($3, m.seqs) as seqs, m.deliver_count, m.last_delivered_at,
+            select coalesce(_pgqueue.common(m.seqs, $3), m.seqs) as seqs, m.deliver_count, m.last_delivered_at,
                    coalesce(m.lease_until, m.not_visible_until) as vt
-            from _pgqueue.unfinished(($1).consumer_id) m where $3 is null or m.seqs && $3
+            from _pgqueue.unfinished(($1).consumer_id) m where $3 is null or _pgqueue.meets(m.seqs, $3)
         ), other as materialized (
             select coalesce($3, int8multirange(int8range(null, null))) - coalesce(range_agg(seqs), '{}') as seqs
             from run
         ), found as (
             select * from run
             union all
-            select n.seqs * (select seqs from other), 0, null, n.deliver_at
-            from _pgqueue.new_sets($1, $2) n
-            where (select seqs from other) <> '{}' and n.seqs && (select seqs from other)
+            select n.seqs, 0, null, n.deliver_at
+            from other
+            cross join lateral (select _pgqueue.common(seqs, other.seqs) as seqs, deliver_at
+                                from _pgqueue.new_sets($1, $2) where other.seqs <> '{}' offset 0) n
+            where n.seqs <> '{}'
         )
         select m.seq, r.deliver_count, m.inserted_at, r.last_delivered_at, coalesce(r.vt, m.inserted_at),
                pgmq._message(m.data), m.headers

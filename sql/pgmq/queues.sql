@@ -62,13 +62,15 @@ end $$;
 create or replace function pgmq.acquire_queue_lock(queue_name text) returns void
 language plpgsql as $$ begin perform pg_advisory_xact_lock(hashtext('pgmq.queue_' || queue_name)); end $$;
 
--- Creates a queue; an existing one is not changed. maintain() trims its finished messages.
+-- Creates a queue; an existing one is not changed. maintain() trims its finished messages. Locks: the queue's name, so
+-- that of two programs that start at the same time, both succeed.
 create or replace function pgmq._create(queue_name text, partitioned boolean, unlogged boolean) returns void
 language plpgsql as $$
 declare
     v_stream text := lower(queue_name);
 begin
     perform pgmq.validate_queue_name(queue_name);
+    perform pgmq.acquire_queue_lock(v_stream);
     if exists (select from pgmq.meta m where lower(m.queue_name) = v_stream) then
         raise notice 'queue % exists already', quote_literal(queue_name);
         return;

@@ -7,7 +7,8 @@ returns setof pgqueue.consumer_messages language sql stable as $$
     select distinct on (h.bundle_no) h.*
     from pgqueue.consumer_messages m
     cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
-    where p_set <> '{}' and m.consumer_id = p_consumer.consumer_id and m.token is not null and m.seqs && p_set
+    where p_set <> '{}' and m.consumer_id = p_consumer.consumer_id and m.token is not null
+      and _pgqueue.meets(m.seqs, p_set)
     order by h.bundle_no
 $$;
 
@@ -25,7 +26,7 @@ begin
     for v_head in select * from pgmq._claims_of(p_consumer, p_set) loop
         v_bundles := _pgqueue.lock_bundles(v_head.bundle_no, v_head.token);
         continue when v_bundles is null or v_head.reader is not null;
-        v_part := _pgqueue.seqs_of(v_bundles) * p_set;
+        v_part := _pgqueue.common(_pgqueue.seqs_of(v_bundles), p_set);
         perform _pgqueue.finish(v_bundles, _pgqueue.claim_id(v_head.bundle_no, v_head.token), v_part, false, null,
                                 null);
         v_done := v_done + v_part;

@@ -152,7 +152,8 @@ declare
 begin
     if p_archive then
         select v_seqs - coalesce(range_agg(p.seqs), '{}'),
-               coalesce(ceil(sum(p.data_bytes::numeric * _pgqueue.cardinality(p.seqs * v_seqs) / p.message_count)), 0)
+               coalesce(ceil(sum(p.data_bytes::numeric * _pgqueue.cardinality(_pgqueue.common(p.seqs, v_seqs))
+                                 / p.message_count)), 0)
         into v_seqs, v_size
         from unnest((_pgqueue.unread_from(v_from) - _pgqueue.unread_from(v_to) + _pgqueue.cut_between(v_from, v_to))
                     * (_pgqueue.trimmed(v_id)).o_archive) r

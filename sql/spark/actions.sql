@@ -243,7 +243,8 @@ begin
     perform _pgqueue.record_completed(
         p_consumer, _pgqueue.remove_messages(v_before, v_held * _pgqueue.completed_by(p_actions)), p_actions,
         p_claim.claim_id);
-    foreach v_action in array array(select a from unnest(p_actions) a where action = 'nack' and seqs && v_held
+    foreach v_action in array array(select a from unnest(p_actions) a where action = 'nack'
+                                      and _pgqueue.meets(seqs, v_held)
                                     order by lower(seqs)) loop
         v_now := _pgqueue.lock_bundles(p_claim.head, p_claim.token);
         if _pgqueue.seqs_of(v_now) && v_action.seqs then
@@ -258,8 +259,8 @@ begin
     set settled = settled + _pgqueue.cardinality(o_gone),
         settled_early = case when p_replayed then settled_early || array(
             select (-b.priority, b.arrival_no, b.priority, _pgqueue.one_more(b.deliver_count),
-                    b.seqs * o_gone)::pgqueue.settled_run
-            from unnest(v_before) b where b.seqs && o_gone) else settled_early end
+                    _pgqueue.common(b.seqs, o_gone))::pgqueue.settled_run
+            from unnest(v_before) b where _pgqueue.meets(b.seqs, o_gone)) else settled_early end
     where reader = p_claim.reader and claim_id = p_claim.claim_id;
 end $$;
 
@@ -280,7 +281,8 @@ begin
         v_upto := upper((_pgqueue.find_new(p_consumer, o_cursor, p_seqs)).o_ids) - 1;
         exit when v_upto is null and not exists (
             select from pgqueue.consumer_messages
-            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered() and seqs && p_seqs);
+            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered()
+              and _pgqueue.meets(seqs, p_seqs));
         v_before := o_cursor;
         o_cursor := (_pgqueue.take(p_consumer, o_cursor, greatest(v_upto, o_cursor.next_publication - 1),
                                    _pgqueue.limit_take())).o_cursor;

@@ -69,7 +69,7 @@ begin
                                   where consumer_id = p_consumer.consumer_id and lane = l.lane
                                     and place >= lower(r) and place < upper(r) and token is null offset 0) m
               where p_consumer.ordering = 'none' or m.lane = _pgqueue.lane_unassigned()) f
-        where (f.b).seqs && p_seqs and f.later is not true
+        where _pgqueue.meets((f.b).seqs, p_seqs) and f.later is not true
         order by f.lane, f.place, f.first_seq);
 end $$;
 
@@ -113,7 +113,8 @@ begin
     o_bundles := array(
         select b from pgqueue.consumer_messages b
         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_assigned()
-          and (place, first_seq) >= (v_assigned.place, v_assigned.first_seq) and token is null and seqs <@ p_seqs
+          and (place, first_seq) >= (v_assigned.place, v_assigned.first_seq) and token is null
+          and _pgqueue.less(seqs, p_seqs) = '{}'
           and (predecessor is null or _pgqueue.is_deleted(predecessor))
         order by place, first_seq for update skip locked);  -- lock: bundle
 end $$;
@@ -128,10 +129,11 @@ begin
     into p_keyed.nos, p_keyed.keys, p_keyed.seqs, p_keyed.counts
     from (select e.i, e.no, e.key, c.j, c.seqs
           from unnest(p_keyed.nos, p_keyed.keys, p_keyed.seqs) with ordinality e (no, key, seqs, i)
-          cross join lateral (select e.seqs && p_seqs
-                                     and (upper(e.seqs * p_seqs) <= lower(e.seqs - p_seqs)) is not false as mine) m
-          cross join lateral (values (1, case when m.mine then e.seqs * p_seqs else e.seqs end),
-                                     (2, case when m.mine then e.seqs - p_seqs else '{}' end)) c (j, seqs)
+          cross join lateral (select _pgqueue.common(e.seqs, p_seqs) as inside, _pgqueue.less(e.seqs, p_seqs) as outside
+                              offset 0) p
+          cross join lateral (select p.inside <> '{}' and (upper(p.inside) <= lower(p.outside)) is not false as mine) m
+          cross join lateral (values (1, case when m.mine then p.inside else e.seqs end),
+                                     (2, case when m.mine then p.outside else '{}' end)) c (j, seqs)
           where m.mine = p_mine and c.seqs <> '{}') k;
     return p_keyed;
 end $$;

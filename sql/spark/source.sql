@@ -263,7 +263,7 @@ language sql stable as $$
                m.seqs
         from claim r cross join lateral _pgqueue.bundles_of((r.c).head, (r.c).token) m
         union all
-        select r.keyed, r.claim_id, a.arrival_no, a.priority, a.deliver_count, a.seqs * t.seqs
+        select r.keyed, r.claim_id, a.arrival_no, a.priority, a.deliver_count, _pgqueue.common(a.seqs, t.seqs)
         from claim r cross join lateral (select _pgqueue.seqs_settled_early(r.c) as seqs offset 0) t
         cross join lateral unnest((r.c).settled_early) a
     ), merged as (

@@ -1,8 +1,8 @@
 """Examples in docstrings: what they find when they begin, and how they are run.
 
 There is a stream orders with a consumer billing, and two messages that nobody has received: order 1
-of customer 7, order 2 of customer 8. `queue` is a client, `url` its database; there is a table
-bills, and beside the package what examples need of the standard library.
+of customer 7, order 2 of customer 8. `queue` is a client, `pgqueue` a tester, `url` their database;
+there is a table bills, and beside the package what examples need of the standard library.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import psycopg
 import spark_pgqueue
 from spark_pgqueue.client import AsyncClient, rates
 from spark_pgqueue.postgres import connection
+from spark_pgqueue.testing import QueueTester
 
 _BEGINNING: LiteralString = """
     drop table if exists bills cascade;
@@ -30,6 +31,7 @@ _BEGINNING: LiteralString = """
 
 _NAMES: dict[str, Any] = {
     "AsyncClient": AsyncClient,
+    "QueueTester": QueueTester,
     "UTC": UTC,
     "asyncio": asyncio,
     "datetime": datetime,
@@ -56,10 +58,14 @@ def run(example: doctest.DocTest, url: str, **more: Any) -> None:
 def run_all(examples: Iterable[doctest.DocTest], url: str, **more: Any) -> Iterator[str]:
     """Run examples, each from the same beginning: what is wrong with it, or nothing."""
     runner = doctest.DocTestRunner(verbose=False)
-    with connection.connect(url) as conn, spark_pgqueue.connect(url) as queue:
+    with (
+        connection.connect(url) as conn,
+        spark_pgqueue.connect(url) as queue,
+        QueueTester(url) as pgqueue,
+    ):
         for example in examples:
             conn.execute(_BEGINNING)
-            example.globs = {**_NAMES, "url": url, "queue": queue, **more}
+            example.globs = {**_NAMES, "url": url, "queue": queue, "pgqueue": pgqueue, **more}
             said: list[str] = []
             runner.run(example, out=said.append)
             yield "".join([f"{example.name}\n", *said]) if said else ""

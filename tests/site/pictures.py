@@ -26,6 +26,9 @@ from tests.pages import ROOT, blocks_of
 from tests.site import terminal
 
 PICTURES = ROOT / "spark_pgqueue/guide/pictures"
+LOOKED_AT = ROOT / "build/pictures"
+"""Pictures of the page for a person who looks whether a change has broken it."""
+WIDTHS = (360, 800, 1280)
 INSTALLED = ("python3 -m venv", "pip install")
 """Commands whose work has been done, where a picture is made."""
 
@@ -138,14 +141,26 @@ def web_page(folder: Path) -> None:
         threading.Thread(target=page.serve_forever, daemon=True).start()
         with headless(folder / "profile") as browser:
             _photograph(browser, page.url, Path(web.__file__).with_name("screenshot.png"))
+            for width in WIDTHS:
+                for scheme in ("light", "dark"):
+                    _set_screen(browser, width, scheme)
+                    _photograph(browser, page.url, LOOKED_AT / f"web-{width}-{scheme}.png", 2)
         page.shutdown()
 
 
-def _photograph(browser: WebDriver, url: str, picture: Path) -> None:
+def _set_screen(browser: WebDriver, width: int, scheme: str) -> None:
+    sized = {"width": width, "height": 1200, "deviceScaleFactor": 1, "mobile": width < 640}
+    preferred = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sized)  # type: ignore[attr-defined]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", preferred)  # type: ignore[attr-defined]
+
+
+def _photograph(browser: WebDriver, url: str, picture: Path, looks: int = 20) -> None:
     """When the page's curves have something to show; in few colours, and so in few bytes."""
+    picture.parent.mkdir(parents=True, exist_ok=True)
     browser.get(url)
     points = "return document.querySelector('polyline')?.points.numberOfItems || 0"
-    WebDriverWait(browser, 120).until(lambda b: b.execute_script(points) > 20)
+    WebDriverWait(browser, 120).until(lambda b: b.execute_script(points) > looks)
     with Image.open(BytesIO(browser.get_screenshot_as_png())) as image:
         image.quantize(64).save(picture, optimize=True)
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.processes import ROOT, Child
-from tests.sessions import QUIET
+from tests.sessions import QUICK_JAVA, QUIET
 from tests.spark.conftest import Queue
 from tests.spark.test_crash import Traffic, check, drain, wait_for_more
 from tests.sql import internals
@@ -29,9 +29,10 @@ pytestmark = [
 APPLICATION = """
     import random, sys, time
     import pyarrow as pa
-    from tests.sessions import session
+    from tests.sessions import QUICK_JAVA, session
     url, checkpoint, master = sys.argv[1:]
     spark = session(master, {
+        "spark.executor.extraJavaOptions": QUICK_JAVA,
         "spark.executor.cores": "1",
         "spark.executor.memory": "512m",
         "spark.task.maxFailures": "8",
@@ -89,9 +90,10 @@ class Cluster:
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen:
         program = Path(os.environ["SPARK_HOME"], "bin", "spark-class")
+        options = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
         return subprocess.Popen(
             [program, f"org.apache.spark.deploy.{name}", *arguments],
-            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"},
+            env={**os.environ, **options, "SPARK_LOCAL_IP": "127.0.0.1"},
             stdout=self._log,
             stderr=self._log,
         )

@@ -149,7 +149,7 @@ def test_names_of_other_connectors_say_what_to_use(name):
     ("name", "use"),
     [
         ("subscribe", "use stream"),
-        ("topic", "use stream"),
+        ("topic", "did you mean stream"),
         ("kafka.bootstrap.servers", "use url"),
         ("kafka.security.protocol", "goes into url"),
         ("startingOffsets", "use startingPosition"),

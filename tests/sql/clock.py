@@ -1,7 +1,4 @@
-"""Time that passes at once: the server's clock stays, and the times that are stored move.
-
-To the queue, an hour that passes and stored times that are all an hour older are the same.
-"""
+"""Time that passes at once: all of it, or the end of one lease or delay."""
 
 from __future__ import annotations
 
@@ -9,53 +6,18 @@ from datetime import timedelta
 
 import psycopg
 
+from spark_pgqueue.testing import clock
+from spark_pgqueue.testing.clock import TIMES_OF_HINTS
 from tests.sql import core
 
 # Where consumers keep when to look again. A look that comes too early is always allowed.
 HINTS = "update pgqueue.consumer_cursors set {} where (hints).lanes is not null;"
-TIMES_OF_HINTS = (
-    "due_from",
-    "long_from",
-    "probe_at",
-    "rebuilt_at",
-    "gaps_probe",
-    "idle_until",
-    "assigned_until",
-)
-
-# Up to version 2 of the schema, which tests upgrade from, these had times, and no place was one.
-HAD_TIMES = {"consumer_cursors"}
-
-# What was stored once and is compared with no clock.
-TIMES = """
-select c.relname, array_agg(quote_ident(a.attname))
-from pg_class c join pg_attribute a on a.attrelid = c.oid
-where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'r' and not c.relispartition
-  and a.atttypid = 'timestamptz'::regtype and not a.attisdropped
-  and a.attname not in ('created_at', 'installed_at')
-group by c.relname order by c.relname
-"""
 
 
 def pass_time(conn: psycopg.Connection, by: timedelta) -> None:
-    """All that the queue compares with its clock moves into the past: leases, delays, ages.
-
-    The messages themselves keep the time at which they were inserted.
-    """
-    with conn.transaction():
-        moves = ""  # all in one go: this is called very often
-        times = dict(conn.execute(TIMES).fetchall())
-        for table, columns in times.items():
-            moved = ", ".join(f"{each} = {each} - interval '{by}'" for each in columns)
-            moves += f"update pgqueue.{table} set {moved};"
-        if not HAD_TIMES & times.keys():
-            moves += HINTS.format(
-                ", ".join(f"hints.{c} = (hints).{c} - interval '{by}'" for c in TIMES_OF_HINTS)
-            )
-        conn.execute(moves.encode())
-        if not HAD_TIMES & times.keys():
-            core.shift_places(conn, by)
-        core.expire_earlier(conn, by)
+    """All time passes; also in a schema of version 1 or 2, which tests upgrade."""
+    is_old = conn.execute("select pgqueue.schema_version() < 3").fetchone() == (True,)
+    (clock.move_times if is_old else clock.pass_time)(conn, by)
 
 
 def end_lease(conn: psycopg.Connection, *claims: int) -> None:

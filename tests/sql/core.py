@@ -299,26 +299,6 @@ def end_delay(conn: psycopg.Connection, seq: int | None = None) -> None:
     )
 
 
-def shift_places(conn: psycopg.Connection, by: Any) -> None:
-    """The places that are times move into the past: delays, and leases that are held."""
-    conn.execute(
-        "update pgqueue.consumer_messages"
-        " set place = place - (extract(epoch from %s) * 1000000)::bigint"
-        " where lane in (1000001, 1000002) and place < 1::bigint << 62",
-        [by],
-    )
-
-
-def expire_earlier(conn: psycopg.Connection, by: Any) -> None:
-    """The messages that are held expire earlier by so much."""
-    conn.execute(
-        "update pgqueue.consumer_messages set note = note || jsonb_build_object('expires',"
-        " (note ->> 'expires')::bigint - extract(epoch from %s)::bigint)"
-        " where note ? 'expires'",
-        [by],
-    )
-
-
 def lock_messages(conn: psycopg.Connection, seq: int | None = None) -> None:
     """Hold all messages, or what one is stored with, to the end of the transaction."""
     conn.execute(

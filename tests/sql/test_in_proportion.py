@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.sql.queue import *
 
 FEW, MANY = 1_000, 6_000
 GROWTH = 10
-"""Six times as many cost six times as much, and the square of it 36 times."""
+"""Six times as many cost six times as much; a cost that grows with their square, 36 times."""
 
 ODD = "array(select i from generate_series(1, {n}, 2) i)"
 LATER = "clock_timestamp() + interval '1 hour'"
@@ -43,7 +44,7 @@ UNCLAIMED = {
     "postpone": f"pgqueue.postpone('s', 'c', {ODD}, {LATER})",
     "receive": "count(*) from pgqueue.receive('s', 'c', {n})",
     "receive by 10": "count(*) from generate_series(1, {n} / 10) i"
-    " cross join lateral (select from pgqueue.receive('s', 'c', 10) where i > 0) r",
+    " cross join lateral (select from pgqueue.receive('s', 'c', least(i + 9, 10))) r",
 }
 """Calls about messages that nobody has claimed."""
 
@@ -59,18 +60,28 @@ def cpu(conn: Conn, call: Callable[[], object]) -> int:
 
 
 def check(what: str, costs: dict[int, int]) -> None:
-    few, many = (costs[n] / 1e6 for n in (FEW, MANY))
-    assert many < GROWTH * few + 10, f"{what}: {FEW:,} take {few:.0f} ms, {MANY:,} take {many:.0f}"
+    (_, few), (n, many) = sorted((n, cost / 1e6) for n, cost in costs.items())
+    assert many < GROWTH * few + 10, f"{what}: {n // 6:,} take {few:.0f} ms, {n:,} take {many:.0f}"
 
 
 @pytest.mark.parametrize(
-    ("ordering", "keys", "latest"),
-    [("none", 0, False), ("key", MANY, True), ("key", 10, False), ("key", MANY, False)],
+    ("ordering", "keys", "latest", "singly"),
+    [
+        ("none", 0, False, False),
+        ("none", 0, False, True),
+        ("key", MANY, True, False),
+        ("key", MANY, False, False),
+        pytest.param("key", 10, False, False, marks=pytest.mark.longer),
+        pytest.param("key", 10, False, True, marks=pytest.mark.longer),
+        pytest.param("key", MANY, True, True, marks=pytest.mark.longer),
+    ],
 )
 def test_scattered_messages_cost_in_proportion(
-    conn: Conn, ordering: str, keys: int, latest: bool
+    conn: Conn, ordering: str, keys: int, latest: bool, singly: bool
 ) -> None:
-    """Every second one, as a batch fails, or as a query over payloads finds them."""
+    """Every second one, as a batch fails, or as a query over payloads finds them; published by one
+    call, or by a call for each.
+    """
     costs: dict[str, dict[int, int]] = {}
 
     def run(name: str, sql: str, n: int, claim: int | None = None) -> None:
@@ -79,11 +90,13 @@ def test_scattered_messages_cost_in_proportion(
 
     def begin(n: int, claims: bool = True) -> int | None:
         conn.execute("select pgqueue.drop_stream(stream) from pgqueue.stream_stats")
-        value(conn, "create_stream", "s")
+        stream = value(conn, "create_stream", "s")
         consumer(conn, ordering=ordering, max_deliver_count=9, per_key_latest=latest)
-        call(
-            conn, "send_batch", "s", ["x"] * n, [f"k{i % keys}" for i in range(n)] if keys else None
-        )
+        if singly:
+            internals.publish_singly(conn, stream, n, f"'k' || i % {keys}" if keys else "null")
+        else:
+            sent = [f"k{i % keys}" for i in range(n)] if keys else None
+            call(conn, "send_batch", "s", ["x"] * n, sent)
         return claim_of(receive(conn, n)) if claims else None
 
     for n in (FEW, MANY):
@@ -100,6 +113,40 @@ def test_scattered_messages_cost_in_proportion(
         run("receive what expired", UNCLAIMED["receive"], n)
     for name, each in costs.items():
         check(name, each)
+
+
+EACH = (
+    "select {} from generate_series(1, {}) i"
+    " cross join lateral pgqueue.receive('s', 'c', least(i, 1)) r"
+)
+"""A call for each message. (It depends on i: otherwise Postgres would call it once.)"""
+
+SINGLY = {
+    "cancel claimed": ("r.claim_id", UNCLAIMED["cancel"]),
+    "cancel delayed": ("pgqueue.defer(r.claim_id, null, '1 hour')", UNCLAIMED["cancel"]),
+    "postpone delayed": ("pgqueue.defer(r.claim_id, null, '1 hour')", UNCLAIMED["postpone"]),
+    "retry delayed": (
+        "pgqueue.defer(r.claim_id, null, '1 hour')",
+        f"pgqueue.retry('s', 'c', {ODD})",
+    ),
+    "redrive": ("pgqueue.dead_letter(r.claim_id)", f"pgqueue.redrive('s', 'c', {ODD})"),
+}
+"""What each message went through by a call of its own, and the call about every second one."""
+
+
+@pytest.mark.parametrize("ordering", ["none", pytest.param("key", marks=pytest.mark.longer)])
+def test_messages_settled_singly_cost_in_proportion(conn: Conn, ordering: str) -> None:
+    for name, (each, then) in SINGLY.items():
+        costs = {}
+        for n in (FEW, MANY):
+            conn.execute("select pgqueue.drop_stream(stream) from pgqueue.stream_stats")
+            stream = value(conn, "create_stream", "s")
+            consumer(conn, ordering=ordering)
+            internals.publish_singly(conn, stream, n, f"'k' || i % {MANY}")
+            conn.execute(EACH.format(each, n).encode())
+            statement = f"select {then.format(n=n)}".encode()
+            costs[n] = cpu(conn, partial(conn.execute, statement))
+        check(name, costs)
 
 
 def test_what_moves_to_the_archive_costs_in_proportion(

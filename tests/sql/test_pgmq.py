@@ -20,7 +20,7 @@ from tests.conftest import _database
 from tests.sql import checker, internals, limits
 from tests.sql.cost import cost
 from tests.sql.internals import rows
-from tests.sql.queue import AT_ONCE, raises
+from tests.sql.queue import AT_ONCE, raises, wait_for_a_lock
 
 Conn = psycopg.Connection
 
@@ -711,6 +711,21 @@ def test_one_transaction_at_a_time_has_the_lock_of_a_queue(face: Conn, session: 
         other.execute("select pgmq.acquire_queue_lock('q')")
     holder.execute("commit")
     other.execute("select pgmq.acquire_queue_lock('q')")
+
+
+def test_programs_that_start_at_the_same_time_all_create_their_queue(
+    face: Conn, session: Any
+) -> None:
+    """As workers of Celery do."""
+    first, second = session(), session()
+    first.execute("begin")
+    first.execute("select pgmq.create('q')")
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(second.execute, "select pgmq.create('Q'), pgmq.send('q', '{}')")
+        wait_for_a_lock(face)
+        first.execute("commit")
+        waiter.result()
+    assert rows(face, "select queue_length from pgmq.metrics('q')") == [(1,)]
 
 
 def test_a_claim_waits_while_the_lock_passes_from_one_to_the_next(face: Conn, session: Any) -> None:

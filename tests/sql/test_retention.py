@@ -577,7 +577,10 @@ def test_who_reads_without_claiming_is_told_when_retention_was_faster(conn: Conn
 
 
 def test_without_a_rule_nothing_goes_and_a_large_stream_says_so(conn: Conn, stream: int) -> None:
+    assert kept(conn).advice is None
     send_all(conn, ["x"] * 3)
+    assert "no consumer gets its messages" in kept(conn).advice
+    consumer(conn)
     clock.pass_time(conn, HOUR * 10_000)
     maintain(conn)
     assert len(stored(conn)) == 3

@@ -638,6 +638,20 @@ def test_an_empty_list_says_so(run):
         assert run(*arguments, "--json") == ""
 
 
+def test_stats_name_the_streams_that_no_consumer_gets(run, queue):
+    for name in ("alone", "bare"):
+        queue.create_stream(name)
+    queue.send("alone", "x")
+    queue.send("s", "x")
+    for arguments in (["stats"], ["stats", "alone"]):
+        done = CliRunner().invoke(cli.app, arguments)
+        (told,) = [line for line in done.stderr.splitlines() if line != "Nothing to show."]
+        assert told == "No consumer gets the messages of alone: see pgqueue doctor."
+    told = CliRunner().invoke(cli.app, ["doctor"]).output
+    assert "no consumer gets its messages: see pgqueue consumer create; for those" in words_of(told)
+    assert "No consumer" not in CliRunner().invoke(cli.app, ["stats", "s"]).output
+
+
 def test_errors_are_one_line_and_a_hint(run, queue, url):
     began = time.monotonic()
     for arguments, message in ERRORS:

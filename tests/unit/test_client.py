@@ -508,8 +508,22 @@ BAD = [
     (("seek", "s", "c", datetime(2026, 1, 1)), "to must have a time zone"),
     (("consumers", "nope"), "unknown stream 'nope'"),
     (("stats", "nope"), "unknown stream 'nope'"),
-    (("send", "s", None), "data must be a str, or bytes for a binary stream, not NoneType"),
-    (("send", "s", {"a": 1}), "data must be a str"),
+    (
+        ("send", "s", None),
+        "data must be a str, a dict or a list, or bytes for a binary stream, not",
+    ),
+    (("send", "s", {"a": {1}}), "data must hold what JSON can"),
+    (("send", "s", "x", ("delay", 7)), "delay must be a timedelta, not int"),
+    (
+        (
+            "send",
+            "s",
+            "x",
+            ("delay", timedelta()),
+            ("deliver_at", datetime(2026, 1, 1, tzinfo=UTC)),
+        ),
+        "delay is from now on, and deliver_at is a time: give one of them",
+    ),
     (("send", "s", b"x"), "a message of stream 's' (text)"),
     (("send", "s", "x\0"), "data holds a NUL character"),
     (("send", "s", "\ud800"), "data is not Unicode text"),
@@ -594,3 +608,37 @@ def test_a_read_only_server_says_so(url):
         with pytest.raises(PgQueueError, match="read-only") as caught:
             Client(conn).send("s", "x")
         assert "primary" in (caught.value.hint or "")
+
+
+def test_a_dict_or_a_list_is_sent_as_json_and_read_as_json(queue):
+    """Also beside text in a batch, and by COPY, which takes what is large."""
+    sent = [{"order": 1}, [1, "two"], {"text": "x" * (3 << 20)}]
+    queue.create_stream("j", "json")
+    queue.create_consumer("j", "c")
+    assert queue.send("j", sent[0]) == 1
+    assert queue.send_batch("j", [*sent[1:], '"text"']) == [2, 3, 4]
+    sent.append("text")
+    assert [each.json() for each in queue.peek_at("j", 1, 9)] == sent
+    assert [each.json() for each in queue.peek("j", "c")] == sent
+    assert [each.json() for batch in queue.read("j") for each in batch.messages] == sent
+    claim = queue.receive("j", "c", max_messages=9)
+    assert [each.json() for each in claim.messages] == sent
+    claim.dead_letter()
+    assert [each.json() for each in queue.read_dead("j", "c")] == sent
+
+
+def test_data_that_is_no_json_is_named(queue):
+    queue.create_stream("t")
+    queue.send("t", "no json")
+    with pytest.raises(PgQueueError, match="the data of message 1 is not JSON"):
+        queue.peek_at("t", 1)[0].json()
+
+
+@pytest.mark.parametrize("data", [["x"], ["x" * (3 << 20)]], ids=["call", "copy"])
+def test_a_delay_is_from_now_on_by_the_databases_clock(queue, data):
+    queue.create_stream("t")
+    before = datetime.now(UTC)
+    queue.send("t", data[0], delay=timedelta(hours=1))
+    queue.send_batch("t", data, delay=timedelta(hours=1))
+    for each in queue.peek_at("t", 1, 9):
+        assert before <= each.deliver_at - timedelta(hours=1) <= datetime.now(UTC)

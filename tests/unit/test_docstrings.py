@@ -17,6 +17,7 @@ from tests.docs.examples import run, run_all
 
 # What these packages say is typed in a Spark session: tests/spark/test_docstrings.py.
 SPARK = ("spark_pgqueue.spark", "spark_pgqueue.watching")
+OF_SPARK = ("spark_pgqueue.register", ".run_query")
 AIRFLOW = "spark_pgqueue.airflow."  # tests/test_wheel.py has an Airflow
 
 
@@ -30,7 +31,7 @@ def modules() -> Iterator[Any]:
 def examples() -> list[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = [test for module in modules() for test in finder.find(module)]
-    chosen = [test for test in found if test.examples and test.name != "spark_pgqueue.register"]
+    chosen = [test for test in found if test.examples and not test.name.endswith(OF_SPARK)]
     return sorted(chosen, key=lambda test: test.name)
 
 

@@ -63,6 +63,10 @@ def test_no_schema_fails_with_what_to_run(empty_url):
 def test_a_stream_that_nobody_trims_is_warned_of(conn, url):
     conn.execute("select pgqueue.create_stream('s')")
     assert "stream 's'" not in looks_at(url)
+    conn.execute("select pgqueue.send('s', 'x')")
+    assert "no consumer gets its messages" in str(looks_at(url)["stream 's'"].advice)
+    conn.execute("select pgqueue.create_consumer('s', 'paused'), pgqueue.pause('s', 'paused')")
+    assert "stream 's'" not in looks_at(url)
     conn.execute("select pgqueue.set_retention('s', p_for => '1 day')")
     check = looks_at(url)["stream 's'"]
     assert check.status == "warn"
@@ -116,6 +120,7 @@ def test_a_stream_whose_dedup_keys_nobody_deletes_is_warned_of(conn, url):
     conn.execute(
         "select pgqueue.create_stream('s', p_settings => '{\"dedup_window\": \"1 hour\"}')"
     )
+    conn.execute("select pgqueue.create_consumer('s', 'paused'), pgqueue.pause('s', 'paused')")
     conn.execute("select pgqueue.send('s', 'x', p_dedup_key => 'k')")
     clock.pass_time(conn, timedelta(hours=24))
     assert "stream 's'" not in looks_at(url)

@@ -17,11 +17,12 @@ PACKAGE = "spark_pgqueue"
 
 FLOORS = (
     ("printable", "nearest", "version"),
+    ("openmetrics",),
     ("postgres",),
     ("calling",),
     ("client", "archive", "servers", "serving", "tracing"),
     ("worker", "spark", "watching", "metrics", "airflow"),
-    ("web",),
+    ("web", "testing"),
     ("",),  # the package's own __init__.py
     ("command_line",),
     ("__main__",),

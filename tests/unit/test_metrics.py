@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import spark_pgqueue
 import spark_pgqueue.client
-from spark_pgqueue import metrics, serving
+from spark_pgqueue import metrics, openmetrics, serving
 from spark_pgqueue.client import Client
 from spark_pgqueue.printable import printable
 
@@ -136,7 +136,7 @@ def test_it_is_served_to_who_may_ask(queue: Client) -> None:
     where = serving.Address("127.0.0.1", 0)
     with serving_at(metrics.serve(lambda: queue, where, ("mine.example",))) as ask:
         status, headers, body = ask("/metrics")
-        assert (status, headers["Content-Type"]) == (200, metrics.KIND)
+        assert (status, headers["Content-Type"]) == (200, openmetrics.KIND)
         assert samples(body, "pgqueue_up") == {(): 1}
         assert ask("/")[0] == 404
         assert ask("/metrics", "POST", "x")[0] == 404

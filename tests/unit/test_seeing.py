@@ -36,13 +36,33 @@ def test_explain(queue, run):
     assert "held by spark-pgqueue" in shown
     assert "(until 20" in shown
     queue.receive("s", "b", 1).nack(delay=timedelta(hours=1), reason="no answer")
-    state, failed = run("explain s b 3").splitlines()
+    state, failed, *_ = run("explain s b 3").splitlines()
     assert state.startswith("delayed: returned to be delivered later; delivered once")
     assert re.fullmatch(r"failed 20.* UTC  spark-pgqueue.*: no answer", failed), failed
     shown = json.loads(run("explain s b 3 --json"))
     assert [each["error"] for each in shown["failures"]] == ["no answer"]
     assert "unknown consumer" in run("explain s z 1", code=1)
     run("explain s b 0", code=2)
+
+
+@pytest.mark.parametrize(("is_dead", "ways"), [(False, "now later never"), (True, "now never")])
+def test_explain_of_a_message_that_has_failed_has_the_commands_for_it(queue, run, is_dead, ways):
+    """They can be typed, and do what their word says."""
+    for way in ways.split():
+        claim = queue.receive("s", "b")
+        seq = claim.messages[0].seq
+        claim.dead_letter() if is_dead else claim.nack(delay=timedelta(hours=1))
+        shown = run(f"explain s b {seq}").splitlines()[2 - is_dead :]
+        commands = dict(line.split(maxsplit=1) for line in shown)
+        assert " ".join(commands) == ways
+        command = commands[way].removeprefix("pgqueue ").replace("TIME", "2099-01-01T00:00Z")
+        run(f"{command} --yes" if "purge" in command else command)
+        peeked = {each.seq: each.not_visible_until for each in queue.peek("s", "b")}
+        if way == "never":
+            assert seq not in peeked
+        else:
+            assert peeked[seq] is None or (peeked[seq].year == 2099) == (way == "later")
+            queue.cancel("s", "b", [seq])
 
 
 def test_top_shows_those_first_that_have_most(queue, run):

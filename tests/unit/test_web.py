@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import spark_pgqueue
-from spark_pgqueue import metrics, serving, web
+from spark_pgqueue import openmetrics, serving, web
 from spark_pgqueue.client import Client
 from spark_pgqueue.web import server
 from tests import browser as browser_of_the_machine
@@ -110,6 +110,17 @@ def press(browser: Any, label: str, sure: bool = False) -> None:
         browser.find_element(By.XPATH, f"//button[.='{label}: sure?']").click()
 
 
+def press_in(browser: Any, holds: str, label: str) -> None:
+    """Click a button twice in the row of the failed messages that holds a text."""
+    for words in (label, f"{label}: sure?"):
+        browser.execute_script(
+            "[...document.querySelectorAll('#failed tbody tr')]"
+            ".find(r => r.innerText.includes(arguments[0])).querySelectorAll('button')"
+            ".forEach(b => b.innerText === arguments[1] && b.click())",
+            *(holds, words),
+        )
+
+
 # In the browser
 
 
@@ -120,12 +131,12 @@ def test_it_shows_depth_rates_and_ages_live(browser: Any, page: Any, queue: Clie
     browser.get(page.url)
     wait(browser, lambda text: "1,200" in text and "read-only" in text)
     row = row_of(browser, "consumers", "billing")
-    assert (row[0], row[1], row[2], row[7]) == ("orders", "billing", "1,200", "34")
-    assert re.fullmatch(r"\d+ (s|min)", row[6]), "the age of the oldest"
+    assert (row[0], row[1], row[3], row[8]) == ("orders", "billing", "1,200", "34")
+    assert re.fullmatch(r"\d+ (s|min)", row[7]), "the age of the oldest"
     claim.ack()
     # two looks later, without loading it again
-    wait(browser, lambda text: "claimed" in text and row_of(browser, "consumers", "b")[7] == "0")
-    wait(browser, lambda text: row_of(browser, "consumers", "b")[5] not in ("", "0"))
+    wait(browser, lambda text: "claimed" in text and row_of(browser, "consumers", "b")[8] == "0")
+    wait(browser, lambda text: row_of(browser, "consumers", "b")[6] not in ("", "0"))
     assert row_of(browser, "streams", "orders")[2] == "1,234"
     assert complaints(browser) == []
 
@@ -255,6 +266,75 @@ def test_dead_letters_are_shown_with_what_they_hold_and_delivered_again(
     assert complaints(browser) == []
 
 
+@pytest.mark.parametrize("page", [True], indirect=True)
+def test_what_a_failed_message_does_is_on_one_screen(
+    browser: Any, page: Any, queue: Client
+) -> None:
+    """Its deliveries, errors and next try; and it is tried now, later or never."""
+    seqs = queue.send_batch("orders", ["a", "b", "c"])
+    for each in seqs:
+        claim = queue.receive("orders", "billing")
+        assert claim is not None
+        claim.nack(reason=f"no answer {each}", delay=timedelta(minutes=each))
+    browser.get(f"{page.url}#/orders/billing")
+    wait(browser, lambda text: "no answer 3" in text)
+    cells = (
+        "return [...document.querySelectorAll('#failed tbody tr')].map(r => r.cells[0].innerText)"
+    )
+    assert browser.execute_script(cells) == ["1", "2", "3"]
+    assert row_of(browser, "failed", "no answer 2")[1:4] == ["delayed", "1", "no answer 2"]
+    field = browser.find_element("name", "seq")
+    field.send_keys("2")
+    field.submit()
+    wait(browser, lambda text: "spark-pgqueue: no answer 2" in text)
+    press(browser, "Now", sure=True)  # of the message that is explained, the first on the page
+    wait(browser, lambda text: "messages whose delay ended: 1" in text)
+    claim = queue.receive("orders", "billing")
+    assert claim is not None
+    assert [each.seq for each in claim.messages] == [2]
+    wait(browser, lambda text: len(browser.execute_script(cells)) == 2)
+    press_in(browser, "no answer 1", "In an hour")
+    wait(browser, lambda text: "delivered in an hour: 1" in text)
+    assert [each.seq for each in queue.peek("orders", "billing")] == [3, 1]
+    press_in(browser, "no answer 3", "Never")
+    wait(browser, lambda text: "are cancelled: 1" in text)
+    assert [each.seq for each in queue.peek("orders", "billing")] == [1]
+    assert complaints(browser) == []
+
+
+def test_who_needs_somebody_comes_first_with_the_reason(
+    browser: Any, page: Any, queue: Client
+) -> None:
+    browser.get(page.url)
+    needs = "return document.querySelector('#needs')?.innerText"
+    wait(browser, lambda text: "Nothing." in text, needs)
+    queue.create_consumer("orders", "full", settings={"max_backlog": 3})
+    kill(queue, "order 1")
+    queue.send_batch("orders", ["x"] * 2)
+    text = wait(browser, lambda text: "billing" in text and "full" in text, needs)
+    assert re.search(r"full\s+orders / full\s+3 messages .*\s+failing\s+orders / billing", text)
+
+
+@pytest.mark.parametrize("width", [360, 800, 1280])
+def test_it_is_as_wide_as_the_screen(browser: Any, page: Any, queue: Client, width: int) -> None:
+    """On a phone, a row is a card: all of it is seen without moving it to the side."""
+    kill(queue, "order " + "x" * 300)
+    sized = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 640}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sized)
+    try:
+        for path in ("", "#/orders/billing"):
+            browser.get("about:blank")
+            browser.get(f"{page.url}{path}")
+            wait(browser, lambda text: "billing" in text)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            if width < 640:
+                fits = "c => c.scrollWidth <= c.clientWidth"
+                cards = f"return [...document.querySelectorAll('.card')].every({fits})"
+                assert browser.execute_script(cards), path
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_names_and_payloads_are_text_and_nothing_else(
     browser: Any, page: Any, queue: Client
 ) -> None:
@@ -269,7 +349,7 @@ def test_names_and_payloads_are_text_and_nothing_else(
         "[...document.querySelectorAll('#consumers a')].find(a => a.innerText.includes('img'))"
         ".click()"
     )
-    wait(browser, lambda text: "no such customer" in text)
+    wait(browser, lambda text: "Dead letters" in text and "no such customer" in text)
     assert "<img src=x" in row_of(browser, "dead", "no such customer")[6]
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert complaints(browser) == []
@@ -408,7 +488,7 @@ def test_metrics_are_beside_the_page(page: Any, queue: Client) -> None:
     """For Prometheus: what `pgqueue metrics --listen` serves."""
     queue.send("orders", "x")
     status, headers, text = page("/metrics")
-    assert (status, headers["Content-Type"]) == (200, metrics.KIND)
+    assert (status, headers["Content-Type"]) == (200, openmetrics.KIND)
     assert samples(text, "pgqueue_consumer_backlog") == {("orders", "billing"): 1}
     assert page("/metrics", "POST", "{}")[0] == 404
 

@@ -5,17 +5,20 @@ import inspect
 import logging
 import os
 import pickle
+import re
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import date, timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import pydantic
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
 import spark_pgqueue
-from spark_pgqueue import Consumer, Reject, Retry
+from spark_pgqueue import Consumer, Message, Reject, Retry
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.worker import attempts, tasks, threads
 from spark_pgqueue.worker.by_name import by_name
@@ -323,6 +326,52 @@ def test_what_does_not_fit_a_signature_names_the_field(queue, url, caplog):
         assert Consumer(url, "s", "c").run(by_name(bill, Options()), wait=timedelta()) == 0
         assert said in queue.outcome("s", "c", seq).error
         assert said in caplog.text.splitlines()[0]
+
+
+@dataclass
+class Line:
+    product: str
+    count: int = 1
+
+
+@dataclass
+class Order:
+    lines: list[Line]
+    gift: Line | None = None
+
+
+class Customer(pydantic.BaseModel):
+    name: str
+    since: date
+
+
+def test_fields_become_what_the_annotations_say(queue, url):
+    """Dataclasses, models of Pydantic, lists of them; and the message where it is asked for."""
+    seen = []
+
+    def bill(order: Order, customer: Customer, *, message: Message, retry: bool = False):
+        seen.append((order, customer, message.seq, retry))
+
+    customer = {"name": "ann", "since": "2026-11-30"}
+    lines = [{"product": "pen", "count": 2}, {"product": "ink"}]
+    queue.send("s", {"order": {"lines": lines}, "customer": customer})
+    queue.send("s", {"order": {"lines": [], "gift": {"product": "pen"}}, "customer": customer})
+    assert Consumer(url, "s", "c").run(by_name(bill, Options()), wait=timedelta()) == 2
+    ann = Customer(name="ann", since=date(2026, 11, 30))
+    assert seen == [
+        (Order([Line("pen", 2), Line("ink")]), ann, 1, False),
+        (Order([], Line("pen")), ann, 2, False),
+    ]
+    for data, said in (
+        ({"order": {"lines": [{"product": 7}]}, "customer": customer}, "'order' must be str, not"),
+        ({"order": {"line": []}, "customer": customer}, "'order' .*unexpected keyword .*'line'"),
+        ({"order": 7, "customer": customer}, "'order' must be Order, not int: 7"),
+        ({"order": {"lines": []}, "customer": {"name": "ann"}}, "'customer' 1 validation error"),
+    ):
+        seq = queue.send("s", data)
+        assert Consumer(url, "s", "c").run(by_name(bill, Options()), wait=timedelta()) == 0
+        assert re.search(said, queue.outcome("s", "c", seq).error)
+    assert len(seen) == 2
 
 
 def test_a_signature_is_looked_at_once_and_the_handler_can_be_pickled_after_that(monkeypatch):

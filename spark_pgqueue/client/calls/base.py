@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import inspect
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, wraps
 from typing import Any, LiteralString, TypeVar
 from weakref import WeakSet
 
 from psycopg.rows import class_row
 
+from spark_pgqueue import nearest
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.statements import Statements
 
 T = TypeVar("T")
+
+
+def note_meant(error: TypeError, method: Callable[..., Any], named: Iterable[str]) -> None:
+    """Add the hint for an argument that has another name in other software."""
+    known = inspect.signature(method).parameters
+    for name in named:
+        if name not in known and (hint := nearest.meant(name, known)):
+            error.add_note(f"hint: {hint}")
+
+
+def _hinted(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return method(*given, **named)
+        except TypeError as error:
+            note_meant(error, method, named)
+            raise
+
+    return call
 
 
 class Calls:
@@ -28,6 +50,11 @@ class Calls:
     _long_poll: LongPoll
     _consuming: WeakSet[Generator[Any, None, None]]
     """Iterations over claims, which may have claims when the client is closed."""
+
+    def __init_subclass__(cls) -> None:
+        for name, method in [*vars(cls).items()]:
+            if inspect.isfunction(method) and not name.startswith("_"):
+                setattr(cls, name, _hinted(method))
 
     def _check_can_wait(self) -> None:
         if not self._statements.can_wait:

@@ -12,6 +12,8 @@ from spark_pgqueue.client import arguments, copying
 from spark_pgqueue.client.calls.base import Calls, statement
 from spark_pgqueue.client.results import Schedule
 
+Payload = str | bytes | dict[str, Any] | list[Any]
+
 
 class Sending(Calls):
     """Sending messages, now and by schedules."""
@@ -19,11 +21,12 @@ class Sending(Calls):
     def send(
         self,
         stream: str,
-        data: str | bytes,
+        data: Payload,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         priority: int = 0,
+        delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
         dedup_key: str | None = None,
@@ -36,11 +39,13 @@ class Sending(Calls):
 
         Args:
             stream: the stream's name.
-            data: the payload: bytes for a binary stream, str for others (JSON text for json).
+            data: the payload: bytes for a binary stream, str for others (JSON text for json). A
+                dict or a list is sent as JSON text.
             key: the key for ordering "key"; None for an unordered message.
             headers: values that JSON can hold, by name.
             priority: -32768 to 32767; higher is earlier, for consumers with ordering "none".
-            deliver_at: not delivered before this time (with its zone); None for at once.
+            delay: not delivered before this time has passed; None for at once.
+            deliver_at: not delivered before this time (with its zone), in place of a delay.
             consumers: the names of the consumers that get it; None for all.
             dedup_key: publish nothing if a message with this key was sent within the stream's
                 dedup window; None for no key.
@@ -61,7 +66,7 @@ class Sending(Calls):
             key=key,
             headers=headers,
             priority=priority,
-            deliver_at=deliver_at,
+            **arguments.earliest(deliver_at, delay),
             consumers=consumers,
             dedup_key=dedup_key,
             expires_at=expires_at,
@@ -70,11 +75,12 @@ class Sending(Calls):
     def send_batch(
         self,
         stream: str,
-        data: Iterable[str] | Iterable[bytes],
+        data: Iterable[Payload],
         *,
         keys: Iterable[str | None] | None = None,
         headers: Iterable[Mapping[str, Any] | None] | None = None,
         priority: int = 0,
+        delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         consumers: Iterable[str] | None = None,
         dedup_keys: Iterable[str | None] | None = None,
@@ -91,7 +97,8 @@ class Sending(Calls):
             keys: a key, or None, for each message; None for no keys.
             headers: headers, or None, for each message; None for no headers.
             priority: as in `send`, for all messages.
-            deliver_at: as in `send`, for all messages.
+            delay: as in `send`, for all messages; so is `deliver_at`.
+            deliver_at: ...
             consumers: as in `send`, for all messages.
             dedup_keys: a dedup key, or None, for each message; None for no dedup keys. If two of
                 these messages have the same key, only the first is published.
@@ -113,7 +120,7 @@ class Sending(Calls):
             "headers": headers,
             "dedup_keys": dedup_keys,
             "priority": priority,
-            "deliver_at": deliver_at,
+            **arguments.earliest(deliver_at, delay),
             "consumers": consumers,
             "expires_at": expires_at,
         }

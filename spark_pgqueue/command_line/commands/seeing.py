@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from enum import StrEnum
@@ -18,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_pgqueue import client, metrics, serving, web
-from spark_pgqueue.client import ConsumerStats, Look, Rates
+from spark_pgqueue.client import ConsumerStats, Look, Rates, Stream
 from spark_pgqueue.command_line.app import app, connect, consumer_app, end_at_sigterm, one_line
 from spark_pgqueue.command_line.arguments import (
     AnyStream,
@@ -127,6 +128,16 @@ def stats(
                 for each in look.consumers:
                     if stream in (None, each.stream):
                         print(_json_of(each, look, rates), flush=True)
+        _name_without_consumer(each for each in queue.streams() if stream in (None, each.name))
+
+
+def _name_without_consumer(streams: Iterable[Stream]) -> None:
+    """Name the streams with messages that no consumer gets; doctor says what to do."""
+    names = [printable(each.name) for each in streams if each.sent and not each.consumers]
+    if names:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        shown = f"{', '.join(names[:5])}{more}"
+        print(f"No consumer gets the messages of {shown}: see pgqueue doctor.", file=sys.stderr)
 
 
 @app.command()
@@ -162,6 +173,17 @@ def top(
         _show_again(queue, table, interval, looks)
 
 
+_AGAIN = {
+    "now": "retry {} --seq {}",
+    "later": "postpone {} {} --until TIME",
+    "never": "cancel {} {}",
+}
+_WAYS_ON = dict.fromkeys(("ready", "delayed", "waiting"), _AGAIN) | {
+    "dead": {"now": "dead redrive {} --seq {}", "never": "dead purge {} --seq {}"}
+}
+"""What a person can do with a message that has failed, by its state: the arguments of `pgqueue`."""
+
+
 @app.command()
 def explain(
     stream: StreamName,
@@ -183,6 +205,10 @@ def explain(
         for each in failures:
             error = f"{each.owner or 'a worker'}: {each.error or 'returned without a reason'}"
             print(f"failed {each.failed_at:%Y-%m-%d %H:%M:%S %Z}  {one_line(error)}")
+        of = shlex.join([stream, consumer])
+        failed = failures or found.state == "dead"
+        for word, command in (_WAYS_ON.get(found.state, {}) if failed else {}).items():
+            print(one_line(f"{word:7}pgqueue {command.format(of, seq)}"))
 
 
 @consumer_app.command("keys")

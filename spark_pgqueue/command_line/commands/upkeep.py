@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from spark_pgqueue.command_line.app import app, connect, fail, one_line, repeat
+from spark_pgqueue.command_line.app import app, as_commands, connect, fail, one_line, repeat
 from spark_pgqueue.command_line.arguments import Json, Url, Yes, lasting
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import told
@@ -104,6 +104,6 @@ def doctor(as_json: Json = False, url: Url = None) -> None:
         line.append(f"{one_line(check.name)}: {one_line(check.found)}", "default")
         console.print(line)
         if check.advice:
-            console.print(Text(f"     -> {one_line(check.advice)}"))
+            console.print(Text(f"     -> {one_line(as_commands(check.advice))}"))
     if failed:
         raise typer.Exit(1)

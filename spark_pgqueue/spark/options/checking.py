@@ -211,7 +211,7 @@ def _unknown(
         foreign = {name: CATALOG}
     names = [*(option.name for option in known.values()), *others]
     return PgQueueError(
-        f"the pgqueue {side} has no option {name}", hint=nearest.hint(name, names, foreign)
+        f"the pgqueue {side} has no option {name}", hint=nearest.option_hint(name, names, foreign)
     )
 
 
@@ -247,7 +247,6 @@ FOREIGN = {
     # Kafka's
     "kafka.bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
     "bootstrap.servers": "use url: the database, postgresql://user@host:5432/dbname",
-    **dict.fromkeys(("topic", "topics", "topicname", "queue", "queuename"), "use stream"),
     **dict.fromkeys(
         ("group.id", "kafka.group.id", "groupidprefix"), "use consumer; or group, without one"
     ),

@@ -47,7 +47,8 @@ begin
             while v_examined <> '{}' loop
                 v_match := _pgqueue.matching(
                     p_consumer.stream_id,
-                    array(select g from unnest(v_found) b cross join lateral unnest(b.seqs * v_examined) g
+                    array(select g
+                          from unnest(v_found) b cross join lateral unnest(_pgqueue.common(b.seqs, v_examined)) g
                           order by b.place, g),
                     null, p_where, p_max - _pgqueue.count_of(v_parts));
                 v_taken := _pgqueue.take_matching(v_found, v_match, v_parts <> '{}');
@@ -105,11 +106,11 @@ declare
     v_parts   pgqueue.consumer_messages[] := '{}';
 begin
     foreach v_seen in array p_bundles loop
-        continue when not v_seen.seqs && p_match;
+        continue when not _pgqueue.meets(v_seen.seqs, p_match);
         v_bundle := _pgqueue.lock_free(v_seen);
         v_at_most := case when p_more is not null then (v_bundle.note ->> 'at_most')::bigint end;
         exit when v_at_most is not null and (p_more or v_parts <> '{}');
-        v_part := v_bundle.seqs * p_match;
+        v_part := _pgqueue.common(v_bundle.seqs, p_match);
         continue when coalesce(v_part, '{}') = '{}';
         v_part := _pgqueue.below(v_part, _pgqueue.bound_of(v_part, least(v_at_most, _pgqueue.cardinality(v_part))));
         if v_part <> v_bundle.seqs then

@@ -214,7 +214,8 @@ language plpgsql as $$
 declare
     v_found    pgqueue.consumer_messages[] := array(
         select b from pgqueue.consumer_messages b
-        where consumer_id = p_consumer.consumer_id and token is null and first_seq < upper(p_seqs) and seqs && p_seqs
+        where consumer_id = p_consumer.consumer_id and token is null and first_seq < upper(p_seqs)
+          and _pgqueue.meets(seqs, p_seqs)
         for update skip locked);  -- lock: bundle
     v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
     v_deleted  pgqueue.consumer_messages;

@@ -174,11 +174,11 @@ begin
     if v_taken is not null then
         v_taken := v_taken - coalesce(v_new, '{}');
         v_taken := v_taken - coalesce((
-            select range_agg(m * v_taken)
+            select range_agg(_pgqueue.common(m, v_taken))
             from _pgqueue.unfinished_of(p_consumer, v_taken, p_keys, v_first, p_quick) m), '{}');
     end if;
     return query
-        select e.key, e.seqs - coalesce(v_taken, '{}'), e.seqs * coalesce(v_taken, '{}')
+        select e.key, _pgqueue.less(e.seqs, v_taken), coalesce(_pgqueue.common(e.seqs, v_taken), '{}')
         from (select b.key, range_agg(int8range(b.seq, b.seq, '[]')) as seqs from pgqueue.key_backlog b
               where b.consumer_id = v_id and b.key = any (p_keys) group by b.key) e;
 end $$;
@@ -249,7 +249,8 @@ create or replace function _pgqueue.new_and_unfinished(p_consumer pgqueue.consum
                                                        p_seqs int8multirange)
 returns table (publication_id bigint, seqs int8multirange)
 language sql stable as $$
-    select 0::bigint, m.seqs * coalesce(p_seqs, m.seqs) from _pgqueue.unfinished(p_consumer.consumer_id) m
+    select 0::bigint, coalesce(_pgqueue.common(m.seqs, p_seqs), m.seqs)
+    from _pgqueue.unfinished(p_consumer.consumer_id) m
     union all
     select p.publication_id, p.seqs from _pgqueue.published(p_consumer.stream_id, p_new) p
     where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)

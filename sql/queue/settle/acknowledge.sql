@@ -151,11 +151,11 @@ begin
         select * from pgqueue.consumer_messages
         where consumer_id = v_consumer.consumer_id and token is null and lane <> _pgqueue.lane_unfiltered()
           and (not_visible_until > v_now or note ? 'at_most')
-          and case when v_set is null then deliver_count > 0 else seqs && v_set end
+          and case when v_set is null then deliver_count > 0 else _pgqueue.meets(seqs, v_set) end
         for update skip locked  -- lock: bundle
     loop
         v_part := case when _pgqueue.is_keyed(v_consumer.profile) then v_bundle.seqs
-                       else v_bundle.seqs * coalesce(v_set, v_bundle.seqs) end;
+                       else coalesce(_pgqueue.common(v_bundle.seqs, v_set), v_bundle.seqs) end;
         if v_part <> v_bundle.seqs then
             perform _pgqueue.store(v_bundle, v_bundle.seqs - v_part);
             v_bundle.seqs := v_part;

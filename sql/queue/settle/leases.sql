@@ -97,7 +97,7 @@ begin
         select distinct coalesce(m.head, m.bundle_no)
         from pgqueue.consumer_messages m
         where m.consumer_id = p_consumer.consumer_id and m.token is not null and m.first_seq < upper(p_seqs)
-          and m.seqs && p_seqs
+          and _pgqueue.meets(m.seqs, p_seqs)
         limit _pgqueue.limit_expired()
     loop
         v_bundles := array(select b from pgqueue.consumer_messages b

@@ -38,7 +38,7 @@ begin
     v_hints := p_cursor.hints;
     v_failure := _pgqueue.failure(p_bundles, p_how, p_from, p_delay, p_note, (
         select max(_pgqueue.one_more(b.deliver_count)) from unnest(p_bundles) b
-        where p_set is null or b.seqs && p_set));
+        where p_set is null or _pgqueue.meets(b.seqs, p_set)));
     if p_consumer.ordering <> 'none' and not _pgqueue.stays_assigned(p_consumer, p_bundles, p_set, v_failure) then
         v_back := _pgqueue.return_by_key(p_consumer, v_hints, p_bundles, coalesce(p_set, _pgqueue.seqs_of(p_bundles)),
                                          v_failure);
@@ -139,9 +139,10 @@ language plpgsql as $$
 declare
     v_head  pgqueue.consumer_messages := p_bundles[1];
     v_keys  bigint[] := array(select k from unnest(p_bundles) b cross join lateral unnest(b.keys) k
-                              where b.seqs && p_set);
+                              where _pgqueue.meets(b.seqs, p_set));
     v_some  pgqueue.consumer_messages[] := array(  -- (in lane_long() a key may have several bundles)
-        select b from unnest(p_bundles) b where v_head.keys is null or b.seqs && p_set or b.keys && v_keys);
+        select b from unnest(p_bundles) b
+        where v_head.keys is null or _pgqueue.meets(b.seqs, p_set) or b.keys && v_keys);
     v_keyed pgqueue.keyed_messages := _pgqueue.by_key(p_consumer, v_some);
     v_back  record;
     v_kept  record;

@@ -177,7 +177,7 @@ language plpgsql stable as $$
 begin
     if cardinality(p_bundles) = 1 then
         no := 1;
-        part := p_bundles[1].seqs * p_set;
+        part := _pgqueue.common(p_bundles[1].seqs, p_set);
         if part <> '{}' then
             return next;
         end if;

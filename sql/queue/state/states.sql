@@ -102,15 +102,14 @@ create or replace function _pgqueue.new_sets(p_consumer pgqueue.consumers, p_cur
 returns table (publication_id bigint, seqs int8multirange, priority int, published_at timestamptz,
                deliver_at timestamptz)
 language sql stable as $$
-    select p.publication_id, case when p.seqs && k.excluded then p.seqs - k.excluded else p.seqs end, p.priority,
-           p.published_at, p.deliver_at
+    select p.publication_id, _pgqueue.less(p.seqs, k.excluded), p.priority, p.published_at, p.deliver_at
     from (select _pgqueue.excluded(p_cursor) as excluded, _pgqueue.new_ids(p_cursor) as ids offset 0) k
     cross join lateral unnest(k.ids) g
     cross join lateral (select * from pgqueue.publications
                         where stream_id = p_consumer.stream_id and publication_id >= lower(g)
                           and publication_id < coalesce(upper(g), 9223372036854775807)
                         order by publication_id limit p_limit) p
-    where _pgqueue.is_for(p.consumers, p_consumer.consumer_id) and (p.seqs <@ k.excluded) is not true
+    where _pgqueue.is_for(p.consumers, p_consumer.consumer_id) and _pgqueue.less(p.seqs, k.excluded) <> '{}'
 $$;
 
 -- What a consumer has taken and not finished of some messages, by their keys; for senders (unfinished_by_key()).
@@ -137,5 +136,5 @@ language sql stable as $$
                               where x.consumer_id = p_consumer.consumer_id and x.lane = _pgqueue.lane_delayed()
                                 and x.place = _pgqueue.place_at(p.deliver_at) offset 0) m
           where p_quick) r
-    where r.seqs && p_seqs
+    where _pgqueue.meets(r.seqs, p_seqs)
 $$;

@@ -66,7 +66,7 @@ begin
         v_hints := o_cursor.hints;
         v_placed := '{}';
         foreach v_bundle in array v_bundles loop
-            v_part := v_bundle.seqs * v_passing;
+            v_part := _pgqueue.common(v_bundle.seqs, v_passing);
             o_cursor.forgotten := o_cursor.forgotten + v_bundle.message_count - _pgqueue.cardinality(v_part);
             v_bundle.not_visible_until := case when v_bundle.not_visible_until > clock_timestamp()
                                                then v_bundle.not_visible_until end;

@@ -176,7 +176,7 @@ begin
     into o_gaps, o_taken, o_in_gaps, o_beyond, o_priorities, o_dues, o_expiries, o_seqs
     from id cross join (select array_agg(priority order by first), array_agg(due order by first),
                                array_agg(expires_at order by first),
-                               array_agg(alike.seqs - excluded.seqs order by first)
+                               array_agg(_pgqueue.less(alike.seqs, excluded.seqs) order by first)
                         from alike cross join excluded) a;
 end $$;
 

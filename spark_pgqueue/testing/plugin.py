@@ -1,0 +1,73 @@
+"""The fixtures for pytest. They import what they need when a test uses them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from spark_pgqueue.testing import QueueTester
+
+_URL = "the server for databases of tests: the url of a role that may create databases"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the command line, and of the file of settings."""
+    parser.getgroup("pgqueue").addoption("--pgqueue-url", metavar="URL", help=_URL)
+    parser.addini("pgqueue_url", f"{_URL}; by default a private one is started")
+
+
+@pytest.fixture(scope="session")
+def pgqueue_server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The url of a server: a private one, or that of the option --pgqueue-url."""
+    given = request.config.getoption("--pgqueue-url") or request.config.getini("pgqueue_url")
+    if given:
+        yield given
+        return
+    from spark_pgqueue.postgres import embedded
+
+    folder = Path(tempfile.mkdtemp(prefix="pgqueue-testing-"))
+    try:
+        # Nothing outlives the run, so nothing has to reach the disk.
+        fast = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        with embedded.start(folder / "server", settings=fast) as server:
+            yield server.url
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def pgqueue_setup() -> Callable[[str], object]:
+    """Override it: a function that prepares the database, by its url, for all tests."""
+    return lambda url: None
+
+
+@pytest.fixture(scope="session")
+def _pgqueue_template(pgqueue_server: str, pgqueue_setup: Callable[[str], object]) -> Iterator[str]:
+    from spark_pgqueue.testing import databases
+
+    with databases.template(pgqueue_server, pgqueue_setup) as name:
+        yield name
+
+
+@pytest.fixture
+def pgqueue_url(pgqueue_server: str, _pgqueue_template: str) -> Iterator[str]:
+    """The url of a database of the test's own, as `pgqueue_setup` prepared it."""
+    from spark_pgqueue.testing import databases
+
+    with databases.database(pgqueue_server, _pgqueue_template) as url:
+        yield url
+
+
+@pytest.fixture
+def pgqueue(pgqueue_url: str) -> Iterator[QueueTester]:
+    """A `QueueTester` on that database."""
+    from spark_pgqueue.testing import QueueTester
+
+    with QueueTester(pgqueue_url) as tester:
+        yield tester

@@ -1,0 +1,229 @@
+"""What `spark_pgqueue.testing` gives to the tests of those who build on the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from spark_pgqueue import Defer, PgQueueError, Reject, Retry, handler
+from spark_pgqueue.client.messages import Message
+from spark_pgqueue.postgres import connection
+from spark_pgqueue.testing import QueueTester, databases
+
+
+@pytest.fixture
+def pgqueue(url: str) -> Iterator[QueueTester]:
+    with QueueTester(url) as tester:
+        prepare(tester)
+        yield tester
+
+
+def prepare(tester: QueueTester) -> None:
+    tester.client.create_stream("orders")
+    settings = {"max_deliver_count": 3, "keep_history": timedelta(days=1)}
+    tester.client.create_consumer("orders", "billing", settings=settings)
+    tester.client.create_stream("invoices")
+    tester.client.create_consumer("invoices", "mailing")
+
+
+@pytest.fixture(params=["a database", "a transaction"])
+def tester(request: pytest.FixtureRequest, url: str) -> Iterator[QueueTester]:
+    """On a database, and on a connection of the caller's whose transaction is open."""
+    if request.param == "a database":
+        with QueueTester(url) as tester:
+            prepare(tester)
+            yield tester
+        return
+    with psycopg.connect(url) as conn:
+        conn.execute("create table before (id int)")
+        tester = QueueTester(conn)
+        prepare(tester)
+        yield tester
+        assert conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+        conn.rollback()
+        assert conn.execute("select count(*) from pgqueue.streams").fetchone() == (0,)
+
+
+def test_a_handler_gets_all_messages_in_order_and_each_outcome_is_shown(
+    tester: QueueTester,
+) -> None:
+    seen = []
+
+    def bill(message: Message) -> str | bytes:
+        seen.append(message.data)
+        match message.data:
+            case "reject":
+                raise Reject("no such customer")
+            case "defer":
+                raise Defer(timedelta(hours=1))
+            case "retry":
+                raise Retry("no answer")
+            case "wrong":
+                raise ValueError("wrong")
+        return message.data
+
+    sent = ["done", "reject", "defer", "retry", "wrong"]
+    tester.client.send_batch("orders", sent)
+    drained = tester.drain(bill, "orders", "billing")
+    assert seen == sent
+    assert drained.handled == 1
+    assert [type(each) for each in drained.errors] == [Reject, Defer, Retry, ValueError]
+    assert tester.outcomes("orders", "billing") == {
+        1: "done",
+        2: "dead",
+        3: "delayed",
+        4: "delayed",
+        5: "delayed",
+    }
+    assert [each.data for each in tester.sent("orders")] == sent
+    assert tester.client.outcome("orders", "billing", 1).result == "done"
+
+
+def test_what_is_due_later_comes_when_time_has_passed(tester: QueueTester) -> None:
+    tester.client.send("orders", "later", delay=timedelta(hours=1))
+    assert tester.drain(print, "orders", "billing").handled == 0
+    tester.advance(minutes=59)
+    assert tester.drain(print, "orders", "billing").handled == 0
+    tester.advance(timedelta(minutes=2))
+    assert tester.drain(print, "orders", "billing").handled == 1
+
+
+def test_retries_follow_without_waiting_until_the_message_is_done_or_dead(
+    tester: QueueTester,
+) -> None:
+    counts = []
+
+    def bill(message: Message) -> None:
+        counts.append((message.data, message.deliver_count))
+        if message.data == "never" or message.deliver_count < 2:
+            raise Retry
+
+    tester.client.send_batch("orders", ["never", "second"])
+    assert tester.drain(bill, "orders", "billing", later=True).handled == 1
+    assert sorted(counts) == [("never", n) for n in (1, 2, 3)] + [("second", n) for n in (1, 2)]
+    assert tester.outcomes("orders", "billing") == {1: "dead", 2: "done"}
+
+
+def test_a_lease_ends_when_time_has_passed(tester: QueueTester) -> None:
+    tester.client.send("orders", "order 1")
+    assert tester.client.receive("orders", "billing")
+    assert tester.drain(print, "orders", "billing").handled == 0
+    tester.advance(hours=1)
+    assert tester.drain(print, "orders", "billing").handled == 1
+
+
+def test_schedules_send_when_time_has_passed(pgqueue: QueueTester) -> None:
+    pgqueue.client.create_schedule("orders", "daily", "report", every=timedelta(days=1))
+    pgqueue.client.maintain()
+    assert pgqueue.sent("orders") == []
+    pgqueue.advance(days=1)
+    pgqueue.client.maintain()
+    assert [each.data for each in pgqueue.sent("orders")] == ["report"]
+
+
+@handler("orders", "billing")
+def bill_marked(message: Message) -> None:
+    assert tester_of_module is not None
+    tester_of_module.client.send("invoices", f"invoice of {message.data}")
+
+
+@handler("invoices", "mailing", batch=10)
+async def mail_marked(messages: list[Message]) -> None:
+    mailed.extend(message.data for message in messages)
+
+
+tester_of_module: QueueTester | None = None
+mailed: list[str | bytes] = []
+
+
+@pytest.mark.parametrize("handled", [__name__, "the module", "a function"])
+def test_all_handlers_of_a_module_run_until_none_has_a_message(
+    tester: QueueTester, handled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one sends what the second one handles."""
+    import sys
+
+    monkeypatch.setattr(sys.modules[__name__], "tester_of_module", tester)
+    mailed.clear()
+    tester.client.send_batch("orders", ["order 1", "order 2"])
+    if handled == "a function":
+        assert tester.drain(bill_marked).handled == 2
+        assert tester.drain(mail_marked).handled == 2
+    else:
+        module = sys.modules[__name__] if handled == "the module" else handled
+        assert tester.drain(module).handled == 4
+    assert mailed == ["invoice of order 1", "invoice of order 2"]
+
+
+def test_the_effects_of_a_transactional_handler_are_undone_with_its_failure(
+    pgqueue: QueueTester,
+) -> None:
+    def bill(message: Message, conn: psycopg.Connection) -> None:
+        conn.execute("insert into bills values (%s)", [message.data])
+        if message.data == "wrong":
+            raise Retry
+
+    with connection.connect(pgqueue.url) as conn:
+        conn.execute("create table bills (data text)")
+        pgqueue.client.send_batch("orders", ["order 1", "wrong"])
+        assert pgqueue.drain(bill, "orders", "billing", transactional=True).handled == 1
+        assert conn.execute("select data from bills").fetchall() == [("order 1",)]
+
+
+def test_a_transactional_handler_is_refused_in_the_callers_transaction(url: str) -> None:
+    with psycopg.connect(url) as conn:
+        tester = QueueTester(conn)
+        prepare(tester)
+        with pytest.raises(PgQueueError, match="a transaction of its own"):
+            tester.drain(lambda message, conn: None, "orders", "billing", transactional=True)
+
+
+def test_a_message_that_is_never_done_ends_the_drain(
+    pgqueue: QueueTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_pgqueue.testing.tester._MOST_CALLS", 50)
+
+    def bill(message: Message) -> None:
+        raise Defer(timedelta(hours=1))
+
+    pgqueue.client.send("orders", "order 1")
+    with pytest.raises(PgQueueError, match="still messages after 50 calls"):
+        pgqueue.drain(bill, "orders", "billing", later=True)
+
+
+def test_time_does_not_go_back(pgqueue: QueueTester) -> None:
+    with pytest.raises(PgQueueError, match="by must be"):
+        pgqueue.advance(hours=-1)
+
+
+def test_a_message_for_a_test_has_what_is_given_and_defaults() -> None:
+    message = Message.for_test({"order": 1}, key="customer 7", deliver_count=2)
+    assert message.data == '{"order": 1}'
+    assert (message.seq, message.key, message.headers, message.deliver_count) == (
+        1,
+        "customer 7",
+        {},
+        2,
+    )
+    assert datetime.now(UTC) - message.inserted_at < timedelta(minutes=1)
+    assert Message.for_test(b"\x00").data == b"\x00"
+    with pytest.raises(PgQueueError, match="data must hold"):
+        Message.for_test(object())
+
+
+def test_a_database_for_a_test_is_a_copy_and_is_dropped(server, url: str) -> None:
+    def prepare_all(made: str) -> None:
+        with QueueTester(made) as tester:
+            prepare(tester)
+
+    with databases.template(server.url, prepare_all) as template:
+        with databases.database(server.url, template) as copy, QueueTester(copy) as tester:
+            tester.client.send("orders", "order 1")
+        with databases.database(server.url, template) as copy, QueueTester(copy) as tester:
+            assert tester.sent("orders") == []
+    with connection.connect(server.url) as conn:
+        left = conn.execute("select from pg_database where datname = %s", [template])
+        assert left.rowcount == 0
