@@ -12,7 +12,7 @@ HUNG_AFTER = SHORT + 30.0
 """Seconds without a beat after which a thread or a loop hangs. A poller beats each second, except
 while a statement waits, which is given up after `SHORT`."""
 
-NOT_RUNNING = "not running"
+NOT_RUNNING, STARTING = "not running", "starting"
 
 
 class Health(NamedTuple):
@@ -35,7 +35,8 @@ class Pulse:
     """What the poller and the event loop of one run report. Any thread may ask for the health."""
 
     def __init__(self) -> None:
-        self.status: str = "starting"
+        self.status: str = STARTING
+        self.is_stopping: bool = False
         self._beats: dict[str, float] = {}
 
     def beat(self, part: str = "poller") -> None:
@@ -47,9 +48,10 @@ class Pulse:
         """The health now."""
         late = time.monotonic() - HUNG_AFTER
         for part, at in list(self._beats.items()):
-            if at < late:
+            if at < late and self.status != STARTING:  # the hook on_start may take long
                 return Health(False, False, f"the {part} hangs")
-        return Health(True, self.status == "working", self.status)
+        status = "stopping" if self.is_stopping else self.status
+        return Health(True, status == "working", status)
 
 
 def worst(found: Iterable[Health]) -> Health:

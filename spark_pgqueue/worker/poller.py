@@ -23,7 +23,7 @@ from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.attempts import Hooks
 from spark_pgqueue.worker.executor import Executor
-from spark_pgqueue.worker.health import Pulse
+from spark_pgqueue.worker.health import STARTING, Pulse
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
 from spark_pgqueue.worker.log import warn
@@ -102,7 +102,7 @@ class Poller:
         """Begin no more messages. Called from another thread or from a signal handler."""
         if grace is not None:
             self._grace = grace
-        self._is_stopped = True
+        self._is_stopped = self.pulse.is_stopping = True
         self._wake.set()
 
     def run(self, executor: Executor) -> None:
@@ -144,9 +144,10 @@ class Poller:
         self._due = partial(self._client._due, self._stream, self._consumer)
         self._timeout = (self._options.visibility_timeout or timeout).total_seconds()
         self._slots = 1 if self._ordering == "stream" else self._options.slots
+        self.pulse.status = STARTING
         self._executor.start()
         self._idle_since = clock.now()
-        self._note("working")
+        self.pulse.status = "working"
 
     def _poll(self) -> None:
         pause = 0.1
@@ -154,7 +155,7 @@ class Poller:
             try:
                 self.pulse.beat()
                 self._step()
-                self._note("working")
+                self.pulse.status = "working"
                 pause = 0.1
             except (PgQueueError, psycopg.Error) as error:
                 if not is_worth_a_retry(error):
@@ -171,16 +172,13 @@ class Poller:
                 raise
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
-        self._note("waiting for Postgres")
+        self.pulse.status = "waiting for Postgres"
         if pause == 0.1:
             warn("%s; trying again", error)
         for in_flight in self._claims:  # after the outage, extending finds the lost claims
             in_flight.extend_at = 0.0
         self._wake.clear()
         self._wake.wait(min(pause, max(self._stop_by - clock.now(), 0.0)))
-
-    def _note(self, status: str) -> None:
-        self.pulse.status = "stopping" if self._is_stopped else status
 
     def _is_over(self) -> bool:
         """Whether the worker was stopped, and all claims are settled."""

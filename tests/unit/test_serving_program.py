@@ -138,11 +138,12 @@ def test_without_its_extra_it_says_what_to_install_and_the_rest_works(
     """
     without = f"import sys; sys.modules['h11'] = sys.modules['pyspark'] = None\n{EACH}"
     work = ("metrics", "metrics --grafana", "web --help")
-    done = each_of(url, without, *work, "web --listen :0", "metrics --listen :0", "demo")
-    assert re.findall("^ended with (.*)$", done.stderr, re.MULTILINE) == ["0"] * 3 + ["1"] * 3
+    serves = ("web --listen :0", "metrics --listen :0", "work tests.handlers:note s c --health :0")
+    done = each_of(url, without, *work, *serves, "demo")
+    assert re.findall("^ended with (.*)$", done.stderr, re.MULTILINE) == ["0"] * 3 + ["1"] * 4
     for part in ("pgqueue_up 1", '"title": "pgqueue"', "--allow-actions"):
         assert part in done.stdout
     assert done.stderr.startswith("ended with 0\n" * 3)
-    assert done.stderr.count("spark-pgqueue[web]") == 2
+    assert done.stderr.count("spark-pgqueue[web]") == 3
     assert 'pip install ".[demo]"' in done.stderr
     assert "Traceback" not in done.stderr

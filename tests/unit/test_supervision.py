@@ -47,8 +47,8 @@ HANGING = """
             worker.run(sleep)
         elif what == "poller":  # it calls the hook for a call that took too long
             worker.run(wait, timeout=timedelta(seconds=0.1), on_failure=wait)
-        elif what == "start":
-            worker.run(wait, on_start=wait)
+        elif "start" in what:
+            worker.run(block if "loop" in what else wait, on_start=wait)
         else:
             worker.run(wait)
 """
@@ -128,7 +128,9 @@ def test_systemd_and_probes_learn_when_a_worker_is_ready_and_when_it_stops(
     assert others.index("READY=1") < others.index("STOPPING=1")
 
 
-@pytest.mark.parametrize("what", ["event loop", "poller", "start", "handler", "task"])
+@pytest.mark.parametrize(
+    "what", ["event loop", "poller", "start", "loop's start", "handler", "task"]
+)
 def test_what_hangs_is_not_alive_and_gets_no_watchdog(queue, url, tmp_path, what):
     """But a start or a handler may take as long as it does."""
     hangs = what in ("event loop", "poller")
@@ -139,11 +141,12 @@ def test_what_hangs_is_not_alive_and_gets_no_watchdog(queue, url, tmp_path, what
             child.wait_until(lambda: probe(where, "/live") == (503, f"the {what} hangs"))
             assert probe(where, "/ready")[0] == 503
         else:
-            status = "starting" if what == "start" else "working"
+            starts = "start" in what
+            status = "starting" if starts else "working"
             child.wait_until(lambda: probe(where, "/live") == (200, status))
             time.sleep(2.5)
             assert probe(where, "/live") == (200, status)
-            assert probe(where, "/ready")[0] == (503 if what == "start" else 200)
+            assert probe(where, "/ready")[0] == (503 if starts else 200)
         # What nobody reads fills the socket, and the next ping waits before it.
         assert "STATUS=" in "".join(systemd.lines)
         time.sleep(0.5)
@@ -155,7 +158,7 @@ def test_what_hangs_is_not_alive_and_gets_no_watchdog(queue, url, tmp_path, what
 
 
 def test_a_worker_without_postgres_is_alive_and_not_ready(url, server):
-    """To start it anew would bring Postgres back no sooner."""
+    """A restart of the worker would bring Postgres back no sooner."""
     with spark_pgqueue.connect(url) as client:
         client.create_stream("s")
         client.create_consumer("s", "c")
