@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.conftest import VERSIONS
 from tests.sql.odd import SETTINGS, accepted
 from tests.sql.queue import Conn, Session, one
 from tests.sql.table_writes import Write, content, refusal, target, write
@@ -152,6 +153,8 @@ _sinks = itertools.count(1)
 def test_of_all_pairs_of_types_a_value_is_what_was_sent_or_is_refused(
     conn: Conn, odd: Conn, shape: str
 ) -> None:
+    if shape != "domain[]" and conn.info.server_version // 10000 != VERSIONS[0]:
+        pytest.skip("of an older version, arrays of domains are enough: they have both")
     wrong, taken, array = [], 0, shape.endswith("[]")
     conn.execute("create table s (id int, sent text)")
     for stored in TARGETS:
