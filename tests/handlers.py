@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 
-from spark_pgqueue import Reject, Retry
+from spark_pgqueue import AsyncClient, Client, Reject, Retry
 
 TABLE = """
 create table done (n bigint generated always as identity, seq bigint, key text, count int,
@@ -42,6 +42,42 @@ def note_in_transaction(message, connection):
         "insert into done (seq, key, count) values (%s, %s, %s)",
         [message.seq, message.key, message.deliver_count],
     )
+
+
+def note_and_ack(message):
+    """The same in a transaction of its own; the first time, the message says what comes before
+    the commit."""
+    with psycopg.connect(os.environ["PGQUEUE_TEST_HANDLERS"]) as connection:
+        note_in_transaction(message, connection)
+        Client(connection).ack_message(message)
+        if message.deliver_count == 1:
+            _end(message.data)
+
+
+async def note_and_ack_async(message):
+    """As `note_and_ack`."""
+    url = os.environ["PGQUEUE_TEST_HANDLERS"]
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.execute(
+            "insert into done (seq, key, count) values (%s, %s, %s)",
+            [message.seq, message.key, message.deliver_count],
+        )
+        await AsyncClient(connection).ack_message(message)
+        if message.deliver_count == 1:
+            _end(message.data)
+
+
+def note_and_ack_all(messages):
+    """As `note_and_ack`, for each message of a batch."""
+    for message in messages:
+        note_and_ack(message)
+
+
+def _end(how):
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise":
+        raise ValueError("before the commit")
 
 
 def do_as_told(message):

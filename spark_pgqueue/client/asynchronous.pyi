@@ -128,6 +128,9 @@ class AsyncClient:
     ) -> int:
         """Acknowledge a claim: its messages are done."""
 
+    async def ack_message(self, message: Message, *, result: Any = None) -> None:
+        """Acknowledge a message in the transaction in which its handler writes: exactly once."""
+
     async def alter_consumer(self, stream: str, name: str, settings: Mapping[str, Any]) -> None:
         """Change settings of a consumer while it is in use."""
 

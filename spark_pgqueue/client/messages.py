@@ -37,6 +37,7 @@ class Message:
             with too many digits for Python). The headers are empty then; everything else is as
             sent. Call `nack` or `dead_letter` for the message, or handle it without its headers.
         saved: the state that `defer` saved with the message; None without.
+        claim_id: the number of the claim that holds it; None for a message of `for_test`.
     """
 
     seq: int
@@ -48,6 +49,9 @@ class Message:
     inserted_at: datetime
     error: str | None = None
     saved: Any = None
+    claim_id: int | None = field(default=None, compare=False)
+
+    _is_acked = False  # by `Client.ack_message`; no field
 
     def __repr__(self) -> str:
         parts = (f"{name}={shortened(getattr(self, name))}" for name in ("key", "data"))

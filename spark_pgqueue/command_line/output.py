@@ -56,9 +56,8 @@ def line_of(message: _Shown) -> str:
     return "\t".join(map(printable, cells))
 
 
-def json_of_row(row: Any, claim_id: int | None = None) -> str:
-    fields = {} if claim_id is None else {"claim_id": claim_id}
-    return json_of_fields(fields | dataclasses.asdict(row))
+def json_of_row(row: Any) -> str:
+    return json_of_fields(dataclasses.asdict(row))
 
 
 def json_of_stored(message: client.StoredMessage) -> str:

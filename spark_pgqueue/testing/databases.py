@@ -30,6 +30,10 @@ def template(server: str, prepare: Callable[[str], object]) -> Iterator[str]:
             # A copy is not taken for its template: the database of which is not noted.
             conn.execute("update pgqueue.servers set database = null")
         prepare(url)
+        with closing(connection.connect(server)) as admin:
+            # Those that a pool keeps: no copy is made of a database with sessions.
+            end = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = %s"
+            admin.execute(end, [name])
         yield name
 
 

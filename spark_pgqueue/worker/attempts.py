@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.connection import odd_settings
-from spark_pgqueue.postgres.errors import translated
+from spark_pgqueue.postgres.errors import PgQueueError, translated
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.printable import summary
 from spark_pgqueue.worker.log import warn
@@ -166,7 +166,7 @@ class Attempt:
                 if self._is_transactional:
                     return self._in_transaction(claim_id, messages, given)
                 result = calling.call(self._handler, given)
-            return of_result(result), result
+            return of_result(result, messages), result
         except BaseException as error:  # also SystemExit, which would end the thread
             return failed(self.of, messages, error), error
 
@@ -285,7 +285,9 @@ def lost(of: str, messages: Sequence[Message]) -> Outcome:
 
 def ack_of(claim_id: int, messages: Sequence[Message], is_batch: bool, result: Any) -> list[Any]:
     """The parameters of `ACK`; `result` is the handler's return value, which the history stores."""
-    outcome = of_result(result)
+    outcome = of_result(result, messages)
+    if outcome is DeliveryState.settled:
+        raise PgQueueError("ack_message is for handlers without the option transactional")
     stored = outcome.json if isinstance(outcome, Result) else None
     return [claim_id, None if is_batch else [each.seq for each in messages], stored]
 

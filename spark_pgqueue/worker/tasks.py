@@ -152,7 +152,7 @@ class Tasks(Executor):
                 result = await calling.call_async(self._handler, given)
             if time.expired():  # and the option wrap has suppressed the error
                 raise TimeoutError
-            return of_result(result), result
+            return of_result(result, messages), result
         except TimeoutError as error:
             if time.expired():
                 return Retry(reason=f"timed out after {options.timeout}"), error

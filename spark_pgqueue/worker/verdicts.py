@@ -179,8 +179,10 @@ class Result(NamedTuple):
 Outcome = Verdict | DeliveryState | Result
 
 
-def of_result(value: Any) -> Outcome:
-    """The outcome for a return value of a handler."""
+def of_result(value: Any, messages: Iterable[Message]) -> Outcome:
+    """The outcome for a return value of a handler, which may have acknowledged its messages."""
+    if all(message._is_acked for message in messages):
+        return DeliveryState.settled
     if value is None:
         return DeliveryState.done
     try:

@@ -16,7 +16,7 @@ from typing import Any, LiteralString
 import psycopg
 
 import spark_pgqueue
-from spark_pgqueue.client import AsyncClient, rates
+from spark_pgqueue.client import AsyncClient, Client, rates
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.testing import QueueTester
 
@@ -31,6 +31,7 @@ _BEGINNING: LiteralString = """
 
 _NAMES: dict[str, Any] = {
     "AsyncClient": AsyncClient,
+    "Client": Client,
     "QueueTester": QueueTester,
     "UTC": UTC,
     "asyncio": asyncio,

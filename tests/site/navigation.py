@@ -14,6 +14,7 @@ SECTIONS = {
     "How-to: applications": {
         "Recipes": "sql/guide/cookbook",
         "Send in your transaction": "sql/guide/in-your-transaction",
+        "FastAPI, SQLAlchemy, Django": "sql/guide/frameworks",
         "Use Node, Java, Go, HTTP": "sql/guide/languages",
         "Move from pgmq, Kafka, SQS or Celery": "sql/guide/moving",
         "Serve clients of pgmq": "sql/guide/pgmq",

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from spark_pgqueue import metrics
 from tests.pages import blocks_of, environment_of, type_all
@@ -16,17 +15,6 @@ PAGES = sorted(page for page in FOLDERS[0].glob("*.md") if page.stem != "first-h
 ALL_PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 
 
-def set_up_django(url):
-    """As the settings of a Django project do."""
-    conf = pytest.importorskip("django.conf")
-    given = {name.upper(): value for name, value in conninfo_to_dict(url).items()}
-    default = {**given, "ENGINE": "django.db.backends.postgresql", "NAME": given.pop("DBNAME")}
-    conf.settings.configure(DATABASES={"default": default})
-    import django
-
-    django.setup()
-
-
 @pytest.mark.longer
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch):
@@ -34,8 +22,6 @@ def test_a_reader_can_type_all_of_it(page, url, tmp_path, monkeypatch):
     for name, value in environment_of(url).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    if page.stem == "in-your-transaction":
-        set_up_django(url)
     type_all(page, url, tmp_path, {"__name__": "__main__"})
 
 

@@ -215,7 +215,11 @@ def test_a_message_for_a_test_has_what_is_given_and_defaults() -> None:
 
 
 def test_a_database_for_a_test_is_a_copy_and_is_dropped(server, url: str) -> None:
+    """Also of one in which the user's preparation has left a connection open."""
+    left_open = []
+
     def prepare_all(made: str) -> None:
+        left_open.append(psycopg.connect(made))
         with QueueTester(made) as tester:
             prepare(tester)
 

@@ -6,11 +6,12 @@ import threading
 import time
 from collections import Counter
 from datetime import timedelta
+from operator import attrgetter
 
 import pytest
 
 import spark_pgqueue
-from spark_pgqueue import Consumer
+from spark_pgqueue import Consumer, Message
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.worker.attempts import Attempt
 from spark_pgqueue.worker.options import Options
@@ -61,16 +62,16 @@ def test_a_process_that_dies_has_failed_its_message_alone(queue, url, done):
 
 def test_a_machine_without_a_free_descriptor_fails_the_message_and_not_the_worker():
     """Else the thread that makes the calls would end, and its message be held for ever."""
-    calls = InAProcess(Attempt("", str, Options(processes=1), None), None)
+    calls = InAProcess(Attempt("", attrgetter("data"), Options(processes=1), None), None)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        outcome, _ = calls(1, ["x"])  # type: ignore[list-item]
+        outcome, _ = calls(1, [Message.for_test("x")])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert isinstance(outcome, Retry)
     assert "could not be started: [Errno" in str(outcome)
-    assert calls(1, ["x"])[1] == "x"  # type: ignore[list-item]
+    assert calls(1, [Message.for_test("x")])[1] == "x"
     calls.close()
 
 

@@ -12,6 +12,7 @@ from spark_pgqueue.client.calls.base import Calls, statement
 from spark_pgqueue.client.messages import Claim, Message
 from spark_pgqueue.client.reading import headers_of, json_of
 from spark_pgqueue.client.unseen import undeliver
+from spark_pgqueue.postgres.errors import PgQueueError
 
 _COLUMNS = (
     "claim_id, seq, key, data, data_bytes, headers::text, priority, deliver_count, inserted_at,"
@@ -191,7 +192,7 @@ class Receiving(Calls):
         return claim
 
     def _claim_of(self, rows: list[Any]) -> Claim:
-        return Claim(rows[0][0], tuple(_message(*row[1:]) for row in rows), self)
+        return Claim(rows[0][0], tuple(_message(*row) for row in rows), self)
 
     def ack(self, claim_id: int, seqs: Iterable[int] | None = None, *, result: Any = None) -> int:
         """Acknowledge a claim: its messages are done.
@@ -217,6 +218,37 @@ class Receiving(Calls):
                 type.
         """
         return self._call("ack", claim_id=claim_id, seqs=seqs, result=result)
+
+    def ack_message(self, message: Message, *, result: Any = None) -> None:
+        """Acknowledge a message in the transaction in which its handler writes: exactly once.
+
+        For a handler of a worker that writes by a connection of its own, such as a session of an
+        ORM. Make the client on that connection, and call this last: the commit ends the delivery,
+        and after a rollback the message comes again. The worker does not acknowledge it, too.
+
+            >>> def bill(message):
+            ...     with psycopg.connect(url) as connection:
+            ...         connection.execute("insert into bills values (%s, 12)", [message.seq])
+            ...         Client(connection).ack_message(message)
+            >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
+            2
+
+        Args:
+            message: the message that the handler was called with.
+            result: as in `ack`.
+
+        Raises:
+            PgQueueError: the claim does not hold the message any more: another worker took it over,
+                or it was cancelled. Let the transaction roll back. Or as `ack`.
+        """
+        arguments.check("message", message, Message, "a Message")
+        seqs = [message.seq]
+        if message.claim_id is None or not self.ack(message.claim_id, seqs, result=result):
+            raise PgQueueError(
+                f"claim {message.claim_id} does not hold message {message.seq}",
+                hint="roll back: another worker has taken it over, or it was settled or cancelled",
+            )
+        object.__setattr__(message, "_is_acked", True)  # the worker does not settle it
 
     def nack(
         self,
@@ -341,6 +373,7 @@ class Receiving(Calls):
 
 
 def _message(
+    claim_id: int,
     seq: int,
     key: str | None,
     text: str | None,
@@ -356,4 +389,5 @@ def _message(
     found, why = headers_of(headers)
     state, why_not = (None, None) if saved is None else json_of("saved state", saved)
     others = priority, deliver_count, inserted_at
-    return Message(seq, key, data, found, *others, error=why or why_not, saved=state)
+    said = why or why_not
+    return Message(seq, key, data, found, *others, said, saved=state, claim_id=claim_id)

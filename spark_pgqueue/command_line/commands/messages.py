@@ -166,7 +166,7 @@ def receive(
             raise typer.Exit(3 if exit_code else 0)
         try:
             for message in claim.messages:
-                print(json_of_row(message, claim.claim_id) if as_json else line_of(message))
+                print(json_of_row(message) if as_json else line_of(message))
             sys.stdout.flush()
         except BaseException:  # a message that was not printed was not delivered
             claim.defer()
