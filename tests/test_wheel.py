@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,8 @@ import pyarrow
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from spark_pgqueue.postgres import binaries
+from tests import pages
 from tests.pages import blocks_of
 
 ROOT = Path(__file__).parents[1]
@@ -263,6 +267,32 @@ def test_airflow_finds_the_trigger_and_gets_an_event_for_each_claim(
     environment = {"AIRFLOW_HOME": str(tmp_path), "PGQUEUE_URL": url, "AIRFLOW_CONN_QUEUE": uri}
     said = run(python, "triggerer.py", "dag.py", cwd=tmp_path, PYTHONPATH="", **environment)
     assert said.splitlines()[-3:] == ["a 1 0", "b 1 1", "c"], said
+
+
+@pytest.mark.longer
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", ["testing", "frameworks", "celery", "deploy"])
+def test_a_page_is_typed_in_an_environment_with_what_it_installs(
+    uv: Path, folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+):
+    """And nothing else: each block of Python is a program of its own."""
+    text = (ROOT / f"sql/guide/{page}.md").read_text()
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    (wheel,) = folder.glob("spark_pgqueue-*.whl")
+    lines = re.findall(r"^pip install (.*)$", text, re.MULTILINE)
+    asked = {"spark-pgqueue[web]", *(word for line in lines for word in shlex.split(line))}
+    packages = [re.sub(r"^spark-pgqueue(?=$|\[)", str(wheel), each) for each in asked]
+    run(uv, "pip", "install", "--quiet", "--python", python, *packages, cwd=tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "executable", str(python))  # whose programs the page finds
+    psql = shutil.which("psql") or str(binaries.find_binaries(18) / "psql")
+    programs = {"python": [str(python), "-c"], "sql": [psql, "-Xq", "-v", "ON_ERROR_STOP=1", "-c"]}
+    for language, block in blocks_of(text):
+        if language == "sh":
+            pages.run_commands(block, url, tmp_path)
+        elif language in programs:
+            pages.run([*programs[language], block], url, tmp_path)
 
 
 @pytest.mark.longer
