@@ -27,6 +27,7 @@ AS_POSTGRES = {
     "_pgqueue.take_dedup_key": "each send",
     "pgqueue.ack": "each acknowledgement",
     "_pgqueue.lock_bundles": "the claim is the caller's own; it has waited for the head before",
+    "_pgqueue.lock_members": "who locks their head waits; who assigns messages has one for a moment",
     "_pgqueue.take_unfiltered": "nobody holds an unfiltered bundle without the consumer's lock",
     "_pgqueue.take_unassigned": "nobody holds a bundle of the line without the consumer's lock",
     "pgqueue.extend": "a worker's heartbeat; the claim is its own",
@@ -167,6 +168,29 @@ def test_no_row_is_changed_by_the_place_where_it_was_read_without_a_lock() -> No
             if re.search(r"\b\w+\.(ctid|tid) = \w+\.(ctid|tid)\b", line):
                 found.add(name)
     assert found == {f"_pgqueue.{each}" for each in LOCKED_PLACES}
+
+
+OF_LOCKED = {
+    "pgqueue.ack": "bundles that lock_members() has locked",
+    "_pgqueue.move_all_to_long": "bundles that the transaction has claimed",
+    "_pgqueue.claim_bundles": "bundles that the claim has locked",
+    "_pgqueue.remove_messages": "bundles that the caller has locked",
+    "pgqueue.reader_resume": "a reader's bundles, with the lock of the consumer",
+    "_pgqueue.quarantine": "bundles that lock_bundles() has locked",
+}
+"""Functions that change bundles by their places (tids()), and why no session changes these bundles."""
+
+
+def test_bundles_are_changed_by_their_places_only_with_their_locks() -> None:
+    """A statement that waits for a row by its place passes over it, if it has another place then."""
+    found = set()
+    for lines in order._lines().values():
+        name = ""
+        for line in lines:
+            name = start[1] if (start := order.DEFINED.match(line)) else name
+            if "_pgqueue.tids(" in line and name != "_pgqueue.tids":
+                found.add(name)
+    assert found == set(OF_LOCKED)
 
 
 @pytest.fixture

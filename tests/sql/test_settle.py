@@ -80,3 +80,43 @@ def test_who_settles_a_claim_beside_another_session_has_what_that_one_leaves(
             assert value(conn, "ack", claim) == (1 if part else 0)
             assert acked(conn, "s", "c") == (sent[2:] if how in ("nack", "defer") else []), how
     assert stats(conn).dead == 7
+
+
+SETTLING = {
+    "ack": "pgqueue.ack({claim})",
+    "ack of all, by number": "pgqueue.ack({claim}, '{seqs}')",
+    "nack": "pgqueue.nack({claim})",
+    "nack by number": "pgqueue.nack({claim}, '{seqs}')",
+    "defer": "pgqueue.defer({claim})",
+    "dead_letter": "pgqueue.dead_letter({claim})",
+}
+
+
+@pytest.mark.all_versions
+@pytest.mark.parametrize("call", SETTLING)
+def test_a_claim_is_settled_whole_though_a_session_writes_one_of_its_bundles(
+    conn: Conn, url: str, call: str
+) -> None:
+    """As one does that assigns messages, and reads the keys of a bundle that has lost some. The
+    bundle has another place in the table then.
+    """
+    consumer(conn, **AT_ONCE)
+    sent = send_all(conn, ["x"] * 6)
+    assert value(conn, "nack", claim_of(receive(conn, 2))) == 2
+    claim = claim_of(rows := receive(conn, 6))
+    assert sorted(seqs_of(rows)) == sent
+    members = "bundle_no in (select unnest(members) from pgqueue.consumer_messages)"
+    assert one(conn, f"select count(*) from pgqueue.consumer_messages where {members}") > 0
+    statement = "select " + SETTLING[call].format(claim=claim, seqs=set(sent))
+    with (
+        connection.connect(url, autocommit=False) as other,
+        connection.connect(url) as settler,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        other.execute(f"update pgqueue.consumer_messages set shrunk = shrunk where {members}")
+        settled = threads.submit(one, settler, statement)
+        wait_for_a_lock(conn)
+        other.commit()
+        assert settled.result(20) == 6
+    held = one(conn, "select count(*) from pgqueue.consumer_messages where token is not null")
+    assert held == 0

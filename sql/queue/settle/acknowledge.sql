@@ -21,13 +21,10 @@ begin
         returning message_count, case when members is not null or lane = _pgqueue.lane_long() then array[m] end
         into v_count, v_deleted;
         if v_deleted is not null then
-            with deleted as (
-                delete from pgqueue.consumer_messages m
-                where ctid = any (_pgqueue.tids(v_deleted[1].members)) and token = _pgqueue.token_in(p_claim_id)
-                returning message_count, m as bundle
-            )
-            select v_count + coalesce(sum(message_count), 0), v_deleted || array_agg(bundle) into v_count, v_deleted
-            from deleted;
+            v_deleted := v_deleted || _pgqueue.lock_members(v_deleted[1].members, _pgqueue.token_in(p_claim_id));
+            delete from pgqueue.consumer_messages
+            where ctid = any (_pgqueue.tids(array(select b.bundle_no from unnest(v_deleted) b)));
+            v_count := _pgqueue.count_of(v_deleted);
             perform _pgqueue.record_freed(v_deleted);
         end if;
         if v_count is not null then

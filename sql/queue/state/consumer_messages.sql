@@ -159,8 +159,8 @@ language sql stable as $$
 $$;
 
 -- Where the bundles of these numbers are, for a statement that changes them: any other condition on many numbers costs
--- their square, or depends on statistics. Needs the locks of the bundles, or that of the head of their claim: a place
--- is wrong once another session has updated the row.
+-- their square, or depends on statistics. Needs the locks of the bundles: a place is wrong once another session has
+-- updated the row.
 create or replace function _pgqueue.tids(p_numbers bigint[]) returns tid[]
 language plpgsql stable as $$
 begin
@@ -203,13 +203,23 @@ end $$;
 create or replace function _pgqueue.seqs_of(p_bundles pgqueue.consumer_messages[]) returns int8multirange
 language sql immutable as $$ select coalesce(range_agg(seqs), '{}') from unnest(p_bundles) $$;
 
+-- Locks members of a claim, and returns them. A session that assigns messages may have locked one, and writes its keys:
+-- so they are found by their numbers, which that does not change.
+create or replace function _pgqueue.lock_members(p_members bigint[], p_token bigint)
+returns pgqueue.consumer_messages[] language sql as $$
+    select array(
+        select m.b from (select unnest(p_members) as no order by 1) n
+        cross join lateral (select b from pgqueue.consumer_messages b
+                            where _pgqueue.is_bundle(bundle_no, n.no) and token = p_token
+                            limit 1 for update) m)  -- lock: bundle
+$$;
+
 -- Locks the bundles of a claim. Returns them, the head first; null if the claim is not live. Errors: as
 -- lock_consumer().
 create or replace function _pgqueue.lock_bundles(p_head bigint, p_token bigint) returns pgqueue.consumer_messages[]
 language plpgsql as $$
 declare
-    v_head    pgqueue.consumer_messages;
-    v_members pgqueue.consumer_messages[] := '{}';
+    v_head pgqueue.consumer_messages;
 begin
     select * into v_head from pgqueue.consumer_messages
     where bundle_no & 1048575 = p_head & 1048575 and token = p_token for update skip locked;  -- lock: bundle
@@ -225,13 +235,9 @@ begin
         where bundle_no & 1048575 = p_head & 1048575 and token = p_token for update;  -- lock: bundle
     end if;
     if v_head.members is not null then
-        -- A session that changes a member has locked its head, or has the consumer's lock and moves the claim to
-        -- lane_long().
-        v_members := array(select b from pgqueue.consumer_messages b
-                           where ctid = any (_pgqueue.tids(v_head.members)) and token = p_token
-                           order by bundle_no for update);  -- lock: bundle
+        return v_head || _pgqueue.lock_members(v_head.members, p_token);
     end if;
-    return case when v_head.token is not null then v_head || v_members end;
+    return case when v_head.token is not null then array[v_head] end;
 end $$;
 
 -- Locks a consumer and the head of one of its claims, in tries: the session that has locked the claim may keep it, and
