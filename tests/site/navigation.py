@@ -52,6 +52,7 @@ SECTIONS = {
         "Watch a query": "spark_pgqueue/guide/watching",
         "Scale a query": "spark_pgqueue/guide/scale",
         "Define a pipeline": "spark_pgqueue/guide/pipelines",
+        "Keep a captured table's history": "spark_pgqueue/guide/auto-cdc",
         "Use several servers": "spark_pgqueue/guide/servers",
     },
     "How-to: operation": {

@@ -69,13 +69,13 @@ def project(url: str, tmp_path: Path) -> Queue:
 RUN = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
 
 
-def run(project: Queue) -> Child:
+def run(project: Queue, *more: str) -> Child:
     """`spark-pipelines run` in the project's folder."""
     settings = ("catalogImplementation=hive", f"warehouse.dir={project.folder}/warehouse")
     confs = [word for each in settings for word in ("--conf", f"spark.sql.{each}")]
     script = str(Path(sys.executable).parent / "spark-pipelines")
     environment = {"PGQUEUE_URL": project.url}
-    return Child(RUN, str(project.folder), script, "run", *confs, environment=environment)
+    return Child(RUN, str(project.folder), script, "run", *confs, *more, environment=environment)
 
 
 @pytest.mark.longer
