@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from spark_pgqueue.testing import QueueTester
 
+_PREFIX = "pgqueue-testing-"
 _URL = "the server for databases of tests: the url of a role that may create databases"
 
 
@@ -31,7 +34,8 @@ def pgqueue_server(request: pytest.FixtureRequest) -> Iterator[str]:
         return
     from spark_pgqueue.postgres import embedded
 
-    folder = Path(tempfile.mkdtemp(prefix="pgqueue-testing-"))
+    _remove_left()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         # Nothing outlives the run, so nothing has to reach the disk.
         fast = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -39,6 +43,15 @@ def pgqueue_server(request: pytest.FixtureRequest) -> Iterator[str]:
             yield server.url
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left() -> None:
+    """Remove the servers of runs that were killed: a server whose folder is gone ends."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        users = left / "server/users"
+        with suppress(OSError), users.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process uses it
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

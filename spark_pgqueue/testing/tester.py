@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _PAGE = 100_000  # the most messages that one call reads
 _MOST_CALLS = 10_000
+_UNFINISHED: LiteralString = """
+select exists (select from pgqueue.message_states
+               where stream = %s and consumer = %s and state <> 'dead')"""
 
 
 @dataclass
@@ -163,8 +166,12 @@ class QueueTester:
         return done
 
     def _next_due(self, handled: Sequence[Handling]) -> float | None:
-        """Seconds until the first message is due."""
-        times = [self.client._due(each.stream, each.consumer) for each in handled]
+        """Seconds until the first message is due; None without one: a schedule does not count."""
+        times = [
+            self.client._due(each.stream, each.consumer)
+            for each in handled
+            if self.client._value(_UNFINISHED, each.stream, each.consumer)
+        ]
         return min((max(t, 0.0) for t in times if t is not None), default=None)
 
     def run_query(

@@ -271,10 +271,14 @@ class LostConnections:
 
 
 def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
-    """The verdict for an error of the handler; an error that is no verdict is logged."""
+    """The verdict for an error of the handler, which is logged, but for a deferral."""
+    verdict = of_error(error)
     if not isinstance(error, Verdict):
         warn("%s: %s", name_of(of, messages), summary(error), more=trace(error))
-    return of_error(error)
+    elif not isinstance(verdict, Defer):
+        said = "rejected" if isinstance(verdict, Reject) else "to be tried again"
+        warn("%s: %s: %s", name_of(of, messages), said, verdict.reason or "no reason given")
+    return verdict
 
 
 def lost(of: str, messages: Sequence[Message]) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from operator import attrgetter
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from spark_pgqueue import nearest
 from spark_pgqueue.postgres.errors import PgQueueError
 
 
@@ -49,7 +51,10 @@ def import_handler(name: str) -> Callable[..., Any]:
     try:
         handler = attrgetter(path)(module)
     except AttributeError:
-        raise PgQueueError(f"the module {module_name} has no {path}") from None
+        names = [each for each, found in vars(module).items() if inspect.isfunction(found)]
+        raise PgQueueError(
+            f"the module {module_name} has no {path}", hint=nearest.hint(path, names)
+        ) from None
     if not callable(handler):
         raise PgQueueError(f"{name} is no function, but {type(handler).__name__}")
     return handler

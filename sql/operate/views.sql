@@ -137,13 +137,16 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                                        case c.on_full when 'reject' then 'sends are rejected'
                                             else 'the oldest are dropped' end)
                when 'paused' then format('it is paused, with %s messages waiting', b.said)
-               when 'unattended' then format('%s%s are new or ready and %s, and %s', b.about, t.new + r.ready,
+               when 'unattended' then format('%s%s and %s, and %s', b.about,
+                                             case when t.new + r.ready = 0 and t.oldest_at is not null
+                                                  then 'delayed messages are due'
+                                                  else t.new + r.ready || ' are new or ready' end,
                                              case l.expired when 0 then 'no lease has ended'
                                                   else format('the leases of %s claims have ended', l.expired) end,
                                              coalesce('the last claim was at ' || date_trunc('second', a.since),
                                                       'there was no claim yet'))
                when 'failing' then
-                   case when d.died > 0 then format('%s died in the last hour: %s', d.died, d.reason)
+                   case when d.died > 0 then format('%s died in the last hour, the last one: %s', d.died, d.reason)
                         else format('%s were delivered ten times or more: %s',
                                     o.often, coalesce(o.error, 'no reason given')) end
                when 'dead_letters' then format('it has %s dead letters, none from the last hour', r.dead)

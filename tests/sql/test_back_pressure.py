@@ -330,7 +330,7 @@ def test_health_says_who_needs_somebody_and_why(conn: Conn) -> None:
     assert health(conn).status == "ok"
     assert abs(one(conn, "select clock_timestamp()") - health(conn).attended_at) < seconds(3)
     value(conn, "dead_letter", claim, None, "no such customer")
-    assert fares(conn) == ("failing", "1 died in the last hour: no such customer")
+    assert fares(conn) == ("failing", "1 died in the last hour, the last one: no such customer")
     value(conn, "pause", "s", "c")
     send_all(conn, ["x", "x"])
     assert fares(conn) == ("paused", "it is paused, with 2 messages waiting")

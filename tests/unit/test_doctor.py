@@ -111,7 +111,7 @@ def test_a_consumer_that_fails_is_seen_behind_idle_ones(conn, url):
         "select pgqueue.dead_letter(claim_id, null, 'no') from pgqueue.receive('s', 'bad')"
     )
     found = looks_at(url)
-    assert "1 died in the last hour: no" in found["consumer 'bad' of 's'"].found
+    assert "1 died in the last hour, the last one: no" in found["consumer 'bad' of 's'"].found
     assert found["consumers"].found == "3 more need somebody"
     assert found["consumers"].advice == "pgqueue consumer health"
 

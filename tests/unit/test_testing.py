@@ -124,6 +124,21 @@ def test_schedules_send_when_time_has_passed(pgqueue: QueueTester) -> None:
     assert [each.data for each in pgqueue.sent("orders")] == ["report"]
 
 
+def test_a_schedule_does_not_keep_a_drain_of_what_is_due_later_going(pgqueue: QueueTester) -> None:
+    """It is due later for ever. A message that fails is tried again all the same."""
+    pgqueue.client.create_schedule("orders", "daily", "report", every=timedelta(days=1))
+    pgqueue.client.send("orders", "order 1")
+    seen: list[str | bytes] = []
+
+    def bill(message: Message) -> None:
+        seen.append(message.data)
+        if seen == ["order 1"]:
+            raise Retry
+
+    assert pgqueue.drain(bill, "orders", "billing", later=True).handled == 1
+    assert seen == ["order 1"] * 2
+
+
 @handler("orders", "billing")
 def bill_marked(message: Message) -> None:
     assert tester_of_module is not None
