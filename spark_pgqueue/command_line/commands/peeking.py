@@ -91,7 +91,7 @@ def describe(
     elif isinstance(found, client.ConsumerDescription):
         details(found.consumer)
         details(found.position)
-        details(found.stats, "stream", "consumer", "ordering", "paused")
+        details(found.stats, "stream", "consumer", "ordering", "paused", "status", "because")
         details(found.health, "stream", "consumer", "backlog", "max_backlog")
     else:
         details(found.stream, "consumers")
