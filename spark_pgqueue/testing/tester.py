@@ -67,8 +67,8 @@ class QueueTester:
     """
 
     def __init__(self, on: str | psycopg.Connection[Any]):
-        self.url = on if isinstance(on, str) else None
-        self.client = connect(on) if isinstance(on, str) else Client(on)
+        self.url: str | None = on if isinstance(on, str) else None
+        self.client: Client = connect(on) if isinstance(on, str) else Client(on)
 
     def __enter__(self) -> QueueTester:
         return self
