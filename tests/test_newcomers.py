@@ -246,6 +246,13 @@ def conn_of_owner(empty_url: str) -> Iterator[psycopg.Connection]:
     """A connection of the owner of a database, on whose server are the roles me and shop."""
     with connection.connect(empty_url) as conn:
         conn.execute("create role me login; create role shop login")
+        # Groups of the schema, which roles of the server share, may be there: then an administrator
+        # of theirs is who installs.
+        for name in conn.execute(
+            "select rolname from pg_roles where rolname in"
+            " ('pgqueue_producer', 'pgqueue_consumer', 'pgqueue_observer', 'pgqueue_admin')"
+        ).fetchall():
+            conn.execute(f"grant {name[0]} to me with admin option".encode())
         try:
             yield conn
         finally:

@@ -10,6 +10,7 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.sql import SQL, Identifier
 
+from spark_pgqueue.client import arguments
 from spark_pgqueue.client.calls.base import statement
 from spark_pgqueue.postgres.copy_target import COPY_TARGET
 from spark_pgqueue.postgres.statements import Statements
@@ -67,9 +68,13 @@ def copy_messages(
             seqs = [seq for block in reserved for seq in range(block.lower, block.upper)]
             with statements.explained(), statements.limited(conn):
                 _write(conn, table, stream_id, seqs, payloads, keys, headers)
-            names = ("priority", "delay", "deliver_at", "dedup_keys", "expires_at")
-            written = receivers | {"seqs": reserved}
-            written |= {name: given[name] for name in names if name in given}
+            written = receivers | {
+                "seqs": reserved,
+                "priority": given["priority"],
+                "dedup_keys": given["dedup_keys"],
+                "expires_at": given["expires_at"],
+            }
+            written |= arguments.earliest(given.get("deliver_at"), given.get("delay"))
             (first_seqs,) = statements.row(*statement("publish_written", "first_seqs", written))
         return seqs if first_seqs is None else first_seqs
 

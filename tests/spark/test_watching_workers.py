@@ -67,8 +67,8 @@ def test_what_the_processes_log_is_a_table(queue: Queue, settings) -> None:
     reader = queue.spark.read.format("pgqueue").options(url=queue.url, stream="s", consumer="c")
     reader.load().count()  # a table that was not named: a warning
     logs = queue.spark.tvf.python_worker_logs().where("logger = 'spark_pgqueue'").collect()
-    assert [row.level for row in logs] == ["WARNING"]
-    assert "claims nothing" in logs[0].msg
+    assert {row.level for row in logs} == {"WARNING"}  # Spark may plan it more than once
+    assert any("claims nothing" in row.msg for row in logs)
 
 
 SOCKETS = """

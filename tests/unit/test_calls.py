@@ -14,6 +14,13 @@ CLIENT = Path(client.__file__).parent
 CALLERS = {each.__name__ for each in (Calls._call, Calls._rows, Calls._read, statement)}
 
 
+MADE = {
+    "arguments.payload": ["data", "data_bytes"],
+    "arguments.earliest": ["deliver_at"],  # or delay, which becomes it
+}
+"""The arguments that a function makes a mapping of."""
+
+
 def names_in(given: ast.expr, within: ast.AST) -> list[str]:
     """The names of arguments that a mapping has, which is made in a function."""
     if isinstance(given, ast.Dict):
@@ -21,8 +28,7 @@ def names_in(given: ast.expr, within: ast.AST) -> list[str]:
     if isinstance(given, ast.BinOp):
         return names_in(given.left, within) + names_in(given.right, within)
     if isinstance(given, ast.Call):
-        assert ast.unparse(given).startswith("arguments.payload(")
-        return ["data", "data_bytes"]
+        return MADE[ast.unparse(given.func)]
     assert isinstance(given, ast.Name)
     made = [
         each.value

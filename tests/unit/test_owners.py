@@ -5,6 +5,7 @@ import asyncio
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -37,7 +38,7 @@ WORDS = {
 }  # fmt: skip
 """The arguments of commands for which those required, a stream and a consumer, do not do."""
 
-ELSEWHERE = {"checkpoint", "sql", "up", "down", "demo", "web", "top"}
+ELSEWHERE = {"checkpoint", "deploy", "sql", "up", "down", "demo", "web", "top"}
 """Commands that ask no database, or a server of their own; the page asks by a `Client`."""
 
 
@@ -179,14 +180,15 @@ def test_a_client_trusts_its_own_role_the_databases_owner_and_those_that_are_nam
     assert not is_trusted(mine)
     conn.execute(f"alter role {app} nocreaterole".encode())
     conn.execute(f"alter database {database} owner to {before}".encode())
-    conn.execute("create role pgqueue_owner nologin")
+    with suppress(psycopg.errors.DuplicateObject):  # create_roles() makes it, for the server
+        conn.execute("create role pgqueue_owner nologin")
     try:
         assert not is_trusted(mine)
         conn.execute(f"grant pgqueue_owner to {owner}".encode())
         assert is_trusted(mine)
         assert not is_trusted(url)
     finally:
-        conn.execute("drop role pgqueue_owner")
+        conn.execute(f"revoke pgqueue_owner from {owner}".encode())
     # a session that took on the role of the owner; a superuser's could be reset by a function
     conn.execute(f"grant {owner} to {app}".encode())
     assert not is_trusted(mine)
@@ -308,6 +310,7 @@ OPENING = {
     "postgres.adbc": "by owners.judge",
     "postgres.statements": "by schema.check",
     "spark.driver.waiter": "by owners.check",
+    "testing.databases": "databases of its own",
     "worker.tasks": "connect_async does it",
 }
 """The modules that open connections by `postgres.connection`, and how each checks the owners."""
