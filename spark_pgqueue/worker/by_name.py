@@ -55,7 +55,7 @@ class ByName:
                 f"{self.__qualname__} takes the fields of a JSON object, not of a {kind}"
             )
         for name, hint in self._hints.items():
-            if hint is Message:
+            if hint is Message and name != "return":
                 fields[name] = message
         self._fit(fields, connection)
         return self._function(*connection, **fields)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -85,7 +86,9 @@ class Meter:
         return {name.replace(".", "_"): value for name, value in self._of.items()}
 
 
+@cache
 def _instruments() -> tuple[Any, Any, Any] | None:
+    """Those of the process: workers differ by their attributes."""
     metrics = tracing.opentelemetry("metrics")
     if metrics is None:
         return None

@@ -139,6 +139,18 @@ def test_a_schedule_does_not_keep_a_drain_of_what_is_due_later_going(pgqueue: Qu
     assert seen == ["order 1"] * 2
 
 
+def test_what_is_held_back_ends_a_drain(pgqueue: QueueTester) -> None:
+    """By a pause, and by a limit that a claim of the test has reached."""
+    pgqueue.client.send_batch("orders", ["order 1", "order 2"])
+    pgqueue.client.pause("orders", "billing")
+    assert pgqueue.drain(print, "orders", "billing", later=True).handled == 0
+    pgqueue.client.resume("orders", "billing")
+    pgqueue.client.alter_consumer("orders", "billing", {"max_in_flight": 1})
+    assert pgqueue.client.receive("orders", "billing")
+    assert pgqueue.drain(print, "orders", "billing").handled == 0
+    assert pgqueue.drain(print, "orders", "billing", later=True).handled == 2
+
+
 @handler("orders", "billing")
 def bill_marked(message: Message) -> None:
     assert tester_of_module is not None

@@ -101,17 +101,22 @@ def test_a_running_worker_answers_with_its_figures(queue: Client, url: str) -> N
 
 
 def test_opentelemetry_has_the_same(
-    queue: Client, url: str, monkeypatch: pytest.MonkeyPatch
+    queue: Client, url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    """Once, however many workers there are."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     monkeypatch.setattr(api, "get_meter", provider.get_meter)
+    meter._instruments.cache_clear()
+    request.addfinalizer(meter._instruments.cache_clear)
     queue.send_batch("s", ["done", "reject", "retry"])
+    Consumer(url, "s", "another of the process")
     Consumer(url, "s", "c").run(handle, wait=timedelta(milliseconds=200))
     data = reader.get_metrics_data()
     assert data is not None
     (scope,) = data.resource_metrics[0].scope_metrics
     found: dict[str, Any] = {each.name: each for each in scope.metrics}
+    assert len(found) == len(scope.metrics) == 3
     points = found["messaging.process.duration"].data.data_points
     assert found["messaging.process.duration"].unit == "s"
     assert {each.attributes.get("error.type"): each.count for each in points} == {

@@ -349,8 +349,9 @@ def test_fields_become_what_the_annotations_say(queue, url):
     """Dataclasses, models of Pydantic, lists of them; and the message where it is asked for."""
     seen = []
 
-    def bill(order: Order, customer: Customer, *, message: Message, retry: bool = False):
+    def bill(order: Order, customer: Customer, *, message: Message, retry: bool = False) -> Message:
         seen.append((order, customer, message.seq, retry))
+        return message
 
     customer = {"name": "ann", "since": "2026-11-30"}
     lines = [{"product": "pen", "count": 2}, {"product": "ink"}]

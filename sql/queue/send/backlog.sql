@@ -11,8 +11,9 @@ create or replace function _pgqueue.first_messages(p_consumer pgqueue.consumers,
                                                    out o_left int8multirange)
 language plpgsql stable as $$
 begin
-    select coalesce(sum(case when (_pgqueue.meets(p.seqs, p_excluded)) is not true then p.message_count
-                             else _pgqueue.cardinality(_pgqueue.less(p.seqs, p_excluded)) end)
+    select coalesce(sum(case when _pgqueue.meets(p.seqs, p_excluded)
+                             then _pgqueue.cardinality(_pgqueue.less(p.seqs, p_excluded))
+                             else p.message_count end)
                         filter (where _pgqueue.is_for(p.consumers, p_consumer.consumer_id)), 0),
            sum(p.message_count), max(upper(p.seqs)),
            case when count(*) < p_limit then '{}'

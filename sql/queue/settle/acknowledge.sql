@@ -21,10 +21,11 @@ begin
         returning message_count, case when members is not null or lane = _pgqueue.lane_long() then array[m] end
         into v_count, v_deleted;
         if v_deleted is not null then
-            v_deleted := v_deleted || _pgqueue.lock_members(v_deleted[1].members, _pgqueue.token_in(p_claim_id));
-            delete from pgqueue.consumer_messages
-            where ctid = any (_pgqueue.tids(array(select b.bundle_no from unnest(v_deleted) b)));
-            v_count := _pgqueue.count_of(v_deleted);
+            if v_deleted[1].members is not null then
+                v_deleted := v_deleted || _pgqueue.lock_members(v_deleted[1].members, _pgqueue.token_in(p_claim_id));
+                delete from pgqueue.consumer_messages where ctid = any (_pgqueue.tids(v_deleted[1].members));
+                v_count := _pgqueue.count_of(v_deleted);
+            end if;
             perform _pgqueue.record_freed(v_deleted);
         end if;
         if v_count is not null then
