@@ -276,6 +276,10 @@ def test_what_a_failed_message_does_is_on_one_screen(
         claim = queue.receive("orders", "billing")
         assert claim is not None
         claim.nack(reason=f"no answer {each}", delay=timedelta(minutes=each))
+    queue.send("orders", "put off, which is no failure")
+    claim = queue.receive("orders", "billing")
+    assert claim is not None
+    claim.defer(delay=timedelta(hours=2))
     browser.get(f"{page.url}#/orders/billing")
     wait(browser, lambda text: "no answer 3" in text)
     cells = (
@@ -295,10 +299,10 @@ def test_what_a_failed_message_does_is_on_one_screen(
     wait(browser, lambda text: len(browser.execute_script(cells)) == 2)
     press_in(browser, "no answer 1", "In an hour")
     wait(browser, lambda text: "delivered in an hour: 1" in text)
-    assert [each.seq for each in queue.peek("orders", "billing")] == [3, 1]
+    assert [each.seq for each in queue.peek("orders", "billing")] == [3, 1, 4]
     press_in(browser, "no answer 3", "Never")
     wait(browser, lambda text: "are cancelled: 1" in text)
-    assert [each.seq for each in queue.peek("orders", "billing")] == [1]
+    assert [each.seq for each in queue.peek("orders", "billing")] == [1, 4]
     assert complaints(browser) == []
 
 
