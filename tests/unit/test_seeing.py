@@ -65,6 +65,15 @@ def test_explain_of_a_message_that_has_failed_has_the_commands_for_it(queue, run
             queue.cancel("s", "b", [seq])
 
 
+@pytest.mark.parametrize(
+    "command", ["stats", "top --count 1", "consumer list", "consumer health", "describe s b"]
+)
+def test_the_health_of_a_consumer_is_the_same_word_in_each_command(queue, run, command):
+    queue.receive("s", "b", 1).dead_letter(reason="no such customer")
+    of_b = [line.split() for line in run(command).splitlines() if "a" not in line.split()]
+    assert sum("failing" in words for words in of_b) == 1
+
+
 def test_top_shows_those_first_that_have_most(queue, run):
     lines = run("top --count 2 --interval 0.1").splitlines()
     header, b, a, again, *_ = lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -168,6 +169,13 @@ def consumer_health(
         show(queue.health(stream), client.ConsumerHealth, as_json)
 
 
+@dataclass(frozen=True)
+class _Listed(client.ConsumerInfo):
+    """A consumer, with its status as in consumer_health."""
+
+    status: str
+
+
 @consumer_app.command("list")
 def consumer_list(
     stream: AnyStream = None,
@@ -176,4 +184,9 @@ def consumer_list(
 ) -> None:
     """List the consumers of a stream, or of all."""
     with connect(url) as queue:
-        show(queue.consumers(stream), client.ConsumerInfo, as_json)
+        status = {(each.stream, each.consumer): each.status for each in queue.health(stream)}
+        rows = [
+            _Listed(**vars(each), status=status.get((each.stream, each.name), ""))
+            for each in queue.consumers(stream)
+        ]
+    show(rows, _Listed, as_json)
