@@ -379,7 +379,7 @@ def spark(
     spark_environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
     """A local Spark session of two cores, with the data source registered."""
-    from tests import sessions
+    from tests import pages, sessions
 
     settings = {
         "spark.app.name": "spark-pgqueue tests",
@@ -388,6 +388,10 @@ def spark(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
+    # Pages name no database: Spark's processes find the one of the page in a service file.
+    os.environ.update(pages.service_of(None, tmp_path_factory.mktemp("service")))
     session = sessions.session("local[2]", settings)
+    for name in ("PGSERVICE", "PGSERVICEFILE"):
+        del os.environ[name]
     yield session
     session.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -57,12 +59,63 @@ def words_of(page: str) -> int:
     return sum(bool(re.search(r"\w", word)) for word in text.split())
 
 
+RESULT = re.compile(r"(?:--|#) => (.*)")
+"""A comment of a block that shows what is printed; `...` stands for what differs each time."""
+
+
+def steps_of(page: str) -> list[tuple[str, str, list[str]]]:
+    """The blocks that a reader types: the language, the text, and the lines that the page shows.
+
+    These are the comments that begin with `=>`, and the lines of a block `output` behind it.
+    """
+    steps: list[tuple[str, str, list[str]]] = []
+    for language, text in blocks_of(page):
+        if language == "output":
+            steps[-1][2].extend(text.splitlines())
+        else:
+            steps.append((language, text, RESULT.findall(text)))
+    return steps
+
+
+def missing_line(shown: list[str], printed: str) -> str | None:
+    """The first line that a page shows and that was not printed, in this order."""
+    lines = iter(printed.splitlines())
+    for line in shown:
+        pattern = ".*".join(re.escape(part) for part in line.strip().split("..."))
+        if not any(re.fullmatch(pattern, each.strip()) for each in lines):
+            return line
+    return None
+
+
 def environment_of(url: str) -> dict[str, str]:
     """Of a reader who has activated the environment, and has told libpq where the database is."""
     given = {f"PG{k.upper()}": str(v) for k, v in conninfo_to_dict(url).items()}
     given["PGDATABASE"] = given.pop("PGDBNAME")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**os.environ, **given, "PATH": path, "PGQUEUE_URL": url}
+
+
+_SERVICE = "pages"
+_service_file = Path()
+
+
+def service_of(url: str | None, folder: Path | None = None) -> dict[str, str]:
+    """Name a page's database in a service file; returns the variables that name the file.
+
+    Spark starts its Python processes with the environment that Spark was started with, and a
+    session lives longer than a page: the file changes from page to page, and the variables do not.
+
+    Args:
+        url: of the page's database; None: none yet.
+        folder: where to make the file; None: where it was made before.
+    """
+    global _service_file
+    if folder is not None:
+        _service_file = folder / "pg_service.conf"
+    given = conninfo_to_dict(url) if url else {}
+    lines = [f"{name}={value}\n" for name, value in given.items()]
+    _service_file.write_text("".join([f"[{_SERVICE}]\n", *lines]))
+    return {"PGSERVICE": _SERVICE, "PGSERVICEFILE": str(_service_file)}
 
 
 def run_commands(commands: str, url: str, folder: Path) -> str:
@@ -87,18 +140,71 @@ def run(command: list[str], url: str, folder: Path, stdin: str = "") -> str:
     return done.stdout
 
 
+class Psql:
+    """The reader's psql, from the first block of a page to the last one: its variables stay."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        """Starts psql, which prints rows with bars between the columns."""
+        psql = shutil.which("psql") or str(binaries.find_binaries(18) / "psql")
+        look = ["-X", "-q", "-A", "-t", "-F", " | ", "-v", "ON_ERROR_STOP=1"]
+        self._process = subprocess.Popen(
+            [psql, *look, url],
+            env=environment_of(url),
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def type(self, text: str) -> str:
+        """Types statements; returns what they print. They have to succeed."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin and stdout
+        with contextlib.suppress(BrokenPipeError):  # it has ended at an error
+            stdin.write(f"{text}\n\\echo {self._END}\n")
+            stdin.flush()
+        printed = []
+        for line in stdout:
+            if line.strip() == self._END:
+                return "".join(printed)
+            printed.append(line)
+        raise AssertionError("".join(printed))
+
+    _END = "end of the block"
+
+    def close(self) -> None:
+        """Ends psql."""
+        if self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._process.wait(timeout=60)
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
 def type_all(page: Path, url: str, folder: Path, python: dict[str, Any]) -> None:
-    """Block after block of a page: psql, a shell, and one session of Python.
+    """Block after block of a page: one psql, a shell, and one session of Python.
 
     Python has the page's blocks run here, in the environment of the tests, so that what a block
-    imported and made is there for the next one.
+    imported and made is there for the next one. What the page shows has to be printed.
     """
-    psql = shutil.which("psql") or str(binaries.find_binaries(18) / "psql")
-    for number, (language, text) in enumerate(blocks_of(page.read_text())):
-        if language == "sql":
-            run([psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", url], url, folder, stdin=text)
-        elif language == "sh":
-            run_commands(text, url, folder)
-        elif language == "python":
-            code = compile(text, f"{page.name}, block {number + 1}", "exec", dont_inherit=True)
-            exec(code, python)
+    with contextlib.closing(Psql(url, folder)) as psql:
+        for number, (language, text, shown) in enumerate(steps_of(page.read_text()), 1):
+            name = f"{page.name}, block {number}"
+            printed = ""
+            if language == "sql":
+                printed = psql.type(text)
+            elif language == "sh":
+                printed = run_commands(text, url, folder)
+            elif language == "python":
+                printed = _run_here(text, name, python)
+            missing = missing_line(shown, printed)
+            assert missing is None, f"{name} shows {missing!r}, and this came:\n{text}\n{printed}"
+
+
+def _run_here(text: str, name: str, python: dict[str, Any]) -> str:
+    code = compile(text, name, "exec", dont_inherit=True)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, python)
+    return printed.getvalue()

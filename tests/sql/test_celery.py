@@ -1,4 +1,4 @@
-"""Celery's own workers over the schema pgmq, with the application of sql/guide/celery.md."""
+"""Celery's own workers over the schema pgmq, with the application of sql/guide/pgmq.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytest.importorskip("celery", reason="celery is not installed")
 Conn = psycopg.Connection
 (PAGE,) = re.findall(
     r"tasks.py <<'END'\n(.*?)END\n",
-    "".join(text for tag, text in blocks_of((ROOT / "sql/guide/celery.md").read_text())),
+    "".join(text for tag, text in blocks_of((ROOT / "sql/guide/pgmq.md").read_text())),
     re.DOTALL,
 )
 MORE = """

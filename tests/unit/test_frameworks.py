@@ -59,12 +59,12 @@ def before_commit(session):
 event.listen(Session, "after_commit", end_after_commit)
 """
 OF_MODELS = """
-import loans.jobs
+import shipping.jobs
 from django.db import transaction
 from django.db.models.signals import post_save
 from django.dispatch import receiver
 
-@receiver(post_save, sender=loans.jobs.Notice)
+@receiver(post_save, sender=shipping.jobs.Notice)
 def saved(**_):
     transaction.on_commit(end_after_commit)
     end_before_commit()
@@ -102,7 +102,7 @@ def begin(url: str) -> Callable[..., Child]:
         folder: Path, program: str, *more: str, raises: int = 0, dies: int = 0, when: str = ""
     ):
         given = [str(folder), str(raises), str(dies), when, *more]
-        environment = environment_of(url) | {"DJANGO_SETTINGS_MODULE": "library.settings"}
+        environment = environment_of(url) | {"DJANGO_SETTINGS_MODULE": "logistics.settings"}
         return Child(ENDS + program, *given, environment=environment)
 
     return begin
@@ -124,8 +124,8 @@ def client(conn: psycopg.Connection) -> Client:
 
 
 WORKERS = {
-    "sqlalchemy": ("rentals", OF_SESSIONS, "jobs", "rentals", "select rental_id from invoices"),
-    "django": ("library", OF_MODELS, "loans.jobs", "loans", "select loan_id from loans_notice"),
+    "sqlalchemy": ("webshop", OF_SESSIONS, "jobs", "orders", "select order_id from invoices"),
+    "django": ("logistics", OF_MODELS, "shipping.jobs", "shipments", "select shipment_id from shipping_notice"),
 }
 
 
@@ -139,12 +139,12 @@ def test_a_worker_that_fails_and_is_killed_writes_each_row_once(
 ):
     application, ends, module, stream, written = WORKERS[worker]
     folder = prepare(application)
-    if stream == "loans":
+    if stream == "shipments":
         conn.execute(
-            "insert into loans_loan (book) select 'Emma' from generate_series(1, %s)", [MANY]
+            "insert into shipping_shipment (address) select 'Elm Street 7' from generate_series(1, %s)", [MANY]
         )
     sent = list(range(1, MANY + 1))
-    client.send_batch(stream, [{"id": i, "price": 7, "loan": i} for i in sent])
+    client.send_batch(stream, [{"id": i, "total": 7, "shipment": i} for i in sent])
     with begin(folder, ends + WORK, module, raises=5, dies=20, when=when) as child:
         assert child.wait() == -signal.SIGKILL, child.output
     assert "in the middle" in child.output
@@ -159,12 +159,12 @@ def test_a_worker_that_fails_and_is_killed_writes_each_row_once(
 
 @WHEN
 def test_a_server_that_fails_and_is_killed_writes_each_row_once(when, prepare, begin, client, conn):
-    folder = prepare("rentals")
+    folder = prepare("webshop")
     transport = httpx2.HTTPTransport(uds=str(folder / "socket"))
-    with httpx2.Client(transport=transport, base_url="http://rentals") as requests:
+    with httpx2.Client(transport=transport, base_url="http://webshop") as requests:
 
-        def rent(price: int) -> int:
-            return requests.post(f"/rentals?price={price}").status_code
+        def buy(total: int) -> int:
+            return requests.post(f"/orders?total={total}").status_code
 
         def is_up() -> bool:
             with suppress(httpx2.TransportError):
@@ -176,39 +176,39 @@ def test_a_server_that_fails_and_is_killed_writes_each_row_once(when, prepare, b
             child.wait_until(is_up)
             with suppress(httpx2.TransportError):
                 while True:
-                    assert rent(7) == 201
+                    assert buy(7) == 201
                     answered += 1
-                    assert rent(7000) == 402
+                    assert buy(7000) == 402
             assert child.wait() == -signal.SIGKILL, child.output
         assert "in the middle" in child.output
-        rented = rows(conn, "select id from rentals")
-        assert answered <= len(rented) <= answered + 1
-        assert rows(conn, "select price from rentals where price > 1000") == []
+        ordered = rows(conn, "select id from web_orders")
+        assert answered <= len(ordered) <= answered + 1
+        assert rows(conn, "select total from web_orders where total > 1000") == []
         clock.end_leases(conn)
         with begin(folder, OF_SESSIONS + SERVE) as child:
             child.wait_until(is_up)
-            assert rent(7) == 201
-            child.wait_until(lambda: is_done(client, "rentals"))
-            assert rent(7) == 201
+            assert buy(7) == 201
+            child.wait_until(lambda: is_done(client, "orders"))
+            assert buy(7) == 201
             child.process.terminate()  # it may be in the handler
             child.wait()
         assert "Application shutdown complete" in child.output
         assert "Traceback" not in child.output
-    assert client.open_claims("rentals", "billing") == [], "it has given back what it had"
-    rented = rows(conn, "select id from rentals")
+    assert client.open_claims("orders", "invoicing") == [], "it has given back what it had"
+    ordered = rows(conn, "select id from web_orders")
     with begin(folder, OF_SESSIONS + WORK, "jobs") as child:
-        child.wait_until(lambda: is_done(client, "rentals"))
-    assert Counter(rows(conn, "select rental_id from invoices")) == Counter(rented)
+        child.wait_until(lambda: is_done(client, "orders"))
+    assert Counter(rows(conn, "select order_id from invoices")) == Counter(ordered)
 
 
 def test_a_view_that_fails_takes_back_the_row_and_the_message(url, prepare, client, conn):
     posts = """
 from django.test import Client
 client = Client(SERVER_NAME="localhost")
-print([client.post("/loans", {"book": book}).status_code for book in ("Emma", "the last copy")])
+print([client.post("/shipments", {"address": address}).status_code for address in ("Elm Street 7", "nowhere")])
 """
     shell = ["python", "manage.py", "shell", "--verbosity", "0", "-c", posts]
-    assert "[201, 403]" in run(shell, url, prepare("library"))
-    assert rows(conn, "select book from loans_loan") == ["Emma"]
-    (message,) = client.receive("loans", "notices", 10).messages
-    assert message.json() == {"loan": 1}
+    assert "[201, 403]" in run(shell, url, prepare("logistics"))
+    assert rows(conn, "select address from shipping_shipment") == ["Elm Street 7"]
+    (message,) = client.receive("shipments", "notices", 10).messages
+    assert message.json() == {"shipment": 1}

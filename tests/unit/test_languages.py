@@ -58,8 +58,8 @@ def by_tcp(folder: str, port: str) -> Iterator[int]:
 
 def works(command: list[str], url: str, folder: Path, conn: psycopg.Connection) -> None:
     """A program has its own message, then waits, gets one that is sent then, and settles both."""
-    conn.execute("select pgqueue.create_stream('mail', 'json')")
-    conn.execute("select pgqueue.create_consumer('mail', 'sender')")
+    conn.execute("select pgqueue.create_stream('mails')")
+    conn.execute("select pgqueue.create_consumer('mails', 'relay')")
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -75,10 +75,10 @@ def works(command: list[str], url: str, folder: Path, conn: psycopg.Connection) 
             first = process.stdout.readline()
             waits = "select _pgqueue.is_waited_for(stream_id) from pgqueue.streams"
             wait_until(lambda: conn.execute(waits).fetchone() == (True,))
-            conn.execute("select pgqueue.send('mail', '{\"to\": \"fay\"}', p_key => 'fay')")
+            conn.execute("select pgqueue.send('mails', '{\"to\": \"fay\"}', p_key => 'fay')")
             second = process.stdout.readline()
             with spark_pgqueue.connect(url) as queue:
-                found = queue.wait_for("mail", "sender", 2, timedelta(seconds=30))
+                found = queue.wait_for("mails", "relay", 2, timedelta(seconds=30))
         finally:
             timer.cancel()
             os.killpg(process.pid, signal.SIGKILL)
@@ -104,9 +104,9 @@ def test_java(url, conn, tmp_path):
         pytest.skip(
             "no JDK with a driver (apt install default-jdk-headless libpostgresql-jdbc-java)"
         )
-    (tmp_path / "Mail.java").write_text(program("java"))
+    (tmp_path / "Mails.java").write_text(program("java"))
     given = conninfo_to_dict(url)
     with by_tcp(str(given["host"]), str(given["port"])) as port:
         address = f"jdbc:postgresql://127.0.0.1:{port}/{given['dbname']}?user={given['user']}"
-        command = ["java", "-cp", str(jars[-1]), "Mail.java", address]
+        command = ["java", "-cp", str(jars[-1]), "Mails.java", address]
         works(command, url, tmp_path, conn)
