@@ -1,6 +1,6 @@
 """A stream that is divided among several servers: each key has a server, by `pgqueue.server_of`.
 
-The page `guide/servers.md` describes the use.
+The page `guide/scale.md` describes the use.
 """
 
 from __future__ import annotations

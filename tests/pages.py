@@ -21,6 +21,10 @@ GIVEN_URL = "postgresql://me@host/db"
 """What pages write where the reader has a url."""
 
 
+RESULT = re.compile(r"(?:--|#) => (.*)")
+"""A comment of a block that shows what is printed; `...` stands for what differs each time."""
+
+
 def all_pages() -> list[Path]:
     """The pages of the checkout; without git, in a copy of it, those of the folders with pages."""
     listed = subprocess.run(
@@ -48,19 +52,27 @@ def readers_pages() -> list[Path]:
     return sorted({*pages, *named} - {ROOT / "sql/guide/reference.md"})
 
 
+def guides() -> list[Path]:
+    """The pages of the guide that a reader types; of the first hour: tests/test_newcomers.py."""
+    pages = sorted(ROOT.glob("*/guide/*.md"))
+    return [page for page in pages if page.stem not in ("first-hour", "README", "reference")]
+
+
+def uses_spark(page: Path) -> bool:
+    """Whether a block of Python needs a Spark session, `spark`."""
+    blocks = [text for tag, text in blocks_of(page.read_text()) if tag == "python"]
+    return any(re.search(r"\bspark\.(?:read|range|table)", text) for text in blocks)
+
+
 def words_of(page: str) -> int:
     """What a reader reads: words of text, tables and examples that have a letter or a digit.
 
-    Not: what `make docs` writes, the names of tests, and where links lead.
+    Not: what `make docs` writes, what examples print, the names of tests, and where links lead.
     """
     text = re.sub(r"<!-- written by make docs.*?<!-- to here -->", "", page, flags=re.DOTALL)
-    text = re.split(r"^## Tests$", text, flags=re.MULTILINE)[0]
-    text = re.sub(r"`tests/\S+::\w+`|(?<=\])\([^)]*\)", "", text)
+    text = re.sub(r"```output\n.*?```", "", text, flags=re.DOTALL)
+    text = re.sub(rf"{RESULT.pattern}|`tests/\S+::\w+`|(?<=\])\([^)]*\)", "", text)
     return sum(bool(re.search(r"\w", word)) for word in text.split())
-
-
-RESULT = re.compile(r"(?:--|#) => (.*)")
-"""A comment of a block that shows what is printed; `...` stands for what differs each time."""
 
 
 def steps_of(page: str) -> list[tuple[str, str, list[str]]]:
@@ -160,7 +172,8 @@ class Psql:
     def type(self, text: str) -> str:
         """Types statements; returns what they print. They have to succeed."""
         stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin and stdout
+        assert stdin
+        assert stdout
         with contextlib.suppress(BrokenPipeError):  # it has ended at an error
             stdin.write(f"{text}\n\\echo {self._END}\n")
             stdin.flush()

@@ -256,7 +256,7 @@ def test_airflow_finds_the_trigger_and_gets_an_event_for_each_claim(
     python = tmp_path / "venv" / "bin" / "python"
     (wheel,) = folder.glob("spark_pgqueue-*.whl")
     run(uv, "pip", "install", "--quiet", "--python", python, f"{wheel}[airflow]", cwd=tmp_path)
-    page = (ROOT / "sql/guide/airflow.md").read_text()
+    page = (ROOT / "sql/guide/delays.md").read_text()
     (dag,) = [text for _, text in blocks_of(page) if "DAG" in text]
     (tmp_path / "dag.py").write_text(dag)
     (tmp_path / "triggerer.py").write_text(AIRFLOW)
@@ -271,7 +271,7 @@ def test_airflow_finds_the_trigger_and_gets_an_event_for_each_claim(
 
 @pytest.mark.longer
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", ["testing", "frameworks", "celery", "deploy"])
+@pytest.mark.parametrize("page", ["testing", "frameworks", "pgmq", "deploy"])
 def test_a_page_is_typed_in_an_environment_with_what_it_installs(
     uv: Path, folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ):

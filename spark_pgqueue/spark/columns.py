@@ -191,8 +191,8 @@ MESSAGE_COLUMNS = {
     "dedup_key": Taken(
         "string",
         (StringType,),
-        "left out if it was sent before, see [sending once](../../sql/guide/sending-once.md); "
-        "null: never",
+        "left out if it was sent before, see [send once]"
+        "(../../sql/guide/sending.md#send-once-although-you-retry); null: never",
     ),
     "consumers": Taken(
         "array<string>", (ArrayType,), "to these consumers alone; null: as the option says"

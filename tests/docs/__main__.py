@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
-from tests.docs import comments, defaults, hooks, options, rows, settings, sql, stub
+from tests.docs import comments, defaults, hooks, options, promises, rows, settings, sql, stub
 from tests.endure import tally
 
 
@@ -21,6 +21,7 @@ def main() -> None:
     hooks.FILE.write_text(hooks.file(hooks.FILE.read_text()))
     settings.PAGE.write_text(settings.page(settings.PAGE.read_text()))
     tally.write_page()
+    promises.PAGE.write_text(promises.page())
     with (
         tempfile.TemporaryDirectory(prefix="pgqueue-docs-") as folder,
         embedded.start(Path(folder) / "data") as server,
@@ -38,6 +39,7 @@ def main() -> None:
         sql.PAGE,
         rows.PAGE,
         tally.PAGE,
+        promises.PAGE,
     ):
         print(file)
 

@@ -29,7 +29,7 @@ _PREFETCH = [str(Options.prefetch), f"{Options.prefetch_bytes >> 20} MiB"]
 _GRACE = f"{Options.grace.total_seconds():g} s"
 
 STATED = [
-    ("README.md", r"-- for (.+?), these messages", [_TIMEOUT]),
+    ("README.md", r"-- yours for (.+?), the visibility", [_TIMEOUT]),
     ("notebooks/1-first-steps.ipynb", r"visibility timeout\*\* \((.+?) by default\)", [_TIMEOUT]),
     ("notebooks/2-fan-out.ipynb", r"\"timeout \((.+?)\)", [_TIMEOUT]),
     ("sql/README.md", r"\| for ([^|]+); a worker without end", [f"{PATIENCE:g} s"]),
@@ -46,7 +46,6 @@ STATED = [
     ("sql/operate/stream_lifecycle.sql", r"1,048,576; (\d+ kB) by default", _SIZES[1:]),
     ("spark_pgqueue/client/calls/managing_streams.py", r"(\d+ MB) by default", _SIZES[:1]),
     ("spark_pgqueue/client/calls/managing_streams.py", r"(\d+ kB) by default", _SIZES[1:]),
-    ("spark_pgqueue/guide/servers.md", r"`retryTimeout` \((.+?)\)", [_RETRY_TIMEOUT]),
     ("spark_pgqueue/worker/consumer.py", r"messages ahead, (\d+) by default", _PREFETCH[:1]),
     ("spark_pgqueue/worker/consumer.py", r"bytes; (\d+ MiB) by default", _PREFETCH[1:]),
     ("spark_pgqueue/worker/consumer.py", r"after a stop; (\d+ s) by default", [_GRACE]),

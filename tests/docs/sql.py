@@ -25,24 +25,24 @@ TOPICS: dict[str, tuple[str, str]] = {
         " archive/set_archive.sql",
     ),
     "Consumers": ("settings positions", "operate/consumer_lifecycle.sql operate/seek.sql"),
-    "Sending": ("sending-once priorities defer-and-expiry", "queue/send/send.sql"),
+    "Sending": ("sending settings delays", "queue/send/send.sql"),
     "Receiving": (
         "workers filters",
         "queue/claim/receive.sql queue/claim/receive_where.sql queue/claim/listen.sql"
         " base/conditions.sql",
     ),
     "Settling": (
-        "retries defer-and-expiry cancelling",
+        "failures delays",
         "queue/settle/acknowledge.sql operate/cancel.sql operate/postpone.sql",
     ),
-    "Dead letters": ("dead-letters", "operate/dead_letters.sql"),
+    "Dead letters": ("failures", "operate/dead_letters.sql"),
     "Reading without claiming": ("reading", "reading/read.sql"),
     "Groups": ("reading", "groups/groups.sql groups/group_workers.sql"),
     "Routing by topics": ("filters", "operate/bindings.sql"),
-    "Schedules": ("schedules", "schedules/create_schedule.sql"),
+    "Schedules": ("delays", "schedules/create_schedule.sql"),
     "Capture of tables": ("capture", "capture/capture.sql capture/capture_function.sql"),
     "Looking": (
-        "monitoring history",
+        "monitoring failures",
         "operate/explain.sql operate/outcome.sql operate/peek.sql",
     ),
     "Upkeep": (

@@ -39,9 +39,8 @@ FOR_PEOPLE = re.compile(r"\b(?:for|of|to|by|from|with|but|than) who\b|\bwhoever\
 
 OPENER = re.compile(
     r"""(?:(?:So|But|And|Then|Also|Here|There|Yet|Else|Otherwise),?[ ])?
-    (?: It | Who | Whoever | Whatever | What | Those
+    (?: Who | Whoever | Whatever | Those
       | One\ (?:is|was|has|may|can|that|which|who|whose|with|of|to|in)
-      | That\ (?:is|was|has|can|may|costs?) | This\ (?:is|was|has|can|may|means)
       | Of\ (?:an?|the|it|them|each|these|those|what)
     )\b(?!-)""",
     re.VERBOSE | re.IGNORECASE,
@@ -60,6 +59,11 @@ def vague_openers(text: str, check: Check) -> Iterator[CheckResult]:
         found = OPENER.match(sentence.text)
         if found and sentence.text[0].isupper() and sentence.text.endswith((".", ":")):
             yield _found(check, sentence.start, found[0], found[0])
+
+
+def repeated_words(text: str, check: Check) -> Iterator[CheckResult]:
+    for found in re.finditer(r"\b(?!x+\b)([a-z]+) *\n? *(?<=[ \n])\1\b", text):
+        yield _found(check, found.start(), found[0], found[1])
 
 
 def who_is_for_people(text: str, check: Check) -> Iterator[CheckResult]:
@@ -83,6 +87,7 @@ OF_THE_PROJECT = (
         message=f"A sentence of {{0}} words; {LONGEST} at most: a fact a sentence.",
     ),
     Check(vague_openers, path="pgqueue.openers", message="Name the subject in place of '{0}'."),
+    Check(repeated_words, path="pgqueue.twice", message="The word '{0}' twice."),
     Check(who_is_for_people, path="pgqueue.who", message="Name the subject in place of '{0}'."),
 )
 
@@ -90,6 +95,7 @@ LEFT_OUT = {
     "restricted",  # to the thousand most frequent words
     "typography",  # quotes and dots stay as a keyboard has them
     "misc.phrasal_adjectives",
+    "lexical_illusions",  # also between a heading and its text: see `repeated_words`
 }
 """Checks of proselint that this project does not follow."""
 

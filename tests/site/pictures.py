@@ -22,15 +22,13 @@ import spark_pgqueue
 from spark_pgqueue import serving, web
 from spark_pgqueue.postgres import embedded
 from tests.browser import headless
-from tests.pages import ROOT, blocks_of
+from tests.pages import ROOT
 from tests.site import terminal
 
 PICTURES = ROOT / "spark_pgqueue/guide/pictures"
 LOOKED_AT = ROOT / "build/pictures"
 """Pictures of the page for a person who looks whether a change has broken it."""
 WIDTHS = (360, 800, 1280)
-INSTALLED = ("python3 -m venv", "pip install")
-"""Commands whose work has been done, where a picture is made."""
 
 WATCHED = """
 import os
@@ -98,7 +96,7 @@ def top(folder: Path) -> None:
     with working(folder) as url:
         command = [str(Path(sys.executable).with_name("pgqueue")), "top", "--count", "4"]
         printed = terminal.run([*command, "--interval", "1"], {"PGQUEUE_URL": url}, folder)
-    _draw(terminal.last_screen(printed), "pgqueue top", "top.svg")
+    terminal.draw(terminal.last_screen(printed), "pgqueue top", PICTURES / "top.svg")
 
 
 def watch(folder: Path) -> None:
@@ -108,30 +106,9 @@ def watch(folder: Path) -> None:
         python = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
         command = [sys.executable, "watched.py"]
         printed = terminal.run(command, {"PGQUEUE_URL": url, **python}, folder)
-    _draw(terminal.last_screen(printed), "spark_pgqueue.watch(query)", "watch.svg")
-
-
-def _draw(screen: str, title: str, name: str) -> None:
-    lines = [terminal.Shown(line, 0) for line in screen.splitlines()]
-    terminal.draw(lines, title, PICTURES / name)
-
-
-def ten_lines(folder: Path) -> None:
-    """The first block of shell commands of the README, typed."""
-    shell = next(text for tag, text in blocks_of((ROOT / "README.md").read_text()) if tag == "sh")
-    commands = shell.splitlines()
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
-    shown = [
-        terminal.Shown(f"\x1b[1;32m$\x1b[0m {command}", 0.5 * number)
-        for number, command in enumerate(commands)
-        if command.startswith(INSTALLED)
-    ]
-    rest = [command for command in commands if not command.startswith(INSTALLED)]
-    lines = [*shown, *terminal.typed(rest, environment, folder)]
-    named = [
-        line._replace(text=line.text.replace(str(folder), "~/spark-pgqueue")) for line in lines
-    ]
-    terminal.draw(named, "ten lines", PICTURES / "ten-lines.svg")
+    terminal.draw(
+        terminal.last_screen(printed), "spark_pgqueue.watch(query)", PICTURES / "watch.svg"
+    )
 
 
 def web_page(folder: Path) -> None:
@@ -168,7 +145,6 @@ def _photograph(browser: WebDriver, url: str, picture: Path, looks: int = 20) ->
 MADE: dict[str, Callable[[Path], None]] = {
     "top": top,
     "watch": watch,
-    "ten-lines": ten_lines,
     "web": web_page,
 }
 

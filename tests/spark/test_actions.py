@@ -29,6 +29,7 @@ def dead(queue: Queue) -> list[tuple[Any, ...]]:
     return queue.sql("select data, reason, details from pgqueue.read_dead('in', 'c') order by seq")
 
 
+@pytest.mark.promise("writing: Good and bad rows, and a replay", "kafka: writing, action")
 def test_a_batch_is_split_into_good_and_bad_and_its_replay_changes_nothing(queue: Queue, fails):
     """Sends and actions are one transaction, once; the rows of the replay are the same."""
     queue.create("in", "c")

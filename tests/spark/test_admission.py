@@ -36,6 +36,11 @@ def test_how_many_messages_are_asked_for_goes_by_their_size():
 
 
 @pytest.mark.spark
+@pytest.mark.promise(
+    "guarantee: Available now",
+    "kafka: with a consumer, endingOffsets",
+    "kafka: with a consumer, maxOffsetsPerTrigger",
+)
 def test_available_now_takes_everything_whatever_the_bounds(queue: Queue):
     """In batches that keep them: of messages, and of bytes."""
     queue.create("s", "c")
@@ -58,6 +63,7 @@ def test_available_now_takes_everything_whatever_the_bounds(queue: Queue):
 
 
 @pytest.mark.spark
+@pytest.mark.promise("kafka: with a consumer, maxOffsetsPerTrigger")
 def test_a_query_waits_for_its_minimum_or_for_the_delay(queue: Queue):
     """What it has finished is acknowledged meanwhile."""
     queue.create("s", "c")

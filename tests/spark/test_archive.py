@@ -85,6 +85,10 @@ def test_a_batch_reads_the_same_rows_before_and_after_archiving(queue: Queue, ar
     assert len(rows(load(queue, batch=True, archive="never"))) == stored(queue)
 
 
+@pytest.mark.promise(
+    "feature: old messages in files, read on with the same offsets",
+    "archive: Spark across the border",
+)
 def test_a_streaming_query_crosses_the_border(queue: Queue, archive: Path):
     fill(queue, 1, 100)
 
@@ -175,6 +179,7 @@ def store() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.longer
+@pytest.mark.promise("archive: S3")
 def test_an_archive_may_be_in_an_object_store(queue: Queue, archive: Path, store: dict[str, str]):
     """The exporter writes and deletes files of S3, and a query reads them."""
     queue.sql("select pgqueue.set_archive('s', 's3://bucket/old/messages')")

@@ -20,7 +20,7 @@ pipelines = pytest.importorskip("pyspark.pipelines", reason="PySpark 4.1 and lat
 if not hasattr(pipelines, "create_auto_cdc_flow"):
     pytest.skip("PySpark 4.3 and later have auto CDC", allow_module_level=True)
 
-PAGE = (ROOT / "spark_pgqueue/guide/auto-cdc.md").read_text()
+PAGE = (ROOT / "spark_pgqueue/guide/pipelines.md").read_text()
 TABLE, DEFINITIONS = (
     next(text for _, text in blocks_of(PAGE) if word in text)
     for word in ("pgqueue.capture(", "create_auto_cdc_flow(")
@@ -71,6 +71,7 @@ def jar(tmp_path: Path) -> Path:
 @pytest.mark.longer
 @pytest.mark.spark
 @pytest.mark.timeout(1800)  # another test may have the port of Spark Connect for minutes
+@pytest.mark.promise("pipelines: Two runs with changes between")
 def test_auto_cdc_keeps_a_copy_of_a_captured_table_and_its_history(
     url: str, tmp_path: Path, jar: Path, spark: SparkSession
 ) -> None:

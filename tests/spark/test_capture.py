@@ -11,6 +11,7 @@ from tests.spark.conftest import Queue
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.promise("cookbook: Change capture")
 def test_a_query_keeps_a_copy_of_a_table_through_a_restart(queue: Queue, fails):
     """Inserts, updates, deletes and changed keys; and a batch that is repeated."""
     queue.create("s", "c", kind="json", ordering="stream")

@@ -51,6 +51,7 @@ def await_backlog(queue: Queue, messages: int, stream: str = "s") -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.promise("guarantee: The end of a query")
 def test_trigger_once_acknowledges_where_it_is_told_its_checkpoint(queue: Queue, run: Run):
     """Or by the command line."""
     queue.create("s", "c")

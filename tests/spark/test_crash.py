@@ -136,6 +136,13 @@ def wait_in_the_commit(queue: Queue, child: Child) -> None:
 
 
 @pytest.mark.longer
+@pytest.mark.promise(
+    "guarantee: Stream to stream",
+    "guarantee: Tables",
+    "feature: rows merged into a table, once for each batch, with its messages",
+    "into-tables: kill -9 in and around the commit",
+    "kafka: writing, exactly once",
+)
 def test_an_application_killed_at_any_point_loses_and_repeats_nothing(url: str, tmp_path: Path):
     """While it stages rows, in the commit, and at random: sends to two streams, acknowledgements,
     dead letters and rows of a table are of one transaction. Each try of a batch deletes what the
@@ -191,6 +198,11 @@ def all_is_free(queue: Queue) -> bool:
 
 
 @pytest.mark.longer
+@pytest.mark.promise(
+    "guarantee: Killed before the first micro-batch",
+    "fault: Spark's application, JVM or Python workers are killed",
+    "fault: Spark's processes hang",
+)
 def test_processes_that_are_stopped_or_killed_lose_and_repeat_nothing(url: str, tmp_path: Path):
     """The source's process, the workers of tasks, the JVM and the whole application stand still
     for longer than a lease; workers and backends are killed: the application goes on. At last the

@@ -25,6 +25,9 @@ def disk(servers_home: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.parametrize("full", ["/base/", "pg_wal"])
+@pytest.mark.promise(
+    "fault: the disk of the tables is full", "fault: tables cannot be written or read"
+)
 def test_a_query_waits_for_room_on_a_full_disk_and_copies_each_message_once(
     disk: Disk, spark: SparkSession, tmp_path: Path, full: str
 ) -> None:

@@ -47,6 +47,7 @@ def copy(queue: Queue) -> StreamingQuery:
     return queue.publish(frame.select("key", "data"), "out", available_now=False)
 
 
+@pytest.mark.promise("restore: synchronous failover")
 def test_a_query_goes_on_after_a_synchronous_failover(pair: Pair, both: Queue) -> None:
     """The application is not started again, and each message is in the output once."""
     pair.synchronize()
@@ -62,6 +63,7 @@ def test_a_query_goes_on_after_a_synchronous_failover(pair: Pair, both: Queue) -
     assert sorted(map(int, both.sent("out"))) == list(range(1, 701))
 
 
+@pytest.mark.promise("restore: asynchronous failover")
 def test_after_an_asynchronous_failover_queries_are_told_that_they_are_ahead(
     pair: Pair, both: Queue
 ) -> None:

@@ -24,6 +24,7 @@ def network(servers_home: Path) -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.promise("fault: the network loses packets: requests, answers, or both")
 def test_a_query_whose_packets_are_lost_goes_on_and_copies_each_message_once(
     network: Network, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def offset_of(queue: Queue, batch: int, checkpoint: str = "checkpoint") -> dict[
     return json.loads(lines[-1])
 
 
+@pytest.mark.promise("kafka: without a consumer, includeHeaders, maxOffsetsBehindLatest")
 def test_a_query_reads_a_stream_in_batches_and_goes_on_from_its_checkpoint(queue: Queue):
     queue.create("s", "c")
     queue.send("s", 1, 1000)
@@ -66,6 +67,7 @@ def test_a_query_reads_a_stream_in_batches_and_goes_on_from_its_checkpoint(queue
     assert set(offset_of(queue, 3)["streams"]["s"]) == {"incarnation", "next", "messages"}
 
 
+@pytest.mark.promise("kafka: without a consumer, key")
 def test_streams_of_a_pattern_are_read_together_and_a_failed_first_batch_is_replayed(
     queue: Queue, fails
 ):
@@ -97,6 +99,7 @@ def test_streams_of_a_pattern_are_read_together_and_a_failed_first_batch_is_repl
     assert ["from" in each for each in ends] == [True, False]
 
 
+@pytest.mark.promise("kafka: without a consumer, kafka.group.id")
 def test_a_query_notes_how_far_it_is_as_the_position_of_a_group(queue: Queue, fails):
     """What its checkpoint has as done: no batch that is under way, and none that failed."""
     for stream in ("s", "t"):
@@ -119,6 +122,7 @@ def test_a_query_notes_how_far_it_is_as_the_position_of_a_group(queue: Queue, fa
     assert queue.sql("select distinct behind from pgqueue.group_stats") == [(0,)]
 
 
+@pytest.mark.promise("kafka: without a consumer, endingOffsets")
 def test_a_batch_reads_a_range_once_and_touches_nothing(queue: Queue):
     queue.create("s", "c")
     queue.create("t")
@@ -148,6 +152,7 @@ def test_a_batch_reads_a_range_once_and_touches_nothing(queue: Queue):
         load(queue, visibilityTimeout="3s")
 
 
+@pytest.mark.promise("cookbook: Backfill")
 def test_a_batch_and_the_query_that_goes_on_miss_nothing_of_open_transactions(queue: Queue, caplog):
     queue.create("s")
     queue.send("s", 1, 2)
@@ -172,6 +177,7 @@ def test_a_batch_and_the_query_that_goes_on_miss_nothing_of_open_transactions(qu
 
 
 @pytest.mark.longer
+@pytest.mark.promise("kafka: without a consumer, kafkaConsumer.pollTimeoutMs")
 def test_a_query_that_waits_is_woken_up_outlives_its_connections_and_makes_no_empty_batches(
     queue: Queue,
 ):

@@ -117,6 +117,9 @@ class Producers:
                 each.join()
 
 
+@pytest.mark.promise(
+    "guarantee: By offset", "guarantee: Archive", "kafka: without a consumer, crashes"
+)
 def test_a_killed_query_reads_the_same_rows_in_each_batch_and_every_message_once(
     url: str, tmp_path: Path
 ):

@@ -211,6 +211,7 @@ def test_a_batch_is_the_same_for_ever_beside_open_transactions(queue: Queue, sta
     assert query.batch() is None
 
 
+@pytest.mark.promise("kafka: without a consumer, subscribe, minPartitions")
 def test_several_streams_share_a_batch_evenly_and_keep_to_its_limit(queue: Queue, start: Start):
     queue.create("t")
     queue.create("u")
@@ -242,6 +243,7 @@ def test_shares_are_even_and_use_the_limit_up(available, limit):
     assert max(shares) - min(cut, default=max(shares)) <= 1
 
 
+@pytest.mark.promise("kafka: without a consumer, subscribePattern, new streams")
 def test_streams_of_a_pattern_are_noticed_while_it_runs_and_read_from_their_first_message(
     queue: Queue, start: Start, monkeypatch
 ):
@@ -274,6 +276,7 @@ def test_streams_of_a_pattern_are_noticed_while_it_runs_and_read_from_their_firs
     assert error.value.sqlstate == "PQ005"
 
 
+@pytest.mark.promise("kafka: without a consumer, a stream made again")
 def test_a_stream_that_was_dropped_and_made_again_is_one_clear_error(queue: Queue, start: Start):
     queue.send("s", 1, 3)
     query = start()
@@ -302,6 +305,7 @@ def test_a_checkpoint_of_a_query_with_a_consumer_is_one_clear_error(queue: Queue
             query.latest()
 
 
+@pytest.mark.promise("kafka: without a consumer, failOnDataLoss")
 def test_what_retention_took_fails_the_query_unless_told_otherwise(
     queue: Queue, start: Start, caplog
 ):
@@ -366,6 +370,7 @@ def test_available_now_reads_what_is_published_then_and_nothing_later(queue: Que
     )
 
 
+@pytest.mark.promise("kafka: without a consumer, minOffsetsPerTrigger")
 def test_a_batch_waits_for_enough_messages_but_not_for_ever(queue: Queue, start: Start):
     queue.send("s", 1, 1)
     query = start(minMessagesPerTrigger=3, maxTriggerDelay="1 minute")
@@ -398,6 +403,7 @@ def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: St
     assert queue.backlog("s", "c") == 5
 
 
+@pytest.mark.promise("guarantee: Asynchronous progress")
 def test_a_query_whose_log_falls_behind_is_refused_where_it_notes_how_far_it_is(
     queue: Queue, start: Start
 ):
@@ -415,6 +421,7 @@ def test_a_query_whose_log_falls_behind_is_refused_where_it_notes_how_far_it_is(
     assert len([without.batch() for _ in range(3)]) == 3
 
 
+@pytest.mark.promise("kafka: without a consumer, maxOffsetsPerTrigger")
 def test_a_batch_keeps_to_a_size(queue: Queue, start: Start):
     queue.send("s", 1000, 1999)
     query = start(maxBytesPerTrigger="1k")
@@ -440,6 +447,7 @@ def test_a_publication_to_any_of_its_streams_wakes_a_query_up(queue: Queue, star
         producer.join()
 
 
+@pytest.mark.promise("kafka: without a consumer, startingOffsets, startingTimestamp")
 def test_a_query_begins_where_it_is_told(queue: Queue, start: Start):
     queue.send("s", 1, 3)
     at = time.time()

@@ -157,6 +157,7 @@ def test_names_of_other_connectors_say_what_to_use(name):
         ("minOffsetsPerTrigger", "use minMessagesPerTrigger"),
     ],
 )
+@pytest.mark.promise("kafka: with a consumer, other options")
 def test_the_options_of_kafka_say_what_to_use(name, use):
     for parse_side in (parse_source, lambda given: parse_sink(given, streaming=True)):
         given = SOURCE if parse_side is parse_source else {"stream": "s"}
@@ -212,6 +213,7 @@ def test_a_missing_option(missing):
         parse_source({name: value for name, value in SOURCE.items() if name != missing})
 
 
+@pytest.mark.promise("kafka: delta, both or none")
 def test_options_that_need_each_other():
     with pytest.raises(PgQueueError, match="startingPosition has no effect without createConsumer"):
         parse_source(SOURCE | {"startingposition": "earliest"})

@@ -42,6 +42,7 @@ def gives_up_in_time(work: Callable[[], object]) -> None:
     assert 1 <= time.monotonic() - began < 10
 
 
+@pytest.mark.promise("kafka: writing, kafka.acks")
 def test_drivers_and_executors_of_source_and_sink_give_up_in_time(conn, url, away):
     source, sink = parse_source(SOURCE | {"url": away}), SINK | {"url": url}
     reader = PgQueueConsumerReader(source, source_schema("text", True))
@@ -79,6 +80,7 @@ def test_a_query_outlives_a_postgres_that_is_away_for_long(queue: Queue, server:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("at", ["driver", pytest.param("executor", marks=pytest.mark.longer)])
+@pytest.mark.promise("operations: a restart")
 def test_a_query_whose_patience_is_over_says_so_and_can_be_started_again(
     queue: Queue, server: Server, fails, at
 ):

@@ -81,6 +81,7 @@ def run(project: Queue, *more: str) -> Child:
 @pytest.mark.longer
 @pytest.mark.spark
 @pytest.mark.timeout(900)
+@pytest.mark.promise("pipelines: Two runs with messages between, the first one killed")
 def test_a_pipeline_goes_on_where_it_was_also_after_a_kill(
     project: Queue, spark: SparkSession
 ) -> None:

@@ -64,6 +64,7 @@ def test_an_error_begins_with_what_is_wrong_wherever_it_comes_from(queue: Queue)
     assert "seen" in text_of(lambda: query.awaitTermination(60))
 
 
+@pytest.mark.promise("kafka: with a consumer, kafka.security.*")
 def test_user_and_password_by_options_of_their_own(queue: Queue, tmp_path: Path):
     """From a file too; and the password is in no error and no plan."""
     queue.create("s", "c")

@@ -88,6 +88,7 @@ def partitions(total, ordering, **options):
     return cut_into_partitions([Range(1, total + 1, 0, 1)], *about)
 
 
+@pytest.mark.promise("kafka: with a consumer, minPartitions")
 def test_the_number_of_partitions_goes_by_size_and_options():
     assert len(partitions(10, "none")) == 1
     assert len(partitions(10, "none", minPartitions=4)) == 4

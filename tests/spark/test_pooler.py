@@ -21,6 +21,7 @@ where d.datname = current_database() and l.locktype = 'advisory'
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.promise("guarantee: Poolers", "operations: PgBouncer 1.18")
 def test_a_query_from_stream_to_stream_works_behind_a_pooler(
     url: str, spark: SparkSession, tmp_path: Path, mode: str
 ):

@@ -46,6 +46,7 @@ def restart_until_it_ends(queue: Queue, frame: DataFrame, at_most: int) -> int:
         pytest.param(20, 2, "stream", "kill", 7, marks=pytest.mark.longer),
     ],
 )
+@pytest.mark.promise("guarantee: Deliveries to Spark", "checkpoints: The whole way")
 def test_a_query_gets_past_a_message_that_stops_it(
     queue: Queue, n: int, after: int, ordering: str, how: str, at_most: int
 ):

@@ -18,6 +18,7 @@ from tests.spark.conftest import Queue, numbers, wait_until
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.promise("guarantee: Two queries on one consumer")
 def test_a_query_that_reads_a_consumer_twice_is_refused_and_acknowledges_nothing(
     queue: Queue, fails
 ):
@@ -32,6 +33,7 @@ def test_a_query_that_reads_a_consumer_twice_is_refused_and_acknowledges_nothing
 
 
 @pytest.mark.longer
+@pytest.mark.promise("guarantee: Two queries on one consumer")
 def test_a_second_query_of_an_application_is_refused_unless_both_say_so(queue: Queue, fails):
     queue.create("s", "c")
     shared = {"shareConsumer": "true"}
@@ -100,6 +102,7 @@ def test_files_of_seats_that_were_left_are_deleted():
 
 
 @pytest.mark.longer
+@pytest.mark.promise("kafka: with a consumer, subscribe")
 def test_a_source_without_messages_does_not_delay_the_others_of_its_query(queue: Queue):
     """Spark asks one after the other, and each would wait for messages as long as it may."""
     queue.create("busy", "c")
@@ -166,6 +169,7 @@ APPLICATION = """
 
 
 @pytest.mark.longer
+@pytest.mark.promise("guarantee: The end of a query", "guarantee: Asynchronous progress")
 def test_queries_are_told_what_they_leave_claimed_and_asynchronous_progress_is_refused(
     queue: Queue, spark_environment
 ):

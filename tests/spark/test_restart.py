@@ -139,6 +139,7 @@ def test_a_consumer_that_is_dropped_under_a_query_is_one_clear_error(queue: Queu
             opened.next(opened.initial, parse_source({"stream": "s", "consumer": "c"}).admission)
 
 
+@pytest.mark.promise("kafka: with a consumer, startingOffsets")
 def test_create_consumer_starts_at_the_end_or_at_a_place(queue: Queue):
     queue.create("s")
     queue.send("s", 1, 10)

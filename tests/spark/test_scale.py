@@ -99,6 +99,7 @@ def test_any_ranges_are_read_in_their_order_once(filled, url, ranges):
 
 
 @pytest.mark.longer
+@pytest.mark.promise("kafka: with a consumer, keyOrder")
 def test_key_order_is_the_same_by_a_column_as_by_partitions(queue: Queue):
     """Also where it is not the order of seq: what was redriven arrives anew."""
     queue.create("s", "a", "b", ordering="key")

@@ -20,6 +20,7 @@ ODD = ["", " ", "k", "'", "\\", "ä", "a\u0308", "é", "e\u0301", "😀", "👩�
 
 
 @pytest.mark.spark
+@pytest.mark.promise("scale: The same hash everywhere")
 def test_the_server_of_a_key_is_the_same_in_sql_in_python_and_in_spark(queue: Queue) -> None:
     keys = [*ODD, *(f"customer {n}" for n in range(2000)), None]
     frame = queue.spark.createDataFrame([(key,) for key in keys], "key string").coalesce(1)
@@ -108,6 +109,11 @@ def both(
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark_environment")
+@pytest.mark.promise(
+    "guarantee: Several servers",
+    "feature: a stream on several servers",
+    "scale: Kills between two writes, with consumers and without",
+)
 def test_queries_over_two_servers_that_are_killed_write_each_message_once(
     both: tuple[list[Queue], embedded.Server],
 ) -> None:

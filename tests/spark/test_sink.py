@@ -51,6 +51,7 @@ def test_what_spark_starts_for_each_micro_batch_imports_no_arrow():
     assert done.stderr.strip() == "set()"
 
 
+@pytest.mark.promise("kafka: writing, value")
 def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):
     queue.create("s")
     at = datetime(2030, 1, 1, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -74,6 +75,7 @@ def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):
     assert found == [(2, 0, None), (2, 3, "2030-01-01 12:00:01+00")]
 
 
+@pytest.mark.promise("kafka: writing, other columns")
 def test_rows_with_a_dedup_key_that_was_sent_are_left_out(queue: Queue):
     """Whichever task they are in; the same in the next micro-batch, and from other producers."""
     queue.create("s")
@@ -110,6 +112,7 @@ def test_times_far_away_and_many_of_them(queue: Queue):
     assert parts[-1].deliver_at.startswith("10000-01-01 00:49:59")
 
 
+@pytest.mark.promise("moving: Kafka: the rows of a task keep their order")
 def test_the_rows_of_a_task_keep_their_order_whatever_their_priorities(queue: Queue):
     """So do the messages of a key."""
     queue.create("s", "c", ordering="key")
@@ -127,6 +130,7 @@ def test_the_rows_of_a_task_keep_their_order_whatever_their_priorities(queue: Qu
         assert of_key == sorted(of_key)
 
 
+@pytest.mark.promise("kafka: delta, what the log says of lower versions")
 def test_a_batch_write_that_writes_nothing_says_so(queue: Queue, caplog):
     queue.create("s")
     given = {"url": queue.url, "stream": "s", "txnappid": "a", "txnversion": "1"}
@@ -195,6 +199,7 @@ def test_what_the_sink_writes_the_source_reads(queue: Queue):
     )
 
 
+@pytest.mark.promise("kafka: writing, key")
 def test_a_json_stream_takes_json_and_headers_may_be_a_json_string(queue: Queue):
     queue.create("s", kind="json")
     queue.write(queue.spark.sql("""select '{"a": 1}' as data, '{"h": 2}' as headers"""), "s")
@@ -213,6 +218,7 @@ def test_only_the_named_consumers_get_the_messages(queue: Queue):
     assert [queue.backlog("s", consumer) for consumer in "abc"] == [10, 0, 10]
 
 
+@pytest.mark.promise("kafka: writing, visibility")
 def test_nobody_sees_anything_of_a_batch_before_all_of_it_is_there(queue: Queue):
     queue.create("s", "c")
     seen = set()
@@ -232,6 +238,7 @@ def test_nobody_sees_anything_of_a_batch_before_all_of_it_is_there(queue: Queue)
     assert queue.look(internals.staged_chunks) == []
 
 
+@pytest.mark.promise("guarantee: Batch writes", "kafka: writing, df.write")
 def test_a_write_that_fails_publishes_nothing(queue: Queue):
     queue.create("s", "c")
     failing = frame(queue, 1, 100_000).select(
@@ -243,6 +250,7 @@ def test_a_write_that_fails_publishes_nothing(queue: Queue):
     assert queue.backlog("s", "c") == 0
 
 
+@pytest.mark.promise("guarantee: Sink", "kafka: writing, exactly once")
 def test_a_batch_is_published_once_although_it_is_run_again_after_the_commit(queue: Queue, fails):
     """Killed between the sink's commit and Spark's commit log."""
     queue.create("in", "c")
@@ -259,6 +267,7 @@ def test_a_batch_is_published_once_although_it_is_run_again_after_the_commit(que
     assert queue.backlog("in", "c") == 0
 
 
+@pytest.mark.promise("guarantee: Repeated micro-batches")
 def test_a_restored_checkpoint_does_not_make_the_sink_drop_new_rows(queue: Queue, fails):
     """Its next batch has the number of one that was published, and other rows."""
     queue.create("out")
@@ -297,6 +306,10 @@ def test_a_query_notices_that_its_stream_was_dropped_and_made_again(queue: Queue
     assert queue.backlog("in", "c") == 10
 
 
+@pytest.mark.promise(
+    "guarantee: Batch writes",
+    "kafka: delta, txnAppId, lower versions, new checkpoint, without them",
+)
 def test_a_write_with_txn_app_id_and_version_is_published_once(queue: Queue):
     """As with Delta: a lower version than the published one writes nothing. Without them two writes
     are two.
@@ -312,6 +325,7 @@ def test_a_write_with_txn_app_id_and_version_is_published_once(queue: Queue):
 
 
 @pytest.mark.longer
+@pytest.mark.promise("kafka: writing, spark.kafka.producer.cache.*")
 def test_a_write_survives_terminated_backends(queue: Queue):
     queue.create("s")
     done = threading.Event()
@@ -331,6 +345,7 @@ def test_a_write_survives_terminated_backends(queue: Queue):
     assert queue.sent("s") == texts(1, 500_000)
 
 
+@pytest.mark.promise("operations: a restart")
 def test_a_query_from_stream_to_stream_survives_a_restart_of_postgres(queue: Queue, server):
     queue.create("in", "c")
     queue.create("out")
@@ -413,6 +428,7 @@ class TestBadInput:
         assert "payload" not in error
         assert queue.sent("s") == []
 
+    @pytest.mark.promise("kafka: writing, output modes")
     def test_overwrite_and_complete(self, queue: Queue, fails):
         queue.create("s", "c")
         writer = frame(queue, 1, 1).write.format("pgqueue").mode("overwrite")
@@ -447,6 +463,7 @@ def test_a_query_that_fails_again_and_again_leaves_no_staged_rows(queue: Queue, 
     assert queue.sent("json") == queue.sent("full") == []
 
 
+@pytest.mark.promise("writing: Threads", "kafka: delta, several writes")
 def test_a_thread_that_writes_registers_first(queue: Queue):
     """Spark looks for the format in the session that is active in the thread."""
     queue.create("s")

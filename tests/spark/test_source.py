@@ -41,6 +41,7 @@ def driver_side_processes() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.promise("kafka: with a consumer, key.deserializer")
 def test_a_message_becomes_a_row_of_the_documented_columns(queue: Queue):
     """By priority, then by arrival; what comes again says how often it was delivered."""
     queue.create("s", "c")
@@ -64,6 +65,7 @@ def test_a_message_becomes_a_row_of_the_documented_columns(queue: Queue):
     )
 
 
+@pytest.mark.promise("kafka: with a consumer, includeHeaders")
 def test_a_binary_stream_has_binary_data_and_headers_can_be_left_out(queue: Queue):
     queue.create("s", "c", kind="binary")
     queue.sql("select pgqueue.send('s', null, p_data_bytes => '\\x00ff'::bytea)")
@@ -73,6 +75,9 @@ def test_a_binary_stream_has_binary_data_and_headers_can_be_left_out(queue: Queu
     assert [bytes(row.data) for row in queue.rows()] == [b"\x00\xff"]
 
 
+@pytest.mark.promise(
+    "guarantee: The end of a query", "kafka: with a consumer, avgOffsetsBehindLatest"
+)
 def test_available_now_drains_in_batches_and_acknowledges_the_last_one(queue: Queue):
     """The progress shows messages done and the backlog."""
     queue.create("s", "c")
@@ -93,6 +98,11 @@ def test_available_now_drains_in_batches_and_acknowledges_the_last_one(queue: Qu
     assert list(json.loads(sources[0].endOffset)) == ["reader", "claim", "messages"]
 
 
+@pytest.mark.promise(
+    "guarantee: Source",
+    "cookbook: Exactly-once foreachBatch",
+    "kafka: with a consumer, failed batches",
+)
 def test_a_batch_that_failed_is_replayed_with_the_same_messages(queue: Queue, fails):
     """Invariant 8: for the same offsets the same messages; also for the first batch."""
     queue.create("s", "c")
@@ -146,6 +156,7 @@ def test_a_crash_between_claim_and_offset_log_loses_and_repeats_nothing(queue: Q
     assert queue.backlog("s", "c") == 0
 
 
+@pytest.mark.promise("guarantee: Source")
 def test_a_crash_before_the_commit_log_repeats_exactly_that_batch(queue: Queue, fails):
     queue.create("s", "c")
     queue.send("s", 1, 20)
@@ -163,6 +174,7 @@ def test_a_crash_before_the_commit_log_repeats_exactly_that_batch(queue: Queue, 
     assert queue.backlog("s", "c") == 0
 
 
+@pytest.mark.promise("kafka: with a consumer, order")
 def test_with_ordering_key_a_key_is_in_one_partition_and_in_order(queue: Queue):
     queue.create("s", "c", ordering="key")
     for first in range(1, 301, 100):
@@ -178,6 +190,7 @@ def test_with_ordering_key_a_key_is_in_one_partition_and_in_order(queue: Queue):
         assert [row.seq for row in mine] == sorted(row.seq for row in mine)
 
 
+@pytest.mark.promise("kafka: with a consumer, order")
 def test_with_ordering_stream_there_is_one_partition_in_order(queue: Queue):
     queue.create("s", "c", ordering="stream")
     queue.send("s", 1, 100)
@@ -189,6 +202,7 @@ def test_with_ordering_stream_there_is_one_partition_in_order(queue: Queue):
 
 
 @pytest.mark.longer
+@pytest.mark.promise("kafka: with a consumer, kafka.group.id")
 def test_two_queries_on_one_consumer_share_its_messages(queue: Queue):
     queue.create("s", "c")
     seen: dict[str, list[int]] = {"a": [], "b": []}
@@ -237,6 +251,7 @@ def test_the_lease_is_renewed_for_as_long_as_a_batch_takes_or_its_replay(queue: 
     assert [row.lost for row in queue.look(internals.readers)] == [0]
 
 
+@pytest.mark.promise("guarantee: A driver that is away")
 def test_what_another_claimer_took_over_is_left_to_it(queue: Queue, fails):
     """A lease that ended while the query was down: the query goes on with what is left to it."""
     queue.create("s", "c")
@@ -251,6 +266,7 @@ def test_what_another_claimer_took_over_is_left_to_it(queue: Queue, fails):
     assert {row.seq for row in queue.rows()} == set(numbers(1, 10)) - taken
 
 
+@pytest.mark.promise("kafka: with a consumer, startingOffsets")
 def test_a_query_whose_consumer_is_moved_goes_on_from_there(queue: Queue, fails):
     """Its batch is not its own any more: the tasks that read find so, and nothing comes twice."""
     queue.create("s", "c")
@@ -267,6 +283,7 @@ def test_a_query_whose_consumer_is_moved_goes_on_from_there(queue: Queue, fails)
     assert queue.backlog("s", "c") == 0
 
 
+@pytest.mark.promise("guarantee: A claim lost during a micro-batch")
 def test_what_is_lost_while_a_batch_waits_to_be_read_is_not_delivered_twice(queue: Queue, fails):
     """The driver's process stands still, as on a machine that is suspended; the batch goes on."""
     queue.create("s", "c")
@@ -298,6 +315,7 @@ def test_what_is_lost_while_a_batch_waits_to_be_read_is_not_delivered_twice(queu
 
 
 @pytest.mark.parametrize("lose", [True, False])
+@pytest.mark.promise("guarantee: A claim lost during a micro-batch")
 def test_what_is_lost_while_a_partition_is_read_fails_its_task(queue: Queue, lose):
     queue.create("s", "c")
     queue.sql(
@@ -369,6 +387,7 @@ def test_a_batch_in_several_leaves_leaves_the_others_alone(queue: Queue, orderin
     assert sorted(queue.data()) == numbers(1, 300)
 
 
+@pytest.mark.promise("kafka: with a consumer, failOnDataLoss")
 def test_messages_deleted_under_a_claim_fail_the_query_unless_told_otherwise(queue: Queue, fails):
     queue.create("s", "c")
     queue.send("s", 1, 100)
@@ -463,6 +482,7 @@ def test_a_reader_of_a_share_of_the_keys_takes_a_lost_connection_for_no_loss(que
         assert got == count
 
 
+@pytest.mark.promise("kafka: with a consumer, spark.kafka.consumer.cache.*")
 def test_a_running_query_survives_terminated_backends(queue: Queue):
     queue.create("s", "c")
     query = queue.collect(queue.load("s", "c"), available_now=False)

@@ -318,6 +318,7 @@ CONDITIONS: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.promise("tables: Allowed conditions")
 def test_where_keeps_the_rows_for_which_it_is_true(conn: Conn, filtered: str) -> None:
     """... in any number of partitions, with the wanted columns alone."""
     whole = look(filtered, "dead")
@@ -514,6 +515,7 @@ def test_retention_leaves_what_is_kept(conn: Conn, url: str) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.promise("tables: Conditions side by side")
 def test_spark_reads_and_filters(queue: Queue) -> None:
     """Through Spark: types, times far away, actions anew, conditions side by side."""
     queue.create("s", "c")
@@ -549,6 +551,7 @@ def test_spark_reads_and_filters(queue: Queue) -> None:
 
 
 @pytest.mark.longer
+@pytest.mark.promise("tables: A frame in a streaming query")
 def test_a_micro_batch_does_not_read_what_was_planned_for_another(queue: Queue, fails):
     """Spark keeps the plan of a load(): what came later would be missing without a word."""
     queue.create("in", "c", "d")

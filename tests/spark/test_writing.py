@@ -21,6 +21,7 @@ def seen_by(queue: Queue, stream: str, consumer: str) -> list[str]:
     return sorted(data for (data,) in found)
 
 
+@pytest.mark.promise("writing: Several streams", "kafka: writing, topic", "kafka: delta, by stream")
 def test_rows_go_to_the_streams_that_they_name_together_or_not_at_all(queue: Queue):
     """In the order of a task for each key; once per version. Option stream is above the column."""
     for stream in ("a", "b", "rest"):
@@ -90,6 +91,7 @@ def test_rows_of_binary_data_go_to_binary_streams_alone(queue: Queue):
     assert queue.sent("text") == []
 
 
+@pytest.mark.promise("kafka: writing, other columns")
 def test_rows_say_to_whom_they_go_and_until_when(queue: Queue):
     queue.create("s", "c", "d", "e")
     rows = queue.spark.sql(
@@ -128,6 +130,7 @@ def test_rows_say_to_whom_they_go_and_until_when(queue: Queue):
 
 
 @pytest.mark.longer
+@pytest.mark.promise("writing: Spark's tables", "kafka: writing, saveAsTable")
 def test_what_sparks_tables_and_paths_mean(queue: Queue):
     """saveAsTable and toTable write the option stream; a table of the catalog keeps no option."""
     queue.create("s", "c")

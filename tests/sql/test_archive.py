@@ -130,6 +130,7 @@ def in_files(folder: Path) -> list[int]:
 
 
 @pytest.mark.small_limits
+@pytest.mark.promise("archive: The same plans before and after")
 def test_a_plan_is_the_same_before_and_after_archiving(
     conn: Conn, stream: int, archive: Path, url: str
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_plan_is_the_same_before_and_after_archiving(
     assert sorted(read_all(conn)) == sorted(want)
 
 
+@pytest.mark.promise("guarantee: Archive", "archive: Nothing leaves Postgres first")
 def test_nothing_is_trimmed_before_it_is_in_files(conn: Conn, archive: Path, url: str) -> None:
     seqs = send_in_segments(conn, 8)
     assert maintain(conn)["trimmed messages"] == 0
@@ -270,6 +272,7 @@ def test_a_stream_filled_before_its_first_maintain_goes_into_several_files(
     assert len(read_all(conn)) == 1001
 
 
+@pytest.mark.promise("archive: The packed index")
 def test_many_publications_are_packed_and_read_as_before(
     conn: Conn, stream: int, folder: Path, url: str
 ) -> None:
@@ -319,6 +322,7 @@ LONGER = [pytest.param(each, marks=pytest.mark.longer) for each in ("begun", "sl
 
 
 @pytest.mark.parametrize("step", ["written", *LONGER])
+@pytest.mark.promise("guarantee: Archive", "archive: An exporter that dies")
 def test_an_exporter_killed_at_any_step_leaves_what_the_next_one_clears(
     conn: Conn, archive: Path, url: str, step: str
 ) -> None:
@@ -457,6 +461,7 @@ def test_the_files_of_a_dropped_stream_go(conn: Conn, archive: Path, url: str) -
     value(conn, "create_stream", "s")
 
 
+@pytest.mark.promise("archive: Restores")
 def test_after_a_restore_no_file_of_the_time_before_is_deleted(
     conn: Conn, archive: Path, url: str
 ) -> None:

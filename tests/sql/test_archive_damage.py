@@ -123,6 +123,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.promise("guarantee: Archive", "archive: Flipped bits, and files that are other files")
 def test_a_flipped_bit_is_an_error_or_in_what_is_not_read(archive: Archive) -> None:
     """Whichever bit of the file it is."""
     chance = random.Random(7)
@@ -234,6 +235,7 @@ def test_a_row_group_without_statistics_is_read(archive: Archive) -> None:
 
 
 @pytest.mark.usefixtures("stream", "allowed_afterwards")
+@pytest.mark.promise("archive: Reading back")
 def test_what_cannot_be_read_back_does_not_leave_postgres(
     conn: Conn, tmp_path: Path, url: str
 ) -> None:
@@ -294,6 +296,7 @@ BAD: list[dict[str, Any]] = [
 
 
 @pytest.mark.usefixtures("stream", "allowed_afterwards")
+@pytest.mark.promise("archive: Prefixes")
 def test_files_that_no_exporter_writes_are_not_noted(conn: Conn) -> None:
     """Readers open what is noted: a caller of end_export may not send them elsewhere."""
     attempt, good = manifest(conn)

@@ -839,6 +839,7 @@ def operate(url: str, number: int, count: int) -> None:
      pytest.param(4, (1, 2, 5, 300), "none", True, marks=pytest.mark.longer),
      pytest.param(4, (1, 2, 5, 100), "stream", False, marks=pytest.mark.longer)],
 )  # fmt: skip
+@pytest.mark.promise("guarantee: Assignment by key")
 def test_workers_that_are_killed_lose_double_and_disorder_nothing(
     url: str, conn: Conn, keys: int, sizes: tuple[int, ...], ordering: str, small: bool
 ) -> None:

@@ -34,6 +34,7 @@ def rejected(conn: Conn, n: int = 1, **options: Any) -> psycopg.Error:
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("feature: back pressure")
 def test_a_full_consumer_makes_sends_fail_and_takes_more_when_some_are_claimed(
     conn: Conn, ordering: str
 ) -> None:
@@ -224,6 +225,7 @@ def test_a_transaction_counts_what_it_sent_itself(conn: Conn) -> None:
 
 @pytest.mark.small_limits
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("concepts: transitions of a message")
 def test_the_oldest_are_dropped_at_the_claim(conn: Conn, ordering: str) -> None:
     limited(conn, 3, "drop_oldest", ordering)
     seqs = send_keys(conn, *"aabbccdd")
@@ -320,6 +322,7 @@ def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn) -> None:
     assert health(conn).status == "unattended"
 
 
+@pytest.mark.promise("feature: alert when nobody works")
 def test_health_says_who_needs_somebody_and_why(conn: Conn) -> None:
     consumer_id = limited(conn, 3)
     assert fares(conn) == ("ok", "0 waiting, 0 claimed")

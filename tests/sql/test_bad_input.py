@@ -693,6 +693,7 @@ def test_each_call_is_refused_by_name_and_nothing_changes(
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.promise("guarantee: Isolation")
 def test_another_isolation_level_is_refused(conn: Conn, names: dict[str, Any], level: str) -> None:
     wrong = {}
     for case in READ_COMMITTED_ONLY:

@@ -22,6 +22,9 @@ def cancel(conn: Conn, *seqs: int, name: str = "c") -> int:
 
 @pytest.mark.small_limits
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise(
+    "feature: cancelled by others, waiting or running", "concepts: transitions of a message"
+)
 def test_messages_are_taken_wherever_the_consumer_has_them(conn: Conn, ordering: str) -> None:
     """New, ready, delayed, waiting, claimed and dead; others of the same runs stay."""
     consumer(conn, ordering=ordering)
@@ -178,6 +181,7 @@ def test_what_it_passes_over_is_not_taken_before_its_time(
     assert reader.plan(reader.ask()) == [later]
 
 
+@pytest.mark.promise("concepts: transitions of a message")
 def test_seek_and_replay_bring_it_back(conn: Conn) -> None:
     consumer(conn)
     first, second = send_all(conn, ["x", "x"])

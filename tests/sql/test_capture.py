@@ -54,6 +54,7 @@ def content(conn: Conn, table: str = "t", key: str = "id::text") -> dict[str, An
 
 
 @pytest.mark.all_versions
+@pytest.mark.promise("feature: changes of tables")
 def test_every_statement_becomes_messages_that_say_what_it_did(conn: Conn, table: None) -> None:
     conn.execute("insert into t values (1, 'a', 1.50), (2, 'b', null)")
     conn.execute("update t set name = 'c' where id = 1")

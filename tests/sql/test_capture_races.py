@@ -116,6 +116,7 @@ def test_a_copy_made_from_the_messages_is_the_table_whatever_sessions_do(
     assert one(conn, "select last_value > 100 from pgqueue.seq_1"), "much was written"
 
 
+@pytest.mark.promise("feature: changes of tables with the rows that were there")
 def test_a_copy_begun_beside_writers_is_the_table(conn: Conn, url: str, session: Session) -> None:
     """Capture, then copy, then apply what was captured since."""
     with ThreadPoolExecutor(2) as pool, writing(pool, url, 2):

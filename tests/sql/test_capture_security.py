@@ -188,6 +188,7 @@ def swap(owner: Conn) -> bool:
 
 @pytest.mark.longer
 @pytest.mark.parametrize("done", ["capture", "release", "maintain"])
+@pytest.mark.promise("capture: names that move meanwhile")
 def test_names_that_move_meanwhile_lead_nobody_to_make_something_for_somebody_else(
     conn: Conn, producer: Conn, session: Session, done: str
 ) -> None:

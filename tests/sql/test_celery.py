@@ -156,6 +156,9 @@ def application(face: Conn, url: str, tmp_path: Path) -> Make:
     return make
 
 
+@pytest.mark.promise(
+    "pgmq: this page's application: tasks, retries, delays, and a worker that is killed"
+)
 def test_tasks_retries_delays_and_a_worker_that_is_killed(application: Make, face: Conn) -> None:
     """Each ends, none before its time; only what the killed worker had is run again."""
     made = application()
@@ -181,6 +184,7 @@ def test_tasks_retries_delays_and_a_worker_that_is_killed(application: Make, fac
 
 @pytest.mark.longer
 @pytest.mark.slow
+@pytest.mark.promise("pgmq: 101 tasks beside workers that are killed")
 def test_each_of_101_tasks_is_run_though_workers_are_killed(application: Make, face: Conn) -> None:
     """By processes beside a worker that stays; only what they had is run again."""
     made = application(visibility=5)
@@ -196,6 +200,7 @@ def test_each_of_101_tasks_is_run_though_workers_are_killed(application: Make, f
 
 @pytest.mark.longer
 @pytest.mark.slow
+@pytest.mark.promise("pgmq: a chord, and a dead letter")
 def test_a_chord_and_a_task_that_kills_each_of_its_processes(application: Make, face: Conn) -> None:
     """The chord has its result; the task becomes a dead letter that names it."""
     made = application()
@@ -214,6 +219,7 @@ def test_a_chord_and_a_task_that_kills_each_of_its_processes(application: Make, 
 @pytest.mark.longer
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["work.delay('x', 3)", "work.apply_async(['x'], countdown=4)"])
+@pytest.mark.promise("pgmq: a task beyond the visibility timeout")
 def test_what_outlasts_the_visibility_timeout_runs_twice(application: Make, how: str) -> None:
     """As the page warns: a long task, and one that waits in a worker."""
     made = application(visibility=1)
@@ -223,6 +229,7 @@ def test_what_outlasts_the_visibility_timeout_runs_twice(application: Make, how:
 
 
 @pytest.mark.longer
+@pytest.mark.promise("pgmq: a task that was acknowledged early")
 def test_a_task_that_was_acknowledged_before_is_lost_with_its_worker(application: Make) -> None:
     """As the page warns of Celery's default."""
     made = application(acks_late=False)

@@ -397,6 +397,7 @@ def test_two_who_settle_one_claim_beside_a_claimer_do_not_deadlock(
         checker.check(conn)
 
 
+@pytest.mark.promise("guarantee: A held consumer")
 def test_who_holds_a_consumer_is_said_when_waiting_for_it_ends(
     conn: Conn, session: Session
 ) -> None:

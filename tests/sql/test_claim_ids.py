@@ -70,6 +70,7 @@ def given(conn: Conn, function: str) -> int:
     return id_
 
 
+@pytest.mark.promise("operations: ids of claims")
 def test_nobody_guesses_an_id(conn: Conn, owners: None, session: Session) -> None:
     """Neither from ids that were given out just before, nor who seeds random().
 
@@ -100,6 +101,7 @@ def test_the_number_in_an_id_starts_anew(conn: Conn, owners: None) -> None:
         assert len(set(ids)) == 8, function
 
 
+@pytest.mark.promise("operations: ids of claims")
 def test_who_has_a_readers_claim_id_has_nothing(conn: Conn, reader: Reader) -> None:
     """Its ids rise, so fewer of their bits are random; a reader is known by its uuid."""
     sent = send_all(conn, ["x", "y"])

@@ -74,6 +74,7 @@ def start(copy: Path) -> embedded.Server:
 
 
 @pytest.mark.parametrize(("copied", "mode"), [(base_backup, "fast"), (folder, "immediate")])
+@pytest.mark.promise("restore: a copy that is started as it is")
 def test_a_copy_of_the_server_that_is_started_as_it_is(
     original: embedded.Server,
     home: Path,
@@ -115,6 +116,7 @@ def test_a_copy_of_the_server_that_is_started_as_it_is(
         assert value(conn, "is_restored") is False
 
 
+@pytest.mark.promise("restore: a copy that is started as it is")
 def test_a_copy_of_the_database_in_the_same_server(
     url: str, conn: Conn, stream: int, server: Server
 ) -> None:

@@ -221,6 +221,7 @@ def test_the_judge_sees_messages_that_retention_takes_away_meanwhile(conn: Conn,
 
 @pytest.mark.longer
 @pytest.mark.timeout(0)
+@pytest.mark.promise("guarantee: No loss")
 def test_features_cross_and_nothing_is_lost(server: Server) -> None:
     print(f"PGQUEUE_CROSSING_SEED={SEED}")
     counts: Counter[str] = Counter()

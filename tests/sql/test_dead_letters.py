@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allow
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("concepts: transitions of a message")
 def test_a_message_that_failed_too_often_is_dead_lettered(conn: Conn, ordering: str) -> None:
     errors = {"nack": "failure 2", "expiry": TAKEN_OVER}
     for how in errors:
@@ -38,6 +39,7 @@ def test_a_message_that_failed_too_often_is_dead_lettered(conn: Conn, ordering: 
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("concepts: transitions of a message")
 def test_a_message_is_dead_lettered_by_hand_with_its_reason(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)
     sent = send_all(conn, ["x", "y", "z"], p_keys=["k", "k", "l"])
@@ -53,6 +55,7 @@ def test_a_message_is_dead_lettered_by_hand_with_its_reason(conn: Conn, ordering
     assert stats(conn).claims == 0
 
 
+@pytest.mark.promise("guarantee: Head-of-line blocking")
 def test_a_dead_message_lets_those_behind_it_pass(conn: Conn) -> None:
     consumer(conn, "k", ordering="key")
     consumer(conn, "s", ordering="stream")
@@ -81,6 +84,7 @@ def bury(conn: Conn, seqs: list[int], name: str = "c", reason: str | None = None
             value(conn, "ack", claim_of(rows))
 
 
+@pytest.mark.promise("feature: dead letters")
 def test_a_dead_letter_tells_why_whose_how_often_and_when_with_what_it_holds(conn: Conn) -> None:
     conn.execute("set application_name = 'worker 7'")
     consumer(conn, max_deliver_count=2)
@@ -123,6 +127,7 @@ def test_dead_letters_are_read_page_by_page_and_by_number_reason_and_time(conn: 
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("feature: dead letters delivered again", "concepts: transitions of a message")
 def test_what_is_redriven_arrives_anew_at_the_end_in_its_order(conn: Conn, ordering: str) -> None:
     """As if never delivered, for this consumer alone."""
     consumer(conn, ordering=ordering, max_deliver_count=1)

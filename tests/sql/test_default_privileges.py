@@ -51,6 +51,7 @@ def test_a_new_schema_grants_nothing_by_default(conn: Conn, stranger: str) -> No
     assert granted(conn, stranger) == []
 
 
+@pytest.mark.promise("operations: default privileges")
 def test_what_is_made_later_grants_nothing_by_default(conn: Conn, stranger: str) -> None:
     """A stream, its segments, a table that becomes one, and what a setting of a consumer needs."""
     for kind in ("text", "json", "binary"):
@@ -77,6 +78,7 @@ def test_what_is_made_later_grants_nothing_by_default(conn: Conn, stranger: str)
      pytest.param("role", False, marks=pytest.mark.longer),
      pytest.param("public", True, marks=pytest.mark.longer)],
 )  # fmt: skip
+@pytest.mark.promise("operations: default privileges")
 def test_the_face_of_pgmq_grants_nothing_by_default(
     conn: Conn, stranger: str, to: str, before: bool
 ) -> None:

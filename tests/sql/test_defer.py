@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allow
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("feature: snooze, with saved state", "concepts: transitions of a message")
 def test_what_is_put_off_comes_back_with_its_state_and_did_not_fail(
     conn: Conn, ordering: str
 ) -> None:

@@ -118,6 +118,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.promise(
+    "fault: the WAL cannot be written or synced, or its disk is full",
+    "fault: the WAL cannot be written or synced, or its disk is full",
+    "fault: the disk of the tables is full",
+    "fault: tables cannot be written or read",
+    "operations: a disk that fails",
+)
 def test_what_was_confirmed_stays_and_comes_once_although(disk: Disk, fault: str) -> None:
     calls, error, part, sqlstate = FAULTS[fault]
     with connection.connect(disk.url) as conn:

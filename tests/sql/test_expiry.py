@@ -36,6 +36,7 @@ def drained(conn: Conn, name: str = "c", size: int = 100) -> list[int]:
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("feature: time to live", "concepts: transitions of a message")
 def test_who_comes_upon_a_message_that_expired_gives_it_up(conn: Conn, ordering: str) -> None:
     """And goes on with the others, also those of its key; in claims of any size."""
     sizes = {"c": 100, "one": 1}

@@ -43,6 +43,7 @@ def test_a_number_that_no_message_has(conn: Conn, opened: Session) -> None:
     assert said(conn, 99)[1] == "no message has this number yet: the last one is 1"
 
 
+@pytest.mark.promise("concepts: transitions of a message")
 def test_what_a_sink_has_staged_is_unpublished(conn: Conn, stream: int) -> None:
     consumer(conn)
     stage(conn, stream, 2, batch=7, sink="copy")
@@ -269,6 +270,7 @@ def test_key_stats_of_others(conn: Conn) -> None:
 
 
 @for_each("ordering", ["none", "key"])
+@pytest.mark.promise("feature: all errors of a message")
 def test_each_failure_is_listed_while_the_message_lives(conn: Conn, ordering: str) -> None:
     """The last ten, with who had it; also of a dead letter; not what was put off."""
     consumer(conn, ordering=ordering, max_deliver_count=14)

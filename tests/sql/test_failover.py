@@ -30,6 +30,9 @@ def pair() -> Iterator[Pair]:
         yield servers
 
 
+@pytest.mark.promise(
+    "fault: the primary dies, its standby is promoted", "restore: synchronous failover"
+)
 def test_a_synchronous_failover_loses_nothing_and_ends_nobody(pair: Pair) -> None:
     with Parties(pair.url) as parties:
         pair.synchronize()
@@ -47,6 +50,7 @@ def test_a_synchronous_failover_loses_nothing_and_ends_nobody(pair: Pair) -> Non
         assert acked(conn, "s", "c") == []
 
 
+@pytest.mark.promise("restore: the old primary takes over again")
 def test_the_old_primary_is_rewound_and_takes_over_again(pair: Pair) -> None:
     """Asynchronous: what only it had is gone, and who has read that is told so, PQ005."""
     with connection.connect(pair.primary.url) as conn:

@@ -46,6 +46,7 @@ def test_a_topic_is_of_words(conn: Conn, stream: int) -> None:
 
 @pytest.mark.small_limits
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("concepts: transitions of a message")
 def test_a_filtered_consumer_gets_what_passes_in_its_order(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering, p_topic="orders.*.eu")
     sent = send_keys(conn, *["orders.1.eu", "orders.1.us", None, "orders.2.eu", "orders.1.eu"] * 3)
@@ -105,6 +106,7 @@ DOCUMENTS = [
 
 
 @pytest.mark.all_versions
+@pytest.mark.promise("feature: filters", "concepts: transitions of a message")
 def test_a_condition_is_asked_of_key_headers_and_data(conn: Conn, stream: int) -> None:
     """What cannot be asked, or not be read, does not pass, and is in nobody's way."""
     value(conn, "create_stream", "j", "json")
@@ -259,6 +261,7 @@ def targets(conn: Conn, stream: int) -> None:
 
 
 @pytest.mark.usefixtures("targets")
+@pytest.mark.promise("feature: topics, bindings")
 def test_what_matches_is_copied_once_in_the_senders_transaction(conn: Conn) -> None:
     bind(conn, "a.*", "t")
     bind(conn, "#.x", "t")

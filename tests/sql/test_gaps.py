@@ -319,6 +319,7 @@ def test_gaps_are_merged_only_when_what_was_found_has_left_them(
 
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
+@pytest.mark.promise("guarantee: Overlapping transactions")
 def test_a_producer_that_commits_and_goes_on_during_a_take_keeps_its_order(
     conn: Conn, session: Session, opened: Session, stream: int, ordering: str
 ) -> None:

@@ -34,6 +34,10 @@ def network(servers_home: Path) -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.promise(
+    "fault: the network loses packets: requests, answers, or both",
+    "operations: a network that loses packets",
+)
 def test_a_network_that_loses_packets_in_one_direction_loses_and_repeats_nothing(
     network: Network,
 ) -> None:
@@ -52,6 +56,10 @@ def test_a_network_that_loses_packets_in_one_direction_loses_and_repeats_nothing
 
 
 @pytest.mark.parametrize("direction", ["requests", "answers"])
+@pytest.mark.promise(
+    "fault: the network loses packets while a transaction is open",
+    "operations: a network that loses packets",
+)
 def test_a_commit_without_an_answer_is_not_known_and_holds_up_nobody(
     network: Network, direction: str
 ) -> None:
@@ -99,6 +107,7 @@ def test_a_commit_without_an_answer_is_not_known_and_holds_up_nobody(
         checker.check(conn)
 
 
+@pytest.mark.promise("fault: the network loses packets: requests, answers, or both")
 def test_who_waits_for_messages_notices_that_the_answers_are_lost(network: Network) -> None:
     """A minute of waiting without a message looks the same, but for the network's own packets."""
     long = timedelta(minutes=5)

@@ -48,6 +48,7 @@ def outcome(conn: Conn, seq: int, name: str = "c") -> Any:
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("feature: results, and who did it")
 def test_an_acknowledgement_is_kept_with_its_result(conn: Conn, ordering: str) -> None:
     """Of a whole claim, of some of its messages, and of one that the next claim makes."""
     conn.execute("set application_name = 'billing 7'")

@@ -67,6 +67,7 @@ def public_functions(conn: Conn, condition: str) -> list[str]:
 
 
 @pytest.mark.each_version
+@pytest.mark.promise("operations: installing again")
 def test_installing_again_with_psql_keeps_what_is_inside(empty_url: str) -> None:
     install(empty_url)
     with connection.connect(empty_url) as conn:
@@ -311,6 +312,7 @@ def test_what_others_put_into_public_is_not_found_by_the_installers_nor_by_what_
 # Uninstalling
 
 
+@pytest.mark.promise("operations: uninstalling")
 def test_uninstalling_leaves_nothing_of_the_schema(conn: Conn, url: str) -> None:
     assert schema.content(conn) == "0 streams, 0 consumers, and all messages"
     value(conn, "create_stream", "s")
@@ -334,6 +336,7 @@ DEPENDING = [
 ]
 
 
+@pytest.mark.promise("operations: uninstalling")
 def test_uninstalling_is_refused_where_something_of_others_depends_on_the_schema(
     conn: Conn,
 ) -> None:

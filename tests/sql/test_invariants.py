@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("stream")
 
 @pytest.mark.all_versions
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("guarantee: No loss", "guarantee: Versions")
 def test_no_loss(conn: Conn, url: str, session: Session, ordering: str) -> None:
     """Published is untaken, in a run, dead or acknowledged; whoever dies, whenever."""
     consumer_id = consumer(conn, ordering=ordering)
@@ -55,6 +56,11 @@ def test_no_loss(conn: Conn, url: str, session: Session, ordering: str) -> None:
 
 @pytest.mark.all_versions
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise(
+    "guarantee: Exclusive claims",
+    "feature: several workers of one consumer",
+    "concepts: transitions of a message",
+)
 def test_exclusive(conn: Conn, url: str, ordering: str) -> None:
     """No message is in two claims, however many claim at once."""
     consumer_id = consumer(conn, ordering=ordering)
@@ -84,6 +90,7 @@ def test_exclusive(conn: Conn, url: str, ordering: str) -> None:
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("guarantee: Fencing")
 def test_fenced(conn: Conn, ordering: str) -> None:
     """A token that is not live changes nothing and says so: acknowledged, taken over, never was."""
     for name in ("acknowledged", "taken over", "c"):
@@ -113,6 +120,7 @@ def test_fenced(conn: Conn, ordering: str) -> None:
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("guarantee: Fencing")
 def test_fenced_to_its_own_messages(conn: Conn, ordering: str) -> None:
     """A live claim settles none of another's messages."""
     consumer(conn, "c", ordering)
@@ -129,6 +137,7 @@ def test_fenced_to_its_own_messages(conn: Conn, ordering: str) -> None:
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("guarantee: Fixed claims")
 def test_claim_contents_fixed(conn: Conn, session: Session, ordering: str) -> None:
     """Until its owner settles them, or the lease is over and another claimer needs the messages."""
     consumer(conn, ordering=ordering)
@@ -158,6 +167,7 @@ def test_claim_contents_fixed(conn: Conn, session: Session, ordering: str) -> No
     assert held() == []
 
 
+@pytest.mark.promise("guarantee: Order (FIFO)")
 def test_order_none(conn: Conn) -> None:
     """By priority, then arrival; what comes back keeps its place."""
     consumer(conn)
@@ -171,6 +181,7 @@ def test_order_none(conn: Conn) -> None:
 
 
 @pytest.mark.all_versions
+@pytest.mark.promise("guarantee: Order (FIFO)", "feature: FIFO by key")
 def test_order_key(conn: Conn, session: Session) -> None:
     """A message is not delivered while an earlier one of its key is unsettled elsewhere."""
     consumer(conn, ordering="key")
@@ -201,6 +212,7 @@ def test_order_key(conn: Conn, session: Session) -> None:
     checker.check(conn)
 
 
+@pytest.mark.promise("guarantee: Order (FIFO)")
 def test_order_stream(conn: Conn, session: Session) -> None:
     consumer(conn, ordering="stream")
     sent = send_keys(conn, "a", "b", None, "a", None)
@@ -215,6 +227,7 @@ def test_order_stream(conn: Conn, session: Session) -> None:
 
 
 @for_each("ordering", ["key", "stream"])
+@pytest.mark.promise("guarantee: Overlapping transactions")
 def test_order_of_late_commits(conn: Conn, opened: Session, ordering: str) -> None:
     """What was published late is delivered after, never at the same time elsewhere."""
     consumer(conn, ordering=ordering)
@@ -229,6 +242,7 @@ def test_order_of_late_commits(conn: Conn, opened: Session, ordering: str) -> No
     assert acked(conn, "s", "c") == [second, first]
 
 
+@pytest.mark.promise("guarantee: Flat cost")
 def test_index_probes_only(conn: Conn, stream: int) -> None:
     """A claim and its settlement read as much at 100,000 messages as at 1,000. See test_plans."""
     for ordering in ORDERINGS:
@@ -240,6 +254,7 @@ def test_index_probes_only(conn: Conn, stream: int) -> None:
         cost.assert_flat(name, few[name], cost.claim_cost(conn, name, 10))
 
 
+@pytest.mark.promise("guarantee: Atomic publication", "concepts: transitions of a message")
 def test_atomic_publication(conn: Conn, session: Session) -> None:
     """In the publisher's transaction: with its other writes, or not at all."""
     consumer(conn)
@@ -292,6 +307,7 @@ def test_atomic_publication_of_a_batch(conn: Conn, url: str, stream: int) -> Non
 
 @pytest.mark.all_versions
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("guarantee: Replayable offsets")
 def test_replayable(conn: Conn, session: Session, opened: Session, ordering: str) -> None:
     """The same offsets give the same messages, in any session, after any crash."""
     consumer_id = consumer(conn, ordering=ordering)
@@ -338,6 +354,7 @@ def test_replayable(conn: Conn, session: Session, opened: Session, ordering: str
 
 
 @for_each("isolation", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.promise("guarantee: Independent producers")
 def test_no_producer_blocks_another(
     conn: Conn, session: Session, stream: int, isolation: str
 ) -> None:

@@ -64,6 +64,7 @@ def kill(conn: Conn, other: Conn) -> None:
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("feature: capacity of a key")
 def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, ordering: str) -> None:
     """However few of them are before it: what is claimed, or waits, counts as well."""
     capped(conn, 3, ordering)
@@ -89,6 +90,7 @@ def test_a_key_at_its_capacity_takes_no_more_until_one_is_done(conn: Conn, order
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise("feature: unique while another one waits or runs")
 def test_with_a_capacity_of_1_a_message_is_the_only_one_while_it_waits_or_runs(
     conn: Conn, ordering: str
 ) -> None:

@@ -27,6 +27,10 @@ def outcome(conn: Conn, seq: int) -> tuple[str, Any]:
 
 
 @for_each("ordering", ORDERINGS)
+@pytest.mark.promise(
+    "feature: latest wins: the newest of a key replaces those that wait",
+    "concepts: transitions of a message",
+)
 def test_of_a_key_only_the_newest_waiting_message_is_delivered(conn: Conn, ordering: str) -> None:
     """Messages without a key are never replaced; one publication is judged like several."""
     latest(conn, ordering)

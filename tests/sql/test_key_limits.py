@@ -43,6 +43,7 @@ def drained(conn: Conn, size: int = 3, name: str = "c") -> list[Any]:
 @pytest.mark.small_limits
 @for_each("ordering", BY_KEY)
 @pytest.mark.parametrize("size", [1, 2, 10])
+@pytest.mark.promise("feature: concurrency of a key")
 def test_no_more_of_a_key_are_in_flight_than_its_limit_allows(
     conn: Conn, ordering: str, size: int
 ) -> None:
@@ -65,7 +66,7 @@ def test_no_more_of_a_key_are_in_flight_than_its_limit_allows(
 def test_a_key_behind_many_messages_of_another_is_reached_soon(
     conn: Conn, stream: int, ordering: str
 ) -> None:
-    """keys.md says after how many claims of ten."""
+    """After 12 claims of ten."""
     limited(conn, ordering, per_key_limit=1)
     internals.publish_together(conn, stream, 100_000, "'a'")
     (b,) = send_keys(conn, "b")
@@ -117,6 +118,7 @@ def test_an_expired_claim_is_delivered_again_within_the_limit(conn: Conn, orderi
 @pytest.mark.small_limits
 @for_each("ordering", BY_KEY)
 @pytest.mark.parametrize("size", [1, 10])
+@pytest.mark.promise("feature: rate of a key")
 def test_no_more_of_a_key_are_delivered_in_a_time_than_its_burst(
     conn: Conn, ordering: str, size: int
 ) -> None:
@@ -174,6 +176,7 @@ def test_who_is_moved_keeps_the_rate(conn: Conn, ordering: str) -> None:
 
 
 @for_each("ordering", BY_KEY)
+@pytest.mark.promise("feature: fairness, round robin")
 def test_keys_take_turns(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, fair=True)
     n = 300
@@ -331,6 +334,7 @@ def test_a_limit_counts_what_was_in_flight_when_it_was_set(
     assert keys_of(receive(conn, 5)) == ["b"]
 
 
+@pytest.mark.promise("settings: limits of a key and Spark")
 def test_a_spark_query_is_refused(conn: Conn) -> None:
     consumer_id = limited(conn, "key", per_key_limit=1)
     with raises("PQ006", "which Spark queries do not support"):
@@ -338,6 +342,7 @@ def test_a_spark_query_is_refused(conn: Conn) -> None:
 
 
 @for_each("ordering", BY_KEY)
+@pytest.mark.promise("settings: limits of a key and Spark")
 def test_a_spark_query_whose_consumer_has_limits_now_replays_nothing(
     conn: Conn, ordering: str
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_claim_is_extended_while_another_claimer_is_at_it(conn: Conn, url: str
             assert value(conn, "extend", claim) == 1
 
 
+@pytest.mark.promise("feature: visibility timeout, heartbeat", "concepts: transitions of a message")
 def test_a_claim_is_taken_over_when_its_lease_is_over(conn: Conn) -> None:
     for ordering in ORDERINGS:
         consumer(conn, ordering, ordering, visibility_timeout=seconds(20))
@@ -78,6 +79,7 @@ def test_a_claim_is_taken_over_when_its_lease_is_over(conn: Conn) -> None:
         assert value(conn, "ack", row.claim_id) == 1
 
 
+@pytest.mark.promise("guarantee: Fixed claims", "concepts: transitions of a message")
 def test_an_owner_that_comes_back_late_but_first_keeps_its_claim(conn: Conn) -> None:
     cases = [*product(("ack", "nack", "extend", "defer", "dead_letter"), ORDERINGS)]
     for settle, ordering in cases:

@@ -350,6 +350,7 @@ def impatient(conn: Conn) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.promise("guarantee: A held consumer")
 def test_each_function_gives_up_after_a_while(
     conn: Conn, session: Session, known: dict[str, Any]
 ) -> None:

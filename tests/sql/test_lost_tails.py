@@ -127,6 +127,9 @@ def kill(own_server: Server, url: str) -> Iterator[Callable[[], None]]:
     set_up("reset wal_writer_delay")
 
 
+@pytest.mark.promise(
+    "guarantee: Asynchronous commit", "fault: Postgres crashes with synchronous_commit = off"
+)
 def test_a_crash_forgets_a_call_or_keeps_it_and_no_token_comes_back(
     url: str, kill: Callable[[], None]
 ) -> None:

@@ -50,6 +50,7 @@ def refused(attempt: Callable[[], Any]) -> None:
 
 
 @pytest.mark.usefixtures("face")
+@pytest.mark.promise("restore: sequences without their values")
 def test_each_sequence_is_compared_and_moved(conn: Conn, url: str, bills: dict[str, Any]) -> None:
     """All that the catalogue has, in a database in use; and none moves back."""
     known = use(conn, url, internals.insert_messages)
@@ -196,6 +197,7 @@ def publishes_again(conn: Conn, how: str) -> None:
         *(pytest.param(each, marks=pytest.mark.longer) for each in ("seq", "publication")),
     ],
 )
+@pytest.mark.promise("restore: sequences without their values")
 def test_whatever_publishes_is_refused_and_nothing_of_it_is_seen(
     conn: Conn, prepared: None, forgotten: str
 ) -> None:

@@ -18,6 +18,7 @@ def keyed(conn: Conn, stream: int) -> int:
 
 
 @pytest.mark.parametrize("ordering", ["key", "stream"])
+@pytest.mark.promise("guarantee: Priorities")
 def test_priorities_do_not_break_an_order(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)
     sent = [send(conn, p_key="k", p_priority=p) for p in (0, 5, -5)]
@@ -25,6 +26,7 @@ def test_priorities_do_not_break_an_order(conn: Conn, ordering: str) -> None:
     assert got == list(zip(sent, (0, 5, -5), strict=True))
 
 
+@pytest.mark.promise("guarantee: Head-of-line blocking")
 def test_ordering_stream_waits_for_a_delayed_message_and_key_for_its_key(conn: Conn) -> None:
     consumer(conn, "stream", "stream")
     consumer(conn, "key", "key")
@@ -37,6 +39,7 @@ def test_ordering_stream_waits_for_a_delayed_message_and_key_for_its_key(conn: C
     assert acked(conn, "s", "key") == [late, behind]
 
 
+@pytest.mark.promise("guarantee: Assignment by key", "concepts: transitions of a message")
 def test_a_key_is_with_one_claim_at_a_time(conn: Conn) -> None:
     consumer(conn, ordering="key")
     k1, l1, k2, none1 = send_all(conn, list("abcd"), p_keys=["k", "l", "k", None])
@@ -126,6 +129,7 @@ def test_a_failed_message_waits_for_what_its_claim_still_has_of_its_key(
     assert later[1] in got
 
 
+@pytest.mark.promise("guarantee: Assignment by key")
 def test_what_failed_or_became_free_comes_before_most_of_the_line(conn: Conn, keyed: int) -> None:
     sent = send_keys(conn, *(f"k{i % 500}" for i in range(1000)))
     rows = call(conn, "receive", "s", "c", 1)

@@ -50,6 +50,7 @@ def pg_upgrade(home: Path) -> None:
 
 
 @pytest.mark.longer
+@pytest.mark.promise("operations: pg_upgrade")
 def test_what_was_owed_is_delivered_after_pg_upgrade(home: Path) -> None:
     """Once `recover()` was called, of which doctor reminds."""
     try:

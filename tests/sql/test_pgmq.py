@@ -291,6 +291,7 @@ SEEDS = range(4)
 
 @pytest.mark.longer
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
+@pytest.mark.promise("pgmq: the client of PyPI, beside pgmq itself")
 def test_the_client_of_pypi_gets_what_pgmq_gives(face: Conn, pgmq: Conn, scenario: Any) -> None:
     """The same calls, side by side, in two databases of one server."""
     here, there = scenario(client_of(face)), scenario(client_of(pgmq))
@@ -327,6 +328,7 @@ def test_a_message_is_sent_read_and_deleted(face: Conn) -> None:
     checker.check(face)
 
 
+@pytest.mark.promise("pgmq: no other schema is touched, and it goes")
 def test_it_is_installed_apart_and_removed(conn: Conn, url: str) -> None:
     """Not by default; again without harm; not into a schema of others; with the queue it goes."""
     there = "select to_regnamespace('pgmq')::text"
@@ -402,6 +404,7 @@ ROLES = {
 }
 
 
+@pytest.mark.promise("pgmq: roles")
 def test_each_role_may_do_its_part(face: Conn) -> None:
     """And not what is for another; PUBLIC may do nothing; nobody may call what is inside."""
     face.execute("select pgqueue.create_roles()")
@@ -571,6 +574,7 @@ def test_metrics_read_sums_and_no_messages(face: Conn) -> None:
 
 
 @pytest.mark.longer
+@pytest.mark.promise("pgmq: pgmq-js 1.3.1 of npm, beside pgmq itself (its setVt fails with either)")
 def test_the_client_of_npm_gets_the_same_answers(face: Conn, pgmq: Conn, tmp_path: Path) -> None:
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("no node and npm (on Debian and Ubuntu: apt install nodejs npm)")

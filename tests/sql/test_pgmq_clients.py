@@ -111,6 +111,7 @@ async def answers_of(queue: Any) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.promise("pgmq: each client of PyPI with its setting, beside pgmq itself")
 def test_a_client_with_its_setting_gets_what_pgmq_gives(face: Conn, pgmq: Conn, name: str) -> None:
     here, there = (asyncio.run(answers(name, conn)) for conn in (face, pgmq))
     assert here == there

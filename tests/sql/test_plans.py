@@ -27,6 +27,7 @@ def consumer(conn: Conn, name: str, ordering: str = "none") -> int:
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(100, marks=pytest.mark.longer)])
+@pytest.mark.promise("guarantee: Flat cost")
 def test_the_backlog_costs_nothing(conn: Conn, stream: int, size: int) -> None:
     for ordering in ORDERINGS:
         consumer(conn, f"few {ordering}", ordering)
@@ -158,6 +159,7 @@ def test_a_million_messages_in_each_state_cost_nothing(conn: Conn, stream: int) 
     assert_all_flat("a million ready", few, claims())
 
 
+@pytest.mark.promise("guarantee: Flat cost")
 def test_an_expiry_costs_what_it_releases(conn: Conn, stream: int) -> None:
     def expiry(name: str) -> float:
         costs = []
@@ -201,6 +203,7 @@ def traffic(conn: Conn, rounds: int, behind: bool) -> list[int]:
     "behind", [False, pytest.param(True, marks=pytest.mark.longer)], ids=["alone", "others"]
 )
 @pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.promise("guarantee: Flat cost", "operations: dead rows")
 def test_dead_rows_that_an_old_snapshot_holds_cost_nothing(
     conn: Conn, url: str, stream: int, ordering: str, behind: bool
 ) -> None:

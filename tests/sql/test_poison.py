@@ -47,6 +47,7 @@ def work(conn: Conn, poison: set[int], size: int, how: str) -> tuple[list[int], 
         *(("key", "nack", 1), ("stream", "crash", 1), ("stream", "nack", 5)),
     ],
 )
+@pytest.mark.promise("guarantee: No collateral dead letters")
 def test_of_a_claim_only_the_message_to_blame_dies(
     conn: Conn, ordering: str, how: str, max_deliver_count: int
 ) -> None:
@@ -69,6 +70,7 @@ def test_of_a_claim_only_the_message_to_blame_dies(
         *(pytest.param(each, "crash", marks=pytest.mark.longer) for each in ("none", "stream")),
     ],
 )
+@pytest.mark.promise("guarantee: No collateral dead letters")
 def test_one_poisonous_message_among_3000_ends_alone(conn: Conn, ordering: str, how: str) -> None:
     """It takes some log2(n) failures, and nobody else is given up, though delivered as often."""
     consumer(conn, ordering=ordering, max_deliver_count=3)
@@ -172,6 +174,7 @@ def test_who_has_several_claims_is_told_which_one_may_kill_it(conn: Conn) -> Non
     assert not value(conn, "is_suspected", 0)
 
 
+@pytest.mark.promise("guarantee: Deliveries to Spark")
 def test_the_claim_of_a_spark_reader_is_neither_halved_nor_given_up(conn: Conn) -> None:
     c = consumer(conn, max_deliver_count=1)
     sent = send_all(conn, ["x"] * 4)
@@ -191,6 +194,7 @@ DELAYS = [
 
 
 @pytest.mark.small_limits
+@pytest.mark.promise("feature: retry with backoff", "concepts: transitions of a message")
 def test_a_failure_delays_as_the_settings_say(conn: Conn) -> None:
     """Each ordering, way to fail and kind of delay with each of the others."""
     for i, how in enumerate(["named", "unnamed", "crash"]):
@@ -214,6 +218,7 @@ def test_a_failure_delays_as_the_settings_say(conn: Conn) -> None:
             value(conn, "ack", last.claim_id)
 
 
+@pytest.mark.promise("concepts: transitions of a message")
 def test_a_nack_says_its_own_delay_and_0_says_now(conn: Conn) -> None:
     consumer(conn, p_settings=Jsonb({"backoff": "exponential"}))
     seq = send(conn)

@@ -195,6 +195,7 @@ def test_a_position_costs_the_same_whatever_the_history(
 # Seek
 
 
+@pytest.mark.promise("concepts: transitions of a message")
 def test_a_moved_consumer_is_as_if_it_were_created_there(conn: Conn) -> None:
     """Runs in every state and claims are gone, whoever holds them; dead letters stay dead."""
     for name in ORDERINGS:
@@ -354,6 +355,9 @@ def test_a_move_needs_to_see_what_others_committed(conn: Conn) -> None:
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.promise(
+    "feature: backfill and replay of the stream", "concepts: transitions of a message"
+)
 def test_what_was_finished_arrives_again_and_nothing_else(conn: Conn, ordering: str) -> None:
     """Not what is in hand, dead, or new; in the order of arrival, behind what is in the line."""
     consumer(conn, ordering=ordering)
@@ -418,6 +422,7 @@ def test_a_replay_is_of_what_is_for_the_consumer_with_its_priority(conn: Conn) -
 # Pause
 
 
+@pytest.mark.promise("feature: pause and resume")
 def test_a_paused_consumer_claims_nothing_and_still_owes(conn: Conn) -> None:
     for name in ORDERINGS:
         consumer(conn, name, name)

@@ -31,6 +31,7 @@ def acked_all(conn: Conn) -> list[int]:
 
 @pytest.mark.small_limits
 @pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.promise("concepts: transitions of a message")
 def test_messages_come_later_wherever_the_consumer_has_them(conn: Conn, ordering: str) -> None:
     """New, ready, delayed and waiting ones; not claimed and dead ones, nor others of their runs."""
     consumer(conn, ordering=ordering)

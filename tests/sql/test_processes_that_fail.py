@@ -58,6 +58,7 @@ def stopped(victims: Iterable[psutil.Process]) -> Iterator[None]:
                 each.resume()
 
 
+@pytest.mark.promise("fault: Postgres hangs")
 def test_calls_go_on_while_a_process_of_the_server_is_stopped(
     parties: Parties, server: Server, conn: Conn
 ) -> None:
@@ -83,6 +84,7 @@ def test_calls_go_on_while_a_process_of_the_server_is_stopped(
 CALLS = ("send", "receive", "ack", "read", "commit_offset")
 
 
+@pytest.mark.promise("fault: a backend is killed (e.g. by the OOM killer)")
 def test_a_session_that_is_killed_in_a_call_ends_nobody_and_loses_nothing(
     parties: Parties, url: str, server: Server
 ) -> None:
@@ -122,6 +124,7 @@ def caught_in(function: str, url: str) -> int:
 @pytest.mark.parametrize(
     ("handler", "options"), [("note", {}), ("note_in_transaction", {"transactional": True})]
 )
+@pytest.mark.promise("fault: a worker hangs", "fault: a worker hangs in a transaction")
 def test_a_worker_that_stood_still_past_its_lease_changes_nothing_that_others_did(
     conn: Conn, url: str, monkeypatch, handler: str, options: dict
 ) -> None:

@@ -33,6 +33,7 @@ def refused(conn: Conn, stream: int, seq: int | None) -> None:
     assert caught.value.sqlstate in ("PQ003", "55000"), caught.value
 
 
+@pytest.mark.promise("operations: producers learn no names, write only reserved numbers")
 def test_a_producer_writes_only_numbers_that_its_transaction_reserved(
     conn: Conn, stream: int, producers: list[Conn]
 ) -> None:
@@ -135,6 +136,7 @@ def test_so_many_numbers_cannot_be_reserved(conn: Conn, stream: int) -> None:
 # Sinks
 
 
+@pytest.mark.promise("operations: a sink's role")
 def test_a_sink_belongs_to_the_role_that_used_it_first(
     conn: Conn, stream: int, producers: list[Conn]
 ) -> None:
@@ -244,6 +246,7 @@ def test_an_empty_batch_is_the_next_one(conn: Conn, stream: int) -> None:
 # Names of others
 
 
+@pytest.mark.promise("operations: producers learn no names")
 def test_who_only_sends_learns_no_names_from_errors(conn: Conn, producers: list[Conn]) -> None:
     value(conn, "create_consumer", "s", "c")
     mean, _ = producers

@@ -94,6 +94,7 @@ def test_who_takes_many_numbers_gets_one_range_beside_others_who_do(
 
 @pytest.mark.all_versions
 @pytest.mark.parametrize("way", ["send_batch", "reserve"])
+@pytest.mark.promise("guarantee: Independent producers")
 def test_numbers_are_locked_for_as_long_as_they_are_taken(
     conn: Conn, session: Session, stream: int, way: str
 ) -> None:
@@ -120,6 +121,7 @@ def test_numbers_are_locked_for_as_long_as_they_are_taken(
         assert internals.seqs_are_locked(conn, stream)
 
 
+@pytest.mark.promise("feature: a message to many")
 def test_every_consumer_gets_every_message_unless_it_was_sent_to_others(conn: Conn) -> None:
     for name in "abc":
         consumer(conn, name)
@@ -132,6 +134,7 @@ def test_every_consumer_gets_every_message_unless_it_was_sent_to_others(conn: Co
     assert acked(conn, "s", "c") == acked(conn, "s", "late") == [everyone]
 
 
+@pytest.mark.promise("guarantee: Atomic publication", "feature: in the caller's transaction")
 def test_sending_is_part_of_the_callers_transaction(conn: Conn, url: str) -> None:
     consumer(conn)
     conn.execute("create table orders (id int)")
@@ -151,6 +154,7 @@ def test_sending_is_part_of_the_callers_transaction(conn: Conn, url: str) -> Non
     assert one(conn, "select array_agg(id) from orders") == [2]
 
 
+@pytest.mark.promise("guarantee: Notifications")
 def test_each_publication_notifies_once_who_waits_and_nobody_when_the_stream_says_so(
     conn: Conn, stream: int, url: str
 ) -> None:
@@ -197,6 +201,7 @@ def nested(levels: int) -> str:
     return '{"":' * levels + "1" + "}" * levels
 
 
+@pytest.mark.promise("guarantee: Sizes")
 def test_a_message_as_large_as_its_stream_allows_is_taken_and_a_larger_one_refused(
     conn: Conn,
 ) -> None:
@@ -284,6 +289,7 @@ def test_a_message_that_is_not_written_cannot_be_staged(conn: Conn, stream: int)
     [('{"h": "123456789012"}', '{"h": "1234567890123"}'), (nested(100), nested(101))],
     ids=["long", "deep"],
 )
+@pytest.mark.promise("guarantee: Sizes")
 def test_headers_as_large_and_deep_as_allowed_are_taken_and_others_refused(
     conn: Conn, fits: str, too_much: str
 ) -> None:
@@ -320,6 +326,7 @@ def test_a_payload_is_never_in_an_error(conn: Conn) -> None:
         assert "secret" not in str(fields)
 
 
+@pytest.mark.promise("guarantee: Two-phase commit")
 def test_a_transaction_that_sent_can_be_prepared_only_without_notifications(
     conn: Conn, url: str
 ) -> None:

@@ -294,6 +294,7 @@ def test_a_number_of_starts_is_at_least_1(conn: Conn, reader: Reader, after: int
         pytest.param("none", 1, (1, 0), marks=pytest.mark.longer),
     ],
 )
+@pytest.mark.promise("checkpoints: Several sources")
 def test_a_query_of_two_sources_gives_up_the_message_to_blame_and_no_other(
     conn: Conn, ordering: str, poison_in: int, order: tuple[int, int]
 ) -> None:

@@ -227,6 +227,7 @@ def test_a_batch_that_is_repeated_is_held_anew(conn: Conn, reader: Reader, again
     assert receive(conn) == []
 
 
+@pytest.mark.promise("guarantee: Asynchronous commit", "operations: synchronous_commit = off")
 def test_what_spark_is_told_is_on_disk_before(conn: Conn, reader: Reader, stream: int) -> None:
     """Also where synchronous_commit is off; what changes nothing waits for no disk."""
     send_all(conn, ["x"] * 2)
@@ -348,6 +349,7 @@ def test_next_due_is_when_the_next_lease_ends(conn: Conn, reader: Reader) -> Non
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.promise("guarantee: Deliveries to Spark")
 def test_a_batch_that_another_process_plans_again_is_delivered_again(
     conn: Conn, ordering: str
 ) -> None:

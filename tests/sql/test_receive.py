@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
 @pytest.mark.each_version
 @pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.promise("concepts: transitions of a message")
 def test_messages_go_from_sending_to_acknowledging(conn: Conn, ordering: str) -> None:
     consumer(conn, ordering=ordering)
     sent = [send(conn, d, p_key="k") for d in "ab"] + send_all(conn, ["c", "d"], p_keys=["k", "l"])
@@ -32,6 +33,7 @@ def test_messages_go_from_sending_to_acknowledging(conn: Conn, ordering: str) ->
     assert internals.count(conn, "messages") == 4, "messages are kept"
 
 
+@pytest.mark.promise("feature: priority")
 def test_higher_priorities_come_first_and_equal_ones_in_order_of_arrival(conn: Conn) -> None:
     consumer(conn)
     sent = {p: [send(conn, p_priority=p) for _ in range(2)] for p in (0, 32767, -32768, 5)}
@@ -69,6 +71,7 @@ def test_a_payload_of_each_kind_arrives_as_it_was_sent(
     assert all(r.inserted_at is not None for r in got)
 
 
+@pytest.mark.promise("feature: delayed, scheduled", "concepts: transitions of a message")
 def test_a_message_is_not_delivered_before_its_time(conn: Conn) -> None:
     consumer(conn)
     due = now(conn) + seconds(60)

@@ -52,6 +52,7 @@ def test_a_condition_has_at_most_4096_bytes(conn: Conn) -> None:
 
 
 @pytest.mark.small_limits
+@pytest.mark.promise("feature: conditional reads")
 def test_what_passes_is_claimed_in_order_and_the_others_stay_as_they_are(conn: Conn) -> None:
     consumer(conn)
     seqs = send_keys(conn, *"abcabcabc")

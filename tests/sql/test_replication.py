@@ -129,6 +129,7 @@ def checked(url: str) -> dict[str, str]:
     [(18, False), pytest.param(19, True, marks=pytest.mark.longer)],
     indirect=["servers"],
 )
+@pytest.mark.promise("operations: an upgrade of Postgres by logical replication")
 def test_an_upgrade_by_logical_replication_delivers_what_was_owed(
     upgrade: Upgrade, copies_sequences: bool
 ) -> None:
@@ -157,6 +158,7 @@ def test_an_upgrade_by_logical_replication_delivers_what_was_owed(
     assert_delivers(upgrade.new, known, before, [after])
 
 
+@pytest.mark.promise("operations: an upgrade of Postgres by logical replication")
 def test_a_stream_that_is_created_meanwhile_stops_the_copy_until_its_tables_are_copied(
     upgrade: Upgrade,
 ) -> None:

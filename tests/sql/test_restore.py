@@ -86,6 +86,7 @@ def app(new_role: Callable[..., str]) -> str:
 
 
 @pytest.mark.each_version
+@pytest.mark.promise("restore: a restored dump")
 def test_a_dump_that_is_restored_delivers_everything_once(
     conn: Conn, url: str, session: Session, app: str, elsewhere: embedded.Server
 ) -> None:
@@ -180,6 +181,7 @@ def test_offsets_after_a_restore(
 @pytest.mark.parametrize(
     ("ordering", "recovered"), [("none", True), ("key", False)], ids=["recovered", "not recovered"]
 )
+@pytest.mark.promise("restore: a dump beside maintain()")
 def test_a_dump_beside_maintain_may_owe_what_it_lacks_and_stops_nobody(
     conn: Conn,
     url: str,
@@ -282,6 +284,7 @@ SEQUENCES = ("seq_*", "publication_*", "*_seq", "claim_numbers", "gap_numbers", 
     [pytest.param(True, marks=pytest.mark.longer), False],  # a whole dump has them too: see above
     ids=["with sequences", "without"],
 )
+@pytest.mark.promise("restore: data alone, or some tables")
 def test_data_alone_without_its_sequences_is_noticed_and_recovered(
     conn: Conn, url: str, elsewhere: embedded.Server, sequences: bool
 ) -> None:

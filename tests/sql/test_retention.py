@@ -46,6 +46,7 @@ def kept(conn: Conn) -> Any:
 
 
 @pytest.mark.parametrize("unread", ["keep", "drop"])
+@pytest.mark.promise("guarantee: Retention", "feature: pruning, by whole partitions")
 def test_messages_go_when_they_are_old_and_not_before(conn: Conn, unread: str) -> None:
     retention(conn, p_for=HOUR, p_unread=unread)
     old = send_all(conn, ["old"] * 3)
@@ -125,6 +126,7 @@ def test_messages_go_when_every_consumer_is_done(conn: Conn) -> None:
 
 
 @pytest.mark.parametrize("ordering", ["none", "key", "stream"])
+@pytest.mark.promise("concepts: transitions of a message")
 def test_what_a_consumer_owes_is_kept_whatever_its_state(conn: Conn, ordering: str) -> None:
     """New, ready, claimed, delayed, waiting, dead: each keeps its segment; nothing else does."""
     retention(conn, p_for=HOUR)
@@ -162,6 +164,7 @@ def test_what_a_consumer_owes_is_kept_whatever_its_state(conn: Conn, ordering: s
 
 
 @pytest.mark.parametrize("ordering", ["none", "key", "stream"])
+@pytest.mark.promise("concepts: transitions of a message")
 def test_drop_takes_what_nobody_has_claimed_and_counts_it(conn: Conn, ordering: str) -> None:
     retention(conn, p_for=HOUR, p_unread="drop")
     consumer(conn, ordering=ordering)
@@ -576,6 +579,7 @@ def test_who_reads_without_claiming_is_told_when_retention_was_faster(conn: Conn
         assert seqs_of(call(conn, "read", "s", Jsonb(offset))) == [young]
 
 
+@pytest.mark.promise("guarantee: Retention")
 def test_without_a_rule_nothing_goes_and_a_large_stream_says_so(conn: Conn, stream: int) -> None:
     assert kept(conn).advice is None
     send_all(conn, ["x"] * 3)
@@ -691,6 +695,7 @@ def test_a_segment_says_who_keeps_it_also_when_it_is_the_only_one(
     assert kept(conn).held_by == ["transactions or sinks that have not published it"]
 
 
+@pytest.mark.promise("operations: maintain: two at once, maintain_all, nobody")
 def test_maintain_all_commits_as_it_goes(conn: Conn) -> None:
     limits.set_constant(conn, "trim_at_once", 2)
     retention(conn, p_for=HOUR)

@@ -203,6 +203,7 @@ def run_for() -> float:
     return 15
 
 
+@pytest.mark.promise("operations: maintain: two at once, maintain_all, nobody")
 def test_keep_loses_nothing_but_what_everybody_was_done_with(race: Race) -> None:
     """New consumers at earliest get all that was not trimmed before they were there."""
     conn = race.conn

@@ -11,6 +11,7 @@ from tests.sql.queue import *
 pytestmark = [pytest.mark.small_limits, pytest.mark.usefixtures("stream", "allowed_afterwards")]
 
 
+@pytest.mark.promise("concepts: transitions of a message")
 def test_a_failed_message_comes_back_after_its_delay_with_its_reason(conn: Conn) -> None:
     for ordering in ORDERINGS:
         consumer(conn, ordering, ordering)

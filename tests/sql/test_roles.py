@@ -120,6 +120,7 @@ def allowed_relations(conn: Conn, role: str) -> dict[str, set[str]]:
     return result
 
 
+@pytest.mark.promise("operations: what each role may do")
 def test_each_role_may_do_what_it_needs_and_nothing_else(conn: Conn, roles: dict[str, str]) -> None:
     """Functions, tables, views, sequences and types, one by one, also of a stream made later."""
     streams = [row[0] for row in conn.execute("select stream_id from pgqueue.streams").fetchall()]
@@ -301,6 +302,7 @@ def call_plainly(conn: Conn, statement: str) -> tuple[int]:
     return row
 
 
+@pytest.mark.promise("operations: installing again")
 def test_installing_again_keeps_what_was_granted_and_grants_nothing_twice(
     conn: Conn, roles: dict[str, str]
 ) -> None:

@@ -459,6 +459,7 @@ def test_dead_rows_behind_a_long_transaction_cost_a_claim_nothing(
     assert cost(conn, "select * from pgqueue.claim('s', 'c')") <= before + 10
 
 
+@pytest.mark.promise("feature: recurring, by cron or interval")
 def test_each_time_comes_once_however_many_claim_and_die(conn: Conn, url: str) -> None:
     """Three consumers, six claimers, and backends that are killed at it."""
     names = ["a", "b", "c"]

@@ -73,6 +73,7 @@ FITS = [
 ]
 
 
+@pytest.mark.promise("feature: schemas of payloads")
 def test_a_message_that_does_not_fit_is_refused_by_every_way_to_send(conn: Conn) -> None:
     make(conn)
     for data, says in MISFITS.items():

@@ -30,6 +30,7 @@ def data(conn: Conn) -> list[str]:
 
 
 @pytest.mark.all_versions
+@pytest.mark.promise("feature: idempotent, unique", "moving: SQS: a duplicate is published once")
 def test_a_duplicate_is_not_published_and_answers_the_first_number(conn: Conn) -> None:
     first = send(conn, "a", p_dedup_key="k")
     assert send(conn, "b", p_dedup_key="k") == first

@@ -20,6 +20,7 @@ from tests.sql.queue import Conn, acked, call, dead_publication, one, send, valu
 
 
 @pytest.mark.parametrize("fault", ["closed", "damaged"])
+@pytest.mark.promise("fault: tables cannot be written or read")
 def test_what_the_server_cannot_read_for_a_moment_is_not_forgotten(
     server: Server, url: str, fault: str
 ) -> None:
@@ -76,6 +77,7 @@ IS_UNFLUSHED = "select pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()"
         *(pytest.param(look, "rolled back", marks=pytest.mark.longer) for look in [*LOOKS][1:]),
     ],
 )
+@pytest.mark.promise("guarantee: Asynchronous commit", "operations: synchronous_commit = off")
 def test_a_crash_forgets_nothing_that_an_offset_has_read(
     server: Server, url: str, look: str, how: str
 ) -> None:

@@ -97,6 +97,7 @@ def test_the_next_failure_goes_by_the_new_max_deliver_count(conn: Conn) -> None:
     assert states(conn) == {seq: "dead"}
 
 
+@pytest.mark.promise("feature: changed while in use")
 def test_the_next_claim_goes_by_the_new_visibility_timeout_and_an_open_one_by_its_own(
     conn: Conn,
 ) -> None:

@@ -48,6 +48,7 @@ def test_to_extend_a_claim_counts_its_messages_in_all_bundles(conn: Conn) -> Non
     assert value(conn, "extend", claim, seconds(5)) == 2
 
 
+@pytest.mark.promise("guarantee: At least once, or exactly once")
 def test_work_and_acknowledgement_commit_together(conn: Conn) -> None:
     consumer(conn)
     send(conn)

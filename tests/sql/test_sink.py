@@ -49,6 +49,7 @@ def test_a_later_batch_write_says_that_the_earlier_ones_were_published(
     assert internals.count(conn, "publications") == 1
 
 
+@pytest.mark.promise("guarantee: Repeated micro-batches")
 def test_a_batch_of_a_query_that_is_no_retry_of_the_last_one_is_refused(
     conn: Conn, stream: int
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_batch_of_a_query_to_another_stream_is_no_repetition(conn: Conn, strea
     assert publish(conn, other, [stage(conn, other, 3, 8)], 3, 8) is True
 
 
+@pytest.mark.promise("guarantee: Repeated micro-batches")
 def test_a_repeated_batch_of_a_query_has_the_same_messages(conn: Conn, stream: int) -> None:
     """In any order and in other chunks; by their number alone only if the caller says so."""
     a, b = (lambda n=1, x=x: stage(conn, stream, n, data=x) for x in "ab")

@@ -35,6 +35,7 @@ def follow(primary: Conn, standby: Conn) -> None:
     wait_until(lambda: one(standby, "select pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn))
 
 
+@pytest.mark.promise("restore: a hot standby")
 def test_a_standby_is_read_from_and_promoted(pair: tuple[embedded.Server, embedded.Server]) -> None:
     """It reads no gap as closed that its primary may still fill; and after it was promoted without
     the last commits, who has read those is refused."""

@@ -182,6 +182,7 @@ def test_a_rewind_larger_than_the_limit_is_taken_again_whole(conn: Conn, stream:
     assert c.of("ready") == set(range(2, 11))
 
 
+@pytest.mark.promise("guarantee: Priorities")
 def test_more_publications_than_one_take_takes(conn: Conn, session: Session, stream: int) -> None:
     consumer(conn)
     late = session()
@@ -247,6 +248,7 @@ def test_a_claim_behind_another_one_takes_no_more_than_it_must(conn: Conn, strea
     assert max(checker.numbers(cursor_of(conn).taken)) <= 300
 
 
+@pytest.mark.promise("concepts: transitions of a message")
 def test_messages_of_a_statement_are_taken_together(conn: Conn, stream: int) -> None:
     """A publication is seen whole or not at all, whatever its groups of priority and time."""
     consumer(conn)

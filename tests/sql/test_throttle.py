@@ -182,6 +182,7 @@ def test_limits_can_be_changed_in_use(conn: Conn) -> None:
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 @pytest.mark.parametrize("lasts", [2.0, pytest.param(5.0, marks=pytest.mark.longer)])
+@pytest.mark.promise("feature: in flight, or rate, of a whole queue")
 def test_a_race_stays_within_the_limits(conn: Conn, url: str, ordering: str, lasts: float) -> None:
     """Claimers that settle in every way, or die; at each moment, and within each interval."""
     rate, interval = 60, 0.4

@@ -297,6 +297,7 @@ def test_what_is_stored_and_called_changes_with_the_version_alone(empty_url: str
 
 
 @pytest.mark.all_versions
+@pytest.mark.promise("operations: upgrades")
 def test_an_upgraded_database_is_like_a_new_one(old: Conn, empty_url: str, conn: Conn) -> None:
     """And delivers exactly what it owed."""
     known = use(old, empty_url, internals.insert_messages)
@@ -359,6 +360,7 @@ def test_where_others_depend_on_the_old_version_nothing_is_changed(old: Conn, wh
     assert catalogue(old) == before
 
 
+@pytest.mark.promise("operations: upgrades")
 def test_upgrading_while_sessions_are_at_work_ends_well(old: Conn, empty_url: str) -> None:
     """Senders and workers of before may fail once, with an error, and lose nothing."""
     make_streams(old)
@@ -407,6 +409,7 @@ def test_upgrading_while_sessions_are_at_work_ends_well(old: Conn, empty_url: st
 
 
 @pytest.mark.longer
+@pytest.mark.promise("operations: upgrades")
 def test_an_upgrade_behind_a_transaction_that_stays_open_fails_and_changes_nothing(
     old: Conn, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

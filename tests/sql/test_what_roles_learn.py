@@ -130,6 +130,7 @@ def test_every_function_that_takes_a_streams_number_is_tried(conn: Conn) -> None
     assert {name for (name,) in found} == set(TAKES_STREAMS)
 
 
+@pytest.mark.promise("operations: ids of claims, not by counting ids")
 def test_who_counts_numbers_learns_no_names(
     conn: Conn, opened: Opened, of_others: list[int]
 ) -> None:
@@ -197,6 +198,7 @@ def bills_of_all(conn: Conn, bills: dict[str, Any]) -> dict[str, Any]:
     return bills
 
 
+@pytest.mark.promise("operations: numbers of table writes")
 def test_a_write_to_a_table_takes_only_numbers_of_its_own(
     conn: Conn, opened: Opened, bills_of_all: dict[str, Any]
 ) -> None:
@@ -320,6 +322,7 @@ SCANNED = {
 """The tables that scans read, each with a query of its own, and columns that hold texts."""
 
 
+@pytest.mark.promise("operations: observers see no payload")
 def test_an_observer_sees_no_payload(conn: Conn, opened: Opened) -> None:
     """Whatever it may read or call; but of dead letters and schedules, as its page says."""
     fill(conn)

@@ -29,6 +29,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.promise("guarantee: At least once, or exactly once")
 def test_rows_and_the_end_of_the_delivery_are_committed_together(queue, url, done, caplog, way):
     """Also after an error between the two and the commit; and nothing is settled twice."""
     handler, options = WAYS[way]

@@ -54,6 +54,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet"))
 
 
+@pytest.mark.promise("archive: The commands")
 def test_the_commands_begin_fill_show_and_end_an_archive(run: Run, folder: Path) -> None:
     (before,) = listed(run)
     assert (before["stream"], before["uri"], before["messages"]) == ("s", str(folder), 0)
@@ -103,6 +104,7 @@ def test_the_command_opens_what_it_may(
     assert len(files_in(folder)) == 2
 
 
+@pytest.mark.promise("archive: The layout above")
 def test_files_have_the_layout_that_the_page_describes(run: Run, folder: Path, url: str) -> None:
     run("archive", "run")
     file = files_in(folder)[0]

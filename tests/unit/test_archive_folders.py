@@ -61,6 +61,7 @@ def test_what_is_below_a_prefix_is_allowed(uri: str, prefix: str) -> None:
         ("/", "/srv"),
     ],
 )
+@pytest.mark.promise("archive: Prefixes")
 def test_what_is_not_below_a_prefix_is_refused(uri: str, prefix: str, options: Any) -> None:
     with pytest.raises(PgQueueError, match=r"not below|has options, a user, or a step"):
         check(uri, options, [prefix])

@@ -123,6 +123,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(queue, run):
     assert [message.seq for message in queue.read_dead("s", "c")] == [3]
 
 
+@pytest.mark.promise("concepts: transitions of a message")
 def test_retry_ends_delays(queue, run):
     queue.send("s", "a")
     queue.receive("s", "c").nack(delay=timedelta(hours=1))

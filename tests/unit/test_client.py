@@ -61,6 +61,7 @@ def way(request, monkeypatch):
         ("binary", [b"", b"\0\xff", b"\\x00"]),
     ],
 )
+@pytest.mark.promise("feature: many at once")
 def test_a_batch_arrives_as_it_was_sent_whether_it_is_large_or_small(queue, way, kind, data):
     queue.create_stream("t", kind)
     for consumer in ("c", "d"):
@@ -171,6 +172,7 @@ def test_threads_that_share_a_client_do_not_get_into_each_others_batches(queue, 
     assert len(received(queue, 1000).messages) == sent == 150
 
 
+@pytest.mark.promise("feature: waiting without polling")
 def test_waiting_ends_with_the_publication(queue, url):
     """The best of three, sent just after a look: the next look is nearly a second away."""
     latencies = []
@@ -212,6 +214,7 @@ def test_waiting_ends_with_a_delay_or_a_schedule_at_once(queue):
 
 
 @pytest.mark.parametrize("notify", [True, False])
+@pytest.mark.promise("feature: waiting for a result")
 def test_waiting_for_a_message_ends_when_it_is_done(queue, url, notify):
     """At once where the consumer notifies; else by asking again."""
     queue.alter_consumer("s", "c", {"keep_history": "1 day", "notify_done": notify})

@@ -276,6 +276,7 @@ def test_claims_are_listed_with_their_owner(run: Run, queue: Client) -> None:
     assert "unknown consumer" in run("claim list s no", code=1)
 
 
+@pytest.mark.promise("feature: purge")
 def test_purge_asks_and_says_how_many(run: Run, queue: Client) -> None:
     queue.send_batch("s", ["a"] * 5)
     claim = queue.receive("s", "c", 2)

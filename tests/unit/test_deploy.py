@@ -88,6 +88,7 @@ def test_each_file_has_its_word(run: Callable[..., str]) -> None:
         assert run("deploy", each) == text_of(each)
 
 
+@pytest.mark.promise("deploy: pgqueue takes the commands in them")
 def test_every_command_is_one_that_pgqueue_takes_and_ends_in_time() -> None:
     """Of the calls that run, and before who started it ends it by SIGKILL."""
     found = [*commands()]
@@ -120,6 +121,7 @@ def test_passwords_come_from_secrets_and_files_that_others_do_not_read() -> None
 
 
 @pytest.mark.parametrize("where", UNITS)
+@pytest.mark.promise("deploy: systemd, Kubernetes and compose take the files")
 def test_systemd_takes_the_units(where: str, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is missing: apt-get install systemd")
@@ -145,6 +147,7 @@ def test_a_unit_waits_for_what_the_worker_says() -> None:
     assert found["Restart"] == unit("systemd-maintain")["Restart"] == ["on-failure"]
 
 
+@pytest.mark.promise("deploy: systemd, Kubernetes and compose take the files")
 def test_kubernetes_takes_the_manifest() -> None:
     validate = pytest.importorskip("kubernetes_validate")
     found = documents("kubernetes")
@@ -157,6 +160,7 @@ def test_kubernetes_takes_the_manifest() -> None:
         validate.validate(found[0], validate.latest_version(), strict=True)
 
 
+@pytest.mark.promise("deploy: systemd, Kubernetes and compose take the files")
 def test_docker_compose_takes_its_file(tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text(text_of("compose"))
     command = ["docker", "compose", "--file", str(tmp_path / "compose.yaml"), "config", "--quiet"]
@@ -185,6 +189,7 @@ def bill(message):
 """
 
 
+@pytest.mark.promise("deploy: pgqueue takes the commands in them")
 def test_the_services_of_the_compose_file_do_their_work(
     empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +239,7 @@ def test_the_probes_of_kubernetes_are_answered(queue: Any, url: str) -> None:
             assert probe(where, asked["path"])[0] == code
 
 
+@pytest.mark.promise("deploy: the first process of a container")
 def test_the_first_process_of_a_container_ends_by_sigterm(queue: Any, url: str) -> None:
     """Linux ignores it there unless the program handles it."""
     apart = ["unshare", "--fork", "--pid", "--kill-child"]
@@ -265,6 +271,7 @@ def roles(url: str, conn: psycopg.Connection, tmp_path: Path) -> Iterator[dict[s
             conn.execute(f"drop owned by {name}; drop role if exists {name}".encode())
 
 
+@pytest.mark.promise("deploy: roles")
 def test_each_role_does_its_part_and_no_other(
     queue: Any, url: str, roles: dict[str, str], conn: psycopg.Connection
 ) -> None:

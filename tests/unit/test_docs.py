@@ -13,7 +13,7 @@ from spark_pgqueue.spark.options.sink import SINK_OPTIONS, parse_sink
 from spark_pgqueue.spark.options.source import SOURCE_OPTIONS, parse_source
 from spark_pgqueue.spark.options.stream_source import STREAM_SOURCE_OPTIONS, parse_stream_source
 from spark_pgqueue.spark.options.table import TABLE_OPTIONS, parse_table
-from tests.docs import comments, hooks, options, rows, settings, sql, stub
+from tests.docs import comments, hooks, options, promises, rows, settings, sql, stub
 from tests.docs.headers import Item, parse
 from tests.endure import tally
 
@@ -69,6 +69,10 @@ def test_the_tables_of_options_and_columns_are_what_the_code_says():
 def test_the_tally_of_the_long_run_on_the_page_of_guarantees_is_the_one_in_its_file():
     text = tally.PAGE.read_text()
     assert text == tally.page(text, tally.load()), STALE
+
+
+def test_the_map_of_promises_is_what_the_marks_of_the_tests_say():
+    assert promises.PAGE.read_text() == promises.page(), STALE
 
 
 def test_the_stub_of_the_client_for_asyncio_has_what_the_client_has():

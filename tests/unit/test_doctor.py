@@ -60,6 +60,7 @@ def test_no_schema_fails_with_what_to_run(empty_url):
     assert "-> run `pgqueue install` (with --url, or PGQUEUE_URL set)" in result.output
 
 
+@pytest.mark.promise("operations: maintain: two at once, maintain_all, nobody")
 def test_a_stream_that_nobody_trims_is_warned_of(conn, url):
     conn.execute("select pgqueue.create_stream('s')")
     assert "stream 's'" not in looks_at(url)

@@ -125,7 +125,13 @@ def client(conn: psycopg.Connection) -> Client:
 
 WORKERS = {
     "sqlalchemy": ("webshop", OF_SESSIONS, "jobs", "orders", "select order_id from invoices"),
-    "django": ("logistics", OF_MODELS, "shipping.jobs", "shipments", "select shipment_id from shipping_notice"),
+    "django": (
+        "logistics",
+        OF_MODELS,
+        "shipping.jobs",
+        "shipments",
+        "select shipment_id from shipping_notice",
+    ),
 }
 
 
@@ -134,6 +140,7 @@ WHEN = pytest.mark.parametrize("when", ["before the commit", "after the commit"]
 
 @WHEN
 @pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.promise("guarantee: At least once, or exactly once")
 def test_a_worker_that_fails_and_is_killed_writes_each_row_once(
     worker, when, prepare, begin, client, conn
 ):
@@ -141,7 +148,8 @@ def test_a_worker_that_fails_and_is_killed_writes_each_row_once(
     folder = prepare(application)
     if stream == "shipments":
         conn.execute(
-            "insert into shipping_shipment (address) select 'Elm Street 7' from generate_series(1, %s)", [MANY]
+            "insert into shipping_shipment (address) select 'Elm' from generate_series(1, %s)",
+            [MANY],
         )
     sent = list(range(1, MANY + 1))
     client.send_batch(stream, [{"id": i, "total": 7, "shipment": i} for i in sent])
@@ -205,10 +213,11 @@ def test_a_view_that_fails_takes_back_the_row_and_the_message(url, prepare, clie
     posts = """
 from django.test import Client
 client = Client(SERVER_NAME="localhost")
-print([client.post("/shipments", {"address": address}).status_code for address in ("Elm Street 7", "nowhere")])
+for address in ("Elm", "nowhere"):
+    print(client.post("/shipments", {"address": address}).status_code)
 """
     shell = ["python", "manage.py", "shell", "--verbosity", "0", "-c", posts]
-    assert "[201, 403]" in run(shell, url, prepare("logistics"))
-    assert rows(conn, "select address from shipping_shipment") == ["Elm Street 7"]
+    assert "201\n403" in run(shell, url, prepare("logistics"))
+    assert rows(conn, "select address from shipping_shipment") == ["Elm"]
     (message,) = client.receive("shipments", "notices", 10).messages
     assert message.json() == {"shipment": 1}

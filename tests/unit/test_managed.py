@@ -13,7 +13,7 @@ from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.pages import ROOT, blocks_of
 
-PAGE = (ROOT / "sql/guide/managed.md").read_text()
+PAGE = (ROOT / "spark_pgqueue/guide/where-it-runs.md").read_text()
 
 pytestmark = pytest.mark.longer
 

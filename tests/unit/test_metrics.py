@@ -87,6 +87,7 @@ def test_it_is_openmetrics_whatever_the_names_are(queue: Client) -> None:
     assert samples(text, "pgqueue_up") == {(): 1}
 
 
+@pytest.mark.promise("feature: metrics")
 def test_the_figures_are_those_of_the_queue(queue: Client) -> None:
     queue.create_consumer("s", "c", start="earliest", ordering="key")
     queue.send_batch("s", ["x"] * 6, keys=list("aabbcc"))

@@ -21,7 +21,7 @@ COUNT = 400
 
 @pytest.fixture
 def both(conn: psycopg.Connection, url: str) -> psycopg.Connection:
-    """A database with the queue baskets of pgmq, and a stream carts with a consumer in its place."""
+    """A database with the queue baskets of pgmq, and the stream carts to replace it."""
     install = pytest.importorskip("pgmq.install", reason="pgmq is not installed")
     conn.execute(install.get_embedded_install_sql())
     conn.execute("select pgmq.create('baskets')")
@@ -74,6 +74,7 @@ def test_clients_of_pgmq_go_on_after_its_schema_made_room(both: psycopg.Connecti
     assert rows(both, "select queue_length from pgmq.metrics('baskets')") == [(2,)]
 
 
+@pytest.mark.promise("moving: pgmq: moved beside workers and producers of both")
 def test_what_is_moved_from_pgmq_is_worked_once(both: psycopg.Connection, url: str):
     """Beside producers and workers of pgmq, one of which dies with what it had, and our workers."""
     moved = Event()

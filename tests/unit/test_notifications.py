@@ -183,6 +183,7 @@ def test_a_stream_that_was_made_again_wakes_its_workers(queue, url):
 
 
 @pytest.mark.parametrize("lost", ["unlisten *", "discard all"])
+@pytest.mark.promise("fault: a worker's session loses its LISTEN on a live connection")
 def test_a_worker_whose_session_has_lost_its_listen_listens_again(queue, url, lost):
     """On a socket that lives: the first message is late by up to a second, those after it are not.
 

@@ -37,6 +37,7 @@ def through(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
         yield pooled_url
 
 
+@pytest.mark.promise("guarantee: Poolers", "operations: PgBouncer 1.18")
 def test_everything_a_client_does_works_behind_a_pooler(through: str, tmp_path: Path):
     """Installing, sending one by one and by COPY, claims, transactions, dead letters, groups."""
     with spark_pgqueue.connect(through) as queue, spark_pgqueue.connect(through) as other:
@@ -78,6 +79,7 @@ def test_everything_a_client_does_works_behind_a_pooler(through: str, tmp_path: 
     assert '"ready": 1' in run(["pgqueue", "stats", "--json"], through, tmp_path)
 
 
+@pytest.mark.promise("guarantee: Poolers", "operations: PgBouncer 1.18")
 def test_who_waits_behind_a_pooler_asks_and_leaves_nothing_with_a_session_that_others_get(
     through: str, conn: psycopg.Connection
 ):
@@ -100,6 +102,7 @@ def test_who_waits_behind_a_pooler_asks_and_leaves_nothing_with_a_session_that_o
 
 
 @pytest.mark.parametrize("transactional", [False, True], ids=["claims", "transactional"])
+@pytest.mark.promise("operations: PgBouncer 1.18")
 def test_workers_behind_a_pooler_work_each_message_once(through: str, transactional: bool):
     """Four workers of four threads; with transaction pooling they share two connections."""
     done: list[str] = []

@@ -35,12 +35,12 @@ def test_a_page_that_reads_well_is_left_alone():
     [
         ("A microbatch is small.", "pgqueue.words"),
         ("The worker acked the message.", "pgqueue.words"),
-        ("It is over.", "pgqueue.openers"),
-        ("The claim ends. So what is kept is small.", "pgqueue.openers"),
+        ("Whoever waits gets an error.", "pgqueue.openers"),
+        ("The claim ends. So those are small.", "pgqueue.openers"),
         ("- Who waits gets an error.", "pgqueue.openers"),
         ("| x | Of a claim nothing is left. |", "pgqueue.openers"),
         ("This is an error for who waits.", "pgqueue.who"),
-        ("The claim is is over.", "lexical_illusions"),
+        ("The claim is is over.", "pgqueue.twice"),
         ("The worker " + "works and " * (LONGEST // 2) + "ends.", "pgqueue.long"),
     ],
 )
@@ -49,7 +49,9 @@ def test_what_reads_badly_is_found(text: str, rule: str):
 
 
 def test_a_finding_says_where_it_is():
-    (found,) = findings("page.md", "# A page\n\nThe claim ends.\nThe `ack`\nis late. It warns.\n")
+    (found,) = findings(
+        "page.md", "# A page\n\nThe claim ends.\nThe `ack`\nis late. Who waits is late.\n"
+    )
     assert found.startswith("page.md:5:10: pgqueue.openers: ")
 
 

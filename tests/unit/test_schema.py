@@ -63,6 +63,7 @@ def test_two_installations_at_once_both_succeed(empty_url):
 
 
 @pytest.mark.parametrize(("shift", "way_out"), [(1, "pip install --upgrade"), (-1, "pgqueue inst")])
+@pytest.mark.promise("operations: versions")
 def test_another_version_in_the_database_is_refused(conn, shift, way_out):
     conn.execute("update pgqueue.installed set version = version + %s", [shift])
     with pytest.raises(PgQueueError, match="needs version") as caught:
@@ -71,6 +72,7 @@ def test_another_version_in_the_database_is_refused(conn, shift, way_out):
     assert caught.value.sqlstate == "PQ011"
 
 
+@pytest.mark.promise("operations: versions")
 def test_an_older_package_does_not_touch_a_newer_schema(conn):
     conn.execute("update pgqueue.installed set version = version + 1")
     conn.execute("drop view pgqueue.message_states")

@@ -86,6 +86,7 @@ os._exit(0)
 
 
 @pytest.mark.longer
+@pytest.mark.promise("fault: the network loses packets: requests, answers, or both")
 def test_a_network_that_loses_all_packets_is_noticed_in_half_a_minute(url, server, tmp_path):
     given = conninfo_to_dict(url)
     socket_path = f"{given['host']}/.s.PGSQL.{given['port']}"
@@ -201,6 +202,7 @@ def error_of(call: Iterator[None]) -> Exception | None:
         return error
 
 
+@pytest.mark.promise("fault: Postgres hangs", "operations: a frozen server")
 def test_whatever_waits_for_a_frozen_server_fails_as_for_a_lost_connection(
     url, server, frozen, monkeypatch
 ):
@@ -276,6 +278,7 @@ def test_another_host_of_a_url_does_not_answer_for_one_that_is_frozen(url):
         assert answers(two, conn)
 
 
+@pytest.mark.promise("operations: a frozen server")
 def test_a_worker_goes_on_after_a_frozen_server(url, server, conn, monkeypatch):
     for module in ("worker.poller", "postgres.notifications"):
         monkeypatch.setattr(f"spark_pgqueue.{module}.SHORT", 1.0)

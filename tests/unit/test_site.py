@@ -1,12 +1,11 @@
 """The site has all pages, by reader and task, and no link of it leads nowhere."""
 
-import html
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT, all_pages, blocks_of
+from tests.pages import ROOT, all_pages
 from tests.site import navigation
 from tests.site.__main__ import build
 
@@ -54,12 +53,3 @@ def test_a_picture_is_small_and_loads_nothing(picture: Path):
     content = picture.read_bytes()
     assert len(content) < 150_000
     assert not re.search(rb"(?:url\(|href=|src=)[\"']?https?:", content)
-
-
-def test_the_picture_of_the_ten_lines_shows_those_of_the_readme():
-    svg = (ROOT / "spark_pgqueue/guide/pictures/ten-lines.svg").read_text()
-    shown = html.unescape(re.sub("<[^>]+>", "", svg)).replace("\xa0", " ")
-    commands = next(
-        text for tag, text in blocks_of((ROOT / "README.md").read_text()) if tag == "sh"
-    )
-    assert [line for line in commands.splitlines() if line not in shown] == []

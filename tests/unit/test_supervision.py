@@ -101,6 +101,7 @@ def systemd(request, tmp_path):
     manager.close()
 
 
+@pytest.mark.promise("deploy: alive and ready")
 def test_systemd_and_probes_learn_when_a_worker_is_ready_and_when_it_stops(
     queue, url, systemd, done
 ):
@@ -131,6 +132,7 @@ def test_systemd_and_probes_learn_when_a_worker_is_ready_and_when_it_stops(
 @pytest.mark.parametrize(
     "what", ["event loop", "poller", "start", "loop's start", "handler", "task"]
 )
+@pytest.mark.promise("deploy: alive and ready")
 def test_what_hangs_is_not_alive_and_gets_no_watchdog(queue, url, tmp_path, what):
     """But a start or a handler may take as long as it does."""
     hangs = what in ("event loop", "poller")
@@ -157,6 +159,7 @@ def test_what_hangs_is_not_alive_and_gets_no_watchdog(queue, url, tmp_path, what
     systemd.close()
 
 
+@pytest.mark.promise("deploy: alive and ready")
 def test_a_worker_without_postgres_is_alive_and_not_ready(url, server):
     """A restart of the worker would bring Postgres back no sooner."""
     with spark_pgqueue.connect(url) as client:
@@ -258,6 +261,9 @@ Consumer(url, "s", "c").run(handler, grace=datetime.timedelta(seconds=0.3), **op
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 @pytest.mark.parametrize("way", STOPS)
+@pytest.mark.promise(
+    "fault: a worker is stopped by SIGTERM (rollout)", "deploy: a stop counts no delivery"
+)
 def test_a_stop_counts_no_delivery(queue, url, done, way, ordering):
     """What was claimed ahead, and what the stop interrupted, comes again as for the first time.
 

@@ -91,6 +91,7 @@ def test_what_is_due_later_comes_when_time_has_passed(tester: QueueTester) -> No
     assert tester.drain(print, "orders", "billing").handled == 1
 
 
+@pytest.mark.promise("feature: tests of one's own code")
 def test_retries_follow_without_waiting_until_the_message_is_done_or_dead(
     tester: QueueTester,
 ) -> None:

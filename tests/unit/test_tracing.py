@@ -30,6 +30,7 @@ def received(queue):
     return claim.messages[0]
 
 
+@pytest.mark.promise("feature: hooks, telemetry")
 def test_the_span_of_the_worker_is_a_child_of_the_senders(queue, spans):
     tracer = trace.get_tracer("test")
     with tracer.start_as_current_span("order"):

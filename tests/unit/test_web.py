@@ -124,6 +124,7 @@ def press_in(browser: Any, holds: str, label: str) -> None:
 # In the browser
 
 
+@pytest.mark.promise("feature: web page")
 def test_it_shows_depth_rates_and_ages_live(browser: Any, page: Any, queue: Client) -> None:
     queue.send_batch("orders", ["x"] * 1234)
     claim = queue.receive("orders", "billing", 34)
@@ -370,6 +371,7 @@ def test_a_database_that_is_away_is_said_and_comes_back(
 
 
 @pytest.mark.parametrize("page", [True], indirect=True)
+@pytest.mark.promise("feature: web page with actions")
 def test_actions_are_done_where_they_are_allowed(browser: Any, page: Any, queue: Client) -> None:
     queue.send_batch("orders", ["x"] * 5)
     browser.get(f"{page.url}#/orders/billing")

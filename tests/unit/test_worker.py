@@ -83,6 +83,7 @@ each_way = pytest.mark.parametrize("awaited", [False, True], ids=["threads", "ta
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.promise("feature: slots of a worker")
 def test_each_message_is_handled_once_in_order_of_its_key(queue, worker, ordering):
     """With four at a time; and those of a key never beside each other."""
     queue.create_consumer("s", "o", start="earliest", ordering=ordering)
@@ -107,6 +108,7 @@ def test_each_message_is_handled_once_in_order_of_its_key(queue, worker, orderin
             assert mine == sorted(mine)
 
 
+@pytest.mark.promise("feature: discarded by its handler")
 def test_what_a_handler_raises_says_what_becomes_of_its_message(queue, worker, url):
     seqs = dict(zip("abcd", queue.send_batch("s", list("abcd")), strict=True))
     tries = Counter()
@@ -247,6 +249,7 @@ def test_what_follows_a_message_that_failed_waits_for_it(queue, url, ordering):
     assert left(queue, "o") == (0, 0, 1)
 
 
+@pytest.mark.promise("feature: several in a call")
 def test_batches(queue, worker):
     queue.send_batch("s", ["x"] * 25)
     sizes = []
@@ -281,6 +284,7 @@ def test_of_a_batch_whose_transaction_is_undone_nothing_is_done(queue, worker, c
 
 
 @each_way
+@pytest.mark.promise("feature: once, with the work's own transaction")
 def test_transactional_work_happens_once(queue, worker, conn, awaited):
     """It is undone with the message, and with a claim that was lost."""
     queue.send_batch("s", list("abc"))
@@ -318,6 +322,7 @@ def test_the_claim_is_extended_while_a_handler_works(queue, url):
     assert taken == [None] * 18
 
 
+@pytest.mark.promise("feature: timeouts of a call")
 def test_a_call_that_takes_too_long_has_failed(queue, worker):
     """A thread goes on, and what it says is ignored; another one works in its place."""
     queue.send_batch("s", ["slow", "x", "y"])
@@ -369,6 +374,7 @@ def test_what_another_worker_took_over_is_not_begun(queue, worker, url):
     assert len(got) == len(set(got))
 
 
+@pytest.mark.promise("feature: graceful end")
 def test_to_stop_gives_back_what_was_not_begun_and_lets_calls_end(queue, url):
     """Again and again: what was not begun has not failed, and may be delivered but once."""
     queue.create_consumer("s", "q", settings={"max_deliver_count": 1})
@@ -462,6 +468,7 @@ def test_a_message_that_is_sent_while_it_waits_comes_at_once(queue, worker):
     assert min(waited) < 0.3
 
 
+@pytest.mark.promise("feature: who has what")
 def test_who_looks_at_claims_is_told_which_worker_has_them(queue, url, conn):
     queue.send_batch("s", ["x", "y"])
     owners = []
@@ -476,6 +483,7 @@ def test_who_looks_at_claims_is_told_which_worker_has_them(queue, url, conn):
     assert owners[-1].endswith(f" {os.getpid()}")
 
 
+@pytest.mark.promise("feature: hooks, telemetry")
 def test_hooks(queue, worker):
     queue.send_batch("s", list("ab"))
     said = []
@@ -522,6 +530,7 @@ def test_listening(queue, worker):
         worker.listen(batch=3)
 
 
+@pytest.mark.promise("feature: several at a time: threads, asyncio")
 def test_tasks(queue, worker):
     """Many at a time in one loop; one that takes too long is cancelled."""
     queue.send_batch("s", ["x"] * 200 + ["slow", "bad"])

@@ -38,6 +38,7 @@ def sessions(conn, pid):
     ).fetchall()
 
 
+@pytest.mark.promise("feature: several at a time: processes")
 def test_a_process_that_dies_has_failed_its_message_alone(queue, url, done):
     settings = {"max_deliver_count": 2, "backoff_base": "0 s"}
     queue.create_consumer("s", "c", start="earliest", settings=settings)
@@ -78,6 +79,7 @@ def test_a_machine_without_a_free_descriptor_fails_the_message_and_not_the_worke
 MANY = 2400  # more than a worker handles before it is seen to have begun
 
 
+@pytest.mark.promise("guarantee: At least once, or exactly once")
 def test_a_worker_that_is_killed_repeats_only_what_it_had_just_done(queue, url, conn, done):
     """And one whose work is in the transaction of the acknowledgement repeats nothing."""
     queue.create_consumer("s", "c", start="earliest", ordering="key")
@@ -125,6 +127,7 @@ def is_quiet(got):
     return len(got) == before
 
 
+@pytest.mark.promise("fault: Postgres crashes", "operations: a restart")
 def test_postgres_restarts_under_a_worker(queue, url, conn, server):
     """What was handled is settled when it is back, and not handled again."""
     conn.execute(f"alter database {conn.info.dbname} set synchronous_commit = on".encode())
@@ -192,6 +195,7 @@ def test_a_lost_connection_is_no_failure_of_a_message(queue, url, conn, done, aw
         *(("tasks", "key"), ("transactional", "key")),
     ],
 )
+@pytest.mark.promise("fault: a worker is killed")
 def test_workers_that_are_killed_again_and_again(queue, url, conn, done, ordering, how):
     """kill -9 and lost connections beside a producer: nothing is lost, order is kept."""
     queue.create_consumer("s", "c", start="earliest", ordering=ordering)

@@ -281,7 +281,7 @@ class Story:
         self.screen.act(
             f"The desk does not know the airline {airline}. What fails {ATTEMPTS} times is a dead"
             " letter, with the reason: nothing else waits for it, and nothing is lost.",
-            "sql/guide/dead-letters.md",
+            "sql/guide/failures.md",
         )
         for each in itertools.islice(self.queue.read_dead("notices", "desk"), 3):
             self.screen.say(f"{each.key}: {each.deliver_count} times {each.error!r}")
