@@ -209,7 +209,8 @@ language sql as $$
 $$;
 
 -- Takes messages out of bundles that the caller has locked, and deletes bundles that become empty. A head stays, even
--- without messages, while it has members (delete_empty_head()).
+-- without messages, while it has members (delete_empty_head()). In lane_assigned() it keeps its keys until reread_keys()
+-- finds that it has lost them.
 --   p_set  null: all
 -- Returns the messages as bundles, as they were.
 create or replace function _pgqueue.remove_messages(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
@@ -241,7 +242,8 @@ begin
         else
             update pgqueue.consumer_messages
             set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest), shrunk = coalesce(keys <> '{}', false),
-                keys = case when v_rest = '{}' and keys is not null then '{}' else keys end,
+                keys = case when v_rest = '{}' and keys is not null and lane = _pgqueue.lane_long() then '{}'
+                            else keys end,
                 key = case when v_rest <> '{}' then key end,
                 first_seq = case when token is null then lower(v_rest) else first_seq end
             where _pgqueue.is_bundle(bundle_no, v_bundle.bundle_no);
