@@ -28,7 +28,7 @@ begin
             any_waiting    boolean,            -- by key: bundles may be waiting, delayed, or long claims with a key
             waits_from     bigint,             -- in lane_waiting() no key waits for a bundle before this place, ...
             free_from      bigint,             -- ... and none that may be assigned is before this one
-            freed_from     bigint,             -- the first place in lane_freed() when all hints were read
+            freed_from     bigint,             -- the first place in lane_freed(), or a minute before rebuilt_at
             tokens_from    timestamptz,        -- no spent token of a key is due before
             all_keys       boolean,            -- by key: a claim may hold all keys
             assigned_until timestamptz);       -- a claim found all keys held: until then no claim takes all keys

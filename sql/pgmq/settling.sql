@@ -1,13 +1,13 @@
 -- Settling by message number: delete, archive, set_vt. Any caller that knows a number can settle the message, as in
 -- pgmq: without a fence, also long after the lease has ended, and if another worker has claimed the message since.
 
--- The heads of the live claims that hold messages of a set.
+-- The heads of the live claims that hold messages of a set, except those of Spark queries.
 create or replace function pgmq._claims_of(p_consumer pgqueue.consumers, p_set int8multirange)
 returns setof pgqueue.consumer_messages language sql stable as $$
     select distinct on (h.bundle_no) h.*
     from pgqueue.consumer_messages m
     cross join lateral _pgqueue.bundles(array[coalesce(m.head, m.bundle_no)]) h
-    where p_set <> '{}' and m.consumer_id = p_consumer.consumer_id and m.token is not null
+    where p_set <> '{}' and m.consumer_id = p_consumer.consumer_id and m.token is not null and m.reader is null
       and _pgqueue.meets(m.seqs, p_set)
     order by h.bundle_no
 $$;
@@ -25,7 +25,7 @@ begin
     perform _pgqueue.check_isolation();
     for v_head in select * from pgmq._claims_of(p_consumer, p_set) loop
         v_bundles := _pgqueue.lock_bundles(v_head.bundle_no, v_head.token);
-        continue when v_bundles is null or v_head.reader is not null;
+        continue when v_bundles is null;
         v_part := _pgqueue.common(_pgqueue.seqs_of(v_bundles), p_set);
         perform _pgqueue.finish(v_bundles, _pgqueue.claim_id(v_head.bundle_no, v_head.token), v_part, false, null,
                                 null);

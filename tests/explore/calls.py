@@ -348,6 +348,10 @@ CALLS = {
     "ack": Kind("select pgqueue.ack(%s)", claim, note_acked, needs="claim"),
     "ack_one": Kind("select pgqueue.ack(%s, %s)", claim_and_one, note_acked_one, needs="claim"),
     "nack": Kind("select pgqueue.nack(%s)", claim, needs="claim", frees=True),
+    "nack_later": Kind(
+        "select pgqueue.nack(%s, p_delay => '1 hour')", claim,
+        needs="claim", frees=True, reorders=True,
+    ),
     "nack_one": Kind("select pgqueue.nack(%s, %s)", claim_and_one, needs="claim", frees=True),
     "defer": Kind("select pgqueue.defer(%s)", claim, needs="claim", frees=True, reorders=True),
     "extend": Kind("select pgqueue.extend(%s, '1 hour')", claim, note_extended, needs="claim"),

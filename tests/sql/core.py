@@ -54,7 +54,7 @@ select k.consumer_id, greatest(k.next_publication, a.last + 1) as next_publicati
        (k.hints).was_cut, (k.hints).any_waiting, (k.hints).all_keys, (k.hints).waits_from,
        (k.hints).free_from,
        array(select key from pgqueue.consumer_messages f where f.consumer_id = k.consumer_id
-             and f.lane = 1000005) as freed,
+             and f.lane = 1000005 and f.place >= coalesce((k.hints).freed_from, 0)) as freed,
        coalesce((k.hints).due_from, '9000-01-01') as due_from,
        greatest((k.hints).idle_until, '2000-01-01') as idle_until,
        g.gap_nos, g.ids as stored_ids, g.total, g.kept, clock_timestamp() as now,

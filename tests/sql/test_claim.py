@@ -95,3 +95,32 @@ def test_a_claim_does_not_wait_long_for_what_an_open_transaction_holds(
         assert receive(conn, 1) == []
         assert time.monotonic() - began < 0.9, "less than deadlock_timeout"
     assert len(receive(conn, 1)) == 1
+
+
+LEAVES = {
+    "ack": lambda conn, claim, seqs: value(conn, "ack", claim, seqs),
+    "dead_letter": lambda conn, claim, seqs: value(conn, "dead_letter", claim, seqs),
+    "nack": lambda conn, claim, seqs: value(conn, "nack", claim, seqs),
+    "cancel": lambda conn, claim, seqs: value(conn, "cancel", "s", "c", seqs),
+}
+"""What takes messages out of a claim for good: a nack after the last delivery, too."""
+
+
+@pytest.mark.parametrize("settings", [{"ordering": "key"}, {"per_key_limit": 1}], ids=str)
+@pytest.mark.parametrize("apart", [False, True], ids=["in one bundle", "in two bundles"])
+@pytest.mark.parametrize("how", LEAVES)
+def test_a_key_that_is_done_goes_on_while_the_claim_has_other_keys(
+    conn: Conn, how: str, apart: bool, settings: dict[str, Any]
+) -> None:
+    """Also if the first bundle of the claim is empty: it stays until the others are done."""
+    consumer(conn, max_deliver_count=1, **settings)
+    first = send(conn, p_key="a")
+    if apart:  # messages that were delivered before are not in a bundle with others
+        value(conn, "defer", claim_of(receive(conn)))
+    other = send(conn, p_key="b")
+    assert seqs_of(rows := receive(conn)) == [first, other]
+    later = send(conn, p_key="a")
+    assert receive(conn) == []
+    assert LEAVES[how](conn, claim_of(rows), [first]) == 1
+    assert seqs_of(receive(conn)) == [later]
+    assert value(conn, "ack", claim_of(rows)) == 1

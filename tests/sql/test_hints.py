@@ -396,3 +396,26 @@ def test_a_hint_that_is_seldom_needed_hides_nothing_for_longer(
                 most = acked(conn, "s", "c")
                 clock.pass_a_minute(conn)
                 assert len(acked(conn, "s", "c")) == 1, f"{name} hides it, beside {most}"
+
+
+def test_a_key_that_a_long_claim_frees_goes_on_once_that_is_committed(
+    conn: Conn, session: Session
+) -> None:
+    """Also if all hints were read before the commit: they do not pass what may be recorded yet."""
+    consumer(conn, ordering="key", visibility_timeout=seconds(3600))
+    send_key(conn, "a")
+    claim = claim_of(receive(conn, 1))
+    clock.pass_time(conn, seconds(2))
+    send_key(conn, "b")
+    delivered(conn)  # which moves the claim to the long ones
+    later = send_key(conn, "a")
+    assert receive(conn) == []
+    other = session()
+    other.execute("begin")
+    assert value(other, "ack", claim) == 1
+    for _ in range(2):
+        clock.pass_a_minute(conn)
+        send_keys(conn, *"bcd")
+        assert len(delivered(conn, 2)) == 3
+    other.execute("commit")
+    assert seqs_of(receive(conn)) == [later]

@@ -431,7 +431,7 @@ def test_a_limit_that_is_raised_or_lifted_lets_go_of_what_waits(
 def test_a_rate_that_is_lifted_while_a_claim_waits_holds_nothing_up(
     conn: Conn, session: Session, ordering: str
 ) -> None:
-    """The claim goes by the old settings, and spends tokens that nobody asks for any more."""
+    """The claim has read the old settings: tokens that it spends would be asked for by nobody."""
     limited(conn, ordering, per_key_interval="300 ms", fair=True)
     seqs = send_keys(conn, *"aaa")
     with ThreadPoolExecutor(1) as pool, session() as other:
@@ -452,6 +452,34 @@ def test_a_rate_that_is_lifted_while_a_claim_waits_holds_nothing_up(
     assert receive(conn, 1) == []
     value(conn, "maintain")
     assert internals.count(conn, "key_tokens") == 0
+
+
+@pytest.mark.parametrize(
+    ("ordering", "before", "after"),
+    [
+        ("none", {"per_key_limit": 9}, {"per_key_limit": 1}),
+        ("none", {"fair": True}, {"per_key_interval": "1 hour"}),
+        ("key", {}, {"per_key_interval": "1 hour"}),
+    ],
+)
+def test_a_claim_that_waits_for_a_change_of_limits_keeps_the_new_ones(
+    conn: Conn, session: Session, ordering: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """It has read the consumer before, and assigns messages that others then claim."""
+    limited(conn, ordering, **before)
+    send_keys(conn, *"aaaaaaaa")
+    changing, claiming = session(), session()
+    changing.execute("begin")
+    alter(changing, **after)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(receive, claiming, 1)
+        wait_for_a_lock(conn)
+        changing.execute("commit")
+        rows = got.result(20)
+    assert len(rows) == 1
+    if "per_key_interval" in after:
+        value(conn, "ack", claim_of(rows))
+    assert [receive(conn, 1) for _ in range(3)] == [[], [], []]
 
 
 def test_a_bundle_that_is_dealt_again_when_tokens_come_back_is_delivered_whole(conn: Conn) -> None:

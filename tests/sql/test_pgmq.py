@@ -20,7 +20,7 @@ from tests.conftest import _database
 from tests.sql import checker, internals, limits
 from tests.sql.cost import cost
 from tests.sql.internals import rows
-from tests.sql.queue import AT_ONCE, raises, wait_for_a_lock
+from tests.sql.queue import AT_ONCE, Reader, raises, wait_for_a_lock
 
 Conn = psycopg.Connection
 
@@ -541,6 +541,20 @@ def test_a_number_settles_the_message_of_its_own_queue_also_in_a_claim(face: Con
     mine = dict(rows(face, seen.format("a")))
     assert mine == {n: n == held for n in range(1, 30)}
     assert rows(face, seen.format("b")) == other
+
+
+def test_a_number_takes_no_message_from_a_spark_query(face: Conn) -> None:
+    """Nor does it change how long the query has it."""
+    face.execute("select pgmq.create('q')")
+    sent = rows(face, "select m from pgmq.send_batch('q', array['{}', '{}']::jsonb[]) m")
+    ids = rows(face, "select consumer_id from pgqueue.consumers")
+    reader = Reader(face, ids[0].consumer_id)
+    end = reader.ask()
+    for until in ("1 hour", "-1 hour"):
+        face.execute("select pgmq.set_vt('q', 1, now() + %s::interval)", [until])
+        face.execute("select pgmq.delete('q', 1)")
+        assert (reader.lost(end), reader.plan(end)) == (0, [seq for (seq,) in sent])
+    checker.check(face)
 
 
 def test_a_queue_is_read_by_others_and_by_its_names_in_any_case(face: Conn) -> None:

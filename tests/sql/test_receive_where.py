@@ -244,6 +244,32 @@ def test_what_another_claimer_has_hides_nothing_else(conn: Conn, session: Sessio
     assert seqs_of(where(conn, key_is("a"), 5)) == [first]
 
 
+@pytest.mark.all_versions
+@pytest.mark.parametrize("call", ["nack", "defer"])
+def test_what_is_returned_with_a_delay_meanwhile_is_not_claimed(
+    conn: Conn, session: Session, stream: int, call: str
+) -> None:
+    """Another session claims and returns a message between the look at it and its claim."""
+    consumer(conn)
+    seqs = send_keys(conn, *"aaaa")
+    receive(conn, 1)  # so each is a bundle
+    holder, other, asking = session(), session(), session()
+    other.execute("begin")
+    claim = value(other, "claim", "s", "c", 1)
+    holder.execute("begin")
+    holder.execute(f"lock table pgqueue.messages_{stream}".encode())
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(where, asking, key_is("a"))
+        wait_for_a_lock(conn)
+        other.execute("commit")
+        assert value(other, call, claim, p_delay=timedelta(hours=1)) == 1
+        holder.execute("rollback")
+        assert seqs_of(got.result(20)) == seqs[2:]
+    assert state(conn, seqs[1]).state == "delayed"
+    clock.pass_time(conn, timedelta(hours=2))
+    assert sorted(seqs_of(delivered(conn))) == seqs
+
+
 @pytest.mark.longer
 def test_who_meets_another_claimer_at_a_run_is_not_told_that_there_is_nothing(
     conn: Conn, url: str

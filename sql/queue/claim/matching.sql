@@ -80,7 +80,8 @@ begin
         where w.before < _pgqueue.limit_looked_for() order by (w.m).place, (w.m).first_seq);
 end $$;
 
--- Locks a free bundle and returns its current row; nulls if it is no longer free, or another session is claiming it.
+-- Locks a free bundle and returns its current row; nulls if it is no longer free at its place, or another session is
+-- claiming it. (A claim may have returned it with a delay since it was read.)
 create or replace function _pgqueue.lock_free(p_bundle pgqueue.consumer_messages) returns pgqueue.consumer_messages
 language plpgsql as $$
 declare
@@ -88,6 +89,7 @@ declare
 begin
     select * into v_bundle from pgqueue.consumer_messages
     where _pgqueue.is_bundle(bundle_no, p_bundle.bundle_no) and token is null
+      and lane = p_bundle.lane and place = p_bundle.place
     for update skip locked;  -- lock: bundle
     return v_bundle;
 end $$;

@@ -70,7 +70,8 @@ declare
     v_part    pgqueue.consumer_messages := p_bundle;
     v_members bigint[] := '{}';
     v_head    bigint := coalesce(p_bundle.head, p_bundle.bundle_no);
-    v_by_key  boolean := p_bundle.keys <> '{}' and not _pgqueue.limits_only_unclaimed(p_consumer);
+    v_by_key  boolean := p_bundle.keys <> '{}' and p_bundle.message_count > 0
+                         and not _pgqueue.limits_only_unclaimed(p_consumer);
 begin
     if v_by_key and (cardinality(p_bundle.keys) > 1 or p_bundle.shrunk) then
         v_keyed := _pgqueue.by_key(p_consumer, array[p_bundle]);
@@ -100,7 +101,9 @@ begin
     update pgqueue.consumer_messages
     set lane = _pgqueue.lane_long(),
         place = coalesce(_pgqueue.place_at(p_bundle.lease_until), _pgqueue.place_of_members()),
-        key = p_bundle.key, keys = case when v_by_key then array_remove(array[p_bundle.key], null) else keys end,
+        key = p_bundle.key,
+        keys = case when v_by_key then array_remove(array[p_bundle.key], null)
+                    when p_bundle.message_count = 0 and keys is not null then '{}' else keys end,
         shrunk = false, predecessor = null, seqs = p_bundle.seqs, message_count = p_bundle.message_count,
         members = case when v_members <> '{}' and p_bundle.head is null then coalesce(members, '{}') || v_members
                        else members end

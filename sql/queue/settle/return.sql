@@ -206,7 +206,8 @@ begin
         returning lane, place, first_seq, key
     )
     select (select range_agg(int8range(seq, seq, '[]')) from decided where back or dead) as removed,
-           (select array_agg(distinct key) from stored where key is not null) as keys,
+           (select array_agg(distinct key) from decided
+            where (back or dead) and key is not null and v_head.keys is not null) as keys,
            (select min(place) from stored where lane = _pgqueue.lane_delayed()) as due,
            (select array_agg(array[place, first_seq] order by place, first_seq) from stored
             where lane = _pgqueue.lane_unassigned()) as unassigned

@@ -198,18 +198,20 @@ begin
 end $$;
 
 -- Records, as rows in lane_freed(), that bundles in lane_long() have freed their keys. The session that deletes such a
--- bundle needs no lock of the consumer, and the next assignment need not read all long claims.
+-- bundle needs no lock of the consumer, and the next assignment need not read all long claims. The place is the time,
+-- so that the hint for the lane can leave out rows that are not committed for a while.
 create or replace function _pgqueue.record_freed(p_bundles pgqueue.consumer_messages[]) returns void
 language sql as $$
     insert into pgqueue.consumer_messages (consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority,
                                            deliver_count, key, message_count, seqs)
-    select f.consumer_id, f.number, _pgqueue.lane_freed(), f.number, 0, 0, 0, 0, f.key, 0, '{}'
-    from (select consumer_id, key, nextval('pgqueue.claim_numbers') as number from unnest(p_bundles)
-          where lane = _pgqueue.lane_long() and key is not null) f
+    select consumer_id, nextval('pgqueue.claim_numbers'), _pgqueue.lane_freed(),
+           _pgqueue.place_at(clock_timestamp()), 0, 0, 0, 0, key, 0, '{}'
+    from unnest(p_bundles) where lane = _pgqueue.lane_long() and key is not null
 $$;
 
 -- Takes messages out of bundles that the caller has locked, and deletes bundles that become empty. A head stays, even
--- without messages, while it has members (delete_empty_head()).
+-- without messages, while it has members (delete_empty_head()). In lane_assigned() it keeps its keys, until
+-- reread_keys() finds that it has lost them.
 --   p_set  null: all
 -- Returns the messages as bundles, as they were.
 create or replace function _pgqueue.remove_messages(p_bundles pgqueue.consumer_messages[], p_set int8multirange)
@@ -241,7 +243,8 @@ begin
         else
             update pgqueue.consumer_messages
             set seqs = v_rest, message_count = _pgqueue.cardinality(v_rest), shrunk = coalesce(keys <> '{}', false),
-                keys = case when v_rest = '{}' and keys is not null then '{}' else keys end,
+                keys = case when v_rest = '{}' and keys is not null and lane = _pgqueue.lane_long() then '{}'
+                            else keys end,
                 key = case when v_rest <> '{}' then key end,
                 first_seq = case when token is null then lower(v_rest) else first_seq end
             where _pgqueue.is_bundle(bundle_no, v_bundle.bundle_no);

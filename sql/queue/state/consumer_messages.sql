@@ -13,7 +13,7 @@
 --   lane_long()        the end of the lease   claimed for longer than a second
 --   lane_waiting()     queue/keys/waiting.sql by key: wait for a bundle, or may be assigned
 --   lane_unfiltered()  unfiltered_place()     taken; not screened yet by the filter or per_key_latest
---   lane_freed()       bundle_no              by key: no messages; says that a claim in lane_long() has freed the key
+--   lane_freed()       a time                 by key: no messages; says that a claim in lane_long() has freed the key
 --
 -- A claim is one update of the first free bundle of a lane, which locks only that row, and its acknowledgement is one
 -- delete. A bundle is free when it has no token and, by key, when its predecessor is deleted. Only a delete makes a

@@ -313,10 +313,10 @@ begin
     v_hints.waits_from := 0;
     v_hints.free_from := _pgqueue.place_of_free();
     v_hints := _pgqueue.raise_waiting_hints(v_id, v_hints);
-    v_hints.freed_from := coalesce((
+    -- a session may have recorded a key and not committed yet
+    v_hints.freed_from := least(_pgqueue.place_at(v_hints.rebuilt_at - interval '1 minute'), (
         select place from pgqueue.consumer_messages
-        where consumer_id = v_id and lane = _pgqueue.lane_freed() order by place limit 1),
-        pg_sequence_last_value('pgqueue.claim_numbers'), 0);
+        where consumer_id = v_id and lane = _pgqueue.lane_freed() order by place limit 1));
     v_hints.tokens_from := '-infinity';
     v_hints.size := coalesce(v_hints.size, (
         select message_count from pgqueue.consumer_messages
