@@ -146,10 +146,10 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
             raise
         if ship:
             raise PgQueueError(
-                "PySpark 4.0 has found this package installed, and does not take another one for "
-                "the executors",
-                hint="install it there too, or use PySpark 4.1 or later; or give the driver a "
-                "checkout or a zip in place of the installed one",
+                "PySpark 4.0 found this package installed, and cannot send another copy to the "
+                "executors",
+                hint="install it on the executors, use PySpark 4.1 or later, or run the driver "
+                "from a checkout or a zip instead of the installed package",
             ) from None
 
 

@@ -110,8 +110,8 @@ def check(
     if not kind and known == {"__call__"}:
         raise PgQueueError(
             f"{name} must be a function whose body runs when it is called:"
-            f" {name_of(function)} returns an object that nobody calls",
-            hint=f"give the object: {bare.__name__}(...)",
+            f" {name_of(function)} returns an object that is never called",
+            hint=f"pass the object: {bare.__name__}(...)",
         )
     if kind.endswith("generator") or (kind.endswith("manager") and not is_wrap):
         way_out = "decorate it with @contextlib.contextmanager" if is_wrap else "leave out yield"
@@ -156,7 +156,7 @@ def check_no_loop() -> None:
     with contextlib.suppress(RuntimeError):  # no loop runs
         asyncio.get_running_loop()
         raise PgQueueError(
-            "a coroutine cannot run here: this thread runs a loop already",
+            "a coroutine cannot run here: this thread already runs an event loop",
             hint="await run_async, or use the asynchronous client",
         )
 
@@ -395,5 +395,5 @@ def _undone(value: Any) -> str | None:
 def _no_manager(wrap: Callable[..., Any], found: Any) -> PgQueueError:
     return PgQueueError(
         f"wrap must return a context manager: {name_of(wrap)} returned a {type(found).__name__}",
-        hint="an asynchronous one is for a handler that is awaited",
+        hint="an asynchronous context manager requires an async handler",
     )

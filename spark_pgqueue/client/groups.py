@@ -129,7 +129,9 @@ class Group:
                 except (PgQueueError, psycopg.Error) as error:
                     if not self._passes(error):
                         raise
-                    warn("work of group %s is undone, and done again: %s", self._name, error)
+                    warn(
+                        "group %s: work was rolled back and will be repeated: %s", self._name, error
+                    )
                     self._renew(leases)
                     time.sleep(pause)
                     pause = min(2 * pause, 2.0)

@@ -152,7 +152,7 @@ def check_kinds(streams: Mapping[str, Stream], data: str | None = None) -> None:
     if wrong:
         raise PgQueueError(
             f"stream {wrong[0]!r} is of kind {streams[wrong[0]].kind}, but column data is {data}",
-            hint="start the query anew if the stream is new; and remove schema(...)",
+            hint="restart the query if the stream is new, and remove schema(...)",
         )
 
 
@@ -259,12 +259,12 @@ def check_columns(schema: StructType, options: SinkOptions, beside_rows: bool = 
             if name in ACTION_COLUMNS:
                 hint = "for an action, say which one: option action, or a column action"
             raise PgQueueError(
-                f"column {field.name} is none of a message's: {', '.join(MESSAGE_COLUMNS)}"
-                + (f"; nor of an action's: {', '.join(ACTION_COLUMNS)}" if acts else ""),
+                f"column {field.name} is not a column of a message: {', '.join(MESSAGE_COLUMNS)}"
+                + (f"; nor of an action: {', '.join(ACTION_COLUMNS)}" if acts else ""),
                 hint=hint,
             )
         if names.count(name) > 1:
-            raise PgQueueError(f"column {field.name} is there twice", hint="drop one of them")
+            raise PgQueueError(f"column {field.name} occurs twice", hint="drop one of them")
         if name in allowed:
             _check_type(name, field, allowed[name])
     return names
@@ -275,7 +275,7 @@ def _check_type(name: str, field: StructField, column: Taken) -> None:
     parts = _PARTS[name] if isinstance(field.dataType, MapType | ArrayType) else given
     if not isinstance(field.dataType, column.types) or given != parts:
         raise PgQueueError(
-            f"column {field.name} is {given}, and must be {column.words}",
+            f"column {field.name} is {given}, but must be {column.words}",
             hint=f"select {_HINTS['text']}" if name == "data" else f"cast {field.name}",
         )
 
@@ -288,13 +288,13 @@ def _check_together(
     by_row, acts = "action" in names, options.action is not None or "action" in names
     if by_row and options.action is not None:
         raise PgQueueError(
-            f"option action is {options.action}, and there is a column action",
+            f"option action is {options.action}, but there is also a column action",
             hint="remove the option, or drop the column",
         )
     if not acts:
         if options.consumer is not None:
             raise PgQueueError(
-                "option consumer is for actions, and these rows have none",
+                "option consumer is for actions, but these rows have none",
                 hint='to publish to one consumer, option("consumers", ...); for an action, option '
                 "action or a column action",
             )
@@ -323,6 +323,6 @@ def check_kind(is_binary: bool, stream: str, kind: str) -> None:
     if is_binary != (kind == "binary"):
         given, must = ("binary", "string") if is_binary else ("string", "binary")
         raise PgQueueError(
-            f"column data is {given}, and must be {must} for stream {stream}, which holds {kind}",
+            f"column data is {given}, but must be {must} for stream {stream}, which holds {kind}",
             hint=f"select {_HINTS[kind]}",
         )

@@ -43,7 +43,7 @@ def watch(
     """
     for name, value in (("seconds", seconds), ("every", every)):
         if value is not None and not value > 0:
-            raise PgQueueError(f"{name} is {value}, and must be more than 0")
+            raise PgQueueError(f"{name} must be greater than 0, not {value}")
     until = None if seconds is None else time.monotonic() + seconds
     history = ProgressHistory(query)
     show, showing = _shown(console, history)

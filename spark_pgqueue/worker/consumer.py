@@ -211,10 +211,10 @@ class Consumer:
         check_handler(handler, chosen, is_async=is_async)
         if not is_async:
             raise PgQueueError(
-                "handler must be awaited: an async function", hint="for others there is `run`"
+                "handler must be an async function", hint="for a synchronous handler, use `run`"
             )
         if chosen.processes is not None:
-            raise PgQueueError("processes are for handlers that are not awaited")
+            raise PgQueueError("processes require a synchronous handler")
         hooks = Hooks(self._of, chosen)
         with self._polling(chosen, hooks) as (poller, queue, _):
             executor = Tasks(self._of, queue, handler, chosen, hooks, self._url, poller.pulse)
@@ -366,7 +366,7 @@ def options_of(
     for name in given:
         if name not in names:
             hint = nearest.option_hint(name, names)
-            raise PgQueueError(f"there is no option {name!r}", hint=hint)
+            raise PgQueueError(f"unknown option {name!r}", hint=hint)
     return Options(**given)
 
 
@@ -396,5 +396,5 @@ def check_handler(handler: Any, options: Options, *, is_async: bool | None = Non
         raise PgQueueError(
             f"wrap must return a context manager: {calling.name_of(options.wrap)} returns an"
             " asynchronous one",
-            hint="that is for a handler that is awaited: an async function",
+            hint="an asynchronous context manager requires an async handler",
         )

@@ -166,7 +166,7 @@ class WorkerSlot:
             self._queue.report(Report(job, self.at[1], verdict, None, False))
         self._report_rest(job, job.calls, DeliveryState.unstarted)
         self.at = self.job = None
-        warn("a worker's slot goes on after %s", error)
+        warn("a worker slot continues after %s", error)
 
     def calls(self, job: Job) -> Generator[Messages, Outcome, None]:
         """Yield the messages of each call of a job. The caller sends outcomes by `next_call`."""

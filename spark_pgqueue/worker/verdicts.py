@@ -188,7 +188,7 @@ def of_result(value: Any, messages: Iterable[Message]) -> Outcome:
     try:
         return Result(arguments.json_text("what the handler returned", value))
     except PgQueueError as error:  # the handler has done its work, and must not repeat it
-        warn("%s: it is not kept", error.message)
+        warn("%s: the result was not stored", error.message)
         return DeliveryState.done
 
 

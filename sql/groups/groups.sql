@@ -64,13 +64,13 @@ begin
         if p_if_not_exists and v_group.partitions = p_partitions then
             return v_group.consumer_id;
         elsif v_group.partitions <> p_partitions then
-            raise exception 'group % of stream % exists already, with % partitions, not %: the number never changes, '
-                            'because keys would change their partitions',
+            raise exception 'group % of stream % already exists, with % partitions, not %: the number cannot change, '
+                            'because keys would move to other partitions',
                             quote_literal(p_group), quote_literal(p_stream), v_group.partitions, p_partitions
                 using errcode = 'PQ006', column = 'p_partitions',
-                      hint = 'Give that number; or create a new group, and drop this one when it has caught up.';
+                      hint = 'Pass that number, or create a new group and drop this one when it has caught up.';
         end if;
-        raise exception '% % of stream % exists already',
+        raise exception '% % of stream % already exists',
             case when v_group.partitions is null then 'a consumer that is not a group,' else 'group' end,
             quote_literal(p_group), quote_literal(p_stream) using errcode = 'PQ006';
     end if;
@@ -104,7 +104,7 @@ begin
                   when v_partition.worker is not null then 'a worker, ' || quote_literal(v_partition.worker)
                   when v_partition.arrival_no > 0 then 'had workers' end;
     if v_has is not null then
-        raise exception 'group % of stream % is not for a reader that keeps its own offset: it has %',
+        raise exception 'group % of stream % cannot follow a reader that keeps its own offset: it has %',
             quote_literal(p_group), quote_literal(p_stream), v_has
             using errcode = 'PQ006', column = 'p_group', hint = 'Create a group of one partition for this reader only.';
     end if;

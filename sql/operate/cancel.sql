@@ -35,7 +35,7 @@ begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_kind('claim', p_consumer);
     if v_set is null then
-        raise exception 'p_seqs is an array of the numbers of messages, not null'
+        raise exception 'p_seqs must be an array of the seqs of messages, not null'
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Nothing was changed. ' || p_instead;
     end if;
     v_set := _pgqueue.stored_messages(p_consumer.stream_id, v_set);

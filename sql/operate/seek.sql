@@ -96,7 +96,7 @@ begin
     if v_consumer.partitions is not null then
         -- whether a message is done depends on its partition, which is not known here
         raise exception '% is a group, which cannot replay messages', quote_literal(p_consumer)
-            using errcode = 'PQ006', hint = 'Call seek: all partitions continue from a position.';
+            using errcode = 'PQ006', hint = 'Use seek, which moves all partitions to a position.';
     end if;
     perform _pgqueue.check_isolation();
     v_from := _pgqueue.resolve_position(v_consumer.stream_id, p_from, 'p_from');

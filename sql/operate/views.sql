@@ -136,20 +136,20 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                when 'full' then format('%s messages are waiting, and max_backlog is %s: %s', b.said, c.max_backlog,
                                        case c.on_full when 'reject' then 'sends are rejected'
                                             else 'the oldest are dropped' end)
-               when 'paused' then format('it is paused, with %s messages waiting', b.said)
+               when 'paused' then format('paused, with %s messages waiting', b.said)
                when 'unattended' then format('%s%s and %s, and %s', b.about,
                                              case when t.new + r.ready = 0 and t.oldest_at is not null
                                                   then 'delayed messages are due'
                                                   else t.new + r.ready || ' are new or ready' end,
-                                             case l.expired when 0 then 'no lease has ended'
-                                                  else format('the leases of %s claims have ended', l.expired) end,
+                                             case l.expired when 0 then 'no lease has expired'
+                                                  else format('the leases of %s claims have expired', l.expired) end,
                                              coalesce('the last claim was at ' || date_trunc('second', a.since),
-                                                      'there was no claim yet'))
+                                                      'there has been no claim'))
                when 'failing' then
-                   case when d.died > 0 then format('%s died in the last hour, the last one: %s', d.died, d.reason)
-                        else format('%s were delivered ten times or more: %s',
+                   case when d.died > 0 then format('%s dead-lettered in the last hour, the last: %s', d.died, d.reason)
+                        else format('%s delivered ten times or more: %s',
                                     o.often, coalesce(o.error, 'no reason given')) end
-               when 'dead_letters' then format('it has %s dead letters, none from the last hour', r.dead)
+               when 'dead_letters' then format('%s dead letters, none from the last hour', r.dead)
                when 'ok' then format('%s waiting, %s claimed', b.said, r.claimed)
                else '' end
            || case when l.stuck = 0 then ''
@@ -285,20 +285,20 @@ do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
            case when r.stream_id is null and t.bytes >= _pgqueue.large_stream()
                 then 'its messages are never deleted: see set_retention'
                 when r.maintained_at < clock_timestamp() - interval '1 day'
-                then 'maintain() was not called for a day: nothing is trimmed'
+                then 'maintain() has not run for a day: nothing is trimmed'
                 when r.stream_id is not null and r.maintained_at is null
-                then 'maintain() was not called yet: nothing is trimmed'
+                then 'maintain() has not run yet: nothing is trimmed'
                 when h.transaction is not null then 'nothing is trimmed until this transaction ends: ' || h.transaction
                 when (select k.sent_at from pgqueue.dedup_keys k where k.stream_id = s.stream_id
                       order by k.sent_at limit 1)
                      < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day'
-                then 'maintain() was not called for a day: old dedup keys are kept'
+                then 'maintain() has not run for a day: old dedup keys are kept'
                 -- readers by offset leave no row
                 when r.stream_id is null
                      and not exists (select from pgqueue.consumers c where c.stream_id = s.stream_id)
                      and not exists (select from pgqueue.bindings b where b.stream_id = s.stream_id)
                      and exists (select from pgqueue.publications p where p.stream_id = s.stream_id)
-                then 'no consumer gets its messages: see create_consumer; for those who read by offset, set_retention'
+                then 'no consumer receives its messages: see create_consumer; if read by offset, see set_retention'
            end as advice
     from pgqueue.streams s
     left join pgqueue.retention r using (stream_id)

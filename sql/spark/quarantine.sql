@@ -54,7 +54,7 @@ begin
     end if;
     v_keep := case when v_aside then 0 else v_left / 2 + v_left % 2 end;
     v_note := jsonb_build_object('at_most', v_keep, 'error', format(
-        'its micro-batch was started %s, and not finished',
+        'its micro-batch was started %s, but never finished',
         case p_reader.starts when 1 then 'once' else p_reader.starts || ' times' end));
     for v_claim in
         select * from pgqueue.reader_claims

@@ -393,8 +393,8 @@ def test_where_finds_what_outlives_its_messages_and_misses_what_does_not(
 
 def test_where_is_refused_before_anything_is_read(conn: Conn, filtered: str) -> None:
     for where, says in (
-        ("raeson = 'x'", "option where names columns of the table, which has no column raeson"),
-        ("true) or (true", "option where is one expression over columns"),
+        ("raeson = 'x'", "option where must name columns of the table, which has no column raeson"),
+        ("true) or (true", "option where must be one expression over columns"),
         ("seq in (select 1)", "no column select"),
         ("", "option where is ''"),
     ):
@@ -421,7 +421,7 @@ def test_where_that_fails_for_a_row_says_so(conn: Conn, filtered: str) -> None:
 
 
 BAD_INPUT = [
-    ({"table": "ded", "stream": "s"}, "option table is 'ded', and must be messages, pending"),
+    ({"table": "ded", "stream": "s"}, "option table is 'ded', but must be messages, pending"),
     ({"table": "dead"}, "option stream is missing"),
     ({"table": "stats", "consumer": "c"}, "option stream is missing"),
     ({"table": "pending", "stream": "s"}, "option consumer is missing: table pending"),
@@ -442,7 +442,7 @@ BAD_INPUT = [
     ({"table": "dead", "stream": "s", "waitTime": "1s"}, "option waitTime is for reading a stream"),
     (
         {"table": "dead", "stream": "s", "startingOffsets": "earliest"},
-        "remove startingOffsets; or leave table out, to read the stream",
+        "remove startingOffsets, or omit table to read the stream",
     ),
     ({"table": "dead", "stream": "s", "colums": "seq"}, "did you mean columns"),
     ({"stream": "s", "consumer": "c", "columns": "seq"}, r"it goes with table"),

@@ -94,7 +94,7 @@ def test_what_is_no_offset_is_refused(queue):
         list(queue.read("u"))
     with pytest.raises(PgQueueError, match="max_messages"):
         queue.read("s", max_messages=0)
-    with queue.transaction(), pytest.raises(PgQueueError, match="wait needs"):
+    with queue.transaction(), pytest.raises(PgQueueError, match="wait requires"):
         queue.read("s", wait=timedelta(seconds=1))
 
 

@@ -65,7 +65,7 @@ def test_two_installations_at_once_both_succeed(empty_url):
 @pytest.mark.parametrize(("shift", "way_out"), [(1, "pip install --upgrade"), (-1, "pgqueue inst")])
 def test_another_version_in_the_database_is_refused(conn, shift, way_out):
     conn.execute("update pgqueue.installed set version = version + %s", [shift])
-    with pytest.raises(PgQueueError, match="needs version") as caught:
+    with pytest.raises(PgQueueError, match="requires version") as caught:
         schema.check(conn)
     assert way_out in (caught.value.hint or "")
     assert caught.value.sqlstate == "PQ011"

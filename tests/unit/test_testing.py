@@ -237,7 +237,7 @@ def test_a_message_for_a_test_has_what_is_given_and_defaults() -> None:
     )
     assert datetime.now(UTC) - message.inserted_at < timedelta(minutes=1)
     assert Message.for_test(b"\x00").data == b"\x00"
-    with pytest.raises(PgQueueError, match="data must hold"):
+    with pytest.raises(PgQueueError, match="data must be serializable"):
         Message.for_test(object())
 
 

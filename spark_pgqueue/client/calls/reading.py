@@ -417,7 +417,7 @@ class Reading(Calls):
             self._must_exist(stream)
             raise PgQueueError(
                 f"stream {stream!r} has no group {name!r}",
-                hint="create it, or see which there are: pgqueue group list",
+                hint="create it, or list the groups: pgqueue group list",
                 sqlstate="PQ002",
             )
         return found

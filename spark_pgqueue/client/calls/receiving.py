@@ -246,7 +246,7 @@ class Receiving(Calls):
         if message.claim_id is None or not self.ack(message.claim_id, seqs, result=result):
             raise PgQueueError(
                 f"claim {message.claim_id} does not hold message {message.seq}",
-                hint="roll back: another worker has taken it over, or it was settled or cancelled",
+                hint="roll back: another worker took it over, or it was settled or cancelled",
             )
         object.__setattr__(message, "_is_acked", True)  # the worker does not settle it
 

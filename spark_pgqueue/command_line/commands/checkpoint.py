@@ -29,15 +29,16 @@ def checkpoint(
         bool,
         typer.Option(
             "--release",
-            help="Also give back what else it holds, to be had by others at once. The checkpoint "
-            "is of no use then: the query needs a new one.",
+            help="Also return its other messages, for others to claim at once. The query then "
+            "needs a new checkpoint.",
         ),
     ] = False,
     fork: Annotated[
         Path | None,
         typer.Option(
             metavar="NEWPATH",
-            help="Copy it for another query, which goes on from the same place beside this one.",
+            help="Copy it for another query, which continues from the same position next to this "
+            "one.",
         ),
     ] = None,
     yes: Yes = False,
@@ -46,7 +47,7 @@ def checkpoint(
 ) -> None:
     """Show the position of a Spark query by its checkpoint, and the claims that it holds.
 
-    PATH is a folder of this machine; a checkpoint that is elsewhere has to be copied to one.
+    PATH is a local folder; copy a remote checkpoint to one first.
     """
     if sum((ack, release, fork is not None)) > 1:
         raise typer.BadParameter("only one of --ack, --release and --fork")

@@ -85,7 +85,7 @@ def _check(directory: Path | None, url: str | None, rows: int | None, file: Path
     if directory is not None and url is not None:
         raise PgQueueError("directory and url exclude each other", hint="give one of them")
     if rows is not None and rows < 1:
-        raise PgQueueError(f"rows is {rows}, and must be at least 1")
+        raise PgQueueError(f"rows must be at least 1, not {rows}")
     if file is not None:
         picture.check(file)
 

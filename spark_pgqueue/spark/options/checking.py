@@ -195,9 +195,9 @@ def _value(option: Option, text: str | None) -> Any:
     try:
         return option.parse(text)
     except ValueError:
-        given = "not allowed" if option.is_secret else repr(text)
+        said = "is not allowed: it" if option.is_secret else f"is {text!r}, but"
         raise PgQueueError(
-            f"option {option.name} is {given}, and must be {option.allowed}", hint=option.help
+            f"option {option.name} {said} must be {option.allowed}", hint=option.help
         ) from None
 
 

@@ -127,7 +127,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     options = SinkOptions(**parse(given, SINK_OPTIONS, "sink"))
     if options.action is not None and options.consumers is not None:
         raise PgQueueError(
-            "option consumers is for rows that are sent, and with option action no row is",
+            "option consumers is for rows that are sent, but with option action no rows are sent",
             hint="remove consumers; option consumer names the consumer whose messages these are",
         )
     if (options.txn_app_id is None) != (options.txn_version is None):

@@ -257,8 +257,8 @@ def _check_start_and_end(options: StreamSourceOptions) -> None:
             )
         if isinstance(at, str) and at.startswith("seq") and options.has_several:
             raise PgQueueError(
-                f"option {side}Offsets is {at!r}, which is a place in one stream",
-                hint='give JSON with a place for each stream by its name: {"orders": "seq 17"}',
+                f"option {side}Offsets is {at!r}, which is a position in one stream",
+                hint='give JSON with a position for each stream by its name: {"orders": "seq 17"}',
             )
         if isinstance(at, dict) and options.names is not None:
             unknown = sorted(at.keys() - set(options.names))
@@ -269,19 +269,19 @@ def _check_start_and_end(options: StreamSourceOptions) -> None:
                     + (f"names {unknown[0]!r}, which is" if unknown else f"lacks {missing[0]!r},")
                     + (" none" if unknown else " one")
                     + f" of the streams that are read: {', '.join(options.names)}",
-                    hint="give a place for each of them",
+                    hint="give a position for each of them",
                 )
     ends = options.ending_offsets
     if ends == "earliest" or (isinstance(ends, dict) and "earliest" in ends.values()):
         raise PgQueueError(
-            "option endingOffsets is 'earliest', and before that there are no messages",
-            hint="give latest, or JSON with other places",
+            "option endingOffsets is 'earliest', before which there are no messages",
+            hint="give latest, or JSON with other positions",
         )
     for stream in ends if isinstance(ends, dict) else options.names or [""]:
         begin, end = options.start_of(stream, "earliest"), options.end_of(stream)
         if _is_behind(begin, end):
             raise PgQueueError(
-                f"the query is to begin at {begin}, and to end at {end}, which is before",
+                f"the query would start at {begin}, but end before that, at {end}",
                 hint="change the options startingOffsets or startingTimestamp, or endingOffsets or "
                 "endingTimestamp",
             )

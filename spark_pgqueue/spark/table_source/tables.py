@@ -217,7 +217,7 @@ def table_schema(options: TableOptions, kind: str) -> t.StructType:
                 hint=nearest.hint(name, list(table.columns)),
             )
         if names.count(name) > 1:
-            raise PgQueueError(f"option columns: column {name} is there twice")
+            raise PgQueueError(f"option columns: column {name} occurs twice")
     return table.schema(names, kind)
 
 

@@ -19,8 +19,8 @@ declare
 begin
     perform _pgqueue.check_number('p_look', p_look, 1, 1000000);
     if p_where is null then
-        raise exception 'p_where is a jsonpath such as $.data.total > 100, not null'
-            using errcode = 'PQ003', column = 'p_where', hint = 'receive has no condition.';
+        raise exception 'p_where must be a jsonpath such as $.data.total > 100, not null'
+            using errcode = 'PQ003', column = 'p_where', hint = 'To receive without a condition, use receive.';
     end if;
     perform _pgqueue.check_condition(p_where);
     v_consumer := _pgqueue.begin_claim('where', p_max, p_visibility_timeout, p_stream, p_consumer);

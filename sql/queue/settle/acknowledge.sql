@@ -50,7 +50,7 @@ language plpgsql as $$
 begin
     perform _pgqueue.check_isolation();
     if p_delay < interval '0' or p_delay > _pgqueue.max_interval() then
-        raise exception 'p_delay is null or an interval from 0 to 10 years, not %', quote_literal(p_delay)
+        raise exception 'p_delay must be null or an interval from 0 to 10 years, not %', quote_literal(p_delay)
             using errcode = 'PQ003', column = 'p_delay';
     end if;
     return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs),
@@ -71,7 +71,8 @@ language plpgsql as $$
 begin
     perform _pgqueue.check_isolation();
     if (p_delay between interval '0' and _pgqueue.max_interval()) is not true then
-        raise exception 'p_delay is an interval from 0 to 10 years, not %', coalesce(quote_literal(p_delay), 'null')
+        raise exception 'p_delay must be an interval from 0 to 10 years, not %',
+                        coalesce(quote_literal(p_delay), 'null')
             using errcode = 'PQ003', column = 'p_delay';
     end if;
     return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs), 'not_failed', p_delay,

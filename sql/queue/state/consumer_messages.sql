@@ -293,7 +293,7 @@ end $$;
 create or replace function _pgqueue.warn_not_live(p_claim_id bigint) returns void
 language plpgsql as $$
 begin
-    raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took '
+    raise warning 'claim % is not live: it was settled, or its visibility timeout expired and another worker took it '
                   'over; or a Spark query holds it; nothing was changed',
                   coalesce(p_claim_id::text, 'null');
 end $$;
