@@ -308,9 +308,7 @@ class Poller:
         self._tell_at = now + _TELL_EVERY
         found = self._client.outcome(self._stream, self._consumer, failed[0])
         if found.state == "dead":
-            said = (
-                f"dead-lettered after {counted(found.deliver_count or 0, 'delivery', 'deliveries')}"
-            )
+            said = f"dead-lettered after {counted(found.deliver_count, 'delivery', 'deliveries')}"
         else:
             said = f"will be redelivered {'now' if found.due_at is None else f'at {found.due_at}'}"
         of = f"{self._stream!r}, {self._consumer!r}"
