@@ -129,8 +129,8 @@ begin
            and (v_file ->> 'footer_bytes')::bigint between 1 and (v_file ->> 'bytes')::bigint then
             v_from := (v_file ->> 'hi')::bigint;
         else
-            raise exception 'p_files must be files as the exporter of attempt % writes them, but from file % on is: %', p_attempt, v_n,
-                            left(v_file::text, 500)
+            raise exception 'p_files must be files as the exporter of attempt % writes them, but file % is: %',
+                            p_attempt, v_n, left(v_file::text, 500)
                 using errcode = 'PQ003', column = 'p_files';
         end if;
     end loop;

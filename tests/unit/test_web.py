@@ -249,10 +249,10 @@ def test_dead_letters_are_shown_with_what_they_hold_and_delivered_again(
     press(browser, "First page")
     wait(browser, lambda text: "order 49" in text)
     press(browser, "Redeliver", sure=True)
-    wait(browser, lambda text: "dead letters that are delivered again: 1" in text)
+    wait(browser, lambda text: "dead letters redriven: 1" in text)
     wait(browser, lambda text: "order 50" in text and "order 0" not in text)
     press(browser, "Redeliver up to 1,000", sure=True)
-    wait(browser, lambda text: "delivered again: 60" in text and "None." in text)
+    wait(browser, lambda text: "dead letters redriven: 60" in text and "None." in text)
     claim = queue.receive("orders", "billing", 100)
     assert claim is not None
     assert len(claim.messages) == 61
@@ -292,16 +292,16 @@ def test_what_a_failed_message_does_is_on_one_screen(
     field.submit()
     wait(browser, lambda text: "spark-pgqueue: no answer 2" in text)
     press(browser, "Now", sure=True)  # of the message that is explained, the first on the page
-    wait(browser, lambda text: "messages whose delay ended: 1" in text)
+    wait(browser, lambda text: "messages to be retried now: 1" in text)
     claim = queue.receive("orders", "billing")
     assert claim is not None
     assert [each.seq for each in claim.messages] == [2]
     wait(browser, lambda text: len(browser.execute_script(cells)) == 2)
     press_in(browser, "no answer 1", "In an hour")
-    wait(browser, lambda text: "delivered in an hour: 1" in text)
+    wait(browser, lambda text: "messages postponed by an hour: 1" in text)
     assert [each.seq for each in queue.peek("orders", "billing")] == [3, 1, 4]
     press_in(browser, "no answer 3", "Never")
-    wait(browser, lambda text: "are cancelled: 1" in text)
+    wait(browser, lambda text: "messages cancelled: 1" in text)
     assert [each.seq for each in queue.peek("orders", "billing")] == [1, 4]
     assert complaints(browser) == []
 
