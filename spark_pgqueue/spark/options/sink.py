@@ -112,10 +112,10 @@ class SinkOptions(Connecting):
     compare_repeats: str = option(
         compared,
         "content or count",
-        "How a micro-batch is compared that is run again after it was published: its rows must be "
+        "How a micro-batch that is run again after it was published is compared: its rows must be "
         "the same in number and in data, key and headers, or the query fails with PQ010. count "
-        "compares the number alone, for a query whose rows differ each time (uuid, rand). Rows of "
-        "a table are always compared by number. By default {default}.",
+        "compares only the number, for a query whose rows differ each time (uuid, rand). Rows of a "
+        "table are always compared by number. By default {default}.",
         default="content",
         only=STREAMING,
     )
