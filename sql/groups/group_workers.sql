@@ -83,7 +83,7 @@ end $$;
 --               unchanged
 --   p_release   release the partition
 -- Errors: PQ003 for an invalid offset, or one that is not after the committed one; PQ012, roll back, when the lease has
--- ended and another worker has the partition, or the group was dropped. Locks: the partition, to the end of the
+-- expired and another worker has the partition, or the group was dropped. Locks: the partition, to the end of the
 -- transaction. No other session waits for it.
 create or replace function pgqueue.commit_offset(p_lease_id bigint, p_offset bigint[], p_release boolean default false)
 returns void language plpgsql as $$

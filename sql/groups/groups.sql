@@ -45,8 +45,8 @@ create table if not exists pgqueue.group_workers (
     primary key (consumer_id, worker)
 );
 
--- Creates a group: workers that share a stream by partitions of its keys.
---   p_partitions     1 to 1,024, the maximum number of workers. It never changes: a key stays in its partition
+-- Creates a group: workers that share a stream, partitioned by key.
+--   p_partitions     1 to 1,024, the maximum number of workers. It cannot be changed: a key stays in its partition
 --   p_start          as for create_consumer
 --   p_if_not_exists  return the id of an existing group with as many partitions, instead of an error
 -- Returns the group's id, which is a consumer's. Errors: PQ001, PQ003; PQ006 when there is a consumer of that name, or
@@ -82,8 +82,8 @@ begin
 end $$;
 
 -- Sets a group to the offset of a reader that keeps its own offset, as a Spark query does.
--- So the reader's lag can be seen, and retention waits for the reader.
---   p_group   with one partition, which no worker has or has committed: it is for this reader only
+-- This makes the reader's lag visible, and retention waits for the reader.
+--   p_group   a group of this reader only, with one partition that no worker has leased or committed
 --   p_offset  as returned by read_to
 -- Errors: PQ001, PQ002, PQ003, PQ005, PQ006, PQ007; 55P03 as seek. Locks, to the end of the transaction, so make it a
 -- transaction of its own: as seek.

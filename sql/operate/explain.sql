@@ -200,18 +200,18 @@ begin
 end $$;
 
 -- Explains the state of a message for one consumer.
--- For people: it may read all bundles and dead letters of the consumer, so do not call it every second. Returns one
+-- For interactive use: it may read all bundles and dead letters of the consumer, so do not poll it. Returns one
 -- row:
 --   state    as in message_states: new, unfiltered, ready, delayed, waiting, claimed, dead; or
 --            unknown       no message has the number, or its transaction is open or was rolled back
 --            unpublished   written, and not visible
 --            not for it    published to other consumers only
---            filtered out  it does not pass the consumer's filter
+--            filtered out  it does not match the consumer's filter
 --            skipped, trimmed  its stream's retention removed it, before or after the consumer had finished it
 --            cancelled     removed by cancel, if the consumer has keep_history
 --            done          acknowledged, or cancelled; or older than the consumer's start
---   because  what it waits for, which worker has it, what happened to it
---   until    when that ends by itself: the latest time for a lease, the earliest for a delay; null: no time ends it
+--   because  the reason: what it waits for, which worker holds it, or what happened to it
+--   until    when this state ends: for a lease the latest time, for a delay the earliest; null: at no set time
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.explain_message(p_stream text, p_consumer text, p_seq bigint)
 returns table (state text, because text, until timestamptz)
@@ -243,10 +243,10 @@ begin
     end if;
 end $$;
 
--- Shows the keys with unfinished messages of a consumer, those with most messages first.
+-- Shows the keys with unfinished messages of a consumer, ordered by the number of messages.
 -- Unassigned and new messages are not counted, because their keys are not known yet, except for a consumer with
 -- per_key_capacity. The call reads at most 100,000 bundles, as many entries of per_key_capacity, and 10,000 messages in
--- claims, so do not call it every second.
+-- claims, so do not poll it.
 --   p_max  the maximum number of keys
 -- Returns per key, null for messages without one:
 --   waiting     messages behind another message of their key

@@ -76,7 +76,8 @@ begin
 end $$;
 
 -- Delivers messages between two positions again to a consumer that has finished or skipped them.
--- They arrive after the consumer's other messages. Unfinished and new messages are not affected; dead letters remain.
+-- They are delivered after the consumer's other messages. Unfinished and new messages are not affected; dead letters
+-- remain.
 --   p_from  the first position, see seek
 --   p_to    the last position; messages after it are not replayed
 -- Returns the number of messages.

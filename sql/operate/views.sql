@@ -229,8 +229,8 @@ do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
     select stream, consumer, status, because, backlog, max_backlog, attended_at, estimated from pgqueue.consumer_stats
 $query$); end $view$;
 
--- One row per set of dead letters that died together, in one claim or for one reason. read_dead() returns their
--- payloads.
+-- One row per set of messages that were dead-lettered together, in one claim or for one reason. read_dead() returns
+-- their payloads.
 do $view$ begin perform _pgqueue.make_view('dead_letters', $query$
     select c.stream_name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details,
            d.message_count, lower(d.seqs) as first_seq, upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count,

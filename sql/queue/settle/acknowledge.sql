@@ -79,7 +79,7 @@ begin
                               case when p_state is not null then jsonb_build_object('saved', p_state) end);
 end $$;
 
--- Tells whether a claim holds messages that may kill their worker.
+-- Returns whether a claim holds messages that may kill their worker.
 -- Earlier claims of these messages failed, or their leases ended. A worker with several claims should return the others
 -- while it works on such a claim; otherwise these also look as if they had killed the worker. False for a claim that is
 -- not live. Locks nothing.
@@ -123,7 +123,7 @@ begin
                        from _pgqueue.bundles_of(v_bundles[1].bundle_no, v_bundles[1].token));
 end $$;
 
--- Ends the delays of failed messages, and lets them come in large claims again, for example after an outage.
+-- Ends the delays of failed messages and the bisection of their claims, for example after an outage.
 -- Claimed messages are not changed.
 --   p_seqs  these messages, by key also those that wait in a bundle with them; null: all that were delivered before
 -- Returns how many messages it changed; messages that another session is claiming are skipped. Errors: PQ001, PQ002,
@@ -202,8 +202,8 @@ begin
     return coalesce(v_claim.message_count, 0);
 end $$;
 
--- Dead-letters a claim, or the given messages of it: nobody receives them any more.
---   p_reason   a word by which they can be found; null: rejected
+-- Dead-letters a claim, or the given messages of it: they are not delivered again.
+--   p_reason   a short reason, which redrive and purge_dead can select; null: rejected
 --   p_details  further details
 -- Returns how many messages it dead-lettered. Errors: PQ003, PQ007. Locks: as ack.
 create or replace function pgqueue.dead_letter(p_claim_id bigint, p_seqs bigint[] default null,
