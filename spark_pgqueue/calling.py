@@ -372,23 +372,23 @@ def _lost(value: Any) -> str | None:
         return None
     if inspect.isawaitable(value) or isinstance(value, Future):
         _close(value)
-        return f"what nobody waits for: {type(value).__name__}"
+        return f"an awaitable that is never awaited: {type(value).__name__}"
     if _is_exception(value):
         kind = value if isinstance(value, type) else type(value)
-        return f"an exception that nobody raises: {kind.__name__}"
+        return f"an exception that is never raised: {kind.__name__}"
     return _undone(value)
 
 
 def _undone(value: Any) -> str | None:
     """The kind of a value that stands for work not begun; None for other values."""
     if isinstance(value, FunctionType | MethodType | partial):
-        return "a function that nobody calls"
+        return "a function that is never called"
     if isinstance(value, _MANAGERS):
-        return "a context manager that nobody enters"
+        return "a context manager that is never entered"
     if isinstance(value, Iterator | AsyncIterator) and not any(
         hasattr(type(value), name) for name in _HANDLES
     ):
-        return f"an iterator that nobody reads: {type(value).__name__}"
+        return f"an iterator that is never read: {type(value).__name__}"
     return None
 
 

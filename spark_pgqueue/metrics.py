@@ -92,7 +92,7 @@ FAMILIES = (
     Family(
         "pgqueue_stream_size_bytes",
         "gauge",
-        "What the stream's messages and their indexes take on disk.",
+        "Size of the stream's messages and their indexes on disk.",
         _of_streams(lambda s: s.bytes),
         "bytes",
     ),
@@ -105,7 +105,7 @@ FAMILIES = (
     Family(
         "pgqueue_consumer_messages",
         "gauge",
-        "Messages that the consumer is not done with, by state.",
+        "Unfinished messages of the consumer, by state.",
         _by_state,
     ),
     Family(
@@ -123,44 +123,44 @@ FAMILIES = (
     Family(
         "pgqueue_consumer_taken",
         "counter",
-        "Messages that the consumer took in hand, at the latest when they were delivered.",
+        "Messages that the consumer has taken from the stream, at the latest on delivery.",
         _of_consumers(lambda c, _: c.taken),
     ),
     Family(
         "pgqueue_consumer_settled",
         "counter",
-        "Messages that were acknowledged, or died.",
+        "Messages acknowledged or dead-lettered.",
         _of_consumers(lambda c, _: c.settled),
     ),
     Family(
         "pgqueue_consumer_skipped",
         "counter",
-        "Messages that the stream's retention took from the consumer.",
+        "Messages that retention removed before the consumer had finished them.",
         _of_consumers(lambda c, _: c.skipped),
     ),
     Family(
         "pgqueue_consumer_oldest_age_seconds",
         "gauge",
-        "Since when the oldest message was sent that could be delivered now; 0 without.",
+        "Age of the oldest message that could be delivered now; 0 if there is none.",
         _of_consumers(lambda c, look: _age(look, c.oldest_at)),
         "seconds",
     ),
     Family(
         "pgqueue_consumer_claims",
         "gauge",
-        "Claims that are held, those past their visibility timeout included.",
+        "Open claims, including those past their visibility timeout.",
         _of_consumers(lambda c, _: c.claims),
     ),
     Family(
         "pgqueue_consumer_expired_claims",
         "gauge",
-        "Claims past their visibility timeout that nobody has taken over.",
+        "Claims past their visibility timeout that have not been taken over.",
         _of_consumers(lambda c, _: c.expired),
     ),
     Family(
         "pgqueue_consumer_oldest_claim_seconds",
         "gauge",
-        "Since when the oldest claim is held; 0 without.",
+        "Age of the oldest claim; 0 if there is none.",
         _of_consumers(lambda c, look: _age(look, c.oldest_claim_at)),
         "seconds",
     ),
@@ -179,19 +179,19 @@ FAMILIES = (
     Family(
         "pgqueue_consumer_status",
         "gauge",
-        "1 for the status of the consumer, as consumer_health has it.",
+        "1 for the current status of the consumer, as in consumer_health.",
         lambda look: ((_labels(c) | {"status": c.status}, 1) for c in look.consumers),
     ),
     Family(
         "pgqueue_group_behind",
         "gauge",
-        "Messages of the group, of all keys, after what the partition has done.",
+        "Messages of the whole group after the committed offset of the partition.",
         _of_partitions(lambda p: p.behind),
     ),
     Family(
         "pgqueue_group_owned",
         "gauge",
-        "1 for a partition that a worker has, 0 for one that nobody has.",
+        "1 if a worker has leased the partition, else 0.",
         _of_partitions(lambda p: int(p.worker is not None)),
     ),
 )

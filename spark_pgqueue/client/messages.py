@@ -29,7 +29,7 @@ class Message:
         key: the key for ordering "key", or None.
         data: the payload: bytes in a binary stream, str in others.
         headers: the sender's headers; empty for none.
-        priority: the priority of the publication, -32768 to 32767; higher is earlier.
+        priority: the priority of the publication, -32768 to 32767; higher is delivered first.
         deliver_count: how many times the message was delivered, this time included.
         inserted_at: when the message was sent, by the database's clock. A time that Python cannot
             represent (infinity, or after the year 9999) becomes the nearest one that it can.

@@ -137,14 +137,14 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                                        case c.on_full when 'reject' then 'sends are rejected'
                                             else 'the oldest are dropped' end)
                when 'paused' then format('paused, with %s messages waiting', b.said)
-               when 'unattended' then format('%s%s and %s, and %s', b.about,
+               when 'unattended' then format('%s%s, %s, %s', b.about,
                                              case when t.new + r.ready = 0 and t.oldest_at is not null
                                                   then 'delayed messages are due'
-                                                  else t.new + r.ready || ' are new or ready' end,
-                                             case l.expired when 0 then 'no lease has expired'
-                                                  else format('the leases of %s claims have expired', l.expired) end,
-                                             coalesce('the last claim was at ' || date_trunc('second', a.since),
-                                                      'there has been no claim'))
+                                                  else t.new + r.ready || ' new or ready' end,
+                                             case l.expired when 0 then 'no expired claims'
+                                                  else format('expired claims: %s', l.expired) end,
+                                             coalesce('last claim at ' || date_trunc('second', a.since),
+                                                      'no claim yet'))
                when 'failing' then
                    case when d.died > 0 then format('%s dead-lettered in the last hour, the last: %s', d.died, d.reason)
                         else format('%s delivered ten times or more: %s',

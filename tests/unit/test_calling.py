@@ -229,29 +229,29 @@ REFUSED: list[Any] = [
 """No call runs their bodies, and one can see it before."""
 
 UNDONE: dict[str, list[Any]] = {
-    "an iterator that nobody reads: generator": [*giving(generator), decorated(generator)],
-    "an iterator that nobody reads: async_generator": giving(async_generator),
-    "an iterator that nobody reads: map": giving(lambda given: map(body, [given])),
-    "an iterator that nobody reads: Endless": giving(lambda given: Endless()),
-    "in a list, what nobody waits for: coroutine": [
+    "an iterator that is never read: generator": [*giving(generator), decorated(generator)],
+    "an iterator that is never read: async_generator": giving(async_generator),
+    "an iterator that is never read: map": giving(lambda given: map(body, [given])),
+    "an iterator that is never read: Endless": giving(lambda given: Endless()),
+    "in a list, an awaitable that is never awaited: coroutine": [
         *giving(lambda given: [coroutine(given)]),
         *giving(lambda given: {"a": {"b": [coroutine(given)]}}),
         *giving(lambda given: [_ring(), [coroutine(given)]]),
     ],
-    "in a dict, an iterator that nobody reads: generator": giving(
+    "in a dict, an iterator that is never read: generator": giving(
         lambda given: {"a": generator(given)}
     ),
-    "in a tuple, an exception that nobody raises: Retry": [
+    "in a tuple, an exception that is never raised: Retry": [
         *giving(lambda given: (1, Retry())),
         *giving(lambda given: [deque([(1, Retry())])]),
     ],
-    "in a list, an exception that nobody raises: OSError": giving(lambda given: [OSError]),
-    "a function that nobody calls": [
+    "in a list, an exception that is never raised: OSError": giving(lambda given: [OSError]),
+    "a function that is never called": [
         *giving(lambda given: lambda: body(given)),
         *giving(lambda given: functools.partial(body, given)),
         *giving(lambda given: METHODS.plain),
     ],
-    "a context manager that nobody enters": giving(contextmanager(generator)),
+    "a context manager that is never entered": giving(contextmanager(generator)),
 }
 """Only what they return says that their bodies have not run."""
 
@@ -377,7 +377,7 @@ PROCESSED = {
     "note_later": ("done", None),
     "note_by_partial": ("done", None),
     "note_awaitable": ("done", None),
-    "note_in_a_map": ("dead", "returned an iterator that nobody reads: map"),
+    "note_in_a_map": ("dead", "returned an iterator that is never read: map"),
     "retry_later": ("dead", "no"),
     "rejected": ("dead", None),
     "rejected_by_a_class_of_its_own": ("dead", "its own"),

@@ -84,7 +84,7 @@ def test_a_consumer_that_needs_somebody_is_a_warning(conn, url):
     assert "max_backlog is 1" in check.found
     assert "workers" in str(check.advice)
     conn.execute("select pgqueue.alter_consumer('s', 'c', '{\"max_backlog\": null}')")
-    assert "there has been no claim" in looks_at(url)["consumer 'c' of 's'"].found
+    assert "no claim yet" in looks_at(url)["consumer 'c' of 's'"].found
 
 
 @pytest.mark.usefixtures("quick")
