@@ -102,9 +102,9 @@ class Consumer:
         and different keys in parallel.
 
         When the worker stops, messages that were not started are returned, and running calls have
-        the time `grace` to finish. A signal stops all runs of the main thread's program; a second
-        one, at once. Handlers of signals that were set before are called, too, and set again after the last
-        run; what they raise is raised then. (Only the main thread gets signals.)
+        the time `grace` to finish. A signal stops all runs of the main thread's program, a second
+        one at once. Earlier signal handlers are called, too, and restored after the last run; what
+        they raise is raised then. (Only the main thread receives signals.)
 
             >>> def bill(message):
             ...     if message.key == "customer 8":
@@ -125,10 +125,10 @@ class Consumer:
                     must be a function of a module.
                 batch (int): the handler is called with a list of at most this many messages. An
                     error applies to all of them, unless it names `messages`.
-                prefetch (int): prefetch at most this many messages, 500 by default. The worker
+                prefetch (int): claim at most this many messages ahead, 500 by default. The worker
                     claims as many messages as it will start within a tenth of a second.
-                prefetch_bytes (int): prefetch only while the claimed data has at most this many
-                    bytes, estimated by the mean of the last claims; 64 MiB by default. A free slot
+                prefetch_bytes (int): claim ahead only while the claimed data, estimated by the mean
+                    of the last claims, has at most this many bytes; 64 MiB by default. A free slot
                     still gets a message.
                 transactional (bool): the handler is also called with a connection that is in a
                     transaction. It commits together with the acknowledgement, or rolls back, so
