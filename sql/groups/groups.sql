@@ -16,7 +16,7 @@
 --     processed exactly once, in order, also if workers die or their leases end.
 --   * The end of a lease has no effect by itself: a worker that renews it before another one needs its partitions keeps
 --     them. A partition with an open commit stays with its worker, so commit at the end of a transaction.
---   * The shares of the workers differ by at most one partition. lease_partitions tells a worker with more which to
+--   * The shares of the workers differ by at most one partition. A worker with more learns by lease_partitions which to
 --     release, and the worker does so after its batch; a worker with fewer gets free ones. So no worker stops while
 --     partitions move.
 

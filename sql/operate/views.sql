@@ -194,7 +194,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
               where consumer_id = c.consumer_id and r.dead > 0
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
-    -- without a limit, and with Spark, a message that always fails never dies
+    -- without a limit, and with Spark, a message that always fails is never dead-lettered
     left join lateral (
         select f.often, f.error
         from (select c.consumer_id

@@ -9,7 +9,7 @@
 --
 -- A micro-batch of a query with several sources has messages of each, and a failed start does not show which source
 -- failed. So a reader with one message left sets isolate, and the other readers of its query return all that they hold.
--- Its message dies after a start with only this message in the whole micro-batch has failed.
+-- Its message is dead-lettered after a start with only this message in the whole micro-batch has failed.
 --
 -- A batch that a sink of this database has published is not suspected: it was finished, but not recorded in Spark's
 -- log.

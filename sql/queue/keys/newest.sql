@@ -179,7 +179,7 @@ language sql as $$
       and not coalesce((select range_agg(seqs) from _pgqueue.unfinished(p_consumer_id)), '{}') @> seq
 $$;
 
--- Deletes the rows for keys of which nobody has sent a message for p_age, at most limit_deleted() for each consumer. An
+-- Deletes the rows for keys of which no message was sent for p_age, at most limit_deleted() for each consumer. An
 -- older message of such a key could only come from a write that began before, and maintain() deletes such writes.
 -- Locks: these consumers; it skips those that others hold.
 create or replace function _pgqueue.maintain_newest(p_age interval) returns void
