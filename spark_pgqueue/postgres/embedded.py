@@ -66,13 +66,13 @@ def start(
     settings: Mapping[str, str | int] | None = None,
     keep: bool = False,
 ) -> Server:
-    """Start the embedded Postgres of a directory, unless it runs already.
+    """Start the embedded Postgres of a directory, unless it is already running.
 
         >>> with embedded.start("my-data") as server, spark_pgqueue.connect(server.url) as queue:
         ...     version = queue.install()
 
     Args:
-        directory: the server's folder; created if missing. It must be empty, or hold such a server.
+        directory: the server's folder; created if missing. It must be empty, or that of a server.
         version: major version of Postgres; must be that of existing data.
         settings: Postgres settings by name, for instance `{"fsync": "off"}`. They apply only when
             this call starts the server.

@@ -137,8 +137,8 @@ class QueueTester:
             stream: the stream's name, for a function without the decorator.
             consumer: the consumer's name, likewise.
             later: also handle what is due later, such as retries: time passes until it is.
-            options: as those of `Consumer.run`. The handler's own timeout, concurrency and
-                processes play no role.
+            options: as for `Consumer.run`. The handler's own timeout, concurrency and
+                processes have no effect.
 
         Raises:
             PgQueueError: the handlers have no stream and consumer, or there is still a message

@@ -25,7 +25,7 @@ def watch(
     """Show the progress of a query until it ends: messages per second, backlog, lag and a bar.
 
     A terminal shows a table, a notebook also plots. An interrupt (Ctrl-C, or the notebook's stop
-    button) ends the watching, and the query goes on. An idle query reports progress every 10
+    button) ends the watching, and the query continues. An idle query reports progress every 10
     seconds (`spark.sql.streaming.noDataProgressEventInterval`).
 
         >>> spark_pgqueue.watch(query)  # doctest: +ELLIPSIS
