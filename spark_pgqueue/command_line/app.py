@@ -44,13 +44,9 @@ _AS_COMMANDS = {
     r"Call recover\(\)": "Run pgqueue recover",
     r"call recover\(\)": "run pgqueue recover",
     r"Use seek,": "Run pgqueue consumer seek,",
-    r"Use receive, or create a group with another name \(create_group\)": (
-        "Use pgqueue receive, or create a group with another name (pgqueue group create)"
-    ),
-    r"Use lease_partitions and read_partitions, or create a consumer with another name "
-    r"\(create_consumer\)": (
-        "Read it from a program with queue.group(...), or create a consumer with another name "
-        "(pgqueue consumer create)"
+    r"Use receive, or create_group with": "Use pgqueue receive, or pgqueue group create with",
+    r"Use lease_partitions and read_partitions, or create_consumer with": (
+        "Read it from a program with queue.group(...), or use pgqueue consumer create with"
     ),
     r"Pass an offset that read, read_to or start_offset returned": (
         "Pass an offset that pgqueue tail --no-follow printed"

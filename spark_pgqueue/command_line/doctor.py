@@ -91,8 +91,8 @@ def _pyspark() -> Check:
     numbers = tuple(int(n) for n in re.findall(r"\d+", found)[:2])
     if numbers < PYSPARK:
         return Check("fail", "PySpark", found, advice)
-    lacks = "" if numbers >= ALL_OF_IT else ", which lacks some features: see "
-    "spark_pgqueue/guide/where-it-runs.md"
+    page = "spark_pgqueue/guide/where-it-runs.md"
+    lacks = "" if numbers >= ALL_OF_IT else f", which lacks some features: see {page}"
     return Check("ok", "PySpark", found + lacks)
 
 
@@ -263,7 +263,7 @@ def _health(conn: psycopg.Connection) -> Iterator[Check]:
         yield Check("warn", f"consumer {consumer}", because, _REMEDIES[status])
     more = rows[0][3] - len(rows) if rows else 0
     if more:
-        yield Check("warn", "consumers", f"{more}more need attention", "pgqueue consumer health")
+        yield Check("warn", "consumers", f"{more} more need attention", "pgqueue consumer health")
 
 
 _HEALTH = """

@@ -8,13 +8,12 @@ begin
     if p_call = 'group' and p_consumer.partitions is null then
         raise exception 'consumer % of stream % is not a group: its messages are claimed, not read by partition',
             quote_literal(p_consumer.name), quote_literal(p_consumer.stream_name)
-            using errcode = 'PQ006', hint = 'Use receive, or create a group with another name (create_group).';
+            using errcode = 'PQ006', hint = 'Use receive, or create_group with another name.';
     elsif p_call <> 'group' and p_consumer.partitions is not null then
         raise exception '% is a group: its messages are read by partition, not claimed',
             quote_literal(p_consumer.name)
             using errcode = 'PQ006',
-                  hint = 'Use lease_partitions and read_partitions, or create a consumer with another name '
-                         '(create_consumer).';
+                  hint = 'Use lease_partitions and read_partitions, or create_consumer with another name.';
     elsif p_call = 'where' and _pgqueue.is_keyed(p_consumer.profile) then
         raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), so a condition '
                         'cannot select its messages', quote_literal(p_consumer.name)
@@ -191,11 +190,11 @@ begin
     elsif coalesce(octet_length(p_data), octet_length(p_data_bytes)) > p_stream.max_bytes then
         perform _pgqueue.refuse_size(p_stream, coalesce(octet_length(p_data), octet_length(p_data_bytes)));
     elsif p_stream.kind = 'binary' and (p_data_bytes is null or p_data is not null) then
-        raise exception 'a message of stream % (binary) must have p_data_bytes, and p_data must be null',
+        raise exception 'a message of stream % (binary) must have bytes as p_data_bytes, not null, and no text',
                         _pgqueue.error_name(p_stream)
             using errcode = 'PQ004', column = 'p_data_bytes, p_data';
     elsif p_stream.kind <> 'binary' and (p_data is null or p_data_bytes is not null) then
-        raise exception 'a message of stream % (%) must have p_data, and p_data_bytes must be null',
+        raise exception 'a message of stream % (%) must have text as p_data, not null, and no bytes',
                         _pgqueue.error_name(p_stream), p_stream.kind
             using errcode = 'PQ004', column = 'p_data, p_data_bytes';
     elsif p_stream.kind = 'json' and p_stream.schema_path is null then

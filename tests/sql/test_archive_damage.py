@@ -374,7 +374,7 @@ def test_a_manifest_that_says_something_else_is_an_error_that_names_it(archive: 
             read += 1
         except PgQueueError as error:
             said = str(error)
-        names = ("the manifest of", "is damaged", "no exporter names", "cannot be read", "rows")
+        names = ("the manifest of", "is damaged", "is not a name that", "cannot be read", "rows")
         assert any(words in said for words in names), manifest
     # another digest of the whole file, which no reader reads, is of no account
     assert read < 10

@@ -295,7 +295,7 @@ def test_limits_of_a_consumer_without_order_need_it_paused_and_without_claims(co
         alter(conn, per_key_limit=1)
     rows = receive(conn, 1)
     value(conn, "pause", "s", "c")
-    with pytest.raises(psycopg.Error, match="is paused, and has 1"):
+    with pytest.raises(psycopg.Error, match="is paused, with 1 claims"):
         alter(conn, per_key_limit=1)
     value(conn, "nack", claim_of(rows), p_delay=seconds(0.001))
     alter(conn, per_key_limit=1)

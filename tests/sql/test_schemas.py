@@ -184,7 +184,7 @@ NO_SCHEMAS: list[tuple[Any, str]] = [
     ("id " + "struct<a: " * 17 + "int" + ">" * 17, "after 16 levels, is expected"),
     ("a string, " * 1638 + "b string", "at most 16,384 characters, not 16388"),
     (5, "as word 1, '5', but the name of a column"),
-    ({"type": "struct"}, "null for none, or columns in Spark's DDL"),
+    ({"type": "struct"}, "must be null (default: none) or columns in Spark's DDL"),
 ]
 
 

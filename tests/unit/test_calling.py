@@ -360,7 +360,7 @@ def test_a_handler_runs_or_has_failed_or_is_refused(queue, url, place):
         for handler in functions[which]:
             found = outcome_of(handler)
             if isinstance(found, str):
-                assert "must be awaited" in found
+                assert "must be an async function" in found
                 continue
             assert [found.state, found.reason] == expected, (handler, found)
             if error in UNDONE:

@@ -68,11 +68,14 @@ def test_a_location_is_not_decoded():
 def test_one_that_is_elsewhere_has_to_be_copied(there: str):
     with pytest.raises(PgQueueError, match="is not in a local folder") as error:
         Checkpoint.read(there)
-    assert "copy it" in (error.value.hint or "")
+    assert "copy all of it" in (error.value.hint or "")
 
 
 def test_what_is_no_checkpoint_or_not_complete_is_refused(tmp_path: Path):
-    for folder, says in ((tmp_path, "is no checkpoint"), (tmp_path / "none", "is no checkpoint")):
+    for folder, says in (
+        (tmp_path, "is not a checkpoint"),
+        (tmp_path / "none", "is not a checkpoint"),
+    ):
         with pytest.raises(PgQueueError, match=says):
             Checkpoint.read(str(folder))
     folder = written(tmp_path / "c", 2, 2)

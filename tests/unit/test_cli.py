@@ -222,7 +222,7 @@ def test_grant_lets_a_role_do_what_it_says(queue, run, new_role):
     assert "does not exist" in run("grant producer pgqueue_test_nobody", code=1)
     role = user_of(mine := new_role())
     assert "permission denied" in run("send s --url", mine, code=1, stdin=b"x")
-    assert run("grant producer", role) == f"{role} is producer now\n"
+    assert run("grant producer", role) == f"granted producer to {role}\n"
     run("send s --url", mine, stdin=b"x")
     assert "permission denied" in run("receive s c --url", mine, code=1)
     assert "permission denied" in run("stats --url", mine, code=1)

@@ -109,9 +109,9 @@ REFUSED = [
     ("s", ["x"], {"keys": ["k", "l"]}, "PQ003", "one element per message"),
     ("s", ["x"], {"headers": [{"h": "x" * 70_000}]}, "PQ003", "at most 65536 bytes"),
     ("small", ["x", "four"], {}, "PQ004", "at most 3 bytes, not 4"),
-    ("s", [b"x"], {}, "PQ004", "a message of stream 's' (text) has data"),
+    ("s", [b"x"], {}, "PQ004", "a message of stream 's' (text) must have text as data"),
     ("j", ["1", "{"], {}, "PQ004", "of 1 bytes, is not valid JSON"),
-    ("b", ["x"], {}, "PQ004", "a message of stream 'b' (binary) has data"),
+    ("b", ["x"], {}, "PQ004", "a message of stream 'b' (binary) must have bytes as data"),
 ]
 
 
@@ -560,7 +560,7 @@ BAD = [
     (("extend", 1, timedelta()), "by must be an interval longer than 0"),
     (("dead_letter", 1, ("details", {1, 2})), "details must be serializable as JSON"),
     (("maintain", timedelta()), "staged_age must be an interval longer than 0"),
-    (("set_archive", "s", "/a", ("keep_for", timedelta())), "keep_for is "),
+    (("set_archive", "s", "/a", ("keep_for", timedelta())), "keep_for must be "),
     (("key_stats", "s", "c", ("limit", 0)), "limit must be from 1"),
     (
         ("set_retention", "s", ("keep_for", timedelta())),

@@ -162,7 +162,7 @@ def test_what_it_tells_to_grant_suffices(conn, url):
         check = looks_at(patient)["permissions"]
         assert check.status == "ok"
         assert "may send, receive, look, and not create and drop streams" in check.found
-        assert "up to postgres" in check.found
+        assert "ask postgres" in check.found
         assert looks_at(patient)["schema pgqueue"].status == "ok"
         with connection.connect(patient) as theirs:
             theirs.execute("select pgqueue.send('s', 'x')")

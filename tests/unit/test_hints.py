@@ -81,7 +81,7 @@ def test_hints_of_python() -> None:
     for names in ([], ["max_bytes"], [*Options.__dataclass_fields__]):
         for word in ODD:
             hint = nearest.hint(word, names)
-            assert hint == f"there are: {', '.join(names) or 'none'}", word
+            assert hint == f"available: {', '.join(names) or 'none'}", word
     with pytest.raises(PgQueueError) as error:
         options_of({"concurency": timedelta(1)})
     assert error.value.hint == "did you mean concurrency?"

@@ -53,7 +53,7 @@ def test_it_is_said_that_retention_came_between_plan_and_payloads(queue, conn, m
         return whole(*arguments)
 
     monkeypatch.setattr(reading, "messages", later)
-    with pytest.raises(PgQueueError, match=r"2 messages of stream 's' were deleted") as caught:
+    with pytest.raises(PgQueueError, match=r"retention deleted 2 messages of stream 's'") as caught:
         list(queue.read("s") if way == "read" else queue.read_between("s", begin, end))
     assert caught.value.sqlstate == "PQ010"
 

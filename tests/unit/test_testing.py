@@ -204,7 +204,7 @@ def test_a_transactional_handler_is_refused_in_the_callers_transaction(url: str)
     with psycopg.connect(url) as conn:
         tester = QueueTester(conn)
         prepare(tester)
-        with pytest.raises(PgQueueError, match="a transaction of its own"):
+        with pytest.raises(PgQueueError, match="requires its own transaction"):
             tester.drain(lambda message, conn: None, "orders", "billing", transactional=True)
 
 
