@@ -76,7 +76,7 @@ class Group:
 
         All messages of a key go to one worker, in order. The handler's connection is in a
         transaction, which is committed together with the offset: its effects happen once, even if
-        a worker dies or stalls. Effects elsewhere may happen again after such a failure. The
+        a worker crashes or stalls. Effects elsewhere may happen again after such a failure. The
         handler must not commit. An error of the handler ends the run; its messages are delivered
         again.
 

@@ -246,7 +246,7 @@ class Consumer:
         """Iterate over messages, one at a time.
 
         A message is done when the loop requests the next, and acknowledged soon after. Leaving
-        the loop, by break or by an error, gives back the current message and the messages that
+        the loop, by break or by an error, returns the current message and the messages that
         were claimed ahead. A thread extends the claims while the loop runs.
 
             >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")

@@ -106,7 +106,7 @@ class Child:
                 self._is_interrupted = False
                 outcome = Retry(reason=f"timed out after {self._timeout}")
             else:
-                outcome = Retry(reason=f"the process that had it died: {how}")
+                outcome = Retry(reason=f"the worker process crashed: {how}")
                 warn("%s: %s", name_of(self._attempt.of, messages), outcome.reason)
             return outcome, outcome
         except Exception as error:  # no process could be started

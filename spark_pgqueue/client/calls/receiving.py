@@ -94,7 +94,7 @@ class Receiving(Calls):
 
         A message is done when the loop requests the next. The messages of a claim are acknowledged
         together, by the call that makes the next claim; if that call fails, by a separate call. So
-        if a worker dies, up to `prefetch` messages that were done are delivered again. The claim is
+        if a worker crashes, up to `prefetch` finished messages are delivered again. The claim is
         extended while it has messages left, unless one message takes longer than the visibility
         timeout: then the remaining messages go to other workers, and the iteration continues with
         new messages. Leaving the loop, by break or by an error, returns the current message as

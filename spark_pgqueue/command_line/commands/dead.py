@@ -31,7 +31,8 @@ dead_app: typer.Typer = sub_app("dead", "List, show, redrive and purge dead lett
 
 Reason = Annotated[str | None, typer.Option(help="Only messages dead-lettered for this reason.")]
 Before = Annotated[
-    datetime | None, at("Only messages that died before (ISO 8601; local unless it has a zone).")
+    datetime | None,
+    at("Only messages dead-lettered before (ISO 8601; local unless it has a zone)."),
 ]
 
 
