@@ -132,17 +132,17 @@ def _line(offset: Any, reader: CheckpointReader | None) -> str:
     if reader is None:
         streams = offset.get("streams") if isinstance(offset, dict) else None
         if not isinstance(streams, dict):
-            return "none of pgqueue's"
+            return "not a pgqueue source"
         read = sum(each["messages"] for each in streams.values())
         return f"{', '.join(streams) or 'streams'} without a consumer, {count_of(read)} so far"
     had = reader.claims_held
     if had is None:
-        return "a consumer that this database does not know; or the checkpoint was released"
+        return "a reader that does not exist in this database, or was released"
     holds = [
         f"{count:,} {what}"
         for count, what in (
-            (had.finished, "that are finished"),
-            (had.unfinished, "of the batch that is not finished"),
+            (had.finished, "finished"),
+            (had.unfinished, "of the unfinished batch"),
             (had.unlogged, "for the next batch"),
         )
         if count

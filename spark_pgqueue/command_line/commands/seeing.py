@@ -203,7 +203,7 @@ def explain(
         until = f" (until {found.until:%Y-%m-%d %H:%M:%S %Z})" if found.until else ""
         print(f"{found.state}: {one_line(found.because)}{until}")
         for each in failures:
-            error = f"{each.owner or 'a worker'}: {each.error or 'returned without a reason'}"
+            error = f"{each.owner or 'a worker'}: {each.error or 'no reason given'}"
             print(f"failed {each.failed_at:%Y-%m-%d %H:%M:%S %Z}  {one_line(error)}")
         of = shlex.join([stream, consumer])
         failed = failures or found.state == "dead"
@@ -311,7 +311,7 @@ def address_of(text: str, port: int) -> serving.Address:
 def serve(server: serving.Server, where: serving.Address, path: str = "") -> None:
     """Print the address and its audience, and answer until Ctrl-C."""
     to = (
-        "this machine alone" if where.is_local else "everybody who can reach it, without a password"
+        "this machine only" if where.is_local else "anyone who can reach it, without a password"
     )
     print(f"Listening at {server.url}{path}, to {to}.", file=sys.stderr, flush=True)
     end_at_sigterm()
