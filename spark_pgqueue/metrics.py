@@ -80,13 +80,13 @@ FAMILIES = (
     Family(
         "pgqueue_stream_sent",
         "counter",
-        "Messages sent to the stream; what was rolled back counts.",
+        "Messages sent to the stream, including rolled-back ones.",
         _of_streams(lambda s: s.sent),
     ),
     Family(
         "pgqueue_stream_messages",
         "gauge",
-        "Messages stored: an estimate, the planner's or by what was sent.",
+        "Stored messages: an estimate, from the planner or from the messages sent.",
         _of_streams(lambda s: s.messages),
     ),
     Family(

@@ -310,9 +310,7 @@ def address_of(text: str, port: int) -> serving.Address:
 
 def serve(server: serving.Server, where: serving.Address, path: str = "") -> None:
     """Print the address and its audience, and answer until Ctrl-C."""
-    to = (
-        "this machine only" if where.is_local else "anyone who can reach it, without a password"
-    )
+    to = "this machine only" if where.is_local else "anyone who can reach it, without a password"
     print(f"Listening at {server.url}{path}, to {to}.", file=sys.stderr, flush=True)
     end_at_sigterm()
     server.serve_forever()
