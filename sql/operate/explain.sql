@@ -268,7 +268,7 @@ begin
     perform _pgqueue.check_number('p_max', p_max, 1, 2147483647);
     if v_consumer.ordering = 'stream' then
         raise exception '% has ordering=stream: all its messages have one key', quote_literal(p_consumer)
-            using errcode = 'PQ006', hint = 'Query the view pgqueue.consumer_stats.';
+            using errcode = 'PQ006', hint = 'Query the view consumer_stats.';
     end if;
     return query execute format($q$
         with hashed as (

@@ -360,7 +360,7 @@ BAD_FRAMES: list[tuple[str, dict[str, str | None], str]] = [
     ("x'00' as data", {}, "column data is binary, but must be string for stream s"),
     ("'x' as data, 1 as key", {}, "column key is int, but must be string"),
     ("'x' as data, 1 as id", {}, "column id is not a column of a message"),
-    ("'x' as data, 'y' as Data", {}, "is there twice"),
+    ("'x' as data, 'y' as Data", {}, "occurs twice"),
     ("'x' as data, '1' as priority", {}, "column priority is string, but must be int"),
     (
         "'x' as data, map(1, 'x') as headers",

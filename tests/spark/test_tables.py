@@ -431,7 +431,7 @@ BAD_INPUT = [
     ({"table": "dead", "stream": "s", "consumer": "no"}, "unknown consumer 'no'"),
     ({"table": "dead", "stream": "s", "columns": "seq,raeson"}, "did you mean reason"),
     ({"table": "dead", "stream": "s", "columns": "xyz"}, "available: consumer, seq, key"),
-    ({"table": "dead", "stream": "s", "columns": "seq,seq"}, "column seq is there twice"),
+    ({"table": "dead", "stream": "s", "columns": "seq,seq"}, "column seq occurs twice"),
     ({"table": "dead", "stream": "s", "columns": ""}, "option columns is ''"),
     ({"table": "dead", "stream": "s", "minPartitions": "0"}, "at least 1"),
     (

@@ -156,7 +156,7 @@ def test_commands_that_say_nothing_say_an_object(run: Run, queue: Client) -> Non
 # Hints that no command of this program meets: they are for who writes SQL.
 FOR_SQL = (
     "pgqueue.reserve",
-    "next_offset of read_partitions",
+    "next_offset that read_partitions returned",
     "lease_partitions returned",
     "Renew leases with lease_partitions",
     "read_to returned",
