@@ -259,7 +259,7 @@ def test_dead_letters_are_shown_with_what_they_hold_and_delivered_again(
     assert claim.nack(delay=timedelta(hours=1)) == 61
     wait(browser, lambda text: figure(browser, "delayed") == "61")
     press(browser, "Retry all now", sure=True)
-    wait(browser, lambda text: "delay ended: 61" in text)
+    wait(browser, lambda text: "messages to be retried now: 61" in text)
     claim = queue.receive("orders", "billing", 100)
     assert claim is not None
     assert len(claim.messages) == 61
