@@ -17,7 +17,7 @@ Without Spark:
     connect_async(url)      the same for asyncio, `client.AsyncClient`
     Consumer(url, ...)      a worker, which calls a function for each message
     handler(stream, consumer)  a decorator: `pgqueue work MODULE` runs such functions
-    supervised(worker, ...) tells systemd, and answers probes, whether workers are alive and ready
+    supervised(worker, ...) reports liveness and readiness to systemd and HTTP probes
     Retry, Reject, Defer    raised by that function for a message that is not done
     Client, AsyncClient     the types of clients, and Claim, Message of what a client receives
     server_of(key, servers) the server of a key, where a stream is on several servers
@@ -27,7 +27,7 @@ Without Spark:
 With Spark (extra `spark`); the format is called pgqueue:
 
     register(spark)         make the format known to a session, where pip did not install it
-    offsets(url, streams)   the ends of streams, where a batch ends and a query goes on
+    offsets(url, streams)   the ends of streams, where a batch ends and a query continues
     server_column(key, servers)  the server of each row's key
     in_key_order(frame)     restore the order of keys after a read in many partitions
     watch(query)            show the progress of a query live
@@ -146,10 +146,10 @@ def register(spark: SparkSession, *, ship: bool | None = None) -> None:
             raise
         if ship:
             raise PgQueueError(
-                "PySpark 4.0 has found this package installed, and does not take another one for "
-                "the executors",
-                hint="install it there too, or use PySpark 4.1 or later; or give the driver a "
-                "checkout or a zip in place of the installed one",
+                "PySpark 4.0 found this package installed, and cannot send another copy to the "
+                "executors",
+                hint="install it on the executors, use PySpark 4.1 or later, or run the driver "
+                "from a checkout or a zip instead of the installed package",
             ) from None
 
 

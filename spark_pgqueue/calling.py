@@ -110,8 +110,8 @@ def check(
     if not kind and known == {"__call__"}:
         raise PgQueueError(
             f"{name} must be a function whose body runs when it is called:"
-            f" {name_of(function)} returns an object that nobody calls",
-            hint=f"give the object: {bare.__name__}(...)",
+            f" {name_of(function)} returns an object that is never called",
+            hint=f"pass the object: {bare.__name__}(...)",
         )
     if kind.endswith("generator") or (kind.endswith("manager") and not is_wrap):
         way_out = "decorate it with @contextlib.contextmanager" if is_wrap else "leave out yield"
@@ -156,7 +156,7 @@ def check_no_loop() -> None:
     with contextlib.suppress(RuntimeError):  # no loop runs
         asyncio.get_running_loop()
         raise PgQueueError(
-            "a coroutine cannot run here: this thread runs a loop already",
+            "a coroutine cannot run here: this thread already runs an event loop",
             hint="await run_async, or use the asynchronous client",
         )
 
@@ -372,28 +372,28 @@ def _lost(value: Any) -> str | None:
         return None
     if inspect.isawaitable(value) or isinstance(value, Future):
         _close(value)
-        return f"what nobody waits for: {type(value).__name__}"
+        return f"an awaitable that is never awaited: {type(value).__name__}"
     if _is_exception(value):
         kind = value if isinstance(value, type) else type(value)
-        return f"an exception that nobody raises: {kind.__name__}"
+        return f"an exception that is never raised: {kind.__name__}"
     return _undone(value)
 
 
 def _undone(value: Any) -> str | None:
     """The kind of a value that stands for work not begun; None for other values."""
     if isinstance(value, FunctionType | MethodType | partial):
-        return "a function that nobody calls"
+        return "a function that is never called"
     if isinstance(value, _MANAGERS):
-        return "a context manager that nobody enters"
+        return "a context manager that is never entered"
     if isinstance(value, Iterator | AsyncIterator) and not any(
         hasattr(type(value), name) for name in _HANDLES
     ):
-        return f"an iterator that nobody reads: {type(value).__name__}"
+        return f"an iterator that is never read: {type(value).__name__}"
     return None
 
 
 def _no_manager(wrap: Callable[..., Any], found: Any) -> PgQueueError:
     return PgQueueError(
         f"wrap must return a context manager: {name_of(wrap)} returned a {type(found).__name__}",
-        hint="an asynchronous one is for a handler that is awaited",
+        hint="an asynchronous context manager requires an async handler",
     )

@@ -119,7 +119,7 @@ MEANINGS = (
     Meaning(
         "",
         "partitions num_partitions partition_count shards replication_factor",
-        "leave it out: a stream has no partitions, and messages of a key keep their order",
+        "omit it: a stream has no partitions, and messages of a key keep their order",
     ),
 )
 """The options of other software. A name may have several meanings: the first that an interface has
@@ -138,7 +138,7 @@ def hint(name: str, names: Iterable[str]) -> str:
     known = {plain(each): each for each in names}
     if near := difflib.get_close_matches(plain(name), known, n=1):
         return f"did you mean {known[near[0]]}?"
-    return f"there are: {', '.join(known.values()) or 'none'}"
+    return f"available: {', '.join(known.values()) or 'none'}"
 
 
 def option_hint(name: str, names: Iterable[str], others: Mapping[str, str] | None = None) -> str:

@@ -41,7 +41,7 @@ def server_of(key: str | None, servers: int) -> int | None:
         digest = sha256(key.encode()).digest()
     except (AttributeError, UnicodeEncodeError):
         raise PgQueueError(
-            f"key is {key!r}, and must be a text that UTF-8 can hold, or None"
+            f"key must be text that UTF-8 can encode, or None, not {key!r}"
         ) from None
     return int.from_bytes(digest[:4], "big") % servers
 
@@ -53,4 +53,4 @@ def check_servers(servers: int) -> None:
         PgQueueError: it is less than 1.
     """
     if type(servers) is not int or not 1 <= servers < 2**31:
-        raise PgQueueError(f"servers is {servers!r}, and must be an int of at least 1")
+        raise PgQueueError(f"servers must be an int of at least 1, not {servers!r}")

@@ -132,7 +132,7 @@ class Server(ThreadingTCPServer):
     ):
         if find_spec("h11") is None:
             raise PgQueueError(
-                "serving HTTP needs the package h11, which spark-pgqueue[web] brings",
+                "serving HTTP requires the package h11 (spark-pgqueue[web])",
                 hint=how_to_install("web"),
             )
         if ":" in where.host:
@@ -217,7 +217,7 @@ class _Handler(BaseRequestHandler):
             elif isinstance(event, h11.Data):
                 body += event.data
             elif event is not h11.NEED_DATA or (left := until - time.monotonic()) <= 0:
-                raise TimeoutError("the client went away, or takes too long")
+                raise TimeoutError("the client disconnected, or is too slow")
             else:
                 self.request.settimeout(left)
                 received += (data := self.request.recv(4096))

@@ -61,7 +61,7 @@ def headers(
     if traceparent is not None:
         if _parsed(traceparent) is None:
             raise PgQueueError(
-                f"traceparent is 00-<32 hexadecimal digits>-<16>-<2>, not {traceparent!r}"
+                f"traceparent must be 00-<32 hexadecimal digits>-<16>-<2>, not {traceparent!r}"
             )
         return found | {TRACEPARENT: traceparent}
     if propagate := opentelemetry("propagate"):

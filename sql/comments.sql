@@ -28,20 +28,21 @@ read: Reads the next messages of a stream after an offset, without claiming them
 ack: Acknowledges a claim, or the given messages of it: they are done.
 nack: Returns a claim, or the given messages of it, for another delivery: they failed.
 defer: Defers a claim, or the given messages of it, without a failure: they are delivered later.
-is_suspected: Tells whether a claim holds messages that may kill their worker.
-retry: Ends the delays of failed messages, and lets them come in large claims again, for example after an outage.
+is_suspected: Returns whether a claim holds messages that may kill their worker.
+retry: Ends the delays of failed messages and the bisection of their claims, for example after an outage.
 extend: Extends the lease of a claim: it ends p_by from now, or later if it would anyway.
-dead_letter: Dead-letters a claim, or the given messages of it: nobody receives them any more.
+dead_letter: Dead-letters a claim, or the given messages of it: they are not delivered again.
 consumer_backlog: Counts the messages that a consumer has not claimed yet.
 send: Publishes a message to a stream, in the caller's transaction, and returns its number.
 send_batch: Publishes messages together, in the order given, and returns their numbers.
 server_of: Returns the server of a key, where a stream is on several servers: a number from 0 to p_servers - 1.
 claim: Claims at most p_max messages for a consumer, without reading their payloads.
 receive: Claims at most p_max messages for a consumer and reads them, in the order of delivery.
-receive_where: Claims and reads messages that pass a condition, and leaves the others as they are.
+receive_where: Claims and reads messages that match a condition, and leaves the others as they are.
 start_waiting: Starts to wait for publications of a stream: this session listens, and producers notify it.
 still_publishing: Returns which of some transactions may still be publishing to a stream.
-next_due: Returns when a consumer that got nothing should claim again: when a delay or lease ends, or a schedule is due.
+next_due: Returns when a consumer that received nothing should claim again: when a delay or lease ends, or a schedule is
+    due.
 stop_waiting: Stops waiting: producers need not notify this session.
 set_retention: Sets how long the messages of a stream are kept; without limits, the default, they are never deleted.
 seek: Moves a consumer, or a group, to a position in its stream, as if it were created there.
@@ -55,7 +56,7 @@ open_sink: Returns the stream with a name, for writing, and checks the consumers
 create_stream: Creates a stream, an append-only sequence of messages.
 alter_stream: Changes settings of a stream while it is in use.
 drop_stream: Deletes a stream with its messages and consumers.
-create_group: Creates a group: workers that share a stream by partitions of its keys.
+create_group: Creates a group: workers that share a stream, partitioned by key.
 note_offset: Sets a group to the offset of a reader that keeps its own offset, as a Spark query does.
 lease_partitions: Starts or renews a worker's lease in a group, and assigns free partitions to it, up to its share.
 leave_group: Ends a worker of a group: its partitions are free, except those that it is committing.
@@ -68,15 +69,15 @@ unbind: Stops copying messages of a topic to another stream.
 redrive: Delivers dead letters again to their consumer.
 purge_dead: Deletes dead letters: they can no longer be redriven, and retention no longer keeps their messages.
 read_dead: Reads dead letters with their payloads, in the order of their numbers, and changes nothing.
-cancel: Takes messages from a consumer that has not finished them.
+cancel: Cancels unfinished messages of a consumer.
 postpone: Postpones unclaimed messages of a consumer: they are not delivered before a given time.
 consumer_lag: Returns how far a consumer is behind, for the progress of its Spark query.
 consumer_available: Counts the messages that a consumer could claim now, for queries that wait for a number of messages.
 peek: Shows the next messages of a consumer, with their payloads, and changes nothing.
 peek_at: Shows published messages of a stream by their numbers, for all consumers.
-consumer_position: Shows the position of a consumer in its stream: the first message that it has not taken.
+consumer_position: Shows the position of a consumer in its stream: the first message that it has not reached.
 explain_message: Explains the state of a message for one consumer.
-key_stats: Shows the keys with unfinished messages of a consumer, those with most messages first.
+key_stats: Shows the keys with unfinished messages of a consumer, ordered by the number of messages.
 outcome: Returns the outcome of a message for a consumer, or its state.
 failures: Lists the last ten failed deliveries of an unfinished or dead-lettered message, in their order.
 listen_done: Notifies this session when messages of a consumer end, acknowledged or dead.
@@ -131,8 +132,7 @@ change_capture: Captures or releases a table: waits for its writers, and execute
     its owner.
 capture: Captures a table: each write to it becomes a message of a stream, in the same transaction.
 release: Ends the capture of a table; its messages remain.
-archive_files: Returns the segments of a stream that are in files, in order: their numbers from lo to below hi, and
-    their files.
+archive_files: Returns the archived segments of a stream, in order: their numbers from lo to below hi, and their files.
 set_archive: Starts an archive of a stream: old messages are written to Parquet files before retention deletes them.
 drop_archive: Ends the archive of a stream, and deletes its contents.
 export_streams: Returns the streams with something to export or to delete, including dropped ones.

@@ -82,7 +82,7 @@ begin
             end;
         elsif v_found.rolcanlogin or v_found.rolsuper or v_found.rolcreaterole or v_found.rolcreatedb
               or v_found.rolreplication or v_found.rolbypassrls then
-            raise exception 'role % exists already, and is not a plain group role: '
+            raise exception 'role % already exists, and is not a plain group role: '
                             'it can log in or has other attributes', role
                 using errcode = 'PQ006', hint = 'Rename or drop it. Nothing was changed.';
         end if;
@@ -199,7 +199,7 @@ language sql stable as $$
                       where g.oid = to_regclass('pgqueue.staged_rows_' || w.write_no)
                         and g.grantee = quote_ident(w.role))
     union all
-    select format('process %s (%s) holds a lock of the queue, and has no rights in it', a.pid, quote_ident(a.usename)),
+    select format('process %s (%s) holds a lock of the queue, but has no rights in it', a.pid, quote_ident(a.usename)),
            format('select pg_terminate_backend(%s)', a.pid)
     from (select distinct pid from pg_locks
           where locktype = 'advisory' and objsubid = 2 and granted

@@ -6,7 +6,7 @@ set local pgqueue.version = 3;
 do $$
 begin
     if current_setting('server_version_num')::int < 150000 then
-        raise exception 'pgqueue needs PostgreSQL 15 or later; this server is %', current_setting('server_version')
+        raise exception 'pgqueue requires PostgreSQL 15 or later; this server is %', current_setting('server_version')
             using errcode = 'PQ011', hint = 'Upgrade the server.';
     end if;
 end $$;
@@ -60,7 +60,7 @@ begin
       and o.owner <> (select oid from pg_catalog.pg_roles where rolname = current_user)
     limit 1;
     if v_foreign is not null then
-        raise exception '%, exists already, and the installing role is %', v_foreign, current_user
+        raise exception '%, already exists, but the installing role is %', v_foreign, current_user
             using errcode = 'PQ011',
                   hint = 'Install as the owner of the schema, or let its owner drop it. Nothing was changed.';
     end if;
@@ -83,6 +83,6 @@ begin
     if (select max(version) from pgqueue.installed) > current_setting('pgqueue.version')::int then
         raise exception 'the schema pgqueue is version %, newer than this installer (version %)',
                         (select max(version) from pgqueue.installed), current_setting('pgqueue.version')
-            using errcode = 'PQ011', hint = 'Install the newer spark-pgqueue; nothing was changed.';
+            using errcode = 'PQ011', hint = 'Upgrade spark-pgqueue. Nothing was changed.';
     end if;
 end $$;

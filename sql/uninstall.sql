@@ -29,7 +29,7 @@ begin
       and not pg_has_role(o.owner, session_user, 'member')  -- as for a superuser
     limit 1;
     if v_owner is not null then
-        raise exception '%, and the role that removes the schemas is %', v_owner, current_user
+        raise exception '%, but the role that removes the schemas is %', v_owner, current_user
             using errcode = 'PQ011', hint = 'Connect as the owner; or drop schema pgqueue, _pgqueue cascade. '
                                             'Nothing was changed.';
     end if;

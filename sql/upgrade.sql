@@ -32,10 +32,9 @@ begin
             exit;
         exception when lock_not_available then
             if clock_timestamp() > v_until then
-                raise exception 'the schema pgqueue is in use: '
-                                'for 30 s, open transactions always used its tables'
+                raise exception 'the schema pgqueue is in use: could not lock its tables within 30 s'
                     using errcode = 'lock_not_available',
-                          hint = 'Stop workers and queries, or end transactions that are idle, and install again. '
+                          hint = 'Stop workers and queries, or end idle transactions, and install again. '
                                  'Nothing was changed.';
             end if;
             perform pg_sleep(0.1);

@@ -39,30 +39,30 @@ $text$, '^(\w+): (.*)$', 'gn') m
         from regexp_matches($text$
 message_states: One row per message and consumer that has not finished it, with its state.
     seq: the message's number
-    state: new (not taken yet), unfiltered (not yet checked by the filter), ready, delayed, waiting (for an earlier
+    state: new (not claimed yet), unfiltered (not yet checked by the filter), ready, delayed, waiting (for an earlier
         message of its key), claimed or dead
     not_visible_until: until when it is delayed; null: it is not delayed
-    claim_id: the claim that holds it, or in which it died; null: none
+    claim_id: the claim that holds it, or in which it was dead-lettered; null: none
     lease_until: when the lease of its claim ends; null: it is not claimed
-    last_error: why it last failed, or died; null: it has not failed, or its worker gave no reason
+    last_error: why it last failed, or was dead-lettered; null: it has not failed, or its worker gave no reason
 consumer_settings: One row per consumer: how it was created.
-    max_deliver_count: deliveries after which a message that fails is a dead letter; null: never
+    max_deliver_count: deliveries after which a failed message is dead-lettered; null: never
     visibility_timeout: how long a lease lasts unless it is extended
     topic: the topic that the keys of its messages match; null: any key
-    condition: the jsonpath that its messages pass; null: no condition
+    condition: the jsonpath that its messages match; null: no condition
     settings: the given settings, by name
     defaults: the other settings, by name, with their current defaults
-dead_letters: One row per set of dead letters that died together: why, after how many deliveries, and in which claim.
+dead_letters: One row per set of messages dead-lettered together: why, after how many deliveries, and in which claim.
     reason: a word such as rejected or expired, or the reason given to dead_letter()
-    error: the last error that a worker gave; null: no worker gave one
+    error: the last error that a worker reported; null: none
     details: the details given to dead_letter(); null: none
     first_seq: the lowest number of the messages
     last_seq: the highest number of the messages
-    owner: the application_name of the last worker that had them; null: none had
-    claim_id: the claim in which they died; null: none
-    died_at: when they died
+    owner: the application_name of the last worker that claimed them; null: none
+    claim_id: the claim in which they were dead-lettered; null: none
+    died_at: when they were dead-lettered
 consumer_stats: One row per consumer: the number of its messages, by state.
-    new: messages that it has not taken yet: an estimate if estimated is true
+    new: messages that it has not claimed yet: an estimate if estimated is true
     ready: messages that can be claimed
     delayed: messages that are delivered later
     waiting: messages that wait for an earlier message of their key
@@ -70,12 +70,12 @@ consumer_stats: One row per consumer: the number of its messages, by state.
     dead: dead letters
     backlog: all messages that are neither claimed nor dead
     claims: live claims
-    expired: live claims whose lease has ended
+    expired: live claims whose lease has expired
     next_expiry: when the first lease of a live claim ends, or ended; null: there is no claim
     skipped: total messages that retention removed before it had finished them
     taken: total messages that it took; a message that it took twice counts twice. The difference of two values is a
         rate
-    settled: total messages that were acknowledged or died; a message that was settled twice counts twice. The
+    settled: total messages that were acknowledged or dead-lettered; one that was settled twice counts twice. The
         difference of two values is a rate
     oldest_at: when the oldest message that could be delivered now was sent; null: there is none
     oldest_claim_at: when the oldest claim was made; null: there is none
@@ -83,16 +83,16 @@ consumer_stats: One row per consumer: the number of its messages, by state.
     stuck: claims that a worker extends beyond ten visibility timeouts: its handler may hang
     status: the status in one word, as in consumer_health
 open_claims: One row per live claim: its owner, its messages, its age and its lease.
-    query: the Spark query that holds it; null: a worker does
+    query: the Spark query that holds it; null: a worker holds it
     reader: the id of that query's checkpoint, as in Spark's offsets; null: a worker's claim
-    expired: whether its lease has ended, so that the next claim can take its messages
+    expired: whether its lease has expired, so that the next claim can take over its messages
     messages: for a Spark query, the original number of messages; for a worker, the remaining ones
     remaining: its messages that are not settled
     first_seq: the lowest number of its messages
 consumer_health: One row per consumer: its status in one word, and the reason.
     status: the first that applies: full (max_backlog is reached), paused, unattended (no claim for a minute),
-        stuck (a worker extends a claim beyond ten visibility timeouts), failing (messages died in the last hour; or
-        were delivered ten times, if max_deliver_count is never, or to Spark), dead_letters (older ones), ok
+        stuck (a worker extends a claim beyond ten visibility timeouts), failing (messages were dead-lettered in the
+        last hour; or delivered ten times, if max_deliver_count is never, or to Spark), dead_letters (older ones), ok
     backlog: messages that are neither claimed nor dead
     estimated: whether backlog is an estimate; the status never depends on an estimate
 stream_retention: One row per stream: how long it keeps its messages, and which consumers hold due messages.
@@ -133,12 +133,12 @@ group_stats: One row per partition of a group: its worker, and its lag.
     estimated: whether behind is an estimate, because more than 3,000 publications are new
 stream_bindings: One row per binding of a topic of a stream to another stream.
     topic: messages whose key matches this topic are copied
-    to_stream: the stream that gets the copies
+    to_stream: the stream that receives the copies
     bound_at: when the binding was created
 message_history: One row per recorded acknowledgement: the worker, the time, and the worker's result.
     seqs: the messages' numbers
     deliver_count: the largest number of deliveries of one of the messages
-    result: the worker's result; null: the worker gave none
+    result: the worker's result; null: none
     done_at: when they were acknowledged
 stream_schedules: One row per schedule: its next time, its last message, and its message.
     schedule: the schedule's name
@@ -146,7 +146,7 @@ stream_schedules: One row per schedule: its next time, its last message, and its
     every: its interval; null: it has a cron expression
     time_zone: the time zone of the expression or the interval
     next_at: its next time; null: it is paused
-    last_planned_at: the planned time of its last message; null: there was none
+    last_planned_at: the planned time of its last message; null: there is none
     last_sent_at: when that message was sent
     last_seq: the number of that message; null: it could not be sent
     last_error: why that message could not be sent
@@ -155,7 +155,7 @@ stream_schedules: One row per schedule: its next time, its last message, and its
     data_bytes: the payload of its messages, in a binary stream
     headers: the headers of its messages, without schedule and planned_at
     priority: the priority of its messages
-    consumers: the consumers that get its messages; null: all
+    consumers: the consumers that receive its messages; null: all
     start_at: the first time of its interval; null: it has no interval
 stream_stats: One row per stream: its size, and its last number.
     kind: text, json or binary
@@ -175,7 +175,7 @@ captures: One row per captured table, with its stream.
     options: how the table is captured, as text
     outbox: whether it is an outbox, whose rows are deleted after their capture
     uncaptured_partitions: partitions whose direct writes are not captured yet: maintain() adds them if it may; else
-        call capture again as the owner of the table
+        call capture() again as the owner of the table
 $text$, '^( *)(\w+): (.*(?:\n {8}.*)*)$', 'gn') m
     loop
         v_view := coalesce(v_new, v_view);

@@ -130,10 +130,10 @@ def test_ctrl_c_leaves_nothing_and_the_next_run_in_the_directory_succeeds_on_a_b
     rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
     assert len(rows) == len(told), done.stdout
     assert all(row.split("│")[-2].strip() == "ok" for row in rows), done.stdout
-    acts = ("kill -9", "dead letter", "created now", "done with every flight")
+    acts = ("kill -9", "dead-lettered", "new consumer", "finished every flight")
     for act in (*acts, "because of consumer airports", "starting daily again"):
         assert act in " ".join(done.stdout.split())
-    assert "and has 0 messages" not in " ".join(done.stdout.split())
+    assert "and holds 0 claimed messages" not in " ".join(done.stdout.split())
     assert done.stderr == ""
     assert "</svg>" in drawn.read_text()
     shared = {f"pgqueue-{of}-{os.getuid()}" for of in ("spark", "plans")}

@@ -38,8 +38,8 @@ class PgQueueProvider(BaseMessageQueueProvider):
 class PgQueueTrigger(BaseEventTrigger):
     """Claims messages, and makes an event of each claim.
 
-    A claim is acknowledged when Airflow asks for the next event. If the triggerer dies before, the
-    messages come again after the visibility timeout, and make another event.
+    A claim is acknowledged when Airflow requests the next event. If it crashes before that, the
+    messages are redelivered after the visibility timeout, and cause another event.
 
     Args:
         stream: the stream's name.

@@ -166,10 +166,10 @@ class _Exporter:
                     verify(place, below, each, kind)
                 except (PgQueueError, FileNotFoundError) as error:
                     raise PgQueueError(
-                        f"segment {attempt.segment} was written, and cannot be read back: "
+                        f"segment {attempt.segment} was written, but cannot be read back: "
                         f"{getattr(error, 'message', error)}",
-                        hint="Postgres keeps it, and the next run writes it again; look at the "
-                        "disk, or the store",
+                        hint="Postgres keeps the segment, and the next run writes it again; check "
+                        "the disk or the object store",
                     ) from error
         return files
 
@@ -207,8 +207,9 @@ class _Exporter:
                     yield rows
             if not publications.is_complete:
                 raise PgQueueError(
-                    f"messages of segment {attempt.segment} are published, and not stored",
-                    hint="the database was restored from a dump beside maintain(): call recover()",
+                    f"messages of segment {attempt.segment} are published, but not stored",
+                    hint="the database was restored from a dump taken while maintain() ran: call "
+                    "recover()",
                 )
             self._on_step("slice", (lo, hi))
 

@@ -45,7 +45,7 @@ class Segment(NamedTuple):
         found, above = list[ArchiveFile](), lo
         try:
             if not isinstance(files, list):
-                raise TypeError("it is no list of files")
+                raise TypeError("it is not a list of files")
             for each in files:
                 found.append(_noted(each, above, hi))
                 above = found[-1].hi
@@ -140,7 +140,7 @@ def verify(place: Folder, folder: str, about: ArchiveFile, kind: str) -> None:
 def _damaged(what: str, error: Exception) -> PgQueueError:
     return PgQueueError(
         f"{what} of the archive is damaged: {error}",
-        hint="put it back from a copy; to go on without its messages, move it away and set "
+        hint="restore it from a copy; to continue without its messages, move it away and set "
         "failOnDataLoss to false",
     )
 

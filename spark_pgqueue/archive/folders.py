@@ -91,14 +91,15 @@ class Folder(NamedTuple):
         path = f"{self.path}/{below}"
         if not _BELOW.fullmatch(below):
             raise PgQueueError(
-                f"no exporter names a file or folder {below!r} of the archive {self.path}",
-                hint="the database has another manifest than the exporter gave it: see "
+                f"{below!r} is not a name that an exporter gives to a file or folder of the "
+                f"archive {self.path}",
+                hint="the manifest in the database is not the one that the exporter wrote: see "
                 "pgqueue.archive_files",
             )
         if self.is_local and Path(path).resolve() != Path(self.path).resolve() / below:
             raise PgQueueError(
-                f"{path} leads out of the archive {self.path}, by a symbolic link",
-                hint="replace the link with what it leads to",
+                f"{path} leads out of the archive {self.path}, through a symbolic link",
+                hint="replace the link with its target",
             )
         return path
 
@@ -146,8 +147,8 @@ def _parts(uri: str) -> tuple[str, str]:
         scheme, path = "file", uri
     if scheme not in ("file", *_FILE_SYSTEMS) or not path or (scheme == "file") != (path[0] == "/"):
         raise ValueError(
-            f"it is no absolute path, and no URI of file, {', '.join(_FILE_SYSTEMS)} with a host "
-            "or bucket"
+            f"it is neither an absolute path nor a URI of file, {', '.join(_FILE_SYSTEMS)} with a "
+            "host or bucket"
         )
     if scheme != "file" and re.search(r"[?#@]|/\.{1,2}(/|$)", unquote(path)):
         raise ValueError("it has options, a user, or a step such as ..")
@@ -167,14 +168,14 @@ def check(uri: str, options: Mapping[str, Any] | None, allow: Sequence[str]) -> 
     except ValueError as error:
         raise failed(uri, error) from error
     if not is_allowed:
-        why = f"is not below {' or '.join(allow)}, and this process opens no other"
+        why = f"is not below {' or '.join(allow)}, and this process opens no others"
     elif not allow and not options and scheme not in _NAME_NO_HOST:
         why = "names the host that would get the credentials of this process"
     else:
         return
     raise PgQueueError(
         f"the archive {_public(uri)} {why}",
-        hint=f"if it is right, allow it with --allow, or {ALLOW} in the environment",
+        hint=f"if this is intended, allow it with --allow, or {ALLOW} in the environment",
     )
 
 

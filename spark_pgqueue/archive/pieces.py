@@ -41,8 +41,8 @@ class Piece(NamedTuple):
         found = source.read_at(self.bytes, self.offset)
         if hashlib.sha256(found).hexdigest() != self.sha256:
             raise ValueError(
-                f"{self.bytes} bytes from byte {self.offset} on have another SHA-256 than when "
-                "they were written"
+                f"{self.bytes} bytes from byte {self.offset} on do not have the SHA-256 that was "
+                "recorded when they were written"
             )
         return found
 

@@ -81,8 +81,8 @@ def time(name: str, value: datetime) -> datetime:
     check(name, value, datetime, "a datetime")
     if value.tzinfo is None:
         raise PgQueueError(
-            f"{name} must have a time zone: what {value.isoformat()} means depends on the place",
-            hint="give for instance datetime.now(UTC) + timedelta(minutes=5)",
+            f"{name} must have a time zone: {value.isoformat()} is ambiguous",
+            hint="pass, for example, datetime.now(UTC) + timedelta(minutes=5)",
         )
     return value
 
@@ -155,7 +155,7 @@ def json_text(name: str, value: Any) -> str:
     try:
         written = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise PgQueueError(f"{name} must hold what JSON can: {error}") from None
+        raise PgQueueError(f"{name} must be serializable as JSON: {error}") from None
     if "\\u0000" in written.replace("\\\\", ""):
         raise PgQueueError(f"{name} holds a NUL character, which Postgres cannot store in JSON")
     if "\\ud" in written:  # half of a character beyond U+FFFF; both halves are a character
@@ -221,7 +221,9 @@ def earliest(deliver_at: datetime | None, delay: timedelta | None) -> dict[str, 
     if delay is None:
         return {"deliver_at": deliver_at}
     if deliver_at is not None:
-        raise PgQueueError("delay is from now on, and deliver_at is a time: give one of them")
+        raise PgQueueError(
+            "delay is relative and deliver_at a point in time: only one of them can be given"
+        )
     return {"delay": delay}
 
 

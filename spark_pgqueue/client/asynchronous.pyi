@@ -201,7 +201,7 @@ class AsyncClient:
         start: str | datetime | dict[str, Any] = "latest",
         if_not_exists: bool = False,
     ) -> int:
-        """Create a group: workers that share a stream by partitions of its keys."""
+        """Create a group: workers that share a stream, partitioned by key."""
 
     async def create_schedule(
         self,
@@ -266,7 +266,7 @@ class AsyncClient:
         """Delete the archive of a stream with all its messages."""
 
     async def drop_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer or a group. Its claims end; its unfinished messages are forgotten."""
+        """Delete a consumer or a group. Its claims end; its unfinished messages are discarded."""
 
     async def drop_schedule(self, stream: str, name: str) -> None:
         """Delete a schedule. Messages that it has sent are kept."""

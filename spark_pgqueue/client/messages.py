@@ -29,7 +29,7 @@ class Message:
         key: the key for ordering "key", or None.
         data: the payload: bytes in a binary stream, str in others.
         headers: the sender's headers; empty for none.
-        priority: the priority of the publication, -32768 to 32767; higher is earlier.
+        priority: the priority of the publication, -32768 to 32767; higher is delivered first.
         deliver_count: how many times the message was delivered, this time included.
         inserted_at: when the message was sent, by the database's clock. A time that Python cannot
             represent (infinity, or after the year 9999) becomes the nearest one that it can.
@@ -85,7 +85,7 @@ class Message:
         return cls(seq=seq, key=key, data=data, deliver_count=deliver_count, **given)
 
     def json(self) -> Any:
-        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        """The payload as the value of its JSON. Raises PgQueueError if it is not JSON."""
         return _parsed(self)
 
 
@@ -109,7 +109,7 @@ class StoredMessage(NamedTuple):
     error: str | None = None
 
     def json(self) -> Any:
-        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        """The payload as the value of its JSON. Raises PgQueueError if it is not JSON."""
         return _parsed(self)
 
 
@@ -329,7 +329,7 @@ class DeadMessage:
     died_at: datetime
 
     def json(self) -> Any:
-        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        """The payload as the value of its JSON. Raises PgQueueError if it is not JSON."""
         return _parsed(self)
 
 
@@ -406,7 +406,7 @@ class PeekedMessage:
     error: str | None = None
 
     def json(self) -> Any:
-        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        """The payload as the value of its JSON. Raises PgQueueError if it is not JSON."""
         return _parsed(self)
 
 
@@ -439,5 +439,5 @@ class PublishedMessage:
     error: str | None = None
 
     def json(self) -> Any:
-        """The payload as the value of its JSON. Raises PgQueueError where it is none."""
+        """The payload as the value of its JSON. Raises PgQueueError if it is not JSON."""
         return _parsed(self)

@@ -43,8 +43,8 @@ class CallersLine:
         if not isinstance(connection, psycopg.AsyncConnection):
             raise PgQueueError(
                 f"connection must be a psycopg.AsyncConnection, not {type(connection).__name__}",
-                hint="for a psycopg.Connection there is Client; on a connection of another driver,"
-                " call the SQL function: select pgqueue.send(...)",
+                hint="for a psycopg.Connection, use Client; on a connection of another driver, "
+                "call the SQL function: select pgqueue.send(...)",
             )
         statements = _Statements(connection, self.on_loop)
         self.client = Client(cast("Any", connection), _statements=statements)
@@ -128,8 +128,8 @@ class _Statements(Statements):
 
     def install(self, *, pgmq: bool = False, without: Collection[str] = ()) -> int:
         raise PgQueueError(
-            "the schema is installed over a connection of the client's own",
-            hint="call pgqueue install, or install of spark_pgqueue.connect(url)",
+            "installing the schema requires a connection that the client opened",
+            hint="run pgqueue install, or call install() of spark_pgqueue.connect(url)",
         )
 
     @contextmanager

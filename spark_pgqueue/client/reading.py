@@ -24,10 +24,9 @@ def all_messages(
     missing = sum(hi - lo for lo, hi in ranges) - len(found)
     if missing:
         raise PgQueueError(
-            f"retention was faster: {missing} messages of stream {stream!r} were deleted before"
-            " they could be read",
-            hint='begin anew, at "earliest" for all that there is; and keep messages longer,'
-            " see set_retention",
+            f"retention deleted {missing} messages of stream {stream!r} before they could be read",
+            hint='start again, at "earliest" for all stored messages; to keep messages longer, '
+            "see set_retention",
             sqlstate=DATA_LOSS,
         )
     return found

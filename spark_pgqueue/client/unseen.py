@@ -40,4 +40,4 @@ def undeliver(claim: Claim, done: int = 0, begun: int = 0) -> None:
         if done < begun:
             claim.nack(messages[done:begun])
     except Exception as error:
-        warn("claim %s is not given back: %s", claim.claim_id, error)
+        warn("could not return claim %s: %s", claim.claim_id, error)

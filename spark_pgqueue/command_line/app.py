@@ -21,10 +21,10 @@ from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
 EXIT_CODES = {
-    0: "done; also what goes on until SIGTERM, and `work` after Ctrl-C, or whose --wait is over",
-    1: "an error, which is a line and mostly a hint; or the answer to a question was no",
-    2: "a command line that makes no sense: nothing was done",
-    3: "`receive --exit-code` found nothing: for sensors, and loops of a shell",
+    0: "success; also after SIGTERM ends a long-running command, or Ctrl-C or --wait ends `work`",
+    1: "an error, printed as one line and usually a hint; or a prompt was answered with no",
+    2: "usage error; nothing was changed",
+    3: "`receive --exit-code` received nothing (for sensors and shell loops)",
     130: "interrupted by Ctrl-C",
 }
 
@@ -43,22 +43,22 @@ _AS_COMMANDS = {
     r"The view pgqueue\.stream_archives lists": "pgqueue archive list lists",
     r"Call recover\(\)": "Run pgqueue recover",
     r"call recover\(\)": "run pgqueue recover",
-    r"Call seek:": "Run pgqueue consumer seek:",
-    r"Call receive; or create_group,": "Run pgqueue receive; or pgqueue group create,",
-    r"Call lease_partitions and read_partitions; or create_consumer,": (
-        "A program reads it, with queue.group(...); or run pgqueue consumer create,"
+    r"Use seek,": "Run pgqueue consumer seek,",
+    r"Use receive, or create_group with": "Use pgqueue receive, or pgqueue group create with",
+    r"Use lease_partitions and read_partitions, or create_consumer with": (
+        "Read it from a program with queue.group(...), or use pgqueue consumer create with"
     ),
-    r"Give an offset as read, read_to or start_offset returned it": (
-        "Give an offset as tail --no-follow printed it"
+    r"Pass an offset that read, read_to or start_offset returned": (
+        "Pass an offset that pgqueue tail --no-follow printed"
     ),
     r"with alter_consumer": "with pgqueue consumer set",
-    r"see create_consumer; for those who read by offset, set_retention": (
-        "see pgqueue consumer create; for those who read by offset, pgqueue stream retention"
+    r"see create_consumer; if read by offset, see set_retention": (
+        "see pgqueue consumer create; if read by offset, see pgqueue stream retention"
     ),
     r"see set_retention": "see pgqueue stream retention",
     r"see set_archive": "see pgqueue archive set",
     r"with alter_stream": "with pgqueue stream set",
-    r"Give p_replace": r"Give --replace",
+    r"set p_replace": r"pass --replace",
     r"pass null to publish": "leave --consumer away to publish",
 }
 
@@ -107,7 +107,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         if sys.stdout is None:  # received messages would be acknowledged unseen
-            fail("standard output is closed", hint="for no output, give > /dev/null")
+            fail("standard output is closed", hint="to discard the output, use > /dev/null")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # where it is not UTF-8
         try:

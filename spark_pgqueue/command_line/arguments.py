@@ -235,13 +235,13 @@ ClaimId = Annotated[int, typer.Argument(metavar="CLAIM", show_default=False, min
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: an object per line.")]
 
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-IfNotExists = Annotated[bool, typer.Option("--if-not-exists", help="Accept an existing one.")]
+IfNotExists = Annotated[bool, typer.Option("--if-not-exists", help="Succeed if it already exists.")]
 
 
-IfExists = Annotated[bool, typer.Option("--if-exists", help="Accept that there is none.")]
+IfExists = Annotated[bool, typer.Option("--if-exists", help="Succeed if it does not exist.")]
 
 
 Seq = Annotated[int, typer.Argument(metavar="SEQ", show_default=False, min=1)]
@@ -264,7 +264,7 @@ OnlySeqs = Annotated[
 Max = Annotated[int, typer.Option("--max", min=1, help="At most this many.")]
 
 
-Key = Annotated[str | None, typer.Option(help="The key for ordering by key.")]
+Key = Annotated[str | None, typer.Option(help="The message key, for ordering by key.")]
 
 
 Headers = Annotated[
@@ -272,9 +272,10 @@ Headers = Annotated[
 ]
 
 
-Priority = Annotated[int, typer.Option(help="Higher is earlier.")]
+Priority = Annotated[int, typer.Option(help="Higher priorities are delivered first.")]
 
 
 Consumers = Annotated[
-    list[str] | None, typer.Option(help="Only to this one; can be repeated. Default: all.")
+    list[str] | None,
+    typer.Option(help="Publish only to this consumer; can be repeated. Default: all."),
 ]

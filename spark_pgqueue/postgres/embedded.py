@@ -66,13 +66,13 @@ def start(
     settings: Mapping[str, str | int] | None = None,
     keep: bool = False,
 ) -> Server:
-    """Start the embedded Postgres of a directory, unless it runs already.
+    """Start the embedded Postgres of a directory, unless it is already running.
 
         >>> with embedded.start("my-data") as server, spark_pgqueue.connect(server.url) as queue:
         ...     version = queue.install()
 
     Args:
-        directory: the server's folder; created if missing. It must be empty, or hold such a server.
+        directory: the server's folder; created if missing. It must be empty, or that of a server.
         version: major version of Postgres; must be that of existing data.
         settings: Postgres settings by name, for instance `{"fsync": "off"}`. They apply only when
             this call starts the server.
@@ -103,7 +103,7 @@ def version_in(directory: str | os.PathLike[str]) -> int | None:
         owner = owner_of_own(written.parent)
         raise PgQueueError(f"{directory} belongs to {owner}") from None
     except ValueError:
-        raise PgQueueError(f"{written} does not say which version of Postgres it is") from None
+        raise PgQueueError(f"{written} does not contain a version of Postgres") from None
 
 
 class Server:
@@ -260,7 +260,7 @@ class Server:
         if started.returncode != 0:
             said = read_own(log, began) if _size_of(log) else ""
             raise PgQueueError(
-                f"the embedded Postgres in {self.directory} does not start:\n"
+                f"the embedded Postgres in {self.directory} did not start:\n"
                 f"{(said or started.stdout).strip()[-2000:]}",
                 hint=f"see {log}",
             )
@@ -271,7 +271,7 @@ class Server:
         stopped = self._pg_ctl("stop", "-m", mode)
         if stopped.returncode != 0:
             raise PgQueueError(
-                f"the embedded Postgres in {self.directory} does not stop: {stopped.stdout.strip()}"
+                f"the embedded Postgres in {self.directory} did not stop: {stopped.stdout.strip()}"
             )
 
     def _close_tcp(self) -> None:
@@ -385,7 +385,9 @@ def _check_directory(directory: Path, version: int) -> None:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         foreign = any(directory.iterdir()) and not (directory / "lock").exists()
     except OSError as error:
-        raise PgQueueError(f"no directory for an embedded Postgres: {error}") from None
+        raise PgQueueError(
+            f"could not create a directory for an embedded Postgres: {error}"
+        ) from None
     check_own_folder(directory)
     if foreign:
         raise PgQueueError(

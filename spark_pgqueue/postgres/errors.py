@@ -56,43 +56,44 @@ CODES = {
     # The message says what is allowed.
     NOT_ALLOWED: Code("an argument, option or column has a value that is not allowed", None),
     UNFIT_DATA: Code(
-        "a payload does not fit the kind, or the schema, of the stream",
+        "a payload does not match the kind or the schema of the stream",
         "text for a text stream, valid JSON text for a json stream, bytes for a binary stream; and "
         "of a stream with a schema, an object with its columns",
     ),
     FOREIGN_CHECKPOINT: Code(
-        "the checkpoint, or offset, is not of this consumer, stream, database or version",
-        "give the query a checkpointLocation of its own, or begin anew without the offset",
+        "the checkpoint or offset belongs to another consumer, stream, database or version",
+        "give the query a checkpointLocation of its own, or start again without the offset",
     ),
     "PQ006": Code(
-        "there is one of that name already, of another kind or ordering",
-        "take another name, or drop it first",
+        "the name is already in use, with another kind or ordering",
+        "use another name, or drop it first",
     ),
     "PQ007": Code(
-        "claims and settlements need a transaction that sees what others committed before",
+        "claiming and settling require a transaction that sees earlier commits",
         "begin transaction isolation level read committed",
     ),
-    "PQ008": Code("a part of the batch that a sink staged is gone", "run the batch again"),
+    "PQ008": Code("a part of the staged batch is missing", "run the batch again"),
     READ_TWICE: Code(
         "one query, or one application, reads the consumer twice",
         "read the consumer once and derive both sides from that, or use two consumers",
     ),
     DATA_LOSS: Code(
-        "messages are gone that the query was to read, or the checkpoint was restored",
+        "messages were deleted before the query read them, or the checkpoint was restored",
         "use the latest checkpoint, or a new one",
     ),
     SCHEMA_VERSION: Code(
-        "the schema pgqueue, or the server, is missing, older or newer than what is needed",
+        "the schema pgqueue or the server is missing, too old or too new",
         INSTALL_HINT,
     ),
     LEASE_LOST: Code(
-        "a lease ended while its messages were worked on, and others took them over",
-        "start the query again, which goes on without what was lost; a longer visibilityTimeout "
-        "helps; a group's worker rolls back and goes on",
+        "a lease expired during processing, and other workers took the messages over",
+        "restart the query, which continues without the lost messages; a longer visibilityTimeout "
+        "helps; a worker of a group rolls back and continues",
     ),
     FULL: Code(
-        "a consumer of the stream has as much before it as it may have; nothing was sent",
-        "send it later, or let more workers claim",
+        "a consumer of the stream has reached its max_backlog or per_key_capacity; nothing was "
+        "sent",
+        "send later, or add workers",
     ),
 }
 """All SQLSTATEs of class PQ that the SQL and this package raise."""
@@ -191,8 +192,8 @@ def translate(error: BaseException, names: Names | None = None) -> PgQueueError 
         if message.startswith("permission denied for database"):
             hint = "grant the owner of the schema pgqueue `create` on the database"
         hint = hint or (
-            "connect as the owner of the schema pgqueue, or as a role that was granted this; "
-            "`pgqueue doctor --url ...` says which grants a role lacks"
+            "connect as the owner of the schema pgqueue, or as a role with this privilege; "
+            "`pgqueue doctor --url ...` lists missing grants"
         )
         return PgQueueError(message, hint=hint, sqlstate=sqlstate)
     if sqlstate in ("3F000", "42P01", "42883") and "pgqueue" in message:

@@ -74,13 +74,13 @@ def known(without: Collection[str]) -> frozenset[str]:
     """
     if isinstance(without, str):
         raise PgQueueError(
-            f"without is a list of names of features, not the text {without!r}",
-            hint=f"there are: {', '.join(FEATURES)}",
+            f"without must be a list of names of features, not the text {without!r}",
+            hint=f"available: {', '.join(FEATURES)}",
         )
     for name in without:
         if name not in FEATURES:
             raise PgQueueError(
-                f"without names {name!r}, which is no feature that can be left out",
+                f"without names {name!r}, which is not an optional feature",
                 hint=nearest.hint(name, FEATURES),
             )
     return frozenset(without)

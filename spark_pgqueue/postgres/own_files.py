@@ -33,14 +33,14 @@ def check_own_folder(folder: Path) -> None:
         found = each.stat()
         if found.st_uid != 0:  # with the sticky bit, too
             raise PgQueueError(
-                f"{each} belongs to {owner_of_own(each)}, and this is root",
-                hint="start it as that user, or give a directory of root's",
+                f"{each} belongs to {owner_of_own(each)}, but this process runs as root",
+                hint="start it as that user, or use a directory that belongs to root",
             )
         others = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0)
         if found.st_mode & others and (each == folder or not found.st_mode & stat.S_ISVTX):
             raise PgQueueError(
-                f"other users may write in {each}, and this is root",
-                hint=f"chmod go-w {each}, or give a directory where only root may write",
+                f"other users may write in {each}, but this process runs as root",
+                hint=f"chmod go-w {each}, or use a directory where only root may write",
             )
 
 
@@ -105,5 +105,5 @@ def owner_of_own(path: Path) -> str:
 def _refused(path: Path) -> PgQueueError:
     return PgQueueError(
         f"{path} is not a plain file of {owner_of_own(path.parent)}, who owns the folder",
-        hint="remove it, if you do not know what it is",
+        hint="remove it if you did not create it",
     )

@@ -99,7 +99,7 @@ def judge(row: tuple[Any, ...] | None) -> Look:
             not trust.
     """
     if row is None:
-        raise PgQueueError("the session's role is gone", sqlstate=SCHEMA_VERSION)
+        raise PgQueueError("the role of the session no longer exists", sqlstate=SCHEMA_VERSION)
     array_nulls, is_installed, what, owner, role, is_privileged = row
     if owner is None:
         return Look(array_nulls, is_installed)
@@ -110,12 +110,12 @@ def judge(row: tuple[Any, ...] | None) -> Look:
         )
     else:
         hint = (
-            f"if {owner} shall own the queue, an administrator runs: create role pgqueue_owner "
+            f"to let {owner} own the queue, run as an administrator: create role pgqueue_owner "
             f'nologin; grant pgqueue_owner to "{owner}"'
         )
     raise PgQueueError(
-        f"the {what} belongs to {owner}, and nothing of it runs with the rights of {role}",
-        hint=f"{hint}; if somebody else made it, drop it",
+        f"the {what} belongs to {owner}, and is not run with the rights of {role}",
+        hint=f"{hint}; if it was created by an untrusted role, drop it",
         sqlstate=SCHEMA_VERSION,
     )
 

@@ -167,7 +167,7 @@ class _Notice:
             return
         self._is_given = True
         cause = without_passwords(str(getattr(error, "message", None) or error).strip(), self._url)
-        said = "no connection to Postgres (%s) yet, still trying, for %s s: %s"
+        said = "no connection to Postgres (%s) yet, retrying for %s s: %s"
         warn(said, describe(self._url), f"{self._patience:.0f}", cause[:LONGEST])
 
 

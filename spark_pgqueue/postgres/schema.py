@@ -132,8 +132,8 @@ def _run(conn: psycopg.Connection, name: str, without: frozenset[str] = frozense
     """
     if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         raise PgQueueError(
-            "the schema is installed and removed in a transaction of its own, and the connection "
-            "has one open",
+            "the schema is installed and removed in its own transaction, but the connection has an "
+            "open one",
             hint="commit or roll back first",
         )
     for left in reversed(range(ATTEMPTS)):
@@ -154,7 +154,7 @@ def _run(conn: psycopg.Connection, name: str, without: frozenset[str] = frozense
                 raise PgQueueError(
                     f"{said}; tried {ATTEMPTS} times, and nothing was changed",
                     hint=error.diag.message_hint
-                    or "end transactions that are idle, or stop what is at work, and try again",
+                    or "end idle transactions, or stop workers and queries, and try again",
                     sqlstate=error.sqlstate,
                 ) from None
             warn("%s; trying again, up to %s times", said, left, logger="spark_pgqueue.schema")
@@ -298,7 +298,7 @@ def check_by(ask: Ask, database: str) -> None:
     if look.array_nulls == "off":
         raise PgQueueError(
             "array_nulls is off for this role or database: a key that is null would become 'NULL'",
-            hint="alter role ... reset array_nulls, or the same of the database",
+            hint="run alter role ... reset array_nulls, or alter database ... reset array_nulls",
         )
     installed, expected = _version_by(ask, look), expected_version()
     if installed is None:
@@ -314,8 +314,8 @@ def check_by(ask: Ask, database: str) -> None:
     else:
         return
     raise PgQueueError(
-        f"database {database} has version {installed} of the schema pgqueue, and this "
-        f"package needs version {expected}",
+        f"database {database} has version {installed} of the schema pgqueue, but this package "
+        f"requires version {expected}",
         hint=way_out,
         sqlstate=SCHEMA_VERSION,
     )

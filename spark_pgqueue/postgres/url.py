@@ -47,12 +47,12 @@ def with_credentials(
     for name, value in (("user", user), ("password", password), ("password", password_file)):
         if value is not None and given.get(name):
             raise PgQueueError(
-                f"the {name} is given twice: in url, and by an option of its own",
+                f"the {name} is given twice: in url, and by its own option",
                 hint="give it in one of them",
             )
     if password is not None and password_file is not None:
         raise PgQueueError(
-            "options password and passwordFile are given both",
+            "options password and passwordFile are both given",
             hint="give one of them",
         )
     added = {name: value for name, value in (("user", user), ("password", password)) if value}
@@ -146,7 +146,7 @@ def parse(url: str | None) -> dict[str, str]:
     # "postgres://u:p@ss@host" and "postgres://u:p/ss@host" are valid, with a part of the password
     # as host, port or dbname.
     if "@" in given.get("host", "") or re.match(r"\w+://[^/?]*/[^?]*@", url or ""):
-        raise PgQueueError("url is not valid: there is an '@' too many", hint=hint)
+        raise PgQueueError("url is not valid: it contains one '@' too many", hint=hint)
     if not re.fullmatch(r"\d*(,\d*)*", given.get("port", "")):
         raise PgQueueError("url is not valid: its port is not a number", hint=hint)
     return given

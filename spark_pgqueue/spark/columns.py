@@ -31,15 +31,15 @@ VALUE = "value"
 """The column of option typed: the payload as the columns of the stream's schema."""
 
 ABOUT = {
-    "stream": "the name of its stream",
-    "seq": "its number in the stream",
-    "key": "what its order goes by; null: in no order with others",
+    "stream": "the name of the stream",
+    "seq": "the message's number in the stream",
+    "key": "the ordering key; null: not ordered with other messages",
     "data": "the payload; binary in streams of that kind",
-    "headers": "what its sender gave; null: nothing",
-    "priority": "higher is earlier",
-    "deliver_count": "how often it was delivered, this time included",
+    "headers": "the headers that its sender set; null: none",
+    "priority": "higher priorities are delivered first",
+    "deliver_count": "the number of deliveries, including this one",
     "inserted_at": "when it was sent, by the database's clock",
-    "arrival": "its place in the order of its key, for in_key_order()",
+    "arrival": "the message's position in the order of its key, for in_key_order()",
 }
 """The meaning of each column of a message."""
 
@@ -152,7 +152,7 @@ def check_kinds(streams: Mapping[str, Stream], data: str | None = None) -> None:
     if wrong:
         raise PgQueueError(
             f"stream {wrong[0]!r} is of kind {streams[wrong[0]].kind}, but column data is {data}",
-            hint="start the query anew if the stream is new; and remove schema(...)",
+            hint="restart the query if the stream is new, and remove schema(...)",
         )
 
 
@@ -173,31 +173,41 @@ MESSAGE_COLUMNS = {
         (StringType, BinaryType),
         "the payload: required, never null",
     ),
-    "key": Taken("string", (StringType,), "what its order goes by; null: in no order with others"),
+    "key": Taken(
+        "string", (StringType,), "the ordering key; null: not ordered with other messages"
+    ),
     "headers": Taken(
         "map<string,string>, or string with a JSON object",
         (MapType, StringType),
-        "they come with the message; null: none",
+        "the headers of the message; null: none",
     ),
-    "priority": Taken("int", _INTEGERS, "-32768 to 32767, higher is earlier; null: 0"),
+    "priority": Taken(
+        "int", _INTEGERS, "-32768 to 32767, higher priorities are delivered first; null: 0"
+    ),
     "deliver_at": Taken(
-        "timestamp", (TimestampType,), "not before; rounded up to a second; null: at once"
+        "timestamp",
+        (TimestampType,),
+        "not delivered before this time; rounded up to a second; null: at once",
     ),
     "expires_at": Taken(
         "timestamp",
         (TimestampType,),
-        "later claimers give it up; rounded up to a second; null: never",
+        "not delivered after this time; rounded up to a second; null: never",
     ),
     "dedup_key": Taken(
         "string",
         (StringType,),
-        "left out if it was sent before, see [send once]"
+        "skipped if it was already sent, see [send once]"
         "(../../sql/guide/sending.md#send-once-although-you-retry); null: never",
     ),
     "consumers": Taken(
-        "array<string>", (ArrayType,), "to these consumers alone; null: as the option says"
+        "array<string>",
+        (ArrayType,),
+        "published only to these consumers; null: as in option consumers",
     ),
-    "stream": Taken("string", (StringType,), "to this stream; option stream takes precedence"),
+    "stream": Taken(
+        "string", (StringType,), "the stream to publish to; option stream takes precedence"
+    ),
 }
 """The columns of a row that is sent."""
 
@@ -207,16 +217,20 @@ ACTION_COLUMNS = {
         (StringType,),
         "`ack`, `nack`, `dead_letter`, `redrive` or `retry`; null: the row is sent",
     ),
-    "stream": Taken("string", (StringType,), "whose message it is; null: as the option says"),
-    "consumer": Taken("string", (StringType,), "whose message it is; null: as the option says"),
-    "seq": Taken("long", _INTEGERS, "its number; never null"),
+    "stream": Taken(
+        "string", (StringType,), "the stream of the message; null: as in option stream"
+    ),
+    "consumer": Taken("string", (StringType,), "the consumer; null: as in option consumer"),
+    "seq": Taken("long", _INTEGERS, "the message's number; never null"),
     "delay": Taken(
         "interval day to second",
         (DayTimeIntervalType,),
-        "of nack; null: as the consumer's settings say",
+        "for nack: the delay; null: the consumer's backoff",
     ),
-    "reason": Taken("string", (StringType,), "of nack and dead_letter"),
-    "details": Taken("string with JSON", (StringType,), "of dead_letter; of ack, its result"),
+    "reason": Taken("string", (StringType,), "for nack and dead_letter"),
+    "details": Taken(
+        "string with JSON", (StringType,), "for dead_letter: the details; for ack: the result"
+    ),
 }
 """The columns of a row with an action."""
 
@@ -259,12 +273,12 @@ def check_columns(schema: StructType, options: SinkOptions, beside_rows: bool = 
             if name in ACTION_COLUMNS:
                 hint = "for an action, say which one: option action, or a column action"
             raise PgQueueError(
-                f"column {field.name} is none of a message's: {', '.join(MESSAGE_COLUMNS)}"
-                + (f"; nor of an action's: {', '.join(ACTION_COLUMNS)}" if acts else ""),
+                f"column {field.name} is not a column of a message: {', '.join(MESSAGE_COLUMNS)}"
+                + (f"; nor of an action: {', '.join(ACTION_COLUMNS)}" if acts else ""),
                 hint=hint,
             )
         if names.count(name) > 1:
-            raise PgQueueError(f"column {field.name} is there twice", hint="drop one of them")
+            raise PgQueueError(f"column {field.name} occurs twice", hint="drop one of them")
         if name in allowed:
             _check_type(name, field, allowed[name])
     return names
@@ -275,7 +289,7 @@ def _check_type(name: str, field: StructField, column: Taken) -> None:
     parts = _PARTS[name] if isinstance(field.dataType, MapType | ArrayType) else given
     if not isinstance(field.dataType, column.types) or given != parts:
         raise PgQueueError(
-            f"column {field.name} is {given}, and must be {column.words}",
+            f"column {field.name} is {given}, but must be {column.words}",
             hint=f"select {_HINTS['text']}" if name == "data" else f"cast {field.name}",
         )
 
@@ -288,13 +302,13 @@ def _check_together(
     by_row, acts = "action" in names, options.action is not None or "action" in names
     if by_row and options.action is not None:
         raise PgQueueError(
-            f"option action is {options.action}, and there is a column action",
+            f"option action is {options.action}, but there is also a column action",
             hint="remove the option, or drop the column",
         )
     if not acts:
         if options.consumer is not None:
             raise PgQueueError(
-                "option consumer is for actions, and these rows have none",
+                "option consumer is for actions, but these rows have none",
                 hint='to publish to one consumer, option("consumers", ...); for an action, option '
                 "action or a column action",
             )
@@ -323,6 +337,6 @@ def check_kind(is_binary: bool, stream: str, kind: str) -> None:
     if is_binary != (kind == "binary"):
         given, must = ("binary", "string") if is_binary else ("string", "binary")
         raise PgQueueError(
-            f"column data is {given}, and must be {must} for stream {stream}, which holds {kind}",
+            f"column data is {given}, but must be {must} for stream {stream}, which holds {kind}",
             hint=f"select {_HINTS[kind]}",
         )

@@ -39,13 +39,11 @@ def in_key_order(frame: DataFrame, partitions: int | None = None) -> DataFrame:
     from pyspark.sql import functions as F
 
     if partitions is not None and (type(partitions) is not int or partitions < 1):
-        raise PgQueueError(
-            f"partitions is {partitions!r}, and must be None or an int of at least 1"
-        )
+        raise PgQueueError(f"partitions must be None or an int of at least 1, not {partitions!r}")
     missing = [name for name in _NEEDED if name not in frame.columns]
     if missing:
         raise PgQueueError(
-            f"in_key_order needs the columns {', '.join(_NEEDED)}, and there is no "
+            f"in_key_order requires the columns {', '.join(_NEEDED)}, but there is no "
             f"{' and no '.join(missing)}",
             hint='read with option("keyOrder", "column"), and call it before columns are dropped',
         )

@@ -85,8 +85,9 @@ class PgQueueDataSource(DataSource):
         pending = as_pending(self._given, columns)
         reader = PgQueueTableReader(pending, *find_for(pending), schema)
         warn(
-            "spark.read of consumer %s looks at what it has pending, and claims nothing: "
-            'option("table", "pending") says so, and tells more; readStream claims',
+            "spark.read of consumer %s shows its pending messages, and claims nothing: "
+            'option("table", "pending") makes that explicit and has more columns; readStream '
+            "claims",
             options.consumer,
         )
         return reader
@@ -134,7 +135,7 @@ def _find_schema(options: SourceOptions | StreamSourceOptions) -> StructType | N
         (schema,) = statements.row("select pgqueue.schema_of(%s)", [options.stream])
     if schema is None:
         raise PgQueueError(
-            f"option typed is given, and stream {options.stream!r} has no schema",
+            f"option typed is given, but stream {options.stream!r} has no schema",
             hint="pgqueue stream set STREAM schema='id bigint not null, name string'; or read data "
             "with from_json",
             sqlstate=NOT_ALLOWED,

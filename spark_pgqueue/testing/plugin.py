@@ -56,7 +56,7 @@ def _remove_left() -> None:
 
 @pytest.fixture(scope="session")
 def pgqueue_setup() -> Callable[[str], object]:
-    """Override it: a function that prepares the database, by its url, for all tests."""
+    """To override: a function that prepares the database at a url, once for all tests."""
     return lambda url: None
 
 
@@ -70,7 +70,7 @@ def _pgqueue_template(pgqueue_server: str, pgqueue_setup: Callable[[str], object
 
 @pytest.fixture
 def pgqueue_url(pgqueue_server: str, _pgqueue_template: str) -> Iterator[str]:
-    """The url of a database of the test's own, as `pgqueue_setup` prepared it."""
+    """The url of a database for one test, a copy of the one that `pgqueue_setup` prepared."""
     from spark_pgqueue.testing import databases
 
     with databases.database(pgqueue_server, _pgqueue_template) as url:

@@ -137,8 +137,8 @@ class QueueTester:
             stream: the stream's name, for a function without the decorator.
             consumer: the consumer's name, likewise.
             later: also handle what is due later, such as retries: time passes until it is.
-            options: as those of `Consumer.run`. The handler's own timeout, concurrency and
-                processes play no role.
+            options: as for `Consumer.run`. The handler's own timeout, concurrency and
+                processes have no effect.
 
         Raises:
             PgQueueError: the handlers have no stream and consumer, or there is still a message
@@ -159,7 +159,7 @@ class QueueTester:
                     if calls > _MOST_CALLS:
                         raise PgQueueError(
                             f"there are still messages after {_MOST_CALLS} calls of the handlers",
-                            hint="one that is always retried or deferred is never done",
+                            hint="a message that is always retried or deferred never finishes",
                         )
             idle = idle + 1 if calls == before else 0
             if later and 0 < idle < _MOST_IDLE and (due := self._next_due(handled)) is not None:
@@ -212,7 +212,7 @@ class QueueTester:
         from spark_pgqueue.testing.queries import run_query
 
         if self.url is None:
-            raise PgQueueError("Spark cannot read a transaction of yours: use QueueTester(url)")
+            raise PgQueueError("Spark cannot read your open transaction: use QueueTester(url)")
         return run_query(query, messages, self.client, self.url, kind, output_mode)
 
     def _calls(self, each: Handling, done: Drained) -> Iterator[int]:
@@ -220,8 +220,8 @@ class QueueTester:
         options = options_of(each.options)
         if options.transactional and self.url is None:
             raise PgQueueError(
-                "a transactional handler has a transaction of its own, which this connection's"
-                " would be",
+                "a transactional handler requires its own transaction, but this connection is in "
+                "yours",
                 hint="use the fixture pgqueue, or QueueTester(url)",
             )
         of = f"{each.stream!r}, {each.consumer!r}"

@@ -19,7 +19,7 @@ def picture(history: ProgressHistory) -> RenderableType:
     for heading in ("source", "batch", "messages", "per second", "seconds", "backlog", "lag"):
         table.add_column(heading, justify="left" if heading == "source" else "right")
     table.add_column("done since the start of watching", min_width=20)
-    table.add_column("per second, lately")
+    table.add_column("per second (recent)")
     for source, seen in history.sources().items():
         last = seen[-1]
         table.add_row(

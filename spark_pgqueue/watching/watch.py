@@ -25,7 +25,7 @@ def watch(
     """Show the progress of a query until it ends: messages per second, backlog, lag and a bar.
 
     A terminal shows a table, a notebook also plots. An interrupt (Ctrl-C, or the notebook's stop
-    button) ends the watching, and the query goes on. An idle query reports progress every 10
+    button) ends the watching, and the query continues. An idle query reports progress every 10
     seconds (`spark.sql.streaming.noDataProgressEventInterval`).
 
         >>> spark_pgqueue.watch(query)  # doctest: +ELLIPSIS
@@ -43,7 +43,7 @@ def watch(
     """
     for name, value in (("seconds", seconds), ("every", every)):
         if value is not None and not value > 0:
-            raise PgQueueError(f"{name} is {value}, and must be more than 0")
+            raise PgQueueError(f"{name} must be greater than 0, not {value}")
     until = None if seconds is None else time.monotonic() + seconds
     history = ProgressHistory(query)
     show, showing = _shown(console, history)

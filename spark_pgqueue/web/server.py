@@ -106,16 +106,16 @@ class Page:
         }
         found = paths.get((request.method, request.path))
         if found is None:
-            return as_json({"error": "there is no such page"}, 404)
+            return as_json({"error": "page not found"}, 404)
         try:
             return found(request)
         except PgQueueError as error:
             return as_json({"error": error.message, "hint": error.hint}, 409)
         except psycopg.Error as error:
-            text = error.diag.message_primary or "the database failed"
+            text = error.diag.message_primary or "database error"
             return as_json({"error": text, "hint": error.diag.message_hint}, 409)
         except (KeyError, ValueError, TypeError) as error:
-            return as_json({"error": f"the request makes no sense: {error!r}"}, 400)
+            return as_json({"error": f"invalid request: {error!r}"}, 400)
 
     def _answer_look(self, _: Request) -> Answer:
         look = self._look()
@@ -155,8 +155,8 @@ class Page:
             or origin not in (None, f"http://{host}", f"https://{host}")  # a proxy adds TLS
             or request.headers.get("content-type") != "application/json"
         ):
-            error = "only this server's own page may act"
-            return as_json({"error": error, "hint": "load it again: the server was restarted"}, 403)
+            error = "actions are accepted only from this server's own page"
+            return as_json({"error": error, "hint": "reload it: the server was restarted"}, 403)
         asked = json.loads(request.body)
         done = ACTIONS[asked["action"]](self._queue, asked)
         return as_json({"done": done})
@@ -164,7 +164,7 @@ class Page:
 
 def _pause(queue: Client, asked: dict[str, Any]) -> str:
     queue.pause(asked["stream"], asked["consumer"])
-    return "paused: it claims nothing until it is resumed"
+    return "paused: no messages are claimed until it is resumed"
 
 
 def _resume(queue: Client, asked: dict[str, Any]) -> str:
@@ -174,28 +174,28 @@ def _resume(queue: Client, asked: dict[str, Any]) -> str:
 
 def _seek(queue: Client, asked: dict[str, Any]) -> str:
     count = queue.seek(asked["stream"], asked["consumer"], asked["to"])
-    return f"moved to {asked['to']}; messages forgotten: {count}"
+    return f"moved to {asked['to']}; messages discarded: {count}"
 
 
 def _retry(queue: Client, asked: dict[str, Any]) -> str:
     count = queue.retry(asked["stream"], asked["consumer"], asked.get("seqs"))
-    return f"messages whose delay ended: {count}"
+    return f"messages to be retried now: {count}"
 
 
 def _postpone(queue: Client, asked: dict[str, Any]) -> str:
     until = datetime.now(UTC) + timedelta(hours=1)
     count = queue.postpone(asked["stream"], asked["consumer"], asked["seqs"], until)
-    return f"messages that are delivered in an hour: {count}"
+    return f"messages postponed by an hour: {count}"
 
 
 def _cancel(queue: Client, asked: dict[str, Any]) -> str:
     count = queue.cancel(asked["stream"], asked["consumer"], asked["seqs"])
-    return f"messages that are cancelled: {count}"
+    return f"messages cancelled: {count}"
 
 
 def _redrive(queue: Client, asked: dict[str, Any]) -> str:
     count = queue.redrive(asked["stream"], asked["consumer"], asked.get("seqs"))
-    return f"dead letters that are delivered again: {count}"
+    return f"dead letters redriven: {count}"
 
 
 ACTIONS: Actions = {

@@ -265,7 +265,7 @@ class LostConnections:
             if self._times[first] > _MOST_LOSSES:
                 del self._times[first]
                 return failed(self._of, messages, error)
-        said = "%s: given back, the connection of its transaction was lost: %s"
+        said = "%s: returned, the connection of its transaction was lost: %s"
         warn(said, name_of(self._of, messages), error)
         return Defer(_PAUSE)
 
@@ -276,14 +276,14 @@ def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdic
     if not isinstance(error, Verdict):
         warn("%s: %s", name_of(of, messages), summary(error), more=trace(error))
     elif not isinstance(verdict, Defer):
-        said = "rejected" if isinstance(verdict, Reject) else "to be tried again"
+        said = "rejected" if isinstance(verdict, Reject) else "to be retried"
         warn("%s: %s: %s", name_of(of, messages), said, verdict.reason or "no reason given")
     return verdict
 
 
 def lost(of: str, messages: Sequence[Message]) -> Outcome:
     """The outcome for messages whose transaction was undone, because the claim was taken over."""
-    warn("%s: undone, another worker has the claim now", name_of(of, messages))
+    warn("%s: rolled back, another worker took the claim over", name_of(of, messages))
     return DeliveryState.gone
 
 

@@ -48,7 +48,7 @@ class ByName:
         try:
             fields = json.loads(message.data)
         except ValueError as error:
-            raise PgQueueError(f"{self.__qualname__} takes a JSON object: {error}") from None
+            raise PgQueueError(f"{self.__qualname__} requires a JSON object: {error}") from None
         if not isinstance(fields, dict):
             kind = type(fields).__name__
             raise PgQueueError(
@@ -134,7 +134,7 @@ def by_name(function: Callable[..., Any], options: Options) -> ByName:
     """
     check("handler", function)
     if options.batch is not None:
-        raise PgQueueError("keywords are of one message: give no batch")
+        raise PgQueueError("keyword arguments require single messages: batch cannot be used")
     parameters: list[inspect.Parameter] = []
     with suppress(TypeError, ValueError):  # some functions in C have no signature
         parameters += inspect.signature(function).parameters.values()

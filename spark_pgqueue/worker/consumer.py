@@ -81,9 +81,9 @@ class Consumer:
 
     @property
     def health(self) -> Health:
-        """How the runs of this object fare: `is_live`, `is_ready` and a `status` for people.
+        """The health of the runs of this object: `is_live`, `is_ready` and a readable `status`.
 
-        Any thread may ask, for a probe of the application's own. `supervised` answers probes.
+        Any thread may read it, for the application's own probe. `supervised` serves probes.
 
         >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
         >>> billing.health
@@ -96,15 +96,15 @@ class Consumer:
 
         A message is acknowledged when the handler has returned. The handler raises `Retry` for a
         message that failed, and `Reject` to dead-letter it; any other exception counts as Retry,
-        with the exception as the reason. An exception that is returned counts as raised. What is
-        returned and can be awaited is awaited. Returning an iterator or a function is a failure,
-        because it would not be run. With ordering, the messages of a key are handled one after the
-        other, and different keys in parallel.
+        with the exception as the reason. An exception that is returned counts as raised. An
+        awaitable return value is awaited. Returning an iterator or a function is a failure, because
+        it would not be run. With ordering, the messages of a key are handled one after the other,
+        and different keys in parallel.
 
-        When the worker stops, messages that were not begun are given back, and running calls have
-        the time `grace` to end. A signal stops all runs of the main thread's program, the second at
-        once. Handlers of signals that were set before are called, too, and set again after the last
-        run; what they raise is raised then. (Only the main thread gets signals.)
+        When the worker stops, messages that were not started are returned, and running calls have
+        the time `grace` to finish. A signal stops all runs of the main thread's program, a second
+        one at once. Earlier signal handlers are called, too, and restored after the last run; what
+        they raise is raised then. (Only the main thread receives signals.)
 
             >>> def bill(message):
             ...     if message.key == "customer 8":
@@ -118,35 +118,35 @@ class Consumer:
         Args:
             handler: called with a `Message`; a function, or a coroutine function.
             options: keywords:
-                concurrency (int): how many calls run at a time, in threads; by default one. A
-                    coroutine function runs in tasks of one loop.
-                processes (int): how many calls run at a time, each in a process of its own. When a
-                    process dies, its message has failed, and the process is replaced. The handler
+                concurrency (int): the number of concurrent calls, in threads; by default one. A
+                    coroutine function runs in tasks of one event loop.
+                processes (int): the number of concurrent calls, each in its own process. When a
+                    process crashes, its message fails, and the process is replaced. The handler
                     must be a function of a module.
                 batch (int): the handler is called with a list of at most this many messages. An
-                    error concerns all of them, unless it names `messages`.
+                    error applies to all of them, unless it names `messages`.
                 prefetch (int): claim at most this many messages ahead, 500 by default. The worker
-                    claims as many messages as it will begin within a tenth of a second.
-                prefetch_bytes (int): claim ahead only while the claimed data has, by the mean of
-                    the last claims, at most this many bytes; 64 MiB by default. A free slot gets
-                    its message all the same.
+                    claims as many messages as it will start within a tenth of a second.
+                prefetch_bytes (int): claim ahead only while the claimed data, estimated by the mean
+                    of the last claims, has at most this many bytes; 64 MiB by default. A free slot
+                    still gets a message.
                 transactional (bool): the handler is also called with a connection that is in a
-                    transaction. The transaction ends with the acknowledgement, or is undone, so
+                    transaction. It commits together with the acknowledgement, or rolls back, so
                     its effects happen once. The handler must not commit. After an error that names
-                    `messages` of a batch, the other messages are given back, because their effects
-                    are undone too.
-                timeout (timedelta): of a call. A message that takes longer has failed: its process
-                    is killed, or its task cancelled. A thread cannot be ended; it goes on, another
-                    thread takes its place, and its return value is ignored.
+                    `messages` of a batch, the other messages are returned, because their effects
+                    are rolled back too.
+                timeout (timedelta): the maximum run time of a call. A message that takes longer
+                    fails: its process is killed, or its task cancelled. A thread cannot be killed:
+                    it keeps running, another replaces it, and its return value is ignored.
                 grace (timedelta): the time for running calls after a stop; 25 s by default.
-                visibility_timeout (timedelta): how long after a worker died other workers take
-                    over its messages; None for the consumer's. A living worker extends its claims.
+                visibility_timeout (timedelta): how long after a crash other workers take over the
+                    messages; None for the consumer's. A running worker extends its claims.
                 wait (timedelta): the run ends when no message came for this time; None for never.
                 signals (bool): whether SIGTERM and SIGINT stop the run, True by default.
                 on_start, on_stop: called without arguments, before the first and after the last
                     message.
                 on_success, on_failure: called after the handler, with the message and the return
-                    value or the error, but not for messages that were given back. These and those
+                    value or the error, but not for messages that were returned. These and those
                     before may be coroutine functions.
                 wrap: called with the message; returns a context manager that is entered around the
                     handler, for a span or a timer. Around a coroutine function, it may be
@@ -211,10 +211,10 @@ class Consumer:
         check_handler(handler, chosen, is_async=is_async)
         if not is_async:
             raise PgQueueError(
-                "handler must be awaited: an async function", hint="for others there is `run`"
+                "handler must be an async function", hint="for a synchronous handler, use `run`"
             )
         if chosen.processes is not None:
-            raise PgQueueError("processes are for handlers that are not awaited")
+            raise PgQueueError("processes require a synchronous handler")
         hooks = Hooks(self._of, chosen)
         with self._polling(chosen, hooks) as (poller, queue, _):
             executor = Tasks(self._of, queue, handler, chosen, hooks, self._url, poller.pulse)
@@ -246,7 +246,7 @@ class Consumer:
         """Iterate over messages, one at a time.
 
         A message is done when the loop requests the next, and acknowledged soon after. Leaving
-        the loop, by break or by an error, gives back the current message and the messages that
+        the loop, by break or by an error, returns the current message and the messages that
         were claimed ahead. A thread extends the claims while the loop runs.
 
             >>> billing = spark_pgqueue.Consumer(url, "orders", "billing")
@@ -366,7 +366,7 @@ def options_of(
     for name in given:
         if name not in names:
             hint = nearest.option_hint(name, names)
-            raise PgQueueError(f"there is no option {name!r}", hint=hint)
+            raise PgQueueError(f"unknown option {name!r}", hint=hint)
     return Options(**given)
 
 
@@ -396,5 +396,5 @@ def check_handler(handler: Any, options: Options, *, is_async: bool | None = Non
         raise PgQueueError(
             f"wrap must return a context manager: {calling.name_of(options.wrap)} returns an"
             " asynchronous one",
-            hint="that is for a handler that is awaited: an async function",
+            hint="an asynchronous context manager requires an async handler",
         )

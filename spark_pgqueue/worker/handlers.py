@@ -94,7 +94,7 @@ def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
     marked = {id(each): each for each in functions if _MARK in getattr(each, "__dict__", {})}
     if not marked:
         raise PgQueueError(
-            f"{found.__name__} names no stream and consumer",
+            f"{found.__name__} does not name a stream and consumer",
             hint='put @spark_pgqueue.handler("STREAM", "CONSUMER") before a function, or give both'
             " on the command line",
         )

@@ -16,14 +16,14 @@ NOT_RUNNING, STARTING = "not running", "starting"
 
 
 class Health(NamedTuple):
-    """How a worker fares.
+    """The health of a worker.
 
     Attributes:
-        is_live: False if its thread or its event loop hangs: only a restart helps. A Postgres that
-            is away, a slow handler and a slow start leave it True.
+        is_live: False if its thread or its event loop hangs: only a restart helps. An unavailable
+            Postgres, a slow handler and a slow start leave it True.
         is_ready: whether it claims messages: it is connected, the schema has the package's version,
             and it was not stopped.
-        status: for people: `working`, or why the worker is not ready or hangs.
+        status: `working`, or why the worker is not ready or hangs, as text.
     """
 
     is_live: bool

@@ -31,7 +31,7 @@ def import_named(name: str) -> ModuleType:
     except Exception as error:
         raise PgQueueError(
             f"the module {name} of the handler cannot be imported: {type(error).__name__}: {error}",
-            hint=f"it is looked for in {here}, and where Python looks (PYTHONPATH)",
+            hint=f"searched in {here} and in Python's module path (PYTHONPATH)",
         ) from error
 
 
@@ -56,5 +56,5 @@ def import_handler(name: str) -> Callable[..., Any]:
             f"the module {module_name} has no {path}", hint=nearest.hint(path, names)
         ) from None
     if not callable(handler):
-        raise PgQueueError(f"{name} is no function, but {type(handler).__name__}")
+        raise PgQueueError(f"{name} must be a function, not {type(handler).__name__}")
     return handler

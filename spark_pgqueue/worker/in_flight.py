@@ -181,7 +181,7 @@ class InFlightClaim:
             except PgQueueError as error:  # JSON that Postgres cannot hold
                 if is_passing(error):
                     raise
-                warn("claim %s: what the handler returned is not kept: %s", self.claim_id, error)
+                warn("claim %s: the result of the handler was not stored: %s", self.claim_id, error)
                 client.ack(self.claim_id, [s for seqs in self._results.values() for s in seqs])
             self._results = {}
         while self._verdicts:

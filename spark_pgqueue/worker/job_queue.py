@@ -162,11 +162,11 @@ class WorkerSlot:
         if (job := self.job) is None or self.is_given_up:
             return
         if self.at is not None:
-            verdict = Retry(reason=f"the worker's slot that had it ended: {summary(error)}")
+            verdict = Retry(reason=f"the worker slot failed: {summary(error)}")
             self._queue.report(Report(job, self.at[1], verdict, None, False))
         self._report_rest(job, job.calls, DeliveryState.unstarted)
         self.at = self.job = None
-        warn("a worker's slot goes on after %s", error)
+        warn("a worker slot continues after %s", error)
 
     def calls(self, job: Job) -> Generator[Messages, Outcome, None]:
         """Yield the messages of each call of a job. The caller sends outcomes by `next_call`."""

@@ -21,9 +21,9 @@ from spark_pgqueue.worker.verdicts import Outcome, Reject, Retry
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper bounds of the buckets of durations, in seconds, which the conventions advise."""
 
-_DURATION = "The duration of a call of the handler, by the error that it ended with."
-_REDELIVERED = "Messages that were delivered before, whose handler was called."
-_IN_FLIGHT = "Messages that the worker has claimed and not settled."
+_DURATION = "The duration of a handler call, by the error with which it ended."
+_REDELIVERED = "Redelivered messages for which the handler was called."
+_IN_FLIGHT = "Messages that the worker has claimed but not settled."
 
 
 class Meter:

@@ -95,8 +95,8 @@ class Options:
                 calling.check(name, getattr(self, name), given, is_wrap=name == "wrap")
         if self.processes is not None and self.concurrency != 1:
             raise PgQueueError(
-                "concurrency is of threads, or of tasks: a process has one call at a time",
-                hint="give processes alone, as many as there are to be",
+                "concurrency is for threads or asyncio tasks: a process runs one call at a time",
+                hint="pass only processes: the number of concurrent calls",
             )
 
     @property

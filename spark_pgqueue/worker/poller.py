@@ -26,7 +26,7 @@ from spark_pgqueue.worker.executor import Executor
 from spark_pgqueue.worker.health import STARTING, Pulse
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
-from spark_pgqueue.worker.log import warn
+from spark_pgqueue.worker.log import counted, warn
 from spark_pgqueue.worker.meter import Meter
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Retry
@@ -162,7 +162,7 @@ class Poller:
                     self._give_all_back()
                     raise
                 if clock.now() > self._stop_by:
-                    warn("not settled, Postgres is away: %s", error)
+                    warn("could not settle, Postgres is unavailable: %s", error)
                     return
                 self._acks_alone, self._settle_at = True, 0.0
                 self._wait_for_postgres(error, pause)
@@ -234,7 +234,8 @@ class Poller:
         # A second signal may have shortened the grace.
         self._stop_by = min(self._stop_by, now + self._grace)
         if now >= self._stop_by and self._jobs:
-            warn("%s calls of the handler were not over", len(self._jobs))
+            calls = counted(len(self._jobs), "call", "calls")
+            warn("%s did not finish within grace (%g s): the messages go back", calls, self._grace)
             self._jobs.clear()
             for in_flight in self._claims:
                 in_flight.give_up()
@@ -266,7 +267,7 @@ class Poller:
             if self._client.extend(in_flight.claim_id, self._options.visibility_timeout) > 0:
                 in_flight.hold(now, self._timeout)
                 continue
-            warn("claim %s is another worker's now", in_flight.claim_id)
+            warn("claim %s was taken over by another worker", in_flight.claim_id)
             self._take_back(self._queue.take_back(in_flight))
             in_flight.forget()
             self._claims.discard(in_flight)
@@ -307,9 +308,9 @@ class Poller:
         self._tell_at = now + _TELL_EVERY
         found = self._client.outcome(self._stream, self._consumer, failed[0])
         if found.state == "dead":
-            said = f"a dead letter; deliveries: {found.deliver_count}"
+            said = f"dead-lettered after {counted(found.deliver_count, 'delivery', 'deliveries')}"
         else:
-            said = f"comes again {'at once' if found.due_at is None else f'at {found.due_at}'}"
+            said = f"will be redelivered {'now' if found.due_at is None else f'at {found.due_at}'}"
         of = f"{self._stream!r}, {self._consumer!r}"
         warn("%s: message %s %s", of, failed[0], said)
 
@@ -445,4 +446,4 @@ class Poller:
             try:
                 in_flight.settle(self._client)
             except Exception as error:
-                warn("claim %s is not given back: %s", in_flight.claim_id, error)
+                warn("could not return claim %s: %s", in_flight.claim_id, error)

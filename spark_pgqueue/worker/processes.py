@@ -51,7 +51,7 @@ class Child:
         except Exception as error:
             raise PgQueueError(
                 f"the handler cannot be sent to another process: {error}",
-                hint="give a function of a module (wrap as well), no lambda and no inner function",
+                hint="use functions of a module (also for wrap), not a lambda or an inner function",
             ) from None
         self._attempt = attempt
         self._timeout = timeout
@@ -69,7 +69,9 @@ class Child:
         if self._process is not None:
             return
         if _is_ending:
-            raise PgQueueError("a process for the handler could not be started: the program ends")
+            raise PgQueueError(
+                "a process for the handler could not be started: the program is ending"
+            )
         context = multiprocessing.get_context("spawn")  # this process has threads
         try:
             self._pipe, theirs = context.Pipe()
@@ -88,7 +90,7 @@ class Child:
             pass
         raise PgQueueError(
             f"a process for the handler could not be started: {self._reap()}",
-            hint='a script that runs a worker does it under if __name__ == "__main__":',
+            hint='in a script, run the worker under if __name__ == "__main__":',
         )
 
     def __call__(self, claim_id: int, messages: Sequence[Message]) -> tuple[Outcome, Any]:
@@ -104,7 +106,7 @@ class Child:
                 self._is_interrupted = False
                 outcome = Retry(reason=f"timed out after {self._timeout}")
             else:
-                outcome = Retry(reason=f"the process that had it died: {how}")
+                outcome = Retry(reason=f"the worker process crashed: {how}")
                 warn("%s: %s", name_of(self._attempt.of, messages), outcome.reason)
             return outcome, outcome
         except Exception as error:  # no process could be started

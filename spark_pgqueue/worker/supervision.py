@@ -1,4 +1,4 @@
-"""Tells systemd how workers fare, and answers the probes of Kubernetes and others.
+"""Reports liveness and readiness of workers to systemd, Kubernetes and other supervisors.
 
 sd_notify(3) has the protocol of systemd: a datagram to the socket NOTIFY_SOCKET.
 """
@@ -27,10 +27,10 @@ _FIRST_LOOK, _LOOK = 0.1, 1.0  # seconds between two looks, until all workers ar
 
 @contextmanager
 def supervised(*workers: Consumer, health: str | None = None) -> Iterator[None]:
-    """Report how workers fare, while the block runs: to systemd, and to who asks by HTTP.
+    """Report the health of workers while the block runs: to systemd, and over HTTP.
 
-    Where systemd started the program with `Type=notify`, it learns when all workers are ready, when
-    they stop, and a line of status. With `WatchdogSec`, it restarts a program in which one hangs.
+    If systemd started the program with `Type=notify`, it is notified when all workers are ready and
+    when they stop, with a status line. With `WatchdogSec`, it restarts a program that hangs.
     GET /live and GET /ready answer 200 for yes and 503 for no, with the status as JSON; /metrics
     answers with the figures of this process as OpenMetrics.
 
@@ -42,9 +42,9 @@ def supervised(*workers: Consumer, health: str | None = None) -> Iterator[None]:
         2
 
     Args:
-        workers: all must be live, and ready.
-        health: where to answer, as HOST:PORT, :PORT or PORT; without a host, only to this machine.
-            None for no answers. It needs the extra `web`.
+        workers: all must be live and ready.
+        health: the address to serve, as HOST:PORT, :PORT or PORT; without a host, only locally.
+            None to serve nothing. It requires the extra `web`.
 
     Raises:
         PgQueueError: health is no address, or the extra is not installed.

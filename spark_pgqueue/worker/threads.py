@@ -101,7 +101,7 @@ class Threads(Executor):
                 del self._slots[slot]
                 if (job := slot.job) is not None:
                     at = slot.at[1] if slot.at is not None else job.calls[0]
-                    dead.append((job, at, "the thread that had it died"))
+                    dead.append((job, at, "the worker thread crashed"))
                 self._add(self._attempts())
         return dead
 

@@ -23,10 +23,10 @@ class Verdict(Exception):
     are keywords.
 
     Attributes:
-        reason: why, for people.
+        reason: a short reason.
         seqs: for a batch, the messages of the verdict; None for all of them. The other messages of
-            the batch are acknowledged. Where the batch is a transaction, which is undone, they are
-            given back.
+            the batch are acknowledged. If the batch is a transaction, which is rolled back, they
+            are returned.
     """
 
     # The values of a subclass that does not call `__init__`.
@@ -51,7 +51,7 @@ class Verdict(Exception):
 
 
 class Retry(Verdict):
-    """The message has failed: it is delivered again, or dies by the consumer's settings.
+    """The message has failed: it is redelivered, or dead-lettered, by the consumer's settings.
 
         >>> def bill(message):
         ...     raise spark_pgqueue.Retry("no answer", delay=timedelta(minutes=1))
@@ -61,7 +61,7 @@ class Retry(Verdict):
         2
 
     Args:
-        reason: kept as the last error of the message.
+        reason: stored as the last error of the message.
         delay: the time until the next delivery; None for the consumer's backoff. Where that is
             constant without a base, it is exponential, from 1 s up to backoff_cap.
         messages: for a batch, the messages that have failed; None for the whole batch.
@@ -84,7 +84,7 @@ class Retry(Verdict):
 
 
 class Reject(Verdict):
-    """The message can never be handled: it becomes a dead letter at once.
+    """The message can never be handled: it is dead-lettered at once.
 
         >>> def bill(message):
         ...     raise spark_pgqueue.Reject("no such customer", details={"customer": message.key})
@@ -94,8 +94,8 @@ class Reject(Verdict):
         2
 
     Args:
-        reason: why, for people.
-        details: why, for programs: a value that JSON can hold.
+        reason: a short reason.
+        details: further details: a value that JSON can hold.
         messages: for a batch, the messages to dead-letter; None for the whole batch.
     """
 
@@ -162,8 +162,8 @@ class DeliveryState(Enum):
 
     done = "handled: to be acknowledged"
     settled = "acknowledged in the handler's transaction"
-    unstarted = "not begun: to be given back"
-    gone = "not this worker's any more"
+    unstarted = "not started: to be returned"
+    gone = "taken over by another worker"
 
 
 class Result(NamedTuple):
@@ -188,7 +188,7 @@ def of_result(value: Any, messages: Iterable[Message]) -> Outcome:
     try:
         return Result(arguments.json_text("what the handler returned", value))
     except PgQueueError as error:  # the handler has done its work, and must not repeat it
-        warn("%s: it is not kept", error.message)
+        warn("%s: the result was not stored", error.message)
         return DeliveryState.done
 
 

@@ -63,7 +63,7 @@ $$;
 -- on hold: , _pgqueue.awaits_export(p_stream_id, p_segment)
 create or replace function _pgqueue.awaits_export(p_stream_id int, p_segment int) returns text
 language sql stable as $$
-    select 'the archive, to which no exporter has written it'
+    select 'the archive, to which it has not been exported'
     where exists (select from pgqueue.archives
                   where stream_id = p_stream_id and uri is not null and not dropped)
       and not exists (select from pgqueue.archive_segments where stream_id = p_stream_id and segment = p_segment)

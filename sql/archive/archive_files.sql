@@ -1,6 +1,6 @@
 -- Reading the archive: where the payloads of a stream's old messages are.
 
--- Returns the segments of a stream that are in files, in order: their numbers from lo to below hi, and their files.
+-- Returns the archived segments of a stream, in order: their numbers from lo to below hi, and their files.
 -- Each file has a name, below uri and folder; the numbers from lo to below hi; its messages; its bytes and sha256; and
 -- the same of its footer. (A file of 0.1.0 has no digests.) What is in the archive may also be stored in Postgres,
 -- until it is trimmed.

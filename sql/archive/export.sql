@@ -61,7 +61,7 @@ begin
     where t.attempt = p_attempt and not g.emptied;
     if not found then
         raise exception 'another exporter has ended this attempt, or its segment is no longer stored'
-            using errcode = 'PQ008', hint = 'Begin again: the next attempt writes the remaining segments.';
+            using errcode = 'PQ008', hint = 'Run the export again: the next attempt writes the remaining segments.';
     end if;
     return v_segment;
 end $$;
@@ -117,7 +117,7 @@ declare
     v_from bigint := p_segment.lo;
 begin
     if jsonb_typeof(p_files) is distinct from 'array' then
-        raise exception 'p_files is an array of files, not %', coalesce(left(p_files::text, 100), 'null')
+        raise exception 'p_files must be an array of files, not %', coalesce(left(p_files::text, 100), 'null')
             using errcode = 'PQ003', column = 'p_files';
     end if;
     for v_file, v_n in select x.f, x.n from jsonb_array_elements(p_files) with ordinality x (f, n) order by x.n loop
@@ -129,8 +129,8 @@ begin
            and (v_file ->> 'footer_bytes')::bigint between 1 and (v_file ->> 'bytes')::bigint then
             v_from := (v_file ->> 'hi')::bigint;
         else
-            raise exception 'p_files is not as the exporter of attempt % creates it, from file % on: %', p_attempt, v_n,
-                            left(v_file::text, 500)
+            raise exception 'p_files must be files as the exporter of attempt % writes them, but file % is: %',
+                            p_attempt, v_n, left(v_file::text, 500)
                 using errcode = 'PQ003', column = 'p_files';
         end if;
     end loop;
@@ -167,7 +167,7 @@ begin
     select coalesce(sum(_pgqueue.cardinality(p.seqs)), 0) as messages, max(p.published_at) as newest_at
     into v_published from _pgqueue.publications_in(v_segment) p;
     if v_stored.messages <> v_published.messages then
-        raise exception 'the files have % messages, and segment % has %', v_stored.messages, v_segment.segment,
+        raise exception 'the files contain % messages, but segment % contains %', v_stored.messages, v_segment.segment,
                         v_published.messages
             using errcode = 'PQ008', hint = 'Nothing was recorded. The next attempt writes the segment again.';
     end if;

@@ -15,16 +15,16 @@ declare
 begin
     -- Other roles use the uri with their own credentials. The errors contain no possible secret.
     if p_uri ~ '://.*@' then
-        raise exception 'p_uri has a user or a password'
+        raise exception 'p_uri must not contain a user or a password'
             using errcode = 'PQ003', column = 'p_uri',
-                  hint = 'The exporter and readers have credentials in their environment, or in archiveOptions.';
+                  hint = 'Give the exporter and readers credentials by their environment, or by archiveOptions.';
     elsif p_uri ~ '[?#]' then
-        raise exception 'p_uri has options, with ? or #'
+        raise exception 'p_uri must not contain options, with ? or #'
             using errcode = 'PQ003', column = 'p_uri',
-                  hint = 'The exporter takes options by --options, and Spark by archiveOptions.';
+                  hint = 'Pass options to the exporter with --options, and to Spark with archiveOptions.';
     elsif p_uri !~ '^(/|file:///|(s3|gs|gcs|abfs|abfss|hdfs)://)[^/]' or length(p_uri) > 1000
           or p_uri ~ E'[[:space:][:cntrl:]%\\\\]|[^:/]//|/[.]{1,2}(/|$)' then
-        raise exception 'p_uri is an absolute path, or a URI such as s3://bucket/path of file, s3, gs, gcs, abfs, '
+        raise exception 'p_uri must be an absolute path, or a URI such as s3://bucket/path of file, s3, gs, gcs, abfs, '
                         'abfss or hdfs, of at most 1,000 characters and without spaces, %%, backslashes, // and .., '
                         'not %', quote_literal(left(p_uri, 100))
             using errcode = 'PQ003', column = 'p_uri';
@@ -72,7 +72,7 @@ end $$;
 do $view$ begin perform _pgqueue.make_view('stream_archives', $query$
     select s.name as stream, a.uri, a.keep_for, f.segments, f.messages, f.bytes, f.newest_at, f.archived_at,
            w.segments as waiting, w.since as waiting_since, l.attempts,
-           case when a.dropped then 'it was dropped: maintain() removes its segments'
+           case when a.dropped then 'the archive was dropped: maintain() removes its segments'
                 when a.uri is null then null
                 when not exists (select from pgqueue.segments g where g.stream_id = a.stream_id)
                 then 'without a retention, no segment is closed: see set_retention'

@@ -6,14 +6,14 @@ create or replace function _pgqueue.check_kind(p_call text, p_consumer pgqueue.c
 language plpgsql as $$
 begin
     if p_call = 'group' and p_consumer.partitions is null then
-        raise exception 'consumer % of stream % is not a group: its messages are claimed',
+        raise exception 'consumer % of stream % is not a group: its messages are claimed, not read by partition',
             quote_literal(p_consumer.name), quote_literal(p_consumer.stream_name)
-            using errcode = 'PQ006', hint = 'Call receive; or create_group, with another name.';
+            using errcode = 'PQ006', hint = 'Use receive, or create_group with another name.';
     elsif p_call <> 'group' and p_consumer.partitions is not null then
-        raise exception '% is a group: its messages are not claimed, but read by partitions',
+        raise exception '% is a group: its messages are read by partition, not claimed',
             quote_literal(p_consumer.name)
             using errcode = 'PQ006',
-                  hint = 'Call lease_partitions and read_partitions; or create_consumer, with another name.';
+                  hint = 'Use lease_partitions and read_partitions, or create_consumer with another name.';
     elsif p_call = 'where' and _pgqueue.is_keyed(p_consumer.profile) then
         raise exception '% delivers by key (an ordering, fair, per_key_limit or per_key_interval), so a condition '
                         'cannot select its messages', quote_literal(p_consumer.name)
@@ -21,7 +21,7 @@ begin
                   hint = 'Receive with a condition from a consumer with ordering=none, '
                          'or create a consumer with a filter.';
     elsif p_call = 'reader' and _pgqueue.limits_keys(p_consumer) then
-        raise exception '% has limits of keys (fair, per_key_limit or per_key_interval), which Spark queries do not '
+        raise exception '% has per-key limits (fair, per_key_limit or per_key_interval), which Spark queries do not '
                         'support', quote_literal(p_consumer.name)
             using errcode = 'PQ006', hint = 'Read another consumer, or remove the limits with alter_consumer.';
     end if;
@@ -34,7 +34,7 @@ create or replace function _pgqueue.check_isolation() returns void
 language plpgsql stable as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'claims and settlements need transaction isolation read committed, not %',
+        raise exception 'claiming and settling require transaction isolation read committed, not %',
                         current_setting('transaction_isolation')
             using errcode = 'PQ007', hint = 'Use "begin transaction isolation level read committed", or set the '
                 'default: alter role ... set default_transaction_isolation to ''read committed''.';
@@ -46,7 +46,7 @@ create or replace function _pgqueue.check_name(p_what text, p_name text) returns
 language plpgsql immutable as $$
 begin
     if p_name is null or length(p_name) not between 1 and 200 or p_name <> btrim(p_name) then
-        raise exception 'the name of a % is 1 to 200 characters without spaces around it, not %', p_what,
+        raise exception 'the name of a % must be 1 to 200 characters without spaces around it, not %', p_what,
                         coalesce(quote_literal(left(p_name, 210)), 'null') using errcode = 'PQ003', column = 'p_name';
     end if;
 end $$;
@@ -56,7 +56,7 @@ create or replace function _pgqueue.check_number(p_argument text, p_value bigint
 returns void language plpgsql immutable as $$
 begin
     if (p_value between p_least and p_most) is not true then
-        raise exception '% is % to %, not %', p_argument, p_least, p_most, coalesce(p_value::text, 'null')
+        raise exception '% must be % to %, not %', p_argument, p_least, p_most, coalesce(p_value::text, 'null')
             using errcode = 'PQ003', column = p_argument;
     end if;
 end $$;
@@ -66,7 +66,7 @@ create or replace function _pgqueue.check_positive(p_argument text, p_value bigi
 language plpgsql immutable as $$
 begin
     if p_value < 1 then
-        raise exception '% is null or at least 1, not %', p_argument, p_value
+        raise exception '% must be null or at least 1, not %', p_argument, p_value
             using errcode = 'PQ003', column = p_argument;
     end if;
 end $$;
@@ -80,7 +80,7 @@ create or replace function _pgqueue.check_choice(p_argument text, p_value text, 
 language plpgsql immutable as $$
 begin
     if p_value is null or p_value <> all (p_choices) then
-        raise exception '% is %, not %', p_argument, _pgqueue.any_of(p_choices),
+        raise exception '% must be %, not %', p_argument, _pgqueue.any_of(p_choices),
                         coalesce(quote_literal(p_value), 'null') using errcode = 'PQ003', column = p_argument;
     end if;
 end $$;
@@ -91,7 +91,7 @@ create or replace function pgqueue.check_timeout(p_argument text, p_value interv
 language plpgsql immutable as $$
 begin
     if (p_value > interval '0' and p_value <= _pgqueue.max_interval()) is not true then
-        raise exception '% is an interval longer than 0 and up to 10 years, not %', p_argument,
+        raise exception '% must be an interval longer than 0 and up to 10 years, not %', p_argument,
                         coalesce(quote_literal(p_value), 'null') using errcode = 'PQ003', column = p_argument;
     end if;
 end $$;
@@ -106,7 +106,7 @@ begin
     if p_call = 'group' then
         perform _pgqueue.check_number('p_max', p_max, 1, 1000000);
     elsif p_max < 1 or (p_max is null and p_call <> 'reader') then
-        raise exception 'p_max is %at least 1, not %', case p_call when 'reader' then 'null or ' else '' end,
+        raise exception 'p_max must be %at least 1, not %', case p_call when 'reader' then 'null or ' else '' end,
                         coalesce(p_max::text, 'null') using errcode = 'PQ003', column = 'p_max';
     end if;
     if p_visibility_timeout is not null then
@@ -121,9 +121,11 @@ language plpgsql immutable as $$
 begin
     perform _pgqueue.check_number('p_priority', p_priority, -32768, 32767);
     if not isfinite(p_deliver_at) then
-        raise exception 'p_deliver_at is a time, not %', p_deliver_at using errcode = 'PQ003', column = 'p_deliver_at';
+        raise exception 'p_deliver_at must be a finite time, not %',
+                        p_deliver_at using errcode = 'PQ003', column = 'p_deliver_at';
     elsif not isfinite(p_expires_at) or p_expires_at <= p_deliver_at then
-        raise exception 'p_expires_at is a time%, not %', coalesce(' after p_deliver_at, ' || p_deliver_at, ''),
+        raise exception 'p_expires_at must be a finite time%, not %',
+                        coalesce(' after p_deliver_at, ' || p_deliver_at, ''),
                         p_expires_at
             using errcode = 'PQ003',
                   column = case when p_deliver_at is null then 'p_expires_at' else 'p_expires_at, p_deliver_at' end;
@@ -146,7 +148,7 @@ end $$;
 create or replace function _pgqueue.refuse_size(p_stream pgqueue.streams, p_bytes int) returns text
 language plpgsql as $$
 begin
-    raise exception 'a message of stream % has at most % bytes, not %', _pgqueue.error_name(p_stream),
+    raise exception 'a message of stream % must have at most % bytes, not %', _pgqueue.error_name(p_stream),
                     p_stream.max_bytes, p_bytes
         using errcode = 'PQ004', column = case p_stream.kind when 'binary' then 'p_data_bytes' else 'p_data' end,
               hint = 'Send a reference to the payload, or raise max_bytes of the stream with alter_stream.';
@@ -164,7 +166,7 @@ $$;
 create or replace function _pgqueue.refuse_headers(p_stream pgqueue.streams, p_headers jsonb) returns void
 language plpgsql as $$
 begin
-    raise exception 'p_headers, in stream %, is null or a JSON object of at most % bytes and % levels, not %',
+    raise exception 'p_headers must, in stream %, be null or a JSON object of at most % bytes and % levels, not %',
         _pgqueue.error_name(p_stream), p_stream.max_header_bytes, _pgqueue.max_header_depth(),
         case when jsonb_typeof(p_headers) <> 'object' then 'of type ' || jsonb_typeof(p_headers)
              when octet_length(p_headers::text) > p_stream.max_header_bytes
@@ -188,11 +190,11 @@ begin
     elsif coalesce(octet_length(p_data), octet_length(p_data_bytes)) > p_stream.max_bytes then
         perform _pgqueue.refuse_size(p_stream, coalesce(octet_length(p_data), octet_length(p_data_bytes)));
     elsif p_stream.kind = 'binary' and (p_data_bytes is null or p_data is not null) then
-        raise exception 'a message of stream % (binary) has p_data_bytes, and p_data is null',
+        raise exception 'a message of stream % (binary) must have bytes as p_data_bytes, not null, and no text',
                         _pgqueue.error_name(p_stream)
             using errcode = 'PQ004', column = 'p_data_bytes, p_data';
     elsif p_stream.kind <> 'binary' and (p_data is null or p_data_bytes is not null) then
-        raise exception 'a message of stream % (%) has p_data, not null, and p_data_bytes is null',
+        raise exception 'a message of stream % (%) must have text as p_data, not null, and no bytes',
                         _pgqueue.error_name(p_stream), p_stream.kind
             using errcode = 'PQ004', column = 'p_data, p_data_bytes';
     elsif p_stream.kind = 'json' and p_stream.schema_path is null then
@@ -212,7 +214,8 @@ create or replace function _pgqueue.check_offset(p_reader uuid, p_claim bigint, 
 language plpgsql immutable as $$
 begin
     if p_reader is null or (p_claim >= 0 and p_messages >= 0) is not true then
-        raise exception 'p_reader is not null, and p_start_claim, p_end_claim and p_start_messages are at least 0; '
+        raise exception 'p_reader must not be null, and p_start_claim, p_end_claim and p_start_messages must be at '
+                        'least 0, '
                         'not %, %, %',
             coalesce(p_reader::text, 'null'), coalesce(p_claim::text, 'null'), coalesce(p_messages::text, 'null')
             using errcode = 'PQ003', column = 'p_reader, p_start_claim, p_end_claim, p_start_messages';
@@ -228,7 +231,7 @@ declare
     v_most bigint := case when p_sink like 'txn:%' then 4000000000000000000 else 1000000000000 end;
 begin
     if p_sink is null or (p_batch between 0 and v_most) is not true then
-        raise exception 'p_sink is not null and p_batch is 0 to %, not % and %', v_most,
+        raise exception 'p_sink must not be null and p_batch must be 0 to %, not % and %', v_most,
                         coalesce(quote_literal(p_sink), 'null'), coalesce(p_batch::text, 'null')
             using errcode = 'PQ003', column = 'p_sink, p_batch';
     end if;

@@ -10,13 +10,14 @@ declare
     v_regex  text := '';
 begin
     if p_topic is null or p_topic = '' or octet_length(p_topic) > _pgqueue.max_key_bytes() then
-        raise exception '% is words with dots between them, of 1 to 1,024 bytes together, not %', p_argument,
+        raise exception '% must be words separated by dots, 1 to 1,024 bytes in total, not %', p_argument,
                         coalesce(quote_literal(left(p_topic, 50)), 'null')
             using errcode = 'PQ003', column = p_argument;
     end if;
     foreach v_word in array string_to_array(p_topic, '.') loop
         if v_word = '' or (v_word ~ '[*#]' and length(v_word) > 1) then
-            raise exception 'a word of % is a text, or * for one word, or # for any number of them, not % as in %',
+            raise exception 'a word of % must be plain text, * for one word or # for any number of words, not % as in '
+                            '%',
                             p_argument, quote_literal(v_word),
                             quote_literal(left(p_topic, 100)) using errcode = 'PQ003', column = p_argument;
         end if;
@@ -41,7 +42,7 @@ language plpgsql immutable as $$
 begin
     return p_path::jsonpath;
 exception when others then
-    raise exception '% is a jsonpath such as $.data.total > 100, not %: %',
+    raise exception '% must be a jsonpath such as $.data.total > 100, not %: %',
                     p_argument, quote_literal(left(p_path, 200)), sqlerrm
         using errcode = 'PQ003', column = p_argument;
 end $$;
@@ -53,14 +54,15 @@ create or replace function _pgqueue.check_condition(p_where jsonpath) returns vo
 language plpgsql immutable as $$
 begin
     if octet_length(p_where::text) > _pgqueue.max_condition_bytes() then
-        raise exception 'p_where has up to % bytes, not %', _pgqueue.max_condition_bytes(), octet_length(p_where::text)
+        raise exception 'p_where must have at most % bytes, not %',
+                        _pgqueue.max_condition_bytes(), octet_length(p_where::text)
             using errcode = 'PQ003', column = 'p_where';
     elsif regexp_replace(p_where::text, E'(^|[^$])"(?:[^"\\\\]|\\\\.)*"', E'\\1', 'g') ~ '[$]"' then
-        raise exception 'p_where has no variables, not %', quote_literal(left(p_where::text, 200))
+        raise exception 'p_where must not contain variables: %', quote_literal(left(p_where::text, 200))
             using errcode = 'PQ003', column = 'p_where';
     elsif regexp_count(regexp_replace(p_where::text, E'"(?:[^"\\\\]|\\\\.)*"', '', 'g'), E'\\*\\*') > 1 then
-        raise exception 'p_where has .** once, not %', quote_literal(left(p_where::text, 200))
-            using errcode = 'PQ003', column = 'p_where', hint = 'Name the fields on the way, as in $.data.items[*].';
+        raise exception 'p_where must not contain .** more than once: %', quote_literal(left(p_where::text, 200))
+            using errcode = 'PQ003', column = 'p_where', hint = 'Name the fields of the path, as in $.data.items[*].';
     end if;
 end $$;
 

@@ -50,7 +50,7 @@ $$;
 create or replace function _pgqueue.list_names(p_names text[]) returns text
 language sql stable as $$
     select case when _pgqueue.may_see_names()
-                then format(' There are: %s.', coalesce((select string_agg(quote_literal(n), ', ' order by n)
+                then format(' Available: %s.', coalesce((select string_agg(quote_literal(n), ', ' order by n)
                                                          from unnest(p_names) n), 'none')) else '' end
 $$;
 

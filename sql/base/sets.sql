@@ -24,12 +24,12 @@ create or replace function _pgqueue.set_of(p_seqs bigint[]) returns int8multiran
 language plpgsql immutable strict parallel safe as $$
 begin
     if array_ndims(p_seqs) > 1 then
-        raise exception 'p_seqs has one dimension, not %', array_ndims(p_seqs)
+        raise exception 'p_seqs must have one dimension, not %', array_ndims(p_seqs)
             using errcode = 'PQ003', column = 'p_seqs';
     elsif array_position(p_seqs, null) is not null then
-        raise exception 'p_seqs holds a null'
+        raise exception 'p_seqs must not contain null'
             using errcode = 'PQ003', column = 'p_seqs',
-                  hint = 'Pass the numbers of messages, or null for the whole claim.';
+                  hint = 'Pass the seqs of messages, or null for the whole claim.';
     end if;
     -- no message has the largest bigint, and no range can end after it
     if cardinality(p_seqs) = 1 and p_seqs[array_lower(p_seqs, 1)] < 9223372036854775807 then

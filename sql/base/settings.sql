@@ -48,7 +48,7 @@ language plpgsql stable as $$
 declare
     v_conflict text := case
         when p_consumer.partitions is not null and p_consumer.given <> '{}'
-            then 'a group has none of these settings, because its messages are not claimed'
+            then 'a group does not support these settings, because its messages are not claimed'
         when p_consumer.ordering = 'stream' and _pgqueue.limits_keys(p_consumer)
             then 'ordering=stream does not use keys: fair, per_key_limit and per_key_interval have no effect'
         when p_consumer.per_key_capacity is not null and p_consumer.on_full = 'drop_oldest'
@@ -57,10 +57,10 @@ declare
             then 'per_key_capacity rejects messages of a key, and per_key_latest replaces earlier ones: set only one '
                  'of them'
         when p_consumer.per_key_burst > 1 and p_consumer.per_key_interval is null
-            then 'per_key_burst needs a per_key_interval'
+            then 'per_key_burst requires per_key_interval'
         when (p_consumer.rate_limit is null) <> (p_consumer.rate_interval is null)
             then 'rate_limit messages are delivered within each rate_interval: set both, or neither'
-        when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base is at most backoff_cap'
+        when p_consumer.backoff_base > p_consumer.backoff_cap then 'backoff_base must be at most backoff_cap'
         end;
 begin
     if v_conflict is not null then
@@ -111,7 +111,8 @@ begin
         null;
     end;
     if not v_allowed then
-        raise exception 'p_settings: % is null for %, or %, not %', p_name, coalesce(v_setting.default_value, 'none'),
+        raise exception 'p_settings: % must be null (default: %) or %, not %',
+                        p_name, coalesce(v_setting.default_value, 'none'),
                         _pgqueue.allowed_values(v_setting.type, v_setting.low, v_setting.high, v_setting.choices,
                                          v_setting.no_value), left(p_value::text, 100)
             using errcode = 'PQ003', column = 'p_settings';
@@ -126,7 +127,7 @@ declare
     v_unknown text;
 begin
     if p_settings is null or jsonb_typeof(p_settings) <> 'object' then
-        raise exception 'p_settings is a JSON object with a value for each setting, such as {"%": null}, not %',
+        raise exception 'p_settings must be a JSON object with a value for each setting, such as {"%": null}, not %',
                         v_names[1], coalesce(left(p_settings::text, 100), 'null')
             using errcode = 'PQ003', column = 'p_settings';
     end if;
@@ -174,7 +175,7 @@ $$;
 -- queues use for a setting comes first; else the word that has the most pairs of letters in common with p_word.
 create or replace function _pgqueue.suggestion(p_word text, p_words text[]) returns text
 language sql immutable as $$
-    select concat_ws(' ', 'Is it ' || coalesce(
+    select concat_ws(' ', 'Did you mean ' || coalesce(
         (select a.name
          from (values ('{max_attempts,attempts,max_retries,max_retry,retries,max_tries,retry_limit,retry_count,'
                        'max_receive_count,max_delivery_count,max_deliveries,max_deliver,delivery_limit,max_read_ct}',
@@ -201,7 +202,7 @@ language sql immutable as $$
                                    from generate_series(1, length(left(w, 100))) i) pair) c
          where 5 * common >= length(w) + length(p_word)
          order by common::float8 / (length(w) + length(p_word)) desc, w limit 1)) || '?',
-        format('There are: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
+        format('Available: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
 $$;
 
 -- The settings of a consumer or stream: those that were set, and all others, which have their defaults.

@@ -20,11 +20,11 @@ declare
 begin
     select * into v_table from pg_class where oid = p_table;
     if not found then
-        raise exception 'p_table is a table, not %', coalesce(p_table::text || ', which was dropped', 'null')
+        raise exception 'p_table must be a table, not %', coalesce(p_table::text || ', which was dropped', 'null')
             using errcode = 'PQ003', column = 'p_table';
     elsif v_table.relkind not in ('r', 'p') or v_table.relpersistence = 't'
           or v_table.relnamespace in ('pgqueue'::regnamespace, 'pg_catalog'::regnamespace) then
-        raise exception 'p_table is a table that is neither temporary nor one of pgqueue, not %',
+        raise exception 'p_table must be a table that is neither temporary nor part of pgqueue, not %',
             _pgqueue.sql_name(p_table)
             using errcode = 'PQ003', column = 'p_table';
     elsif not _pgqueue.may_send(v_table.relowner) then
@@ -34,19 +34,19 @@ begin
                                 pg_get_userbyid(v_table.relowner));
     elsif v_table.relrowsecurity and v_table.relforcerowsecurity
           and not (select rolsuper or rolbypassrls from pg_roles where oid = v_table.relowner) then
-        raise exception 'p_table is a table whose owner can read all rows, not %, where row level security is '
+        raise exception 'p_table must be a table whose owner can read all rows, not %, where row level security is '
                         'forced on the owner too', _pgqueue.sql_name(p_table)
             using errcode = 'PQ003', column = 'p_table',
-                  hint = format('First: alter table %s no force row level security.', _pgqueue.sql_name(p_table));
+                  hint = format('Run first: alter table %s no force row level security.', _pgqueue.sql_name(p_table));
     end if;
     select c.* into v_part
     from pg_partition_tree(p_table) r join pg_class c on c.oid = r.relid
     where c.relowner <> v_table.relowner and c.relkind in ('r', 'p') order by c.oid limit 1;
     if found then
-        raise exception 'p_table has partition % of %, which belongs to %', _pgqueue.sql_name(v_part.oid),
+        raise exception 'p_table: partition % of table % belongs to another role, %', _pgqueue.sql_name(v_part.oid),
             _pgqueue.sql_name(p_table), pg_get_userbyid(v_part.relowner)
             using errcode = 'PQ003', column = 'p_table',
-                  hint = format('First: alter table %s owner to %I.', _pgqueue.sql_name(v_part.oid),
+                  hint = format('Run first: alter table %s owner to %I.', _pgqueue.sql_name(v_part.oid),
                                 pg_get_userbyid(v_table.relowner));
     end if;
     return v_table;
@@ -66,21 +66,24 @@ declare
     v_secret  text;
 begin
     if p_keys is null or array_ndims(p_keys) > 1 then
-        raise exception 'p_keys is a list of columns, and may be omitted if the table has a primary key, '
+        raise exception 'p_keys must be a list of columns, and can be omitted only if the table has a primary key, '
                         'but % has none', v_name
             using errcode = 'PQ003', column = 'p_keys',
-                  hint = 'Name the columns whose values are the key of a message; ''{}'' for messages without a key.';
+                  hint = 'Name the columns whose values form the key of a message, or pass ''{}'' for messages '
+                         'without a key.';
     elsif p_outbox and p_primary is null then
-        raise exception 'p_outbox is for a table with a primary key, by which rows are deleted, and % has none', v_name
+        raise exception 'p_outbox requires a table with a primary key, by which rows are deleted, but % has none',
+                        v_name
             using errcode = 'PQ003', column = 'p_outbox';
     elsif p_columns = '{}' or array_ndims(p_columns) > 1 then
-        raise exception 'p_columns is a list of columns, or null for all' using errcode = 'PQ003', column = 'p_columns';
+        raise exception 'p_columns must be a list of columns, or null for all'
+            using errcode = 'PQ003', column = 'p_columns';
     end if;
     select x.* into v_unknown
     from (select 'p_keys' as argument, unnest(p_keys) as name union all select 'p_columns', unnest(p_columns)) x
     where (x.name = any (v_columns)) is not true limit 1;
     if found then
-        raise exception '% names %, which is no column of % that can be captured', v_unknown.argument,
+        raise exception '% names %, which is not a column of % that can be captured', v_unknown.argument,
                         coalesce(quote_ident(v_unknown.name), 'null'), v_name
             using errcode = 'PQ003', column = v_unknown.argument,
                   hint = _pgqueue.suggestion(v_unknown.name, array(select quote_ident(c) from unnest(v_columns) c));
@@ -91,7 +94,7 @@ begin
                    and not has_column_privilege(p_table.relowner, p_table.oid, attnum, 'select')
                    and (p_columns is null or attname = any (p_columns || p_keys)) limit 1);
     if v_secret is not null then
-        raise exception 'p_columns are columns that the owner of the table may read, not % of %', v_secret, v_name
+        raise exception 'p_columns must be columns that the owner of the table may read, not % of %', v_secret, v_name
             using errcode = 'PQ003', column = 'p_columns';
     end if;
 end $$;
@@ -166,7 +169,7 @@ declare
 begin
     if p_capture is not true then
         if not _pgqueue.is_captured(p_table, v_stream.stream_id) then
-            raise exception 'p_table is a table that is captured to stream %, not %', quote_literal(p_stream),
+            raise exception 'p_table must be a table that is captured to stream %, not %', quote_literal(p_stream),
                 coalesce(p_table::text, 'null')
                 using errcode = 'PQ003', column = 'p_table',
                       hint = 'The view pgqueue.captures lists the captured tables.';
@@ -174,7 +177,8 @@ begin
         return query select _pgqueue.drop_statements(p_table, v_stream.stream_id);
         return;
     elsif v_stream.kind = 'binary' then
-        raise exception 'p_stream is a stream of kind json or text, not %, which is binary', quote_literal(p_stream)
+        raise exception 'p_stream must be a stream of kind json or text, not %, which is binary',
+                        quote_literal(p_stream)
             using errcode = 'PQ003', column = 'p_stream';
     end if;
     v_table := _pgqueue.capturable_table(p_table);
@@ -231,7 +235,7 @@ begin
     begin
         perform set_config('role', p_role, true) where v_other;
     exception when insufficient_privilege then
-        raise exception 'p_table is a table of the caller, not one that belongs to %', p_role
+        raise exception 'p_table must be a table of the caller, not one that belongs to %', p_role
             using errcode = 'PQ003', column = 'p_table';
     end;
     foreach v_statement in array p_statements loop
@@ -262,9 +266,9 @@ declare
     v_statement text;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'capture and release need transaction isolation read committed, not %',
+        raise exception 'capture and release require transaction isolation read committed, not %',
             current_setting('transaction_isolation')
-            using errcode = 'PQ007', hint = 'begin transaction isolation level read committed';
+            using errcode = 'PQ007', hint = 'Use "begin transaction isolation level read committed".';
     end if;
     loop
         -- raises errors before it waits
@@ -283,8 +287,9 @@ begin
             raise lock_not_available;  -- it was renamed in the meantime
         exception when lock_not_available or undefined_table or invalid_schema_name then
             if clock_timestamp() > v_until then
-                raise exception 'table % was in use for 30 s', p_table
-                    using errcode = 'lock_not_available', hint = 'Try again, or end transactions that are idle.';
+                raise exception 'could not lock table % within 30 s', p_table
+                    using errcode = 'lock_not_available',
+                          hint = 'Try again, or end idle transactions that use the table.';
             end if;
             perform pg_sleep(0.2);
         end;
@@ -399,6 +404,7 @@ begin
     if v_table is not null then
         raise exception 'table % is captured to stream %', v_table, quote_literal(p_stream.name)
             using errcode = 'dependent_objects_still_exist',
-                  hint = format('First: select pgqueue.release(%L, %L). Nothing was changed.', v_table, p_stream.name);
+                  hint = format('Run first: select pgqueue.release(%L, %L). Nothing was '
+                                'changed.', v_table, p_stream.name);
     end if;
 end $$;

@@ -16,7 +16,7 @@ declare
     v_seqs    bigint[];
 begin
     if v_stream.kind = 'binary' then
-        raise exception 'captured rows are JSON, and stream % is binary', _pgqueue.error_name(v_stream)
+        raise exception 'captured rows are JSON, but stream % is binary', _pgqueue.error_name(v_stream)
             using errcode = 'PQ004', column = 'p_data';
     elsif v_stream.schema is not null then
         perform _pgqueue.check_payload(v_stream, d::text, null, null, null) from unnest(p_data) d;
@@ -33,7 +33,7 @@ begin
     elsif (v_count > 0 and v_count = cardinality(p_keys) and cardinality(p_headers) = cardinality(p_counts)
            and v_count = (select sum(n) from unnest(p_counts) n having bool_and(n >= 0 and n is not null))
            and not exists (select from unnest(p_data) d where d is null)) is not true then
-        raise exception 'p_data has a row for each message, p_keys as many keys, and p_counts has numbers that '
+        raise exception 'p_data and p_keys must have one element per message, and p_counts must have numbers that '
                         'add up to as many'
             using errcode = 'PQ003', column = 'p_keys, p_data, p_headers, p_counts';
     end if;

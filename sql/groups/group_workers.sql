@@ -21,13 +21,14 @@ begin
     perform _pgqueue.check_isolation();
     perform pgqueue.check_timeout('p_lease', p_lease);
     if p_lease > _pgqueue.max_lease() then
-        raise exception 'p_lease is up to %, not %', _pgqueue.max_lease(), quote_literal(p_lease)
+        raise exception 'p_lease must be at most %, not %', _pgqueue.max_lease(), quote_literal(p_lease)
             using errcode = 'PQ003', column = 'p_lease',
-                  hint = 'Until it ends, no other worker gets the partitions of a worker that died: '
+                  hint = 'Until it ends, no other worker can take over the partitions of a crashed worker: '
                          'renew it regularly.';
     end if;
     if p_worker is null or length(p_worker) not between 1 and 200 then
-        raise exception 'p_worker is 1 to 200 characters, not %', coalesce(quote_literal(left(p_worker, 210)), 'null')
+        raise exception 'p_worker must be 1 to 200 characters, not %',
+                        coalesce(quote_literal(left(p_worker, 210)), 'null')
             using errcode = 'PQ003', column = 'p_worker';
     end if;
     perform _pgqueue.lock_consumer(v_group.consumer_id);
@@ -82,7 +83,7 @@ end $$;
 --               unchanged
 --   p_release   release the partition
 -- Errors: PQ003 for an invalid offset, or one that is not after the committed one; PQ012, roll back, when the lease has
--- ended and another worker has the partition, or the group was dropped. Locks: the partition, to the end of the
+-- expired and another worker has the partition, or the group was dropped. Locks: the partition, to the end of the
 -- transaction. No other session waits for it.
 create or replace function pgqueue.commit_offset(p_lease_id bigint, p_offset bigint[], p_release boolean default false)
 returns void language plpgsql as $$
@@ -92,21 +93,22 @@ begin
     if p_offset is not null
         and (array_ndims(p_offset) is distinct from 1 or cardinality(p_offset) <> 2
              or array_position(p_offset, null) is not null) then
-        raise exception 'p_offset is a pair of numbers, not %', p_offset
-            using errcode = 'PQ003', column = 'p_offset', hint = 'Give a next_offset of read_partitions.';
+        raise exception 'p_offset must be a pair of numbers, not %', p_offset
+            using errcode = 'PQ003', column = 'p_offset', hint = 'Pass a next_offset that read_partitions returned.';
     end if;
     loop
         select * into v_partition from pgqueue.group_partitions
         where lease_id = p_lease_id order by version desc limit 1;
         if not found then
-            raise exception 'the partition of lease % has another worker now', coalesce(p_lease_id::text, 'null')
+            raise exception 'lease % has been lost: another worker may have its partition',
+                            coalesce(p_lease_id::text, 'null')
                 using errcode = 'PQ012',
-                      hint = 'Roll back: the lease had ended, or the group was dropped. Renew leases with '
+                      hint = 'Roll back: the lease expired, or the group was dropped. Renew leases with '
                              'lease_partitions, also during processing, or use a longer p_lease.';
         end if;
         if p_offset is not null then
             if p_offset <= array[v_partition.arrival_no, v_partition.seq] then
-                raise exception 'p_offset is %, and partition % is already committed up to %',
+                raise exception 'p_offset is %, but partition % is already committed up to %',
                     p_offset, v_partition.partition, array[v_partition.arrival_no, v_partition.seq]
                     using errcode = 'PQ003', column = 'p_offset',
                           hint = 'Roll back: another process uses this lease.';
@@ -146,9 +148,9 @@ declare
     v_mine  int[];
 begin
     if p_lease_ids is null then
-        raise exception 'p_lease_ids is an array of lease ids, not null'
+        raise exception 'p_lease_ids must be an array of lease ids, not null'
             using errcode = 'PQ003', column = 'p_lease_ids',
-                  hint = 'Give those that lease_partitions returned, or an empty array.';
+                  hint = 'Pass those that lease_partitions returned, or an empty array.';
     end if;
     select min(p.place), array_agg(p.lease_id order by p.partition) filter (where p.place = p.first),
            array_agg(p.partition order by p.partition) filter (where p.place = p.first),

@@ -16,7 +16,7 @@
 --     processed exactly once, in order, also if workers die or their leases end.
 --   * The end of a lease has no effect by itself: a worker that renews it before another one needs its partitions keeps
 --     them. A partition with an open commit stays with its worker, so commit at the end of a transaction.
---   * The shares of the workers differ by at most one partition. lease_partitions tells a worker with more which to
+--   * The shares of the workers differ by at most one partition. A worker with more learns by lease_partitions which to
 --     release, and the worker does so after its batch; a worker with fewer gets free ones. So no worker stops while
 --     partitions move.
 
@@ -45,8 +45,8 @@ create table if not exists pgqueue.group_workers (
     primary key (consumer_id, worker)
 );
 
--- Creates a group: workers that share a stream by partitions of its keys.
---   p_partitions     1 to 1,024, the maximum number of workers. It never changes: a key stays in its partition
+-- Creates a group: workers that share a stream, partitioned by key.
+--   p_partitions     1 to 1,024, the maximum number of workers. It cannot be changed: a key stays in its partition
 --   p_start          as for create_consumer
 --   p_if_not_exists  return the id of an existing group with as many partitions, instead of an error
 -- Returns the group's id, which is a consumer's. Errors: PQ001, PQ003; PQ006 when there is a consumer of that name, or
@@ -64,13 +64,13 @@ begin
         if p_if_not_exists and v_group.partitions = p_partitions then
             return v_group.consumer_id;
         elsif v_group.partitions <> p_partitions then
-            raise exception 'group % of stream % exists already, with % partitions, not %: the number never changes, '
-                            'because keys would change their partitions',
+            raise exception 'group % of stream % already exists, with % partitions, not %: the number cannot change, '
+                            'because keys would move to other partitions',
                             quote_literal(p_group), quote_literal(p_stream), v_group.partitions, p_partitions
                 using errcode = 'PQ006', column = 'p_partitions',
-                      hint = 'Give that number; or create a new group, and drop this one when it has caught up.';
+                      hint = 'Pass that number, or create a new group and drop this one when it has caught up.';
         end if;
-        raise exception '% % of stream % exists already',
+        raise exception '% % of stream % already exists',
             case when v_group.partitions is null then 'a consumer that is not a group,' else 'group' end,
             quote_literal(p_group), quote_literal(p_stream) using errcode = 'PQ006';
     end if;
@@ -82,8 +82,8 @@ begin
 end $$;
 
 -- Sets a group to the offset of a reader that keeps its own offset, as a Spark query does.
--- So the reader's lag can be seen, and retention waits for the reader.
---   p_group   with one partition, which no worker has or has committed: it is for this reader only
+-- This makes the reader's lag visible, and retention waits for the reader.
+--   p_group   a group of this reader only, with one partition that no worker has leased or committed
 --   p_offset  as returned by read_to
 -- Errors: PQ001, PQ002, PQ003, PQ005, PQ006, PQ007; 55P03 as seek. Locks, to the end of the transaction, so make it a
 -- transaction of its own: as seek.
@@ -104,7 +104,7 @@ begin
                   when v_partition.worker is not null then 'a worker, ' || quote_literal(v_partition.worker)
                   when v_partition.arrival_no > 0 then 'had workers' end;
     if v_has is not null then
-        raise exception 'group % of stream % is not for a reader that keeps its own offset: it has %',
+        raise exception 'group % of stream % cannot follow a reader that keeps its own offset: it has %',
             quote_literal(p_group), quote_literal(p_stream), v_has
             using errcode = 'PQ006', column = 'p_group', hint = 'Create a group of one partition for this reader only.';
     end if;

@@ -93,16 +93,16 @@ declare
                     where octet_length(k) not between 1 and _pgqueue.max_key_bytes() limit 1);
 begin
     if p_stream.dedup_window is null then
-        raise exception 'stream % has no dedup_window, and accepts no dedup keys', _pgqueue.error_name(p_stream)
+        raise exception 'stream % has no dedup_window, and so accepts no dedup keys', _pgqueue.error_name(p_stream)
             using errcode = 'PQ003', column = 'p_dedup_key, p_dedup_keys',
-                  hint = format('Set how long to store them: '
+                  hint = format('Set how long to store dedup keys: '
                                 'select pgqueue.alter_stream(%s, ''{"dedup_window": "1 day"}'').',
                                 _pgqueue.error_name(p_stream));
     elsif array_ndims(p_dedup_keys) > 1 or cardinality(p_dedup_keys) <> p_count then
-        raise exception 'p_dedup_keys has one element per message: % messages, % dedup keys', p_count,
+        raise exception 'p_dedup_keys must have one element per message: % messages, % dedup keys', p_count,
                         cardinality(p_dedup_keys) using errcode = 'PQ003', column = 'p_dedup_keys';
     elsif v_bytes is not null then
-        raise exception 'p_dedup_key, of each message, has 1 to % bytes or is null, not %', _pgqueue.max_key_bytes(),
+        raise exception 'p_dedup_key of each message must be null or 1 to % bytes, not %', _pgqueue.max_key_bytes(),
                         v_bytes
             using errcode = 'PQ003', column = 'p_dedup_key, p_dedup_keys';
     end if;

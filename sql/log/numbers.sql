@@ -125,8 +125,8 @@ end $$;
 create or replace function _pgqueue.refuse_behind(p_what text) returns void
 language plpgsql as $$
 begin
-    raise exception 'the numbers of % are behind its rows: the database was restored or replicated without the values '
-                    'of its sequences', p_what
+    raise exception 'the sequences of % are behind its rows: the database was restored or replicated without '
+                    'their values', p_what
         using errcode = 'PQ011', hint = 'Stop producers and workers, and call recover(). Nothing was changed.';
 end $$;
 

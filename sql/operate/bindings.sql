@@ -30,7 +30,8 @@ begin
     v_from := _pgqueue.stream(p_stream);
     v_to := _pgqueue.stream(p_to_stream);
     if not _pgqueue.takes_all(v_from, v_to) then
-        raise exception 'p_to_stream is a stream of kind % that accepts % bytes, and % of headers, as stream % does, '
+        raise exception 'p_to_stream must be a stream of kind % that accepts % bytes, and % of headers, as stream % '
+                        'does, '
                         'with no schema or a part of its schema; not %',
             v_from.kind, v_from.max_bytes, v_from.max_header_bytes, quote_literal(p_stream), quote_literal(p_to_stream)
             using errcode = 'PQ003', column = 'p_to_stream';
@@ -40,7 +41,7 @@ begin
                    union
                    select b.to_stream_id from reached r join pgqueue.bindings b on b.stream_id = r.stream_id)
                select from reached where stream_id = v_from.stream_id) then
-        raise exception 'p_to_stream is another stream that is not copied to stream %, not %',
+        raise exception 'p_to_stream must be another stream that is not copied to stream %, not %',
             quote_literal(p_stream), quote_literal(p_to_stream)
             using errcode = 'PQ003', column = 'p_to_stream', hint = 'The bindings would form a cycle.';
     end if;

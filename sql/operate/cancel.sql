@@ -1,6 +1,6 @@
 -- Cancelling: removing messages from a consumer that has not finished them.
 
--- Takes messages from a consumer that has not finished them. New, ready, delayed and waiting messages are no longer
+-- Cancels unfinished messages of a consumer. New, ready, delayed and waiting messages are no longer
 -- delivered. Claimed messages leave their claims; the workers are not stopped, but extending or settling the claim
 -- returns smaller numbers. In an ordered consumer, the later messages of the same key are delivered. The call cancels
 -- all of the messages or none. It ignores dead letters, messages that a Spark query holds, and numbers that are not the
@@ -35,7 +35,7 @@ begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.check_kind('claim', p_consumer);
     if v_set is null then
-        raise exception 'p_seqs is an array of the numbers of messages, not null'
+        raise exception 'p_seqs must be an array of the seqs of messages, not null'
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Nothing was changed. ' || p_instead;
     end if;
     v_set := _pgqueue.stored_messages(p_consumer.stream_id, v_set);

@@ -112,7 +112,7 @@ begin
                                is not distinct from (p_ordering, p_topic, p_where::text) then
             return v_found.consumer_id;
         end if;
-        raise exception 'consumer % of stream % exists already, with ordering %',
+        raise exception 'consumer % of stream % already exists, with ordering %',
             quote_literal(p_name), quote_literal(p_stream),
             concat_ws(', ', v_found.ordering, 'topic ' || quote_literal(v_found.topic),
                       'where ' || quote_literal(v_found.condition))

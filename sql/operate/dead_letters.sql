@@ -54,10 +54,10 @@ begin
 end $$;
 
 -- Delivers dead letters again to their consumer.
--- They arrive again, after its other messages, in the order of their numbers. No other consumer gets them.
+-- They are delivered after its other messages, in the order of their numbers, and to no other consumer.
 --   p_seqs    only these messages; null: all
 --   p_reason  only those with this reason; null: any reason
---   p_before  only those that died before this time; null: at any time
+--   p_before  only those dead-lettered before this time; null: at any time
 --   p_max     the maximum number, those with the lowest numbers first; null: all
 --   p_reset   treat the messages as never delivered; false: keep their deliver_count, so that with max_deliver_count
 --             their next failure is the last
@@ -137,11 +137,11 @@ end $$;
 
 -- Reads dead letters with their payloads, in the order of their numbers, and changes nothing.
 --   p_seqs, p_reason, p_before  as in redrive
---   p_max    at most so many
+--   p_max    the maximum number
 --   p_after  only those with a higher number: the last number of the previous page
--- Returns a row per message: why and when it died, its last error, how often it was delivered, and the last owner of
--- its claim. inserted_at is null for a message that was deleted from the stream. Errors: PQ001, PQ002, PQ003. Locks
--- nothing.
+-- Returns a row per message: why and when it was dead-lettered, its last error, how often it was delivered, and the
+-- last owner of its claim. inserted_at is null for a message that was deleted from the stream. Errors: PQ001, PQ002,
+-- PQ003. Locks nothing.
 create or replace function pgqueue.read_dead(p_stream text, p_consumer text, p_seqs bigint[] default null,
                                              p_reason text default null, p_before timestamptz default null,
                                              p_max int default 100, p_after bigint default 0)

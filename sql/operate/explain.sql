@@ -17,7 +17,7 @@ $$;
 create or replace function _pgqueue.claim_owner(p_found record) returns text
 language plpgsql stable as $$
 begin
-    return format('%s since %s, in claim %s of %s%s',
+    return format('%s since %s (claim %s of %s)%s',
                   case when p_found.reader is null then coalesce(nullif(p_found.owner, ''), 'a worker')
                        else 'the Spark query ' || coalesce((select query_id from pgqueue.readers
                                                             where reader = p_found.reader),
@@ -25,7 +25,7 @@ begin
                   date_trunc('second', p_found.claimed_at), p_found.claim_id,
                   _pgqueue.messages_of(p_found.claim_count),
                   case when p_found.lease_until <= clock_timestamp()
-                       then '; its lease has ended, so the next claim that needs messages takes them over' end);
+                       then '; the lease has expired: the next claim that needs messages takes them over' end);
 end $$;
 
 -- What blocks the messages of a key, in an ordered consumer.
@@ -36,7 +36,7 @@ create or replace function _pgqueue.blocked_by(p_consumer pgqueue.consumers, p_k
                                                out o_because text, out o_until timestamptz)
 language plpgsql stable as $$
 begin
-    select format('the rate of its key: %s delivered within %s', sum(spent), p_consumer.per_key_interval),
+    select format('the rate limit of its key: %s delivered within %s', sum(spent), p_consumer.per_key_interval),
            min(returns_at)
     into o_because, o_until
     from pgqueue.key_tokens
@@ -59,7 +59,7 @@ begin
     end if;
     if o_because is null then
         select format('message %s of its key, which %s%s', first_seq,
-                      case when not_visible_until > clock_timestamp() then 'is delayed' else 'waits itself' end,
+                      case when not_visible_until > clock_timestamp() then 'is delayed' else 'is waiting itself' end,
                       ': ' || (note ->> 'error')), not_visible_until
         into o_because, o_until
         from _pgqueue.unfinished(p_consumer.consumer_id)
@@ -101,20 +101,20 @@ begin
     end if;
     o_until := case when o_state in ('waiting', 'ready') then v_free else p_found.not_visible_until end;
     o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end || case o_state
-        when 'unfiltered' then format('taken, and not yet %s: claims do that before they deliver it',
-                                      case when p_consumer.filtered then 'checked by the consumer''s filter'
-                                           else 'known to be the newest of its key' end)
-        when 'delayed' then format('%s to be delivered later%s%s',
+        when 'unfiltered' then format('not yet %s; claims do that before they deliver it',
+                                      case when p_consumer.filtered then 'checked against the consumer''s filter'
+                                           else 'compared with newer messages of its key' end)
+        when 'delayed' then format('%s with a delay%s%s',
                                    case when p_found.deliver_count > 0 then 'returned' else 'sent' end,
-                                   case when p_found.not_visible_until <= clock_timestamp() then ', which is now: '
-                                        'the next claim that finds too few ready messages takes it' end, v_history)
+                                   case when p_found.not_visible_until <= clock_timestamp() then ', which has passed: '
+                                        'the next claim that finds too few ready messages delivers it' end, v_history)
         when 'waiting' then coalesce('behind ' || v_behind, 'its key is free: the next claim delivers it') || v_history
-        else format('to be delivered, after %s before it%s%s', _pgqueue.messages_of(
+        else format('ready, with %s ahead of it%s%s', _pgqueue.messages_of(
                         (select coalesce(sum(message_count), 0)::bigint from _pgqueue.unfinished(p_consumer.consumer_id)
                          where state = 'ready'
                            and (lane, place, first_seq) < (p_found.lane, p_found.place, p_found.first_seq))
                         + _pgqueue.cardinality(_pgqueue.below(p_found.seqs, p_seq))),
-                    '; but behind ' || v_behind, v_history) end;
+                    '; but blocked behind ' || v_behind, v_history) end;
 end $$;
 
 -- Explains a published message that a consumer has not taken, or has finished; see explain_message.
@@ -130,30 +130,30 @@ begin
         o_state := 'not for it';
         o_because := 'it was published to other consumers: '
             || coalesce(array_to_string(nullif(_pgqueue.consumer_names(p_publication.consumers), '{}'), ', '),
-                        'dropped ones');
+                        'dropped consumers');
     elsif _pgqueue.new_ids(v_cursor) @> p_publication.publication_id
         and not (v_in_gap and (_pgqueue.excluded(v_cursor) @> p_seq) is true) then
         o_state := 'new';
         o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end
-            || format('published at %s, and not taken yet: ', date_trunc('second', p_publication.published_at))
+            || format('published at %s, and not claimed yet: ', date_trunc('second', p_publication.published_at))
             || case when v_in_gap
-                    then 'it was not visible when the consumer took publications, or is to be delivered again; '
-                         'the next claim takes it'
+                    then 'it became visible after later publications were claimed, or is to be delivered again; '
+                         'the next claim delivers it'
                     when p_publication.publication_id = v_cursor.next_publication
-                    then 'the next claim that finds too few ready messages takes it'
-                    else format('up to %s publications before it are taken first',
+                    then 'the next claim that finds too few ready messages delivers it'
+                    else format('up to %s publications are ahead of it',
                                 p_publication.publication_id - v_cursor.next_publication) end;
         o_until := case when p_publication.deliver_at > clock_timestamp() then p_publication.deliver_at end;
     elsif p_consumer.filtered
         and _pgqueue.passing(p_consumer, int8multirange(int8range(p_seq, p_seq, '[]'))) = '{}' then
         o_state := 'filtered out';
-        o_because := 'it does not pass the consumer''s filter';
+        o_because := 'it does not match the consumer''s filter';
     elsif (select seqs @> p_seq from pgqueue.skips where consumer_id = p_consumer.consumer_id) then
         o_state := 'skipped';
         o_because := 'the stream''s retention removed it before the consumer had finished it';
     else
         select _pgqueue.end_of(d), case _pgqueue.end_of(d)
-                   when 'replaced' then format('replaced at %s by message %s, which is newer and of its key',
+                   when 'replaced' then format('replaced at %s by message %s, a newer one of the same key',
                                                date_trunc('second', d.done_at), d.result ->> 'replaced_by')
                    when 'cancelled' then format('cancelled at %s by %s', date_trunc('second', d.done_at),
                                                 coalesce(nullif(d.owner, ''), 'an unnamed session'))
@@ -163,7 +163,7 @@ begin
         from _pgqueue.done_with(p_consumer, p_seq) d;
         o_state := coalesce(o_state, 'done');
         o_because := coalesce(o_because, 'acknowledged, cancelled or replaced; '
-                                         'or the consumer was created, or moved, to begin after it');
+                                         'or the consumer was created, or moved, to a position after it');
     end if;
 end $$;
 
@@ -177,7 +177,7 @@ declare
 begin
     o_state := 'unknown';
     if p_seq > v_last then
-        o_because := case v_last when 0 then 'no message was sent yet'
+        o_because := case v_last when 0 then 'no message has been sent yet'
                           else format('no message has this number yet: the last one is %s', v_last) end;
     elsif (_pgqueue.trimmed(p_consumer.stream_id)).o_seqs @> p_seq then
         o_state := case when (select seqs @> p_seq from pgqueue.skips where consumer_id = p_consumer.consumer_id)
@@ -189,29 +189,29 @@ begin
         select * into v_staged from pgqueue.staged_chunks
         where stream_id = p_consumer.stream_id and seqs @> p_seq limit 1;
         o_state := 'unpublished';
-        o_because := case when v_staged.staged_id is null then 'it is written, and was not published'
-                          else format('written at %s for batch %s of sink %s, which is not published',
+        o_because := case when v_staged.staged_id is null then 'it is written, but not published'
+                          else format('written at %s for batch %s of sink %s, which is not published yet',
                                       date_trunc('second', v_staged.staged_at), v_staged.batch, v_staged.sink) end;
     else
-        o_because := 'the number is assigned, and no visible message has it: its transaction '
+        o_because := 'the number is assigned, but no visible message has it: its transaction '
             || case when _pgqueue.writers(p_consumer.stream_id) <@ _pgqueue.own_ids() then 'was rolled back'
                     else 'is running, or was rolled back' end;
     end if;
 end $$;
 
 -- Explains the state of a message for one consumer.
--- For people: it may read all bundles and dead letters of the consumer, so do not call it every second. Returns one
+-- For interactive use: it may read all bundles and dead letters of the consumer, so do not poll it. Returns one
 -- row:
 --   state    as in message_states: new, unfiltered, ready, delayed, waiting, claimed, dead; or
 --            unknown       no message has the number, or its transaction is open or was rolled back
 --            unpublished   written, and not visible
 --            not for it    published to other consumers only
---            filtered out  it does not pass the consumer's filter
+--            filtered out  it does not match the consumer's filter
 --            skipped, trimmed  its stream's retention removed it, before or after the consumer had finished it
 --            cancelled     removed by cancel, if the consumer has keep_history
 --            done          acknowledged, or cancelled; or older than the consumer's start
---   because  what it waits for, which worker has it, what happened to it
---   until    when that ends by itself: the latest time for a lease, the earliest for a delay; null: no time ends it
+--   because  the reason: what it waits for, which worker holds it, or what happened to it
+--   until    when this state ends: for a lease the latest time, for a delay the earliest; null: at no set time
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.explain_message(p_stream text, p_consumer text, p_seq bigint)
 returns table (state text, because text, until timestamptz)
@@ -227,7 +227,7 @@ begin
         return query select * from _pgqueue.explain_unfinished(v_consumer, v_found, p_seq);
     else
         return query
-            select 'dead', format('%s; %s%s, dead since %s%s', coalesce(reason, 'no reason given'),
+            select 'dead', format('%s; %s%s, dead-lettered at %s%s', coalesce(reason, 'no reason given'),
                                   _pgqueue.deliveries_of(deliver_count), ', last to ' || nullif(owner, ''),
                                   date_trunc('second', died_at), ': ' || (note ->> 'error')), null::timestamptz
             from pgqueue.dead_messages where consumer_id = v_consumer.consumer_id and seqs @> p_seq limit 1;
@@ -243,10 +243,10 @@ begin
     end if;
 end $$;
 
--- Shows the keys with unfinished messages of a consumer, those with most messages first.
+-- Shows the keys with unfinished messages of a consumer, ordered by the number of messages.
 -- Unassigned and new messages are not counted, because their keys are not known yet, except for a consumer with
 -- per_key_capacity. The call reads at most 100,000 bundles, as many entries of per_key_capacity, and 10,000 messages in
--- claims, so do not call it every second.
+-- claims, so do not poll it.
 --   p_max  the maximum number of keys
 -- Returns per key, null for messages without one:
 --   waiting     messages behind another message of their key
@@ -268,7 +268,7 @@ begin
     perform _pgqueue.check_number('p_max', p_max, 1, 2147483647);
     if v_consumer.ordering = 'stream' then
         raise exception '% has ordering=stream: all its messages have one key', quote_literal(p_consumer)
-            using errcode = 'PQ006', hint = 'Query consumer_stats.';
+            using errcode = 'PQ006', hint = 'Query the view consumer_stats.';
     end if;
     return query execute format($q$
         with hashed as (

@@ -113,7 +113,7 @@ begin
 exception when others then
     if sqlstate not in ('55P03', '40P01')  -- a lock was not available, or a deadlock
         and (p_id is null or exists (select from pgqueue.streams where stream_id = p_id)) then
-        raise warning 'maintain() skips a task, %: % (%)', p_statement, sqlerrm, sqlstate;
+        raise warning 'maintain() skipped a task, %: % (%)', p_statement, sqlerrm, sqlstate;
     end if;
     return '[0, 0, 0]';
 end $$;

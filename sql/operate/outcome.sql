@@ -8,7 +8,7 @@
 --                  seq}
 --   reason, error  of a dead letter
 --   deliver_count  how often it was delivered; owner (application_name), claimed_at and ended_at: its last delivery
---   due_at         when its delay or its lease ends, so that it can be delivered again
+--   due_at         when its delay or its lease ends, and it can be delivered again
 -- For a message that was delivered again after it was done, the first recorded outcome.
 -- Errors: PQ001, PQ002, PQ003. Locks: none.
 create or replace function pgqueue.outcome(p_stream text, p_consumer text, p_seq bigint)

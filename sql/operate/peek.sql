@@ -1,11 +1,11 @@
 -- Peeking: reading messages without claiming them, the next ones of a consumer or by their numbers.
 
 -- Shows the next messages of a consumer, with their payloads, and changes nothing.
--- They come in approximately the order of delivery: ready messages; unfiltered messages that pass the consumer's
+-- They are listed in approximately the order of delivery: ready messages; unfiltered messages that match the consumer's
 -- filter; new messages, of up to limit_take() publications; then messages that wait for their key, and delayed ones.
--- Claimed messages and dead letters are not shown. For people: the call may read all unfinished messages of the
--- consumer.
---   p_max  messages at most, 1 to 100,000
+-- Claimed messages and dead letters are not shown. For interactive use: the call may read all unfinished messages of
+-- the consumer.
+--   p_max  the maximum number of messages, 1 to 100,000
 -- Returns a row per message: its state, as in message_states; until when it is delayed; and its last error.
 -- Errors: PQ001, PQ002, PQ003. Locks: none. (The function is stable, so that its statements have one snapshot.)
 create or replace function pgqueue.peek(p_stream text, p_consumer text, p_max int default 10)
@@ -70,7 +70,7 @@ end $$;
 
 -- Shows published messages of a stream by their numbers, for all consumers.
 --   p_seq  the first number
---   p_max  messages at most, 1 to 100,000
+--   p_max  the maximum number of messages, 1 to 100,000
 -- Returns a row per message: also the time of publication, the consumers if it was published to named ones, and the
 -- time of delivery if it is delayed.
 -- Errors: PQ001, PQ003. Locks: none.
@@ -98,9 +98,9 @@ language sql stable as $$
                 then array(select name from pgqueue.consumers where consumer_id = any (p_consumers) order by name) end
 $$;
 
--- Shows the position of a consumer in its stream: the first message that it has not taken.
--- Gaps are publications before that message which it has not taken either.
--- Returns one row: the number of the first message that it has not taken, or the lowest number that the next message
+-- Shows the position of a consumer in its stream: the first message that it has not reached.
+-- Gaps are publications before that message that it has not reached either.
+-- Returns one row: the number of the first message that it has not reached, or the lowest number that the next message
 -- can have; when that message was published, null if there is none; how many publications before it are in gaps.
 -- Errors: PQ001, PQ002. Locks: none.
 create or replace function pgqueue.consumer_position(p_stream text, p_consumer text)

@@ -17,7 +17,7 @@ declare
     v_set      int8multirange := _pgqueue.validate_seqs(v_consumer, p_seqs, 'pause stops a whole consumer.');
 begin
     if isfinite(p_until) is not true then
-        raise exception 'p_until is a time, not %', coalesce(p_until::text, 'null')
+        raise exception 'p_until must be a finite time, not %', coalesce(p_until::text, 'null')
             using errcode = 'PQ003', column = 'p_until';
     elsif v_set = '{}' then
         return 0;

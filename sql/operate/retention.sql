@@ -52,9 +52,9 @@ begin
     perform _pgqueue.check_choice('p_done', p_done::text, '{true, false}');
     perform _pgqueue.check_choice('p_unread', p_unread, '{keep, drop}');
     if p_unread = 'drop' and p_for is null and p_messages is null and p_bytes is null then
-        raise exception 'p_unread is drop, and no age, count or size says when'
+        raise exception 'p_unread is drop, which requires an age, a count or a size'
             using errcode = 'PQ003', column = 'p_unread',
-                  hint = 'Give one of these; or keep messages until consumers have finished them (keep).';
+                  hint = 'Give one of these, or use keep: messages are stored until consumers have finished them.';
     end if;
     perform _pgqueue.await('the retention of stream ' || quote_literal(p_stream), case
         when coalesce(p_for, p_dead) is null and coalesce(p_messages, p_bytes) is null and not p_done then
@@ -75,7 +75,7 @@ create or replace function _pgqueue.check_age(p_argument text, p_age interval) r
 language plpgsql as $$
 begin
     if not isfinite(clock_timestamp() + p_age) or not isfinite(clock_timestamp() - p_age) or p_age <= interval '0' then
-        raise exception '% is an interval longer than 0, not %', p_argument, quote_literal(p_age)
+        raise exception '% must be an interval longer than 0, not %', p_argument, quote_literal(p_age)
             using errcode = 'PQ003', column = p_argument;
     end if;
 exception when datetime_field_overflow then
@@ -327,7 +327,7 @@ language sql set enable_seqscan = off set jit = off as $$
                        and exists (select from pgqueue.dead_messages m
                                    where m.consumer_id = c.consumer_id and m.seqs && int8range(d.lo, d.hi))
                      union all
-                     select 'transactions or sinks that have not published it' where d.last_publication is null
+                     select 'transactions or sinks that have not yet published' where d.last_publication is null
                      union all
                      select _pgqueue.on_hold(p_stream_id, d.segment)
                      where d.last_publication is not null and not d.trimmable

@@ -94,7 +94,7 @@ begin
     execute v_query || ' limit 0' using 0, 0, null::bigint[], null::bigint[];
     return v_query || ' order by m.consumer_id, m.place, 1';
 exception when undefined_column then
-    raise exception 'p_columns has names of columns of table %: %', p_table, sqlerrm
+    raise exception 'p_columns must name columns of table %: %', p_table, sqlerrm
         using errcode = 'PQ003', column = 'p_columns';
 end $$;
 

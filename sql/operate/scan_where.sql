@@ -49,7 +49,8 @@ begin
             || E'|\'(?:[^\']|\'\')*\'|"(?:[^"]|"")*"|::|[-+*/<>=~!@#%^&|?`]+|\\s+|.', 'gi') w where w[1] !~ E'^\\s');
     end if;
     if coalesce(v_words, '{}') = '{}' then
-        raise exception 'p_where is an expression over columns, of 1 to % bytes, not %', _pgqueue.max_condition_bytes(),
+        raise exception 'p_where must be an expression over columns, of 1 to % bytes, not %',
+                        _pgqueue.max_condition_bytes(),
                         coalesce(quote_literal(left(p_where, 50)), 'null')
             using errcode = 'PQ003', column = 'p_where';
     end if;
@@ -74,7 +75,7 @@ begin
             v_open := substr(v_open, 2);
         elsif v_word !~ '^[0-9.]' and v_word not in (',', '::')
               and (v_word !~ '^[-+*/<>=~!@#%^&|?`]+$' or v_word ~ '--|/[*]') or v_word = '.' then
-            raise exception 'p_where is one expression over columns, and cannot have %, as in %',
+            raise exception 'p_where must be one expression over columns, and cannot contain %, as in %',
                             quote_literal(v_word), quote_literal(left(p_where, 200))
                 using errcode = 'PQ003', column = 'p_where';
         end if;
@@ -93,10 +94,10 @@ begin
     if lower(p_word) = any (_pgqueue.where_words()) or p_is_called and _pgqueue.is_safe_function(lower(p_word)) then
         return;
     elsif p_is_called then
-        raise exception 'p_where may only call built-in functions that compute, not %', p_word
+        raise exception 'p_where may call only built-in functions without side effects, not %', p_word
             using errcode = 'PQ003', column = 'p_where';
     end if;
-    raise exception 'p_where names columns of the table, which has no column %', p_word
+    raise exception 'p_where must name columns of the table, which has no column %', p_word
         using errcode = 'PQ003', column = 'p_where',
               hint = _pgqueue.suggestion(p_word, p_columns);
 end $$;
@@ -107,9 +108,10 @@ create or replace function _pgqueue.check_where_literal(p_text text) returns voi
 language plpgsql stable as $$
 begin
     if p_text ~* '[[:<:]](now|today|tomorrow|yesterday)[[:>:]]' and p_text::timestamptz is not null then
-        raise exception 'p_where has the text %, which would be another time in each task', quote_literal(p_text)
+        raise exception 'p_where contains the text %, which would mean a different time in each task',
+                        quote_literal(p_text)
             using errcode = 'PQ003', column = 'p_where',
-                  hint = 'now() and current_timestamp are one time for all tasks: date_trunc(''day'', now()). To '
+                  hint = 'now() and current_timestamp are the same for all tasks: date_trunc(''day'', now()). To '
                          'compare a column with this word, write the word in two parts: ''to'' || ''day''.';
     end if;
 exception when data_exception then

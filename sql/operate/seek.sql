@@ -76,7 +76,8 @@ begin
 end $$;
 
 -- Delivers messages between two positions again to a consumer that has finished or skipped them.
--- They arrive after the consumer's other messages. Unfinished and new messages are not affected; dead letters remain.
+-- They are delivered after the consumer's other messages. Unfinished and new messages are not affected; dead letters
+-- remain.
 --   p_from  the first position, see seek
 --   p_to    the last position; messages after it are not replayed
 -- Returns the number of messages.
@@ -96,7 +97,7 @@ begin
     if v_consumer.partitions is not null then
         -- whether a message is done depends on its partition, which is not known here
         raise exception '% is a group, which cannot replay messages', quote_literal(p_consumer)
-            using errcode = 'PQ006', hint = 'Call seek: all partitions continue from a position.';
+            using errcode = 'PQ006', hint = 'Use seek, which moves all partitions to a position.';
     end if;
     perform _pgqueue.check_isolation();
     v_from := _pgqueue.resolve_position(v_consumer.stream_id, p_from, 'p_from');

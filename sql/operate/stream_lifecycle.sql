@@ -53,7 +53,7 @@ begin
         if p_if_not_exists and v_stream.kind = p_kind then
             return v_stream.stream_id;
         end if;
-        raise exception 'stream % exists already, with kind %', quote_literal(p_name), v_stream.kind
+        raise exception 'stream % already exists, with kind %', quote_literal(p_name), v_stream.kind
             using errcode = 'PQ006';
     end if;
     perform _pgqueue.set_stream(v_stream.stream_id, p_settings);

@@ -136,20 +136,20 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                when 'full' then format('%s messages are waiting, and max_backlog is %s: %s', b.said, c.max_backlog,
                                        case c.on_full when 'reject' then 'sends are rejected'
                                             else 'the oldest are dropped' end)
-               when 'paused' then format('it is paused, with %s messages waiting', b.said)
-               when 'unattended' then format('%s%s and %s, and %s', b.about,
+               when 'paused' then format('paused, with %s messages waiting', b.said)
+               when 'unattended' then format('%s%s, %s, %s', b.about,
                                              case when t.new + r.ready = 0 and t.oldest_at is not null
                                                   then 'delayed messages are due'
-                                                  else t.new + r.ready || ' are new or ready' end,
-                                             case l.expired when 0 then 'no lease has ended'
-                                                  else format('the leases of %s claims have ended', l.expired) end,
-                                             coalesce('the last claim was at ' || date_trunc('second', a.since),
-                                                      'there was no claim yet'))
+                                                  else t.new + r.ready || ' new or ready' end,
+                                             case l.expired when 0 then 'no expired claims'
+                                                  else format('expired claims: %s', l.expired) end,
+                                             coalesce('last claim at ' || date_trunc('second', a.since),
+                                                      'no claim yet'))
                when 'failing' then
-                   case when d.died > 0 then format('%s died in the last hour, the last one: %s', d.died, d.reason)
-                        else format('%s were delivered ten times or more: %s',
+                   case when d.died > 0 then format('%s dead-lettered in the last hour, the last: %s', d.died, d.reason)
+                        else format('%s delivered ten times or more: %s',
                                     o.often, coalesce(o.error, 'no reason given')) end
-               when 'dead_letters' then format('it has %s dead letters, none from the last hour', r.dead)
+               when 'dead_letters' then format('%s dead letters, none from the last hour', r.dead)
                when 'ok' then format('%s waiting, %s claimed', b.said, r.claimed)
                else '' end
            || case when l.stuck = 0 then ''
@@ -194,7 +194,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
               where consumer_id = c.consumer_id and r.dead > 0
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
-    -- without a limit, and with Spark, a message that always fails never dies
+    -- without a limit, and with Spark, a message that always fails is never dead-lettered
     left join lateral (
         select f.often, f.error
         from (select c.consumer_id
@@ -229,8 +229,8 @@ do $view$ begin perform _pgqueue.make_view('consumer_health', $query$
     select stream, consumer, status, because, backlog, max_backlog, attended_at, estimated from pgqueue.consumer_stats
 $query$); end $view$;
 
--- One row per set of dead letters that died together, in one claim or for one reason. read_dead() returns their
--- payloads.
+-- One row per set of messages that were dead-lettered together, in one claim or for one reason. read_dead() returns
+-- their payloads.
 do $view$ begin perform _pgqueue.make_view('dead_letters', $query$
     select c.stream_name as stream, c.name as consumer, d.reason, d.note ->> 'error' as error, d.details,
            d.message_count, lower(d.seqs) as first_seq, upper(d.seqs) - 1 as last_seq, d.priority, d.deliver_count,
@@ -285,20 +285,20 @@ do $view$ begin perform _pgqueue.make_view('stream_retention', $query$
            case when r.stream_id is null and t.bytes >= _pgqueue.large_stream()
                 then 'its messages are never deleted: see set_retention'
                 when r.maintained_at < clock_timestamp() - interval '1 day'
-                then 'maintain() was not called for a day: nothing is trimmed'
+                then 'maintain() has not run for a day: nothing is trimmed'
                 when r.stream_id is not null and r.maintained_at is null
-                then 'maintain() was not called yet: nothing is trimmed'
+                then 'maintain() has not run yet: nothing is trimmed'
                 when h.transaction is not null then 'nothing is trimmed until this transaction ends: ' || h.transaction
                 when (select k.sent_at from pgqueue.dedup_keys k where k.stream_id = s.stream_id
                       order by k.sent_at limit 1)
                      < clock_timestamp() - coalesce(s.dedup_window, '0') - interval '1 day'
-                then 'maintain() was not called for a day: old dedup keys are kept'
+                then 'maintain() has not run for a day: old dedup keys are kept'
                 -- readers by offset leave no row
                 when r.stream_id is null
                      and not exists (select from pgqueue.consumers c where c.stream_id = s.stream_id)
                      and not exists (select from pgqueue.bindings b where b.stream_id = s.stream_id)
                      and exists (select from pgqueue.publications p where p.stream_id = s.stream_id)
-                then 'no consumer gets its messages: see create_consumer; for those who read by offset, set_retention'
+                then 'no consumer receives its messages: see create_consumer; if read by offset, see set_retention'
            end as advice
     from pgqueue.streams s
     left join pgqueue.retention r using (stream_id)

@@ -10,7 +10,7 @@ begin
     select * into v_consumer from pgqueue.consumers where stream_name = lower(queue_name) and name = 'pgmq';
     if not found then
         raise exception 'relation "pgmq.q_%" does not exist', coalesce(lower(queue_name), '')
-            using errcode = 'undefined_table', hint = format('There is no queue %s: pgmq.create creates one.',
+            using errcode = 'undefined_table', hint = format('Queue %s does not exist: create it with pgmq.create.',
                                                              coalesce(quote_literal(queue_name), 'null'));
     end if;
     return v_consumer;
@@ -37,7 +37,7 @@ create or replace function pgmq.validate_queue_name(queue_name text) returns voi
 language plpgsql immutable as $$
 begin
     if queue_name = '' or queue_name is null then
-        raise exception 'queue_name is a name, not %', coalesce(quote_literal(queue_name), 'null')
+        raise exception 'queue_name must be a name, not %', coalesce(quote_literal(queue_name), 'null')
             using errcode = 'P0001';
     elsif length(queue_name) > 47 then
         raise exception 'queue name is too long, maximum length is 47 characters: % has %',
@@ -72,7 +72,7 @@ begin
     perform pgmq.validate_queue_name(queue_name);
     perform pgmq.acquire_queue_lock(v_stream);
     if exists (select from pgmq.meta m where lower(m.queue_name) = v_stream) then
-        raise notice 'queue % exists already', quote_literal(queue_name);
+        raise notice 'queue % already exists, skipping', quote_literal(queue_name);
         return;
     end if;
     if to_regclass('pgmq.' || quote_ident('q_' || v_stream)) is not null then
@@ -124,7 +124,7 @@ declare
 begin
     delete from pgmq.meta m where lower(m.queue_name) = v_stream;
     if not found then
-        raise notice 'there is no queue %', coalesce(quote_literal(queue_name), 'null');
+        raise notice 'queue % does not exist, skipping', coalesce(quote_literal(queue_name), 'null');
         return false;
     end if;
     execute format('drop view if exists pgmq.%I, pgmq.%I', 'q_' || v_stream, 'a_' || v_stream);

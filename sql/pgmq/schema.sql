@@ -10,7 +10,7 @@ begin
         raise exception 'the schema pgqueue is not installed in this database'
             using errcode = 'PQ011', hint = 'Install it first: pgqueue install.';
     elsif not exists (select from pg_namespace where nspname = 'pgqueue' and nspowner = current_user::regrole) then
-        raise exception 'the schema pgqueue belongs to another role than %', current_user
+        raise exception 'the schema pgqueue belongs to a role other than %', current_user
             using errcode = 'PQ011', hint = 'Install as its owner.';
     end if;
     -- existing grants remain: see access.sql
@@ -23,7 +23,7 @@ begin
     end if;
     if obj_description(v_schema.oid, 'pg_namespace') like 'spark-pgqueue:%' is not true then
         raise exception 'this database has a schema pgmq that spark-pgqueue did not create: perhaps pgmq itself'
-            using errcode = 'PQ006', hint = 'Move its queues, as sql/guide/moving.md says, then drop or rename it. '
+            using errcode = 'PQ006', hint = 'Move its queues (see sql/guide/moving.md), then drop or rename it. '
                                             'Nothing was changed.';
     end if;
     -- as in ../schema.sql: another owner could have prepared code that this installer would run
@@ -38,7 +38,7 @@ begin
           select 'pgmq.' || typname, typowner from pg_type where typnamespace = v_schema.oid) o
     where o.owner <> current_user::regrole;
     if v_foreign is not null then
-        raise exception '% belongs to another role than %', v_foreign, current_user
+        raise exception '% belongs to a role other than %', v_foreign, current_user
             using errcode = 'PQ011', hint = 'Install as its owner, or let its owner drop it. Nothing was changed.';
     end if;
 end $$;

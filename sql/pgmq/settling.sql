@@ -105,7 +105,7 @@ declare
 begin
     perform _pgqueue.check_isolation();
     if isfinite(vt) is not true then
-        raise exception 'vt is a number of seconds or a time, not %', coalesce(vt::text, 'null')
+        raise exception 'vt must be a number of seconds or a time, not %', coalesce(vt::text, 'null')
             using errcode = 'P0001', column = 'vt';
     end if;
     for v_head in select * from pgmq._claims_of(v_consumer, v_set) loop

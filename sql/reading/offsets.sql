@@ -69,8 +69,8 @@ language plpgsql as $$
 begin
     raise exception '% is not an offset of a stream: %', p_argument, p_what
         using errcode = 'PQ003', column = p_argument,
-              detail = format('It is %s.', coalesce(left(p_offset::text, 200), 'null')),
-              hint = 'Give an offset as read, read_to or start_offset returned it.';
+              detail = format('The value is %s.', coalesce(left(p_offset::text, 200), 'null')),
+              hint = 'Pass an offset that read, read_to or start_offset returned.';
 end $$;
 
 -- A whole number in an offset. Errors: PQ003.
@@ -156,7 +156,7 @@ begin
     if p_json ->> 'stream' <> p_stream.name then
         raise exception '% belongs to stream %, not to stream %', p_argument,
                         quote_literal(left(p_json ->> 'stream', 210)), quote_literal(p_stream.name)
-            using errcode = 'PQ005', column = p_argument, hint = 'Give an offset of this stream.';
+            using errcode = 'PQ005', column = p_argument, hint = 'Pass an offset of this stream.';
     end if;
     if p_json ->> 'incarnation' <> p_stream.incarnation::text then
         -- each restore since then has its own last publication

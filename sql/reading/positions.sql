@@ -113,7 +113,8 @@ begin
         v_first := coalesce(least(_pgqueue.first_seq(p_stream_id),
                                   case when p_archive then _pgqueue.on_first_seq(p_stream_id) end), 1);
         if o_seq not between v_first and v_next then
-            raise exception '%, as a number, is seq % to seq %, from the first stored message to the next one, not %',
+            raise exception '%, as a number, must be seq % to seq %, from the first stored message to the next one, '
+                            'not %',
                             p_argument, v_first, v_next, quote_literal(p_position)
                 using errcode = 'PQ003', column = p_argument, hint = 'For all messages, use earliest.';
         end if;
@@ -122,7 +123,7 @@ begin
     o_time := case p_position when 'earliest' then '-infinity' when 'latest' then 'infinity'
                    else coalesce(p_position, '')::timestamptz end;
 exception when invalid_datetime_format or datetime_field_overflow or invalid_parameter_value then
-    raise exception '% is earliest, latest, a timestamp, seq and a number, or an offset, not %', p_argument,
+    raise exception '% must be earliest, latest, a timestamp, seq and a number, or an offset, not %', p_argument,
                     coalesce(quote_literal(left(p_position, 100)), 'null')
         using errcode = 'PQ003', column = p_argument;
 end $$;
@@ -159,7 +160,7 @@ begin
     -- trimmed publications are missing, but not in progress: they are before every position
     v_gone := _pgqueue.trimmed(p_stream_id, p_archive);
     if p_position = 'earliest' and not p_archive and v_gone.o_archive <> '{}' then
-        raise warning '% earliest starts with %: only the archive has earlier messages, which Spark reads without a '
+        raise warning '% earliest starts with %: earlier messages are only in the archive, which Spark reads without a '
                       'consumer', p_argument,
                       coalesce('message ' || _pgqueue.first_seq(p_stream_id), 'the next message');
     end if;

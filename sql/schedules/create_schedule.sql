@@ -47,8 +47,8 @@ begin
     perform _pgqueue.lock_schedules(p_stream);
     delete from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name returning * into v_old;
     if found and p_replace is not true then
-        raise exception 'schedule % of stream % exists already', quote_literal(p_name), quote_literal(p_stream)
-            using errcode = 'PQ006', hint = 'Give p_replace to change it.';
+        raise exception 'schedule % of stream % already exists', quote_literal(p_name), quote_literal(p_stream)
+            using errcode = 'PQ006', hint = 'To change it, set p_replace.';
     end if;
     v_new.paused := coalesce(v_old.paused, false);
     v_new.created_at := coalesce(v_old.created_at, clock_timestamp());
@@ -117,7 +117,7 @@ declare
 begin
     perform _pgqueue.check_number('p_count', p_count, 1, 1000);
     if not isfinite(v_at) then
-        raise exception 'p_after is a time, not %', p_after using errcode = 'PQ003', column = 'p_after';
+        raise exception 'p_after must be a finite time, not %', p_after using errcode = 'PQ003', column = 'p_after';
     end if;
     v_schedule := _pgqueue.timed_schedule(p_cron, p_every, p_time_zone, p_start, v_at);
     for i in 1..p_count loop

@@ -45,7 +45,7 @@ begin
         if (v_part is not null and p_lo <= v_ends[1] and v_ends[1] <= v_ends[2] and v_ends[2] <= p_hi
             and v_step between 1 and p_hi and (v_part[3] is null or v_part[2] is not null or v_item ~ '^[*]'))
            is not true then
-            raise exception 'the % of p_cron is numbers from %, ranges such as 1-5, *, and */2 or 1-5/2 for every '
+            raise exception 'the % of p_cron must be numbers from %, ranges such as 1-5, *, and */2 or 1-5/2 for every '
                             'second one, separated by commas; not %, as in %',
                             p_what,
                             concat_ws(' to ', p_lo, p_hi || case when p_names <> '{}' then format(
@@ -70,7 +70,8 @@ declare
 begin
     -- a list of millions of numbers would take hours
     if cardinality(v_fields) is distinct from 5 or length(p_cron) > 10000 then
-        raise exception 'p_cron is minute, hour, day of the month, month and day of the week, separated by spaces, '
+        raise exception 'p_cron must be minute, hour, day of the month, month and day of the week, separated by '
+                        'spaces, '
                         'of at most 10,000 characters, or %, not %',
                         array_to_string(v_names, ', ', ''), coalesce(quote_literal(left(p_cron, 200)), 'null')
             using errcode = 'PQ003', column = 'p_cron';

@@ -213,29 +213,29 @@ declare
     v_schedule pgqueue.schedules;
 begin
     if not exists (select from pg_timezone_names where name = p_time_zone) then
-        raise exception 'p_time_zone is the name of a time zone, such as Europe/Berlin or UTC, not %',
+        raise exception 'p_time_zone must be the name of a time zone, such as Europe/Berlin or UTC, not %',
                         coalesce(quote_literal(left(p_time_zone, 100)), 'null')
-            using errcode = 'PQ003', column = 'p_time_zone', hint = 'select name from pg_timezone_names';
+            using errcode = 'PQ003', column = 'p_time_zone', hint = 'The view pg_timezone_names lists them.';
     elsif num_nonnulls(p_cron, p_every) <> 1 then
-        raise exception 'give either p_cron or p_every, not %',
+        raise exception 'exactly one of p_cron and p_every must be given, not %',
                         case when p_cron is null then 'none' else 'both' end
             using errcode = 'PQ003', column = 'p_cron, p_every';
     elsif p_cron is not null and p_start is not null then
-        raise exception 'p_start is the first time of p_every; p_cron takes none'
+        raise exception 'p_start is the first time of p_every, and is not allowed with p_cron'
             using errcode = 'PQ003', column = 'p_start';
     elsif not isfinite(p_start) then
-        raise exception 'p_start is a time, not %', p_start using errcode = 'PQ003', column = 'p_start';
+        raise exception 'p_start must be a finite time, not %', p_start using errcode = 'PQ003', column = 'p_start';
     elsif p_every < interval '1 s' or p_every > _pgqueue.max_interval()
           or extract(microseconds from p_every) % 1000000 <> 0
           or least(extract(year from p_every), extract(month from p_every), extract(day from p_every),
                    extract(epoch from p_every - date_trunc('day', p_every))) < 0 then
-        raise exception 'p_every is an interval of whole seconds, from 1 second to 10 years, without negative '
+        raise exception 'p_every must be an interval of whole seconds, from 1 second to 10 years, without negative '
                         'parts, not %',
                         quote_literal(p_every)
             using errcode = 'PQ003', column = 'p_every';
     end if;
     if p_cron is not null and _pgqueue.next_by_cron(p_cron, p_time_zone, clock_timestamp()) is null then
-        raise exception 'p_cron has no time: no allowed month has an allowed day, in %',
+        raise exception 'p_cron never matches: no allowed month has an allowed day, in %',
                         quote_literal(p_cron)
             using errcode = 'PQ003', column = 'p_cron';
     end if;

@@ -119,7 +119,7 @@ declare
     v_most    bigint := case when 'redrive' = any (p_allowed) then 100000000 else 1000000000000 end;
 begin
     if jsonb_typeof(p_actions) is distinct from 'array' then
-        raise exception 'p_actions is a list of objects, not %', coalesce(jsonb_typeof(p_actions), 'null')
+        raise exception 'p_actions must be a list of objects, not %', coalesce(jsonb_typeof(p_actions), 'null')
             using errcode = 'PQ003', column = 'p_actions';
     end if;
     begin
@@ -129,22 +129,24 @@ begin
             raise exception 'p_seqs has a number that no message can have: the last bigint, or a larger one'
                 using errcode = 'PQ003', column = 'p_seqs';
         when interval_field_overflow or datetime_field_overflow then
-            raise exception 'p_delay is null or an interval from 0 to 10 years'
+            raise exception 'p_delay must be null or an interval from 0 to 10 years'
                 using errcode = 'PQ003', column = 'p_delay';
     end;
     foreach v_action in array v_actions loop
         if (v_action.action = any (p_allowed)) is not true then
-            raise exception 'p_action is %, not %', array_to_string(p_allowed, ', '),
+            raise exception 'p_action must be %, not %', array_to_string(p_allowed, ', '),
                             coalesce(quote_literal(left(v_action.action, 50)), 'null')
                 using errcode = 'PQ003', column = 'p_action';
         elsif (isempty(v_action.seqs) or lower_inf(v_action.seqs) or upper_inf(v_action.seqs)) is not false then
-            raise exception 'p_seqs is a set of some numbers, not %', coalesce(left(v_action.seqs::text, 100), 'null')
+            raise exception 'p_seqs must be a set of some numbers, not %',
+                            coalesce(left(v_action.seqs::text, 100), 'null')
                 using errcode = 'PQ003', column = 'p_seqs';
         elsif lower(v_action.seqs) < -v_most or _pgqueue.cardinality(v_action.seqs * '{[0,)}') > v_most then
-            raise exception 'p_seqs is a set of at most % numbers, not %', v_most, left(v_action.seqs::text, 100)
+            raise exception 'p_seqs must be a set of at most % numbers, not %', v_most, left(v_action.seqs::text, 100)
                 using errcode = 'PQ003', column = 'p_seqs';
         elsif v_action.delay < interval '0' or v_action.delay > _pgqueue.max_interval() then
-            raise exception 'p_delay is null or an interval from 0 to 10 years, not %', quote_literal(v_action.delay)
+            raise exception 'p_delay must be null or an interval from 0 to 10 years, not %',
+                            quote_literal(v_action.delay)
                 using errcode = 'PQ003', column = 'p_delay';
         end if;
     end loop;

@@ -89,9 +89,9 @@ begin
                          -- a superuser is a member of all
                          and not (select o.rolsuper from pg_roles o where o.rolname = v_owner))
     then
-        raise exception 'sink % is used by role %, and this session is of role %', p_sink, v_owner, session_user
+        raise exception 'sink % belongs to role %, but this session has role %', p_sink, v_owner, session_user
             using errcode = 'insufficient_privilege',
-                  hint = format('Use another name (txnAppId), or a new checkpoint; or let an administrator make the '
+                  hint = format('Use another name (txnAppId) or a new checkpoint, or ask an administrator to make the '
                                 'role a member of that one: grant %I to %I', v_owner, session_user);
     end if;
 end $$;

@@ -9,7 +9,7 @@
 --
 -- A micro-batch of a query with several sources has messages of each, and a failed start does not show which source
 -- failed. So a reader with one message left sets isolate, and the other readers of its query return all that they hold.
--- Its message dies after a start with only this message in the whole micro-batch has failed.
+-- Its message is dead-lettered after a start with only this message in the whole micro-batch has failed.
 --
 -- A batch that a sink of this database has published is not suspected: it was finished, but not recorded in Spark's
 -- log.
@@ -54,7 +54,7 @@ begin
     end if;
     v_keep := case when v_aside then 0 else v_left / 2 + v_left % 2 end;
     v_note := jsonb_build_object('at_most', v_keep, 'error', format(
-        'its micro-batch was started %s, and not finished',
+        'its micro-batch was started %s, but never finished',
         case p_reader.starts when 1 then 'once' else p_reader.starts || ' times' end));
     for v_claim in
         select * from pgqueue.reader_claims

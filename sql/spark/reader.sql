@@ -75,7 +75,7 @@ declare
     v_reader pgqueue.readers := (select r from pgqueue.readers r where reader = p_reader);
 begin
     if v_reader.reader is null and p_claim > 0 then
-        raise exception 'the checkpoint (at claim %) has a reader that this database does not know', p_claim
+        raise exception 'the checkpoint (at claim %) has a reader that does not exist in this database', p_claim
             using errcode = 'PQ005',
                   hint = 'It belongs to another database, or its consumer was dropped, or it was not used for so long '
                          'that its reader was deleted and its messages were returned. '
@@ -84,7 +84,7 @@ begin
         raise exception 'the checkpoint is of %, not of %', _pgqueue.consumer_name(v_reader.consumer_id),
                         _pgqueue.consumer_name(p_consumer_id)
             using errcode = 'PQ005',
-                  hint = 'Give the stream and consumer that it was created with, or start with a new checkpoint.';
+                  hint = 'Use the stream and consumer that it was created with, or start with a new checkpoint.';
     elsif p_start_claim < v_reader.acked_claim then
         raise exception 'the checkpoint, at claim %, is older than what its query has acknowledged: up to claim %',
                         p_start_claim, v_reader.acked_claim

@@ -19,7 +19,7 @@ declare
     v_set       int8multirange;
 begin
     if (p_count between 1 and _pgqueue.max_reserved()) is not true then
-        raise exception 'p_count is 1 to %, not %', _pgqueue.max_reserved(), coalesce(p_count::text, 'null')
+        raise exception 'p_count must be 1 to %, not %', _pgqueue.max_reserved(), coalesce(p_count::text, 'null')
             using errcode = 'PQ003', column = 'p_count', hint = 'Write and stage messages in parts.';
     end if;
     v_set := _pgqueue.set_of_taken(_pgqueue.take_seqs(v_stream_id, p_count));
@@ -38,14 +38,14 @@ create or replace function _pgqueue.written_reservation(p_stream pgqueue.streams
 language plpgsql as $$
 begin
     if (isempty(p_seqs) or lower_inf(p_seqs) or upper_inf(p_seqs)) is not false then
-        raise exception 'p_seqs is a set of some numbers, not %', coalesce(left(p_seqs::text, 100), 'null')
+        raise exception 'p_seqs must be a set of some numbers, not %', coalesce(left(p_seqs::text, 100), 'null')
             using errcode = 'PQ003', column = 'p_seqs';
     end if;
     o_reservation := (select reservation_id from pgqueue.reservations
                       where xid = pg_current_xact_id_if_assigned() and stream_id = p_stream.stream_id
                         and p_seqs <@ seqs limit 1);
     if o_reservation is null then
-        raise exception 'p_seqs is a set of numbers that this transaction reserved together, not %',
+        raise exception 'p_seqs must be a set of numbers that this transaction reserved together, not %',
                         left(p_seqs::text, 100)
             using errcode = 'PQ003', column = 'p_seqs',
                   hint = 'Call pgqueue.reserve, write the messages and publish or stage them in one transaction.';
@@ -179,12 +179,12 @@ declare
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     if p_staged is null or (p_rows >= 0) is not true then
-        raise exception 'p_staged is a list of chunks and p_rows their number of messages, not % and %',
+        raise exception 'p_staged must be a list of chunks and p_rows their number of messages, not % and %',
                         coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null')
             using errcode = 'PQ003', column = 'p_staged, p_rows';
     elsif p_staged = '{}'  -- a much higher number would prevent the publication of all batches before it
           and p_batch > 1 + coalesce((select max(batch) from pgqueue.sink_batches where sink = p_sink), -1) then
-        raise exception 'p_batch is at most the next one where p_staged is empty, not %', p_batch
+        raise exception 'p_batch must be at most the next batch if p_staged is empty, not %', p_batch
             using errcode = 'PQ003', column = 'p_batch', hint = 'A batch that has no messages need not be published.';
     end if;
     perform _pgqueue.stream_of(p_stream_id) where p_stream_id is not null;

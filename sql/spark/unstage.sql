@@ -13,7 +13,7 @@ language plpgsql as $$
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     if p_staged is null then
-        raise exception 'p_staged is a list of chunks, not null' using errcode = 'PQ003', column = 'p_staged';
+        raise exception 'p_staged must be a list of chunks, not null' using errcode = 'PQ003', column = 'p_staged';
     end if;
     return (
         with chunk as (

@@ -32,7 +32,8 @@ begin
         null;
     end;
     if cardinality(v_name) is distinct from 2 or p_chunks is null or p_path is null then
-        raise exception 'p_table is a name of open_table(), p_chunks a list and p_path a search path, not %, % and %',
+        raise exception 'p_table must be a name of open_table(), p_chunks a list and p_path a search path, not %, % '
+                        'and %',
                         coalesce(quote_literal(p_table), 'null'), coalesce(p_chunks::text, 'null'),
                         coalesce(quote_literal(p_path), 'null')
             using errcode = 'PQ003', column = 'p_table, p_chunks, p_path';

@@ -18,13 +18,14 @@ begin
         null;
     end;
     if cardinality(v_name) is distinct from 2 then
-        raise exception 'p_table is a table with its schema, quoted as in SQL, such as public.bills; not %',
+        raise exception 'p_table must be a table with its schema, quoted as in SQL, such as public.bills, not %',
                         coalesce(quote_literal(p_table), 'null') using errcode = 'PQ003', column = 'p_table';
     end if;
     select c.* into v_table from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = v_name[1] and c.relname = v_name[2] and c.relkind not in ('i', 'I', 'S', 'c', 't');
     if v_table.oid is null then
-        raise exception 'p_table is a table of this database, which has no %', format('%I.%I', v_name[1], v_name[2])
+        raise exception 'p_table must be a table of this database, which has no %',
+                        format('%I.%I', v_name[1], v_name[2])
             using errcode = 'PQ003', column = 'p_table',
                   hint = 'Create it. A name that is not in lower case needs quotes: public."Bills".';
     end if;
@@ -75,7 +76,7 @@ begin
     select * into v_found from pg_attribute
     where attrelid = p_table.oid and attname = v_names[_pgqueue.column_number(p_name, v_names)];
     if v_staged is null then
-        raise exception 'column % is %, which no column of a table accepts', p_name, p_type
+        raise exception 'column % is %, which no table column accepts', p_name, p_type
             using errcode = 'PQ003', column = 'p_columns',
                   hint = 'Select to_json(...) or cast(... as string): a string is converted to the type of the column.';
     elsif v_found.attnum is null then
@@ -136,7 +137,7 @@ begin
         select string_agg(pg_get_indexdef(i.indexrelid)
                           || case when i.indimmediate then '' else ' (deferrable)' end, '; ' order by i.indexrelid)
         into v_there from pg_index i where i.indrelid = p_table.oid and i.indisunique;
-        raise exception 'p_merge_keys are the columns of a unique index of table % that is neither partial nor '
+        raise exception 'p_merge_keys must be the columns of a unique index of table % that is neither partial nor '
                         'deferrable; it has %', _pgqueue.sql_name(p_table.oid), coalesce(v_there, 'none')
             using errcode = 'PQ003', column = 'p_merge_keys',
                   hint = 'Name the columns of such an index, or create one: create unique index on ... (...).';
@@ -240,12 +241,12 @@ begin
                                                  n = any (v_round)) end
         from jsonb_array_elements(v_target.columns) with ordinality u (c, n) order by n);
     if (select count(*) <> count(distinct c ->> 'attnum') from unnest(v_columns) c where c ? 'attnum') then
-        raise exception 'two columns of the DataFrame are one column of table %: %', _pgqueue.sql_name(v_table.oid),
+        raise exception 'two columns of the DataFrame map to one column of table %: %', _pgqueue.sql_name(v_table.oid),
                         array_to_string(v_names, ', ') using errcode = 'PQ003', column = 'p_columns';
     end if;
     if v_keys <> '{}' then
         if v_table.relkind = 'v' and pg_relation_is_updatable(v_table.oid, false) & 12 <> 12 then
-            raise exception 'p_merge_keys need a table or a simple view, and % is a view with triggers',
+            raise exception 'p_merge_keys require a table or a simple view, but % is a view with triggers',
                             _pgqueue.sql_name(v_table.oid) using errcode = 'PQ003', column = 'p_merge_keys';
         end if;
         v_order := _pgqueue.key_order(v_table, array(
@@ -268,7 +269,7 @@ declare
     v_place int := _pgqueue.column_number(p_name, p_names);
 begin
     if p_name is not null and v_place is null then
-        raise exception '% names a column of the DataFrame, not %: it has %', p_argument, quote_literal(p_name),
+        raise exception '% must name a column of the DataFrame, not %: it has %', p_argument, quote_literal(p_name),
                         array_to_string(p_names, ', ') using errcode = 'PQ003', column = p_argument;
     end if;
     return v_place;
@@ -283,17 +284,17 @@ begin
     if jsonb_array_length(p_columns) = 0 then
         raise exception 'the DataFrame has no column for the table' using errcode = 'PQ003', column = 'p_columns';
     elsif p_keys = '{}' and (p_sequence is not null or p_gone is not null) then
-        raise exception 'p_sequence_by and p_delete_when need p_merge_keys, the columns that identify a row'
+        raise exception 'p_sequence_by and p_delete_when require p_merge_keys, the columns that identify a row'
             using errcode = 'PQ003', column = 'p_merge_keys, p_sequence_by, p_delete_when';
     elsif (select count(*) <> count(distinct k) from unnest(p_keys || p_sequence || p_gone) k
            where k is not null) then
-        raise exception 'p_merge_keys, p_sequence_by and p_delete_when name different columns, each once'
+        raise exception 'p_merge_keys, p_sequence_by and p_delete_when must name different columns, each once'
             using errcode = 'PQ003', column = 'p_merge_keys, p_sequence_by, p_delete_when';
     elsif p_columns -> (p_gone - 1) ->> 'type' <> 'boolean' then
-        raise exception 'p_delete_when names a boolean column, and % is %', p_columns -> (p_gone - 1) ->> 'name',
+        raise exception 'p_delete_when must name a boolean column, but % is %', p_columns -> (p_gone - 1) ->> 'name',
                         p_columns -> (p_gone - 1) ->> 'type' using errcode = 'PQ003', column = 'p_delete_when';
     elsif v_type !~ '^(tinyint|smallint|int|bigint|float|double|decimal.*|date|timestamp|timestamp_ntz)$' then
-        raise exception 'p_sequence_by names a column of numbers or times, and % is %',
+        raise exception 'p_sequence_by must name a column of numbers or times, but % is %',
                         p_columns -> (p_sequence - 1) ->> 'name', v_type
             using errcode = 'PQ003', column = 'p_sequence_by';
     end if;

@@ -57,11 +57,11 @@ begin
                   where jsonb_typeof(p_target -> l.name) not in ('array', 'null')
                      or jsonb_path_exists(p_target -> l.name, 'strict $[*] ? (@.type() != "string")', silent => true))
     then
-        raise exception 'p_target is an object with table, columns with name and type, and lists '
+        raise exception 'p_target must be an object with table, columns with name and type, and lists '
                         'allow_rounding and merge_keys of names of columns, not %',
                         coalesce(left(p_target::text, 100), 'null') using errcode = 'PQ003', column = 'p_target';
     elsif not exists (select from pg_roles where rolname = p_role) or p_role is null then
-        raise exception 'p_role is a role of this server, not %', coalesce(quote_literal(p_role), 'null')
+        raise exception 'p_role must be a role of this server, not %', coalesce(quote_literal(p_role), 'null')
             using errcode = 'PQ003', column = 'p_role';
     end if;
 end $$;
@@ -86,7 +86,7 @@ begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     perform _pgqueue.check_target(p_target, p_role);
     if (p_write_no > 0) is not true then
-        raise exception 'p_write_no is a number of open_table(), not %', coalesce(p_write_no::text, 'null')
+        raise exception 'p_write_no must be a number of open_table(), not %', coalesce(p_write_no::text, 'null')
             using errcode = 'PQ003', column = 'p_write_no';
     elsif (p_write_no = _pgqueue.signed_write_no(p_write_no >> 32)) is not true then
         raise exception 'p_write_no % is not a number that open_table() returned to role %', p_write_no, session_user
@@ -111,7 +111,7 @@ begin
     if not exists (select from pgqueue.table_writes
                    where write_no = p_write_no and given = p_target
                      and (sink, batch, role, staged_by) = (p_sink, p_batch, p_role, session_user::text)) then
-        raise exception 'p_write_no % is the number of another write', p_write_no
+        raise exception 'p_write_no % belongs to another write', p_write_no
             using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
     end if;
     return v_name;
@@ -151,7 +151,7 @@ declare
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     if coalesce(p_table, '') = '' or (p_rows >= 0) is not true then
-        raise exception 'p_table is a name of open_table() and p_rows the number of its rows, not % and %',
+        raise exception 'p_table must be a name of open_table() and p_rows the number of its rows, not % and %',
                         coalesce(quote_literal(p_table), 'null'), coalesce(p_rows::text, 'null')
             using errcode = 'PQ003', column = 'p_table, p_rows';
     end if;
@@ -271,7 +271,7 @@ create or replace function pgqueue.drop_table_write(p_write_no bigint) returns b
 language plpgsql as $$
 begin
     if p_write_no is null then
-        raise exception 'p_write_no is a number of open_table(), not null'
+        raise exception 'p_write_no must be a number of open_table(), not null'
             using errcode = 'PQ003', column = 'p_write_no';
     end if;
     return (_pgqueue.await(

@@ -46,10 +46,10 @@ $$;
 create or replace function _pgqueue.refuse_schema(p_words text[], p_at int, p_expected text) returns void
 language plpgsql immutable as $$
 begin
-    raise exception 'p_settings: schema has, as word %, %, where % is expected', p_at,
+    raise exception 'p_settings: schema has, as word %, %, but % is expected', p_at,
                     coalesce(quote_literal(left(p_words[p_at], 100)), 'nothing'), p_expected
         using errcode = 'PQ003', column = 'p_settings',
-              hint = 'A schema is columns in Spark''s DDL: id bigint not null, name string, tags array<string>';
+              hint = 'Write columns in Spark''s DDL: id bigint not null, name string, tags array<string>.';
 end $$;
 
 -- Parses a type from the words of a schema. Returns the type as Spark's JSON, and the position after it. Errors: PQ003.
@@ -136,7 +136,7 @@ begin
     if p_schema is null then
         return null;
     elsif length(p_schema) > 16384 then
-        raise exception 'p_settings: schema has at most 16,384 characters, not %', length(p_schema)
+        raise exception 'p_settings: schema must have at most 16,384 characters, not %', length(p_schema)
             using errcode = 'PQ003', column = 'p_settings';
     end if;
     v_words := array(select m[1] from regexp_matches(p_schema, '(`[^`]*`|[[:alnum:]_]+|[^[:space:]])', 'g')
@@ -242,7 +242,7 @@ begin
     end if;
     raise exception 'a message of stream % does not fit its schema: %', _pgqueue.error_name(p_stream),
         case when jsonb_typeof(p_data) <> 'object' then 'it is not a JSON object, but of type ' || jsonb_typeof(p_data)
-             else (select format('column %s is %s%s, and the message has %s', f ->> 'name',
+             else (select format('column %s is %s%s, but the message has %s', f ->> 'name',
                                  coalesce((select t.words from _pgqueue.schema_types() t where t.type = f ->> 'type'),
                                           f -> 'type' ->> 'type', f ->> 'type'),
                                  case when not (f -> 'nullable')::boolean then ', not null' end,
@@ -266,10 +266,10 @@ declare
                      where p_old is not null and p_settings ->> 'schema' is not null;
 begin
     if p_settings ->> 'schema' is not null and p_kind <> 'json' then
-        raise exception 'p_settings: schema is for streams of kind json, not %', p_kind
+        raise exception 'p_settings: schema requires a stream of kind json, not %', p_kind
             using errcode = 'PQ003', column = 'p_settings';
     elsif v_change is not null then
-        raise exception 'p_settings: schema no longer accepts all that it accepted: %', v_change
+        raise exception 'p_settings: schema must accept all messages that the old one accepts: %', v_change
             using errcode = 'PQ003', column = 'p_settings',
                   hint = 'Add nullable columns. To replace the schema, set it to null first.';
     end if;

@@ -115,7 +115,7 @@ def _read(schema: StructType) -> str:
 
 
 def _columns_of(table: Table) -> str:
-    later = "; there when option `columns` names it"
+    later = "; only if option `columns` names it"
     texts = {n: column(n)[1] + (later if n in table.asked_for else "") for n in table.columns}
     return _columns(table.schema(list(table.columns), "text"), texts)
 

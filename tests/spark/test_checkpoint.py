@@ -115,7 +115,7 @@ def test_what_an_unfinished_checkpoint_holds_is_released(queue: Queue, run: Run,
     rows = queue.sql("select data, deliver_count from pgqueue.receive('s', 'c', 10)")
     assert sorted(rows) == [(str(n), 1) for n in (10, 7, 8, 9)]
     assert "PQ005" in fails(queue.collect(frame))
-    assert "does not know" in run("--release", "--yes", code=1)
+    assert "does not exist in this database" in run("--release", "--yes", code=1)
 
 
 @pytest.mark.longer

@@ -82,7 +82,7 @@ def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, a
     streams = {} if name.startswith("stream") else {"stream": "s"}
     with pytest.raises(PgQueueError) as error:
         parse_stream_source(streams | {name.lower(): value})
-    assert f"option {name} is {value!r}, and must be " in error.value.message
+    assert f"option {name} is {value!r}, but must be " in error.value.message
     assert allowed in error.value.message
 
 
@@ -114,7 +114,7 @@ def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, a
         ),
         (
             {"stream": "s", "endingOffsets": '{"s": "earliest"}'},
-            *(False, "endingOffsets is 'earliest'", "with other places"),
+            *(False, "endingOffsets is 'earliest'", "with other positions"),
         ),
         (
             {
@@ -122,7 +122,7 @@ def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, a
                 "startingOffsets": '{"s": "seq 9"}',
                 "endingOffsets": '{"s": "seq 8"}',
             },
-            *(False, "begin at seq 9, and to end at seq 8, which is before", "endingOffsets"),
+            *(False, "start at seq 9, but end before that, at seq 8", "endingOffsets"),
         ),
         (
             {
@@ -130,7 +130,7 @@ def test_a_malformed_value_names_option_value_and_what_is_allowed(name, value, a
                 "startingTimestamp": "2026-01-31T12:00:00Z",
                 "endingTimestamp": "2026-01-31T12:00:00+01:00",
             },
-            *(False, "to end at 2026-01-31T12:00:00+01:00, which is before", "startingTimestamp"),
+            *(False, "end before that, at 2026-01-31T12:00:00+01:00", "startingTimestamp"),
         ),
         ({"stream": "s", "consumerr": "c"}, True, "no option consumerr", "did you mean consumer?"),
         ({"stream": "s", "tabel": "dead"}, False, "no option tabel", "did you mean table?"),

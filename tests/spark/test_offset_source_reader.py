@@ -271,7 +271,7 @@ def test_streams_of_a_pattern_are_noticed_while_it_runs_and_read_from_their_firs
     assert list(query.start["streams"]) == ["orders_b"]
     assert query.rows(*query.log[-2]) == of("orders_b", 1, 1), "what is left of it"
     query.restart(streamPattern="invoices_.*")
-    with pytest.raises(PgQueueError, match="which the options do not name") as error:
+    with pytest.raises(PgQueueError, match="which the options no longer name") as error:
         query.batch()
     assert error.value.sqlstate == "PQ005"
 
@@ -296,12 +296,12 @@ def test_a_stream_that_was_dropped_and_made_again_is_one_clear_error(queue: Queu
 def test_a_checkpoint_of_a_query_with_a_consumer_is_one_clear_error(queue: Queue, start: Start):
     query = start()
     query.log.append((None, {"reader": "x", "claim": 1, "messages": 1}))
-    with pytest.raises(PgQueueError, match="of a query that reads a consumer") as error:
+    with pytest.raises(PgQueueError, match="belongs to a query that reads a consumer") as error:
         query.latest()
     assert error.value.sqlstate == "PQ005"
     for offset in ({"streams": {}, "version": 9}, {"orders": {"0": 17}}, 17):  # Kafka's, rate's
         query.log[-1] = (None, offset)
-        with pytest.raises(PgQueueError, match="none of this version"):
+        with pytest.raises(PgQueueError, match="not written by this version"):
             query.latest()
 
 
@@ -472,13 +472,13 @@ def test_a_place_that_is_none_is_refused_by_the_name_of_the_option(queue: Queue,
     for place, says in (
         (foreign, "option startingOffsets belongs to another stream"),
         (foreign | {"next": 0}, "option startingOffsets is not an offset"),
-        ("seq 7", "option startingOffsets, as a number, is seq 1 to seq 2"),
+        ("seq 7", "option startingOffsets, as a number, must be seq 1 to seq 2"),
     ):
         query = start(startingOffsets=json.dumps({"s": place}))
         with pytest.raises(PgQueueError, match=says):
             query.latest()
     query = start(streamPattern="[st]", startingOffsets='{"s": "latest"}')
-    with pytest.raises(PgQueueError, match="startingOffsets has no place for stream 't'"):
+    with pytest.raises(PgQueueError, match="startingOffsets has no position for stream 't'"):
         query.latest()
 
 

@@ -264,8 +264,8 @@ def test_user_and_password_beside_the_url(tmp_path):
         ({"url": "postgresql://me@h/d", "user": "you"}, "the user is given twice"),
         ({"url": "password=secret", "password": "secret"}, "the password is given twice"),
         ({"url": "password=secret", "passwordfile": "/f"}, "the password is given twice"),
-        ({"password": "secret", "passwordfile": "/f"}, "password and passwordFile are given both"),
-        ({"password": ""}, "option password is not allowed, and must be a password"),
+        ({"password": "secret", "passwordfile": "/f"}, "password and passwordFile are both given"),
+        ({"password": ""}, "option password is not allowed: it must be a password"),
         ({"user": " "}, "option user is ' '"),
     ],
 )

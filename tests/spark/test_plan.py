@@ -279,11 +279,11 @@ def test_who_wants_no_more_does_not_wait_for_the_next_chunk():
     ],
 )
 def test_an_offset_of_another_shape_is_refused(offset):
-    with pytest.raises(PgQueueError, match=r"PQ005.*none of this version") as error:
+    with pytest.raises(PgQueueError, match=r"PQ005.*not written by this version") as error:
         Offset.parse(offset)
     assert "upgrade spark-pgqueue" in str(error.value)
 
 
 def test_an_offset_of_a_query_without_a_consumer_is_refused():
-    with pytest.raises(PgQueueError, match=r"PQ005.*without a consumer, and this one has one"):
+    with pytest.raises(PgQueueError, match=r"PQ005.*without a consumer, but this query has one"):
         Offset.parse({"streams": {"s": {"incarnation": "5e0e", "next": 7, "messages": 12}}})

@@ -62,4 +62,4 @@ def test_a_query_gets_past_a_message_that_stops_it(
     dead = queue.sql("select data, reason, error from pgqueue.read_dead('in', 'c')")
     ((data, reason, error),) = dead
     assert (data, reason) == (poison, "poison")
-    assert "and not finished" in error
+    assert "but never finished" in error

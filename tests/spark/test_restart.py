@@ -90,7 +90,7 @@ def test_another_stream_consumer_or_ordering_is_refused(queue: Queue):
         message = refused(queue, stream, consumer, start, end)
         assert "[PQ005] the checkpoint is of consumer 'c' of stream 's', not of" in message
         assert f"consumer '{consumer}' of stream '{stream}'" in message
-        assert "Hint: Give the stream and consumer that it was created with" in message
+        assert "Hint: Use the stream and consumer that it was created with" in message
         assert queue.backlog(stream, consumer) == 10
     with pytest.raises(PgQueueError, match="has ordering none, but option ordering is stream"):
         ask(queue, "s", "c", end, createconsumer="true", ordering="stream")
@@ -124,7 +124,7 @@ def test_what_was_dropped_and_made_again_under_its_name_is_another_one(queue: Qu
         queue.sql("select pgqueue.create_consumer('s', 'c')")
     message = refused(queue, "s", "c", start, end)
     assert "[PQ005]" in message
-    assert "has a reader that this database does not know" in message
+    assert "has a reader that does not exist in this database" in message
     assert "or its consumer was dropped" in message
     assert "start with a new checkpoint" in message
     queue.send("s", 11, 12)

@@ -79,7 +79,7 @@ def test_rows_become_messages_with_key_headers_priority_and_time(queue: Queue):
 def test_rows_with_a_dedup_key_that_was_sent_are_left_out(queue: Queue):
     """Whichever task they are in; the same in the next micro-batch, and from other producers."""
     queue.create("s")
-    with pytest.raises(Exception, match="has no dedup_window, and accepts no dedup keys"):
+    with pytest.raises(Exception, match="has no dedup_window, and so accepts no dedup keys"):
         queue.write(frame(queue, 1, 2).withColumn("dedup_key", F.col("data")), "s")
     queue.sql("""select pgqueue.alter_stream('s', '{"dedup_window": "1 day"}')""")
     queue.sql("select pgqueue.send('s', 'first', p_dedup_key => '3')")
@@ -371,25 +371,25 @@ BAD_FRAMES: list[tuple[str, dict[str, str | None], str]] = [
         "column data is missing: the DataFrame has value\nHint: select value",
     ),
     ("'x' as data, 'y' as topic", {}, "Hint: call it stream"),
-    ("1 as data", {}, "column data is int, and must be string, or binary"),
-    ("x'00' as data", {}, "column data is binary, and must be string for stream s"),
-    ("'x' as data, 1 as key", {}, "column key is int, and must be string"),
-    ("'x' as data, 1 as id", {}, "column id is none of a message's"),
-    ("'x' as data, 'y' as Data", {}, "is there twice"),
-    ("'x' as data, '1' as priority", {}, "column priority is string, and must be int"),
+    ("1 as data", {}, "column data is int, but must be string, or binary"),
+    ("x'00' as data", {}, "column data is binary, but must be string for stream s"),
+    ("'x' as data, 1 as key", {}, "column key is int, but must be string"),
+    ("'x' as data, 1 as id", {}, "column id is not a column of a message"),
+    ("'x' as data, 'y' as Data", {}, "occurs twice"),
+    ("'x' as data, '1' as priority", {}, "column priority is string, but must be int"),
     (
         "'x' as data, map(1, 'x') as headers",
         {},
-        "column headers is map<int,string>, and must be map<string,string>",
+        "column headers is map<int,string>, but must be map<string,string>",
     ),
     (
         "'x' as data, date'2030-01-01' as deliver_at",
         {},
-        "column deliver_at is date, and must be timestamp",
+        "column deliver_at is date, but must be timestamp",
     ),
     ("cast(null as string) as data", {}, "column data is null in 1 of 1 rows"),
     ("'x' as data, 40000 as priority", {}, "column priority is -32768 to 32767, not 40000"),
-    ("'x' as data, 1L << 40 as priority", {}, "column priority holds a number"),
+    ("'x' as data, 1L << 40 as priority", {}, "column priority contains a number"),
     ("'a' || char(0) as data", {}, "a row does not fit stream s of kind text"),
     (
         "'x' as data, 'no json' as headers",

@@ -538,7 +538,7 @@ class TestBadInput:
             ({"consumer": "nope"}, "unknown consumer 'nope' of stream 's'"),
             ({"consumers": "c"}, "source has no option consumers"),
             ({"waitTime": "1"}, "option waitTime is '1'"),
-            ({"visibilityTimeout": "8000 days"}, "option visibilityTimeout is an interval"),
+            ({"visibilityTimeout": "8000 days"}, "option visibilityTimeout must be an interval"),
             ({"url": "host=/nowhere dbname=x"}, "no connection to Postgres (host=/nowhere"),
         ],
     )

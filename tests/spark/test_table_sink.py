@@ -194,16 +194,19 @@ def test_mistakes_are_found_before_a_task_runs(queue: Queue):
     queue.sql(BILLS)
     frame = queue.spark.range(3)
     for options, says in (
-        ({"table": "bills"}, "option table is a table with its schema"),
+        ({"table": "bills"}, "option table must be a table with its schema"),
         (
             {"table": "public.no"},
-            "option table is a table of this database, which has no public.no",
+            "option table must be a table of this database, which has no public.no",
         ),
-        ({"mergeKeys": "no"}, "option mergeKeys names a column of the DataFrame, not 'no'"),
+        ({"mergeKeys": "no"}, "option mergeKeys must name a column of the DataFrame, not 'no'"),
         ({"mergeKeys": "id", "sequenceBy": "id"}, "option mergeKeys, option sequenceBy and"),
-        ({"stream": "s"}, "option stream is for messages, and all columns are those of table"),
+        ({"stream": "s"}, "option stream is for messages, but all columns belong to table"),
         ({"sequenceBy": "id"}, "option sequenceBy needs option mergeKeys"),
-        ({"allowRounding": "no"}, "option allowRounding names a column of the DataFrame, not 'no'"),
+        (
+            {"allowRounding": "no"},
+            "option allowRounding must name a column of the DataFrame, not 'no'",
+        ),
     ):
         given = {"url": queue.url, "table": "public.bills", **options}
         assert says in refusal(frame, **given)
@@ -230,7 +233,7 @@ def test_an_error_of_the_table_says_which_and_shows_no_row(queue: Queue):
         write(queue, secret)
     assert "123456.78" not in str(caught.value)
     nulls = queue.spark.sql("select cast(null as bigint) as id, 1L as version")
-    with pytest.raises(PySparkException, match="column id is null in a row, and keys"):
+    with pytest.raises(PySparkException, match="column id is null in a row, but keys"):
         write(queue, nulls, mergeKeys="id")
     twice = queue.spark.sql("select id, 1L as version from values (1L), (1L) t (id)")
     with pytest.raises(PySparkException, match="sequenceBy says which is last"):

@@ -394,8 +394,8 @@ def test_where_finds_what_outlives_its_messages_and_misses_what_does_not(
 
 def test_where_is_refused_before_anything_is_read(conn: Conn, filtered: str) -> None:
     for where, says in (
-        ("raeson = 'x'", "option where names columns of the table, which has no column raeson"),
-        ("true) or (true", "option where is one expression over columns"),
+        ("raeson = 'x'", "option where must name columns of the table, which has no column raeson"),
+        ("true) or (true", "option where must be one expression over columns"),
         ("seq in (select 1)", "no column select"),
         ("", "option where is ''"),
     ):
@@ -422,7 +422,7 @@ def test_where_that_fails_for_a_row_says_so(conn: Conn, filtered: str) -> None:
 
 
 BAD_INPUT = [
-    ({"table": "ded", "stream": "s"}, "option table is 'ded', and must be messages, pending"),
+    ({"table": "ded", "stream": "s"}, "option table is 'ded', but must be messages, pending"),
     ({"table": "dead"}, "option stream is missing"),
     ({"table": "stats", "consumer": "c"}, "option stream is missing"),
     ({"table": "pending", "stream": "s"}, "option consumer is missing: table pending"),
@@ -431,8 +431,8 @@ BAD_INPUT = [
     ({"table": "dead", "stream": "no"}, "unknown stream 'no'"),
     ({"table": "dead", "stream": "s", "consumer": "no"}, "unknown consumer 'no'"),
     ({"table": "dead", "stream": "s", "columns": "seq,raeson"}, "did you mean reason"),
-    ({"table": "dead", "stream": "s", "columns": "xyz"}, "there are: consumer, seq, key"),
-    ({"table": "dead", "stream": "s", "columns": "seq,seq"}, "column seq is there twice"),
+    ({"table": "dead", "stream": "s", "columns": "xyz"}, "available: consumer, seq, key"),
+    ({"table": "dead", "stream": "s", "columns": "seq,seq"}, "column seq occurs twice"),
     ({"table": "dead", "stream": "s", "columns": ""}, "option columns is ''"),
     ({"table": "dead", "stream": "s", "minPartitions": "0"}, "at least 1"),
     (
@@ -443,7 +443,7 @@ BAD_INPUT = [
     ({"table": "dead", "stream": "s", "waitTime": "1s"}, "option waitTime is for reading a stream"),
     (
         {"table": "dead", "stream": "s", "startingOffsets": "earliest"},
-        "remove startingOffsets; or leave table out, to read the stream",
+        "remove startingOffsets, or omit table to read the stream",
     ),
     ({"table": "dead", "stream": "s", "colums": "seq"}, "did you mean columns"),
     ({"stream": "s", "consumer": "c", "columns": "seq"}, r"it goes with table"),

@@ -71,7 +71,7 @@ def test_watching_ends_when_its_time_is_over_and_the_query_goes_on(queue: Queue)
     assert time.monotonic() - began > 0.9
     assert query.isActive
     for name in ("seconds", "every"):
-        with pytest.raises(PgQueueError, match=f"{name} is 0, and must be more than 0"):
+        with pytest.raises(PgQueueError, match=f"{name} must be greater than 0, not 0"):
             watched(query, **{name: 0})
     query.stop()
 

@@ -81,8 +81,8 @@ def test_rows_of_binary_data_go_to_binary_streams_alone(queue: Queue):
     writer.save()  # the option stream is not needed
     assert queue.sent("bytes") == ["x"]
     for select, says in (
-        ("binary('x') as data, 'text' as stream", "is binary, and must be string for stream text"),
-        ("'x' as data, 'bytes' as stream", "is string, and must be binary for stream bytes"),
+        ("binary('x') as data, 'text' as stream", "is binary, but must be string for stream text"),
+        ("'x' as data, 'bytes' as stream", "is string, but must be binary for stream bytes"),
         ("'x' as data, cast(null as string) as stream", "column stream is null in 1 of 1 rows"),
         ("'x' as data", "option stream is missing, and column stream is missing"),
     ):
@@ -114,14 +114,14 @@ def test_rows_say_to_whom_they_go_and_until_when(queue: Queue):
     assert dead == [("expired",)]
     for select, says in (
         ("array('nope') as consumers", "unknown consumer 'nope' in column consumers"),
-        ("array() as consumers", "column consumers is array<void>, and must be array<string>"),
+        ("array() as consumers", "column consumers is array<void>, but must be array<string>"),
         ("cast(array() as array<string>) as consumers", "column consumers is empty in 1"),
         ("array('c', null) as consumers", "has a null name in 1 of 1 rows"),
-        ("'c' as consumers", "column consumers is string, and must be array<string>"),
-        ("current_date() as expires_at", "column expires_at is date, and must be timestamp"),
+        ("'c' as consumers", "column consumers is string, but must be array<string>"),
+        ("current_date() as expires_at", "column expires_at is date, but must be timestamp"),
         (
             "now() as expires_at, now() + interval 1 day as deliver_at",
-            "column expires_at is a time after column deliver_at",
+            "column expires_at must be a finite time after column deliver_at",
         ),
     ):
         wrong = queue.spark.sql(f"select 'x' as data, {select}")

@@ -38,7 +38,7 @@ Conn = psycopg.Connection
 Session = Callable[[], Conn]
 
 ORDERINGS = ["none", "key", "stream"]
-TAKEN_OVER = "the visibility timeout passed"
+TAKEN_OVER = "the visibility timeout expired"
 
 AT_ONCE = {"max_deliver_count": "never", "backoff": "constant", "backoff_jitter": 0}
 """Settings by which what failed comes again at once, and for ever."""

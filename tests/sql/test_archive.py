@@ -166,7 +166,7 @@ def test_nothing_is_trimmed_before_it_is_in_files(conn: Conn, archive: Path, url
     seqs = send_in_segments(conn, 8)
     assert maintain(conn)["trimmed messages"] == 0
     assert stored(conn) == seqs
-    assert held_by(conn) == ["the archive, to which no exporter has written it"]
+    assert held_by(conn) == ["the archive, to which it has not been exported"]
     assert archived(conn).waiting > 3
     export(url)
     assert archived(conn).waiting == 0
@@ -480,9 +480,9 @@ def test_after_a_restore_no_file_of_the_time_before_is_deleted(
     assert files == in_files(archive)[: len(files)]
 
 
-SECRET = "has a user or a password"
-OPTIONS = "has options, with"
-PLACE = "is an absolute path, or a URI such as s3://bucket/path"
+SECRET = "must not contain a user or a password"
+OPTIONS = "must not contain options, with"
+PLACE = "must be an absolute path, or a URI such as s3://bucket/path"
 
 
 NO_FOLDERS = [

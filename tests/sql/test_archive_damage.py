@@ -159,7 +159,7 @@ def test_a_file_that_is_another_one_is_an_error(archive: Archive) -> None:
     with pytest.raises(PgQueueError, match="is damaged"):
         archive.read()
     archive.path.write_bytes(archive.other[: len(archive.raw)].ljust(len(archive.raw), b"\0"))
-    with pytest.raises(PgQueueError, match=r"is damaged: .* another SHA-256"):
+    with pytest.raises(PgQueueError, match=r"is damaged: .* do not have the SHA-256"):
         archive.read()
     archive.path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -255,9 +255,9 @@ def test_what_cannot_be_read_back_does_not_leave_postgres(
                 else:
                     file.write_bytes(raw if what == "flipped" else raw[:-1])
 
-        with pytest.raises(PgQueueError, match="was written, and cannot be read back") as failed:
+        with pytest.raises(PgQueueError, match="was written, but cannot be read back") as failed:
             export(url, on_step=harm)
-        assert "Postgres keeps it" in str(failed.value), what
+        assert "Postgres keeps the segment" in str(failed.value), what
         maintain(conn)
         assert one(conn, "select count(*) from pgqueue.messages") == 41
         assert internals.count(conn, "archive_segments") == 0
@@ -316,23 +316,27 @@ def test_files_that_no_exporter_writes_are_not_noted(conn: Conn) -> None:
     for other in (None, 1, "x", {}, good):
         refused(conn, attempt, other)
     short = [good | {"messages": 39}]
-    with pytest.raises(psycopg.DatabaseError, match="the files have 39 messages, and segment 1"):
+    with pytest.raises(psycopg.DatabaseError, match="the files contain 39 messages, but segment 1"):
         value(conn, "end_export", attempt, Jsonb(short))
     assert value(conn, "end_export", attempt, Jsonb([good])) == 40
 
 
 def refused(conn: Conn, attempt: Any, files: Any) -> None:
-    with raises("PQ003", "p_files is "):
+    with raises("PQ003", "p_files must "):
         value(conn, "end_export", attempt, Jsonb(files))
 
 
 def test_a_reader_opens_no_file_that_no_exporter_names(archive: Archive) -> None:
     """Also where a manifest of 0.1.0, which took any, has such a name."""
     for name in ("../../x.parquet", "/etc/x.parquet", "", "x", "a/../b.parquet"):
-        with pytest.raises(PgQueueError, match="no exporter names a file or folder"):
+        with pytest.raises(
+            PgQueueError, match="is not a name that an exporter gives to a file or folder"
+        ):
             archive.read(segment=archive.old(name=name))
     outside = archive.segment._replace(folder="../" + archive.segment.folder)
-    with pytest.raises(PgQueueError, match="no exporter names a file or folder"):
+    with pytest.raises(
+        PgQueueError, match="is not a name that an exporter gives to a file or folder"
+    ):
         archive.read(segment=outside)
 
 
@@ -373,7 +377,7 @@ def test_a_manifest_that_says_something_else_is_an_error_that_names_it(archive: 
             read += 1
         except PgQueueError as error:
             said = str(error)
-        names = ("the manifest of", "is damaged", "no exporter names", "cannot be read", "rows")
+        names = ("the manifest of", "is damaged", "is not a name that", "cannot be read", "rows")
         assert any(words in said for words in names), manifest
     # another digest of the whole file, which no reader reads, is of no account
     assert read < 10

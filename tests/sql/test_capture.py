@@ -448,11 +448,11 @@ REFUSED = [
     ("'tmp', 's'", "p_table", "temporary"),
     ("'keyless', 's'", "p_keys", "primary key, but public.keyless has none"),
     ("'keyless', 's', '{a}', p_outbox => true", "p_outbox", "public.keyless has none"),
-    ("'t', 's', '{no}'", "p_keys", "p_keys names no, which is no column of public.t"),
+    ("'t', 's', '{no}'", "p_keys", "p_keys names no, which is not a column of public.t"),
     ("'t', 's', '{null}'", "p_keys", "p_keys names null"),
     ("'t', 's', '{{id}}'", "p_keys", "a list of columns"),
     ("'t', 's', '{ctid}'", "p_keys", "p_keys names ctid"),
-    ("'t', 's', null, '{id,No}'", "p_columns", 'p_columns names "No", which is no column'),
+    ("'t', 's', null, '{id,No}'", "p_columns", 'p_columns names "No", which is not a column'),
     ("'t', 's', null, '{}'", "p_columns", "a list of columns, or null"),
 ]
 

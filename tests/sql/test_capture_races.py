@@ -196,8 +196,8 @@ def test_of_two_who_capture_a_table_at_once_the_last_one_says_how(
 @pytest.mark.parametrize(
     ("meanwhile", "code", "says"),
     [
-        ("alter table t drop price", "PQ003", "p_columns names price, which is no column of"),
-        ("drop table t", "PQ003", "p_table is a table, not"),
+        ("alter table t drop price", "PQ003", "p_columns names price, which is not a column of"),
+        ("drop table t", "PQ003", "p_table must be a table, not"),
         ("drop table t; create table t (price int primary key)", "PQ003", "which was dropped"),
         ("alter table t rename to u", None, ""),
         ("alter table t rename to u; create table t (price int primary key)", None, ""),
@@ -243,7 +243,7 @@ def test_capture_gives_up_when_a_writer_stays(conn: Conn, session: Session) -> N
             for given in (("capture", "t", "s"), ("release", "u", "other"))
         ]
     for wait in waits:
-        with raises("55P03", "was in use for 30 s"):
+        with raises("55P03", "within 30 s"):
             wait.result()
     writer.execute("commit")
     call(conn, "capture", "t", "s")

@@ -46,7 +46,7 @@ def test_what_is_released_was_not_delivered_and_is_there_at_once_in_its_order(
     assert {row.deliver_count for row in rows} == {1}
     if ordering == "stream":
         assert seqs_of(rows) == sent[2:]
-    with pytest.raises(psycopg.Error, match="does not know"):
+    with pytest.raises(psycopg.Error, match="does not exist in this database"):
         reader.resume(second)
 
 

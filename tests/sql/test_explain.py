@@ -32,7 +32,7 @@ def said(conn: Conn, seq: int, name: str = "c") -> tuple[str, str]:
 
 def test_a_number_that_no_message_has(conn: Conn, opened: Session) -> None:
     consumer(conn)
-    assert said(conn, 1) == ("unknown", "no message was sent yet")
+    assert said(conn, 1) == ("unknown", "no message has been sent yet")
     other = opened()
     seq = send(other)
     state, because = said(conn, seq)
@@ -67,7 +67,7 @@ def test_for_others_filtered_and_done(conn: Conn) -> None:
     assert said(conn, seq, "d")[1].startswith("acknowledged at ")
     assert "by spark-pgqueue, claimed at " in said(conn, seq, "d")[1]
     ends = "acknowledged, cancelled or replaced; or the consumer was created, or moved, "
-    assert said(conn, other) == ("done", ends + "to begin after it")
+    assert said(conn, other) == ("done", ends + "to a position after it")
 
 
 def test_new_says_what_is_taken_first(conn: Conn, opened: Session) -> None:
@@ -75,7 +75,7 @@ def test_new_says_what_is_taken_first(conn: Conn, opened: Session) -> None:
     first, second = send(conn), send(conn)
     assert "the next claim" in said(conn, first)[1]
     assert said(conn, second) == ("new", said(conn, second)[1])
-    assert said(conn, second)[1].endswith("up to 1 publications before it are taken first")
+    assert said(conn, second)[1].endswith("up to 1 publications are ahead of it")
     later = now(conn) + timedelta(hours=1)
     delayed = send(conn, p_deliver_at=later)
     assert explain(conn, delayed).until == later
@@ -90,7 +90,7 @@ def test_new_says_what_is_taken_first(conn: Conn, opened: Session) -> None:
     other.execute("commit")
     state, because = said(conn, late)
     assert state == "new"
-    assert "was not visible when the consumer took publications" in because
+    assert "became visible after later publications were claimed" in because
 
 
 def test_a_sinks_message_is_found_long_after_its_number(conn: Conn, stream: int) -> None:
@@ -130,8 +130,8 @@ def test_ready_says_how_many_are_before_it(conn: Conn) -> None:
             send(conn)
     claim = claim_of(receive(conn, 1))
     assert explain(conn, 2).state == "ready"
-    assert said(conn, 2)[1] == "to be delivered, after 0 messages before it"
-    assert said(conn, 5)[1] == "to be delivered, after 3 messages before it"
+    assert said(conn, 2)[1] == "ready, with 0 messages ahead of it"
+    assert said(conn, 5)[1] == "ready, with 3 messages ahead of it"
     value(conn, "nack", claim, p_reason="no paper")
     assert said(conn, 1)[1].endswith(": no paper")
     assert "delivered once" in said(conn, 1)[1]
@@ -142,11 +142,11 @@ def test_claimed_says_by_whom_and_until_when(conn: Conn, reader: Reader) -> None
     claim = claim_of(receive(conn, p_visibility_timeout=seconds(60)))
     row = explain(conn, seq)
     assert row.state == "claimed"
-    assert f"in claim {claim} of 1 message; delivery 1 (no limit)" in row.because
+    assert f"(claim {claim} of 1 message); delivery 1 (no limit)" in row.because
     assert row.because.startswith("held by spark-pgqueue since ")
     assert row.until == one(conn, "select lease_until from pgqueue.message_states")
     clock.end_lease(conn, claim)
-    assert "its lease has ended" in explain(conn, seq).because
+    assert "the lease has expired" in explain(conn, seq).because
     reader.ask()
     value(conn, "reader_query", reader.id, "the query")
     assert "held by the Spark query the query since" in explain(conn, seq).because
@@ -159,7 +159,7 @@ def test_delayed_says_until_when_and_why(conn: Conn, ordering: str) -> None:
     (failed,) = send_keys(conn, "k")
     sent = send(conn, p_deliver_at=later)
     value(conn, "nack", claim_of(receive(conn)), None, seconds(60), "busy")
-    assert said(conn, sent) == ("delayed", "sent to be delivered later")
+    assert said(conn, sent) == ("delayed", "sent with a delay")
     assert explain(conn, sent).until == later
     row = explain(conn, failed)
     assert (row.state, row.because[-6:]) == ("delayed", ": busy")
@@ -168,7 +168,7 @@ def test_delayed_says_until_when_and_why(conn: Conn, ordering: str) -> None:
     assert row.until - now(conn) < seconds(60)
     clock.end_delay(conn, failed)
     if ordering == "none":
-        assert "which is now: the next claim" in said(conn, failed)[1]
+        assert "which has passed: the next claim" in said(conn, failed)[1]
         assert one(conn, "select oldest_at <= clock_timestamp() from pgqueue.consumer_stats")
         last = "select min(date_trunc('second', last_delivered_at))::text"
         last = one(conn, f"{last} from pgqueue.consumer_messages")
@@ -183,7 +183,7 @@ def test_waiting_says_behind_what(conn: Conn) -> None:
     row = explain(conn, 2)
     assert row.state == "waiting"
     assert row.because.startswith("behind messages of its key, held by spark-pgqueue since ")
-    assert row.because.endswith(f", in claim {claims[0]} of 1 message")
+    assert row.because.endswith(f" (claim {claims[0]} of 1 message)")
     assert row.until == explain(conn, 1).until
     value(conn, "nack", claims[0], None, seconds(60), "busy")
     receive(conn, 1)
@@ -205,7 +205,7 @@ def test_a_rate_says_until_when_its_key_waits(conn: Conn, ordering: str) -> None
             value(conn, "ack", row.claim_id)
     row = explain(conn, 2)
     assert row.state == "waiting"
-    assert "the rate of its key: 1 delivered within 01:00:00" in row.because
+    assert "the rate limit of its key: 1 delivered within 01:00:00" in row.because
     assert seconds(3500) < row.until - now(conn) < seconds(3600)
     (of_k,) = call(conn, "key_stats", "s", "c")
     assert (of_k.key, of_k.waiting, of_k.in_flight, of_k.first_seq) == ("k", 1, 0, 2)
@@ -220,7 +220,7 @@ def test_in_the_line_it_says_that_its_key_is_busy(conn: Conn, ordering: str) -> 
     claim = claim_of(receive(conn, 1))
     row = explain(conn, 3)
     assert row.state in ("ready", "waiting")
-    assert f"in claim {claim} of 1 message" in row.because
+    assert f"(claim {claim} of 1 message)" in row.because
     assert row.until == explain(conn, 1).until
 
 

@@ -150,7 +150,7 @@ def test_a_worker_that_sleeps_too_long_is_fenced(conn: Conn, group: int) -> None
     second = lease(conn, "w2")
     assert len(second) == 4
     conn.execute("begin")
-    with raises("PQ012", "has another worker now"):
+    with raises("PQ012", "has been lost: another worker may have its partition"):
         commit(conn, rows)
     conn.execute("rollback")
     assert read(conn, list(ends(rows))) == []

@@ -139,7 +139,7 @@ def test_the_plain_file_runs_in_the_transaction_of_another_tool(empty_url: str) 
 
 
 def test_installing_needs_a_transaction_of_its_own(conn: Conn) -> None:
-    with conn.transaction(), pytest.raises(PgQueueError, match="transaction of its own"):
+    with conn.transaction(), pytest.raises(PgQueueError, match="in its own transaction"):
         schema.install(conn)
 
 

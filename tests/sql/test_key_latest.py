@@ -97,7 +97,7 @@ def test_the_last_delivery_of_a_replaced_message_is_told(conn: Conn) -> None:
     (row,) = call(conn, "outcome", "s", "c", old)
     assert (row.state, row.deliver_count, row.owner) == ("replaced", 1, None)
     (row,) = call(conn, "explain_message", "s", "c", old)
-    assert row.because.endswith(f"by message {newer}, which is newer and of its key")
+    assert row.because.endswith(f"by message {newer}, a newer one of the same key")
     alter(conn, keep_history=None)
     again = send_key(conn)
     send_key(conn)
@@ -266,7 +266,7 @@ def test_a_paused_consumer_without_claims_begins_and_ceases_to_keep_the_newest(
     claim = claim_of(receive(conn, 1))
     more = send_keys(conn, "b", "b")
 
-    for says in ("is not paused, and has 1", "is paused, and has 1"):
+    for says in ("is not paused, with 1 claims", "is paused, with 1 claims"):
         with raises("PQ003", says, column="p_settings"):
             alter(conn, per_key_latest=True)
         value(conn, "pause", "s", "c")

@@ -294,11 +294,11 @@ def test_workers_that_race_keep_the_limit_and_the_rate(
 def test_limits_of_a_consumer_without_order_need_it_paused_and_without_claims(conn: Conn) -> None:
     consumer(conn)
     seqs = send_keys(conn, *"aab", None)
-    with raises("PQ003", "is not paused, and has 0", column="p_settings"):
+    with raises("PQ003", "is not paused, with 0 claims", column="p_settings"):
         alter(conn, per_key_limit=1)
     rows = receive(conn, 1)
     value(conn, "pause", "s", "c")
-    with pytest.raises(psycopg.Error, match="is paused, and has 1"):
+    with pytest.raises(psycopg.Error, match="is paused, with 1 claims"):
         alter(conn, per_key_limit=1)
     value(conn, "nack", claim_of(rows), p_delay=seconds(0.001))
     alter(conn, per_key_limit=1)
@@ -387,13 +387,13 @@ def test_what_waits_for_a_limit_says_so(conn: Conn, ordering: str) -> None:
     assert (row.key, row.waiting, row.delayed, row.first_seq) == ("a", 2, 0, 1)
     for seq in (second, third):
         (row,) = call(conn, "explain_message", "s", "c", seq)
-        why = "behind the rate of its key: 1 delivered within 01:00:00"
+        why = "behind the rate limit of its key: 1 delivered within 01:00:00"
         assert (row.state, row.because) == ("waiting", why)
         assert row.until - now(conn) > seconds(3500)
     alter(conn, per_key_interval=None)
     (row,) = call(conn, "explain_message", "s", "c", second)
     assert row.because.startswith("behind messages of its key, held by spark-pgqueue since ")
-    assert row.because.endswith(f", in claim {claim} of 1 message")
+    assert row.because.endswith(f" (claim {claim} of 1 message)")
     assert stats(conn).waiting == 2
     value(conn, "ack", claim)
 

@@ -302,7 +302,7 @@ def test_what_relies_on_the_last_number_is_refused(conn: Conn, stream: int) -> N
         refused(attempt)
     with warned(conn) as said:
         call(conn, "maintain")
-    assert any("numbers of stream 1" in text for text in said)
+    assert any("sequences of stream 1" in text for text in said)
     value(conn, "recover")
     value(conn, "create_stream", "t")
     value(conn, "create_consumer", "s", "d")

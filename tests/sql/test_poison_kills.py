@@ -107,7 +107,7 @@ def test_one_message_among_many_that_kills_its_worker_ends_alone(
     assert states(conn) == {poison: "dead"}
     (dead,) = internals.dead_letters(conn)
     assert (dead.reason, dead.message_count) == ("max deliveries", 1)
-    assert dead.note["error"] == "the visibility timeout passed"
+    assert dead.note["error"] == "the visibility timeout expired"
     assert one(conn, "select count(distinct seq) from done where seq <> %s", poison) == n - 1
     assert one(conn, "select count(*) from done where seq = %s", poison) == 0
     if how == "plain":

@@ -129,7 +129,7 @@ def test_the_path_of_a_producer_changes_nothing(
 
 def test_so_many_numbers_cannot_be_reserved(conn: Conn, stream: int) -> None:
     for count in (0, -1, 10_000_001, 2**31 - 1):
-        with raises("PQ003", "p_count is 1 to 10000000"):
+        with raises("PQ003", "p_count must be 1 to 10000000"):
             value(conn, "reserve", stream, count)
 
 
@@ -151,7 +151,7 @@ def test_a_sink_belongs_to_the_role_that_used_it_first(
         lambda: publish(mean, stream, [], 0, 0, "txn:nightly"),
         lambda: value(mean, "is_published", "txn:nightly", stream, 0),
     ):
-        with raises("42501", "sink txn:nightly is used by role"):
+        with raises("42501", "sink txn:nightly belongs to role"):
             attempt()
     block = stage(owner, stream, 1, 1, "txn:nightly")
     assert publish(owner, stream, [block], 1, 1, "txn:nightly") is True
@@ -183,7 +183,7 @@ def test_each_kind_of_batch_of_a_sink_belongs_to_the_role_that_does_it(
     for batch in range(2):
         for i, kind in enumerate(kinds):
             kind(producers[i % 2], batch)
-            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="sink is used by role"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="sink belongs to role"):
                 kind(producers[(i + 1) % 2], batch + 1)
 
 
@@ -234,10 +234,10 @@ def test_a_role_deletes_no_chunk_that_another_role_has_staged(
 
 def test_an_empty_batch_is_the_next_one(conn: Conn, stream: int) -> None:
     for sink in "query", "txn:a":
-        with raises("PQ003", "p_batch is at most the next one"):
+        with raises("PQ003", "p_batch must be at most the next batch"):
             publish(conn, stream, [], 0, 1, sink)
         assert publish(conn, stream, [], 0, 0, sink) is True
-        with pytest.raises(psycopg.Error, match="p_batch is at most the next one"):
+        with pytest.raises(psycopg.Error, match="p_batch must be at most the next batch"):
             publish(conn, stream, [], 0, 2, sink)
         assert publish(conn, stream, [], 0, 0, sink) is False
         assert publish(conn, stream, [], 0, 1, sink) is True
@@ -259,4 +259,4 @@ def test_who_only_sends_learns_no_names_from_errors(conn: Conn, producers: list[
                 unknown(session)
             hint = caught.value.diag.message_hint or ""
             assert "Create it: " in hint
-            assert (f"There are: {name}." in hint) is knows
+            assert (f"Available: {name}." in hint) is knows

@@ -277,7 +277,9 @@ def test_any_history_with_poison_processes_all_others_once(
 def test_a_number_of_starts_is_at_least_1(conn: Conn, reader: Reader, after: int) -> None:
     send_keys(conn, "a")
     end = reader.ask()
-    with pytest.raises(psycopg.Error, match="p_quarantine_after is null or at least 1") as error:
+    with pytest.raises(
+        psycopg.Error, match="p_quarantine_after must be null or at least 1"
+    ) as error:
         reader.start(end, after)
     assert (error.value.sqlstate, error.value.diag.column_name) == (
         "PQ003", "p_quarantine_after",

@@ -291,7 +291,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(conn: Conn, reader: Reader) -
     before = states(conn)
     for changed, sqlstate, says in (
         ({"consumer": 999}, "PQ002", "dropped"),
-        ({"reader": uuid.uuid4()}, "PQ005", "does not know"),
+        ({"reader": uuid.uuid4()}, "PQ005", "does not exist in this database"),
         ({"consumer": consumer(conn, "d")}, "PQ005", "consumer 'c' of stream 's', not of .* 'd'"),
         ({"start": end + 100, "end": end + 200}, "PQ005", "ahead of the database"),
         ({"start": 0, "end": start}, "PQ010", "older"),
@@ -494,7 +494,7 @@ def test_a_reader_that_was_not_used_for_long_is_forgotten_and_its_messages_come_
     checker.check(conn)
     assert set(acked(conn, "s", "c")) >= set(sent)
     for again in (reader.resume, lambda end: reader.move(end) or reader.ask()):
-        with raises("PQ005", "does not know") as caught:
+        with raises("PQ005", "does not exist in this database") as caught:
             again(end)
         assert "not used for so long" in str(caught.value.diag.message_hint)
 

@@ -366,7 +366,7 @@ def test_many_gaps_are_warned_of_and_have_an_end(conn: Conn, stream: int, sessio
 
 
 NO_OFFSETS: list[tuple[Any, str, str]] = [
-    (lambda o: "x" * 3, "p_offset is earliest", "PQ003"),
+    (lambda o: "x" * 3, "p_offset must be earliest", "PQ003"),
     (lambda o: 7, "not an object", "PQ003"),
     (lambda o: [], "not an object", "PQ003"),
     (lambda o: {}, "no stream", "PQ003"),
@@ -494,9 +494,9 @@ def test_a_plan_goes_forward(conn: Conn, stream: int) -> None:
     _, second = read(conn, first)
     with pytest.raises(psycopg.DatabaseError, match="p_to is before p_from"):
         plan(conn, second, first)
-    with pytest.raises(psycopg.DatabaseError, match="p_max is 1 to"):
+    with pytest.raises(psycopg.DatabaseError, match="p_max must be 1 to"):
         read(conn, first, 0)
-    with pytest.raises(psycopg.DatabaseError, match="p_max is null or"):
+    with pytest.raises(psycopg.DatabaseError, match="p_max must be null or"):
         read_to(conn, first, 0)
     assert read_to(conn, first, None, 0) == first
 

@@ -47,7 +47,7 @@ def test_a_condition_has_at_most_4096_bytes(conn: Conn) -> None:
         return key_is("k" * (length - short))
 
     assert where(conn, key_of(4096)) == []
-    with raises("PQ003", "up to 4096 bytes, not 4097"):
+    with raises("PQ003", "at most 4096 bytes, not 4097"):
         where(conn, key_of(4097))
 
 

@@ -583,7 +583,7 @@ def test_who_reads_without_claiming_is_told_when_retention_was_faster(conn: Conn
 def test_without_a_rule_nothing_goes_and_a_large_stream_says_so(conn: Conn, stream: int) -> None:
     assert kept(conn).advice is None
     send_all(conn, ["x"] * 3)
-    assert "no consumer gets its messages" in kept(conn).advice
+    assert "no consumer receives its messages" in kept(conn).advice
     consumer(conn)
     clock.pass_time(conn, HOUR * 10_000)
     maintain(conn)
@@ -692,7 +692,7 @@ def test_a_segment_says_who_keeps_it_also_when_it_is_the_only_one(
     send(other)
     close(conn)
     age(conn)
-    assert kept(conn).held_by == ["transactions or sinks that have not published it"]
+    assert kept(conn).held_by == ["transactions or sinks that have not yet published"]
 
 
 @pytest.mark.promise("operations: maintain: two at once, maintain_all, nobody")

@@ -135,7 +135,7 @@ class Race:
                     self.done[name] += [row.seq for row in rows]
                     continue
                 took = time.monotonic() - received
-                assert took > 20, self.about(name, rows, acked)  # or its lease has ended
+                assert took > 20, self.about(name, rows, acked)  # or the lease has expired
                 assert acked == 0
 
     def about(self, name: str, rows: list[Any], acked: int) -> str:

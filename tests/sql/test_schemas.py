@@ -50,10 +50,10 @@ def test_each_type_takes_its_values_and_no_others(conn: Conn) -> None:
 
 MISFITS = {
     "{}": "column id is a whole number from -9223372036854775808 to 9223372036854775807, "
-    "not null, and the message has none",
+    "not null, but the message has none",
     '{"id": null}': "has a value of type null",
     '{"id": 1, "at": "soon"}': 'column at is a text such as "2026-01-31T12:00:00.123456Z"',
-    '{"id": 1, "tags": [1]}': "column tags is array, and the message has a value of type array",
+    '{"id": 1, "tags": [1]}': "column tags is array, but the message has a value of type array",
     "[1]": "it is not a JSON object, but of type array",
     "null": "of type null",
     '{"id": 1': "is not valid JSON",
@@ -97,7 +97,7 @@ def check_refused(conn: Conn, data: str, says: str) -> None:
     with raises("PQ004") as caught, conn.transaction():
         copied(conn, [good, data])
     assert says in str(caught.value)
-    assert "(row 2 of 2 that are written together" in str(caught.value)
+    assert "(row 2 of 2 in this write" in str(caught.value)
 
 
 def published(conn: Conn, name: str = "o") -> list[str]:
@@ -167,25 +167,25 @@ def test_structs_and_arrays_of_structs_grow_too(conn: Conn) -> None:
 
 
 NO_SCHEMAS: list[tuple[Any, str]] = [
-    ("", "as word 1, nothing, where the name of a column is expected"),
-    ("id", "as word 2, nothing, where a type (string, boolean, tinyint"),
-    ("id bigint,", "as word 4, nothing, where the name of a column"),
-    ("1 bigint", "as word 1, '1', where the name of a column"),
-    ("id bigint not", "as word 4, nothing, where null is expected"),
-    ("id bigint name string", "as word 3, 'name', where a comma or the end"),
-    ("id bigint, ID int", "as word 4, 'ID', where an unused name"),
-    ("id map<string, int>", "as word 2, 'map', where a type"),
-    ("id variant", "as word 2, 'variant', where a type"),
-    ("id array<int", "as word 5, nothing, where a comma or >"),
-    ("id struct<a int", "as word 6, nothing, where a comma or >"),
-    ("id decimal(39, 2)", "as word 4, '39', where a precision from 1 to 38"),
-    ("id decimal(2, 3)", "as word 4, '2', where a precision from 1 to 38"),
-    ("id decimal(x)", "as word 4, 'x', where a precision and a scale"),
+    ("", "as word 1, nothing, but the name of a column is expected"),
+    ("id", "as word 2, nothing, but a type (string, boolean, tinyint"),
+    ("id bigint,", "as word 4, nothing, but the name of a column"),
+    ("1 bigint", "as word 1, '1', but the name of a column"),
+    ("id bigint not", "as word 4, nothing, but null is expected"),
+    ("id bigint name string", "as word 3, 'name', but a comma or the end"),
+    ("id bigint, ID int", "as word 4, 'ID', but an unused name"),
+    ("id map<string, int>", "as word 2, 'map', but a type"),
+    ("id variant", "as word 2, 'variant', but a type"),
+    ("id array<int", "as word 5, nothing, but a comma or >"),
+    ("id struct<a int", "as word 6, nothing, but a comma or >"),
+    ("id decimal(39, 2)", "as word 4, '39', but a precision from 1 to 38"),
+    ("id decimal(2, 3)", "as word 4, '2', but a precision from 1 to 38"),
+    ("id decimal(x)", "as word 4, 'x', but a precision and a scale"),
     ("id " + "array<" * 17 + "int" + ">" * 17, "after 16 levels, is expected"),
     ("id " + "struct<a: " * 17 + "int" + ">" * 17, "after 16 levels, is expected"),
     ("a string, " * 1638 + "b string", "at most 16,384 characters, not 16388"),
-    (5, "as word 1, '5', where the name of a column"),
-    ({"type": "struct"}, "null for none, or columns in Spark's DDL"),
+    (5, "as word 1, '5', but the name of a column"),
+    ({"type": "struct"}, "must be null (default: none) or columns in Spark's DDL"),
 ]
 
 
@@ -201,7 +201,7 @@ def test_only_a_json_stream_has_a_schema(conn: Conn) -> None:
     settings = Jsonb({"schema": ORDER})
     for kind in ("text", "binary"):
         said = refused(conn, "PQ003", "create_stream", "o", kind, p_settings=settings)
-        assert f"schema is for streams of kind json, not {kind}" in said
+        assert f"schema requires a stream of kind json, not {kind}" in said
         value(conn, "create_stream", kind, kind)
         refused(conn, "PQ003", "alter_stream", kind, settings)
     value(conn, "alter_stream", "text", Jsonb({"schema": None}))

@@ -119,16 +119,16 @@ def test_the_next_claim_goes_by_the_new_visibility_timeout_and_an_open_one_by_it
 
 
 NO_SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
-    ({"max_deliver_cuont": 5}, ["'max_deliver_cuont'", "Is it max_deliver_count?"]),
-    ({"max_attempts": 5}, ["Is it max_deliver_count?"]),
-    ({"maxReceiveCount": 5}, ["Is it max_deliver_count?"]),
-    ({"retries": 5}, ["Is it max_deliver_count?"]),
-    ({"vt": 5}, ["Is it visibility_timeout?"]),
-    ({"zzz": 1}, ["'zzz'", "There are: ", "visibility_timeout"]),
+    ({"max_deliver_cuont": 5}, ["'max_deliver_cuont'", "Did you mean max_deliver_count?"]),
+    ({"max_attempts": 5}, ["Did you mean max_deliver_count?"]),
+    ({"maxReceiveCount": 5}, ["Did you mean max_deliver_count?"]),
+    ({"retries": 5}, ["Did you mean max_deliver_count?"]),
+    ({"vt": 5}, ["Did you mean visibility_timeout?"]),
+    ({"zzz": 1}, ["'zzz'", "Available: ", "visibility_timeout"]),
     ({"visibility_timeout": 30}, ["visibility_timeout", "longer than 0", "not 30"]),
     ({"visibility_timeout": "30"}, ['not "30"']),
     ({"visibility_timeout": "11 years"}, ["up to 10 years", "11 years"]),
-    ({"visibility_timeout": "0 s"}, ["visibility_timeout is null for "]),
+    ({"visibility_timeout": "0 s"}, ["visibility_timeout must be null (default: "]),
     ({"visibility_timeout": "soon"}, ['not "soon"']),
     ({"visibility_timeout": {}}, ["not {}"]),
     ({"max_deliver_count": 1.5}, ["at least 1", "not 1.5"]),
@@ -157,15 +157,15 @@ def test_what_is_no_setting_or_no_value_of_it_is_refused_and_nothing_changes(con
 def test_settings_are_an_object(conn: Conn) -> None:
     consumer(conn)
     for settings in (None, [], 1, "x"):
-        with pytest.raises(psycopg.Error, match="p_settings is a JSON object"):
+        with pytest.raises(psycopg.Error, match="p_settings must be a JSON object"):
             value(conn, "alter_consumer", "s", "c", Jsonb(settings))
-    with pytest.raises(psycopg.Error, match="p_settings is a JSON object"):
+    with pytest.raises(psycopg.Error, match="p_settings must be a JSON object"):
         value(conn, "alter_stream", "s", None)
 
 
 def test_a_group_has_no_settings_of_claims(conn: Conn) -> None:
     value(conn, "create_group", "s", "g", 2)
-    with pytest.raises(psycopg.Error, match="a group has none of these settings"):
+    with pytest.raises(psycopg.Error, match="a group does not support these settings"):
         alter_settings(conn, {"max_deliver_count": 2}, "g")
     alter_settings(conn, {"max_deliver_count": None}, "g")
     shown = rows(conn, "select settings, defaults from pgqueue.consumer_settings")

@@ -91,7 +91,7 @@ CHANGES = [
     ("alter table bills alter amount type text", "is decimal(10,2), and must fit"),
     ("alter table bills alter version type bigint", "a column, a type or an index is different"),
     ("alter table bills drop version, add version int", "a column, a type or an index is different"),
-    ("alter table bills drop constraint bills_pkey", "p_merge_keys are the columns of a unique index"),
+    ("alter table bills drop constraint bills_pkey", "p_merge_keys must be the columns of a unique index"),
     ("drop table bills; create table bills (id bigint primary key, amount numeric(10, 2), version int)", "is different"),
     ("drop table bills", "table public.bills was dropped"),
     ("alter table bills rename to invoices", "table public.bills was dropped"),

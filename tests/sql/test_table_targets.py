@@ -116,12 +116,12 @@ UNFIT = [
     ("string", "money", "would round"),
     ("decimal(10,0)", "numeric(5,-2)", "would round"),
     ("array<decimal(10,3)>", "numeric(10,2)[]", "would round"),
-    ("map<string,string>", "jsonb", "column v is map<string,string>, which no column of a table accepts"),
-    ("struct<a:int>", "jsonb", "which no column of a table accepts"),
-    ("variant", "jsonb", "which no column of a table accepts"),
-    ("interval year to month", "interval", "which no column of a table accepts"),
-    ("array<array<int>>", "integer[]", "which no column of a table accepts"),
-    ("void", "text", "which no column of a table accepts"),
+    ("map<string,string>", "jsonb", "column v is map<string,string>, which no table column accepts"),
+    ("struct<a:int>", "jsonb", "which no table column accepts"),
+    ("variant", "jsonb", "which no table column accepts"),
+    ("interval year to month", "interval", "which no table column accepts"),
+    ("array<array<int>>", "integer[]", "which no table column accepts"),
+    ("void", "text", "which no table column accepts"),
 ]  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def test_a_value_that_does_not_fit_fails_the_batch_and_is_never_cut(
 
 
 REFUSED = [
-    ("no_schema", {}, [], "a table with its schema, quoted as in SQL, such as public.bills; not 'no_schema'"),
+    ("no_schema", {}, [], "a table with its schema, quoted as in SQL, such as public.bills, not 'no_schema'"),
     ("public.no", {}, [], "which has no public.no"),
     ('public."t', {}, [], "a table with its schema"),
     ("pgqueue.streams", {}, [], "is a table of the queue: option stream sends messages"),
@@ -175,11 +175,11 @@ REFUSED = [
     ("public.t", {"other": "int"}, [], "table public.t has no column other: it has id, v, made, always"),
     ("public.t", {"made": "int"}, [], "column made of table public.t is generated"),
     ("public.t", {"always": "int"}, [], "column always of table public.t is generated"),
-    ("public.t", {"ID": "int"}, [], "two columns of the DataFrame are one column"),
-    ("public.t", {}, ["v"], "p_merge_keys are the columns of a unique index of table public.t"),
+    ("public.t", {"ID": "int"}, [], "two columns of the DataFrame map to one column"),
+    ("public.t", {}, ["v"], "p_merge_keys must be the columns of a unique index of table public.t"),
     ("public.t", {}, ["id", "v"], "it has CREATE UNIQUE INDEX"),
     ("public.t", {}, ["id", "id"], "different columns, each once"),
-    ("public.t", {}, ["no"], "p_merge_keys names a column of the DataFrame, not 'no': it has id, v"),
+    ("public.t", {}, ["no"], "p_merge_keys must name a column of the DataFrame, not 'no': it has id, v"),
     ("public.partial", {}, ["id"], "neither partial nor"),
     ("public.deferred", {}, ["id"], "(deferrable)"),
     ("public.triggered", {}, ["id"], "is a view with triggers"),
@@ -218,17 +218,21 @@ def test_what_cannot_be_written_is_refused_before_the_first_task(conn: Conn, tab
 def test_options_that_do_not_go_together_are_refused(conn: Conn, tables: None) -> None:
     columns = {"id": "int", "v": "int", "s": "string", "b": "boolean"}
     for keys, options, says in (
-        ([], {"sequence_by": "v"}, "p_sequence_by and p_delete_when need p_merge_keys"),
-        ([], {"delete_when": "b"}, "p_sequence_by and p_delete_when need p_merge_keys"),
+        ([], {"sequence_by": "v"}, "p_sequence_by and p_delete_when require p_merge_keys"),
+        ([], {"delete_when": "b"}, "p_sequence_by and p_delete_when require p_merge_keys"),
         (["id"], {"sequence_by": "id"}, "different columns, each once"),
         (["id"], {"sequence_by": "v", "delete_when": "v"}, "different columns, each once"),
         (
             ["id"],
             {"sequence_by": "s"},
-            "p_sequence_by names a column of numbers or times, and s is string",
+            "p_sequence_by must name a column of numbers or times, but s is string",
         ),
-        (["id"], {"delete_when": "s"}, "p_delete_when names a boolean column, and s is string"),
-        (["id"], {"delete_when": "no"}, "p_delete_when names a column of the DataFrame, not 'no'"),
+        (["id"], {"delete_when": "s"}, "p_delete_when must name a boolean column, but s is string"),
+        (
+            ["id"],
+            {"delete_when": "no"},
+            "p_delete_when must name a column of the DataFrame, not 'no'",
+        ),
     ):
         error = refusal(lambda k=keys, o=options: Write(conn, target("public.t", columns, k, **o)))
         assert error.sqlstate == "PQ003"

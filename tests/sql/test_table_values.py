@@ -231,7 +231,7 @@ def test_a_plain_column_rounds_where_allow_rounding_names_it_and_nowhere_else(co
     assert content(conn, "t") == [(1, Decimal("123456789.02"), Decimal("2.50"), "a ")]
     error = refusal(lambda: Write(conn, given | {"allow_rounding": ["amount"]}))
     assert (
-        "p_allow_rounding names a column of the DataFrame, not 'amount': it has id, v, w, s"
+        "p_allow_rounding must name a column of the DataFrame, not 'amount': it has id, v, w, s"
         in str(error)
     )
 

@@ -358,7 +358,7 @@ def test_an_observer_scans_no_payload(conn: Conn, opened: Opened) -> None:
         assert found, "what shows nothing shows no payload: that says nothing"
         assert SECRET not in str(found)
         for column in ("data", "data_bytes", "headers", "key", "note"):
-            with raises("PQ003", "p_columns has names of columns"):
+            with raises("PQ003", "p_columns must name columns"):
                 scanned(looks, table, "c", **{column: "text"})
 
 

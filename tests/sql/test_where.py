@@ -59,24 +59,27 @@ def test_a_condition_over_columns_says_what_postgres_says(conn: Conn) -> None:
 
 
 REFUSED = [
-    ("inserted_at < 'now'", "has the text 'now', which would be another time in each task"),
-    ("inserted_at::date = date ' Today '", "has the text ' Today '"),
-    ("inserted_at > 'yesterday 12:00'", "has the text 'yesterday 12:00'"),
-    ("age('tomorrow UTC', inserted_at) is null", "has the text 'tomorrow UTC'"),
-    ("true) or (true", "cannot have ')'"),
-    ("true) union select null from pgqueue.streams where (true", "cannot have ')'"),
+    (
+        "inserted_at < 'now'",
+        "contains the text 'now', which would mean a different time in each task",
+    ),
+    ("inserted_at::date = date ' Today '", "contains the text ' Today '"),
+    ("inserted_at > 'yesterday 12:00'", "contains the text 'yesterday 12:00'"),
+    ("age('tomorrow UTC', inserted_at) is null", "contains the text 'tomorrow UTC'"),
+    ("true) or (true", "cannot contain ')'"),
+    ("true) union select null from pgqueue.streams where (true", "cannot contain ')'"),
     ("(true", "has an unclosed ("),
-    ("key = any (array['k')", "cannot have ')'"),
-    ("true; drop table x", "cannot have ';'"),
-    ("true -- and more", "cannot have '--'"),
-    ("true /* and more", "cannot have '/*'"),
-    ("key = $$k$$", "cannot have '$'"),
-    ("key = $1", "cannot have '$'"),
-    ("key = 'k", "cannot have ''''"),
+    ("key = any (array['k')", "cannot contain ')'"),
+    ("true; drop table x", "cannot contain ';'"),
+    ("true -- and more", "cannot contain '--'"),
+    ("true /* and more", "cannot contain '/*'"),
+    ("key = $$k$$", "cannot contain '$'"),
+    ("key = $1", "cannot contain '$'"),
+    ("key = 'k", "cannot contain ''''"),
     ("pgqueue.schema_version() > 0", "has no column pgqueue"),
     ("w.key = 'k'", "has no column w"),
     ("(w).key = 'k'", "has no column w"),
-    ("1.key = 'k' . x", "cannot have '.'"),
+    ("1.key = 'k' . x", "cannot contain '.'"),
     ("seq in (select 1)", "has no column select"),
     ("exists (table pgqueue.streams)", "not exists"),
     ("array(values (1)) is null", "not values"),
@@ -118,9 +121,9 @@ def test_what_is_no_comparison_is_refused_by_name(conn: Conn) -> None:
 
 
 def test_a_misspelled_column_is_suggested(conn: Conn) -> None:
-    with pytest.raises(psycopg.Error, match="Is it reason") as error:
+    with pytest.raises(psycopg.Error, match="Did you mean reason") as error:
         call(conn, "scan_where", "raeson = 'x'", COLUMNS)
-    assert "There are: seq, key, data" in str(error.value)
+    assert "Available: seq, key, data" in str(error.value)
 
 
 def test_a_condition_names_its_columns_and_one_time(conn: Conn) -> None:

@@ -124,5 +124,5 @@ def test_options_of_a_uri_of_0_1_0_give_way_to_those_of_the_process() -> None:
     "text", ["a", "", "http://host", "s3://b?c", "s3:///b", "s3://a@b", "file://x", "s3://"]
 )
 def test_a_prefix_that_no_archive_has_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"it is no absolute path|it has options"):
+    with pytest.raises(ValueError, match=r"it is neither an absolute path|it has options"):
         parse_prefix(text)

@@ -229,29 +229,29 @@ REFUSED: list[Any] = [
 """No call runs their bodies, and one can see it before."""
 
 UNDONE: dict[str, list[Any]] = {
-    "an iterator that nobody reads: generator": [*giving(generator), decorated(generator)],
-    "an iterator that nobody reads: async_generator": giving(async_generator),
-    "an iterator that nobody reads: map": giving(lambda given: map(body, [given])),
-    "an iterator that nobody reads: Endless": giving(lambda given: Endless()),
-    "in a list, what nobody waits for: coroutine": [
+    "an iterator that is never read: generator": [*giving(generator), decorated(generator)],
+    "an iterator that is never read: async_generator": giving(async_generator),
+    "an iterator that is never read: map": giving(lambda given: map(body, [given])),
+    "an iterator that is never read: Endless": giving(lambda given: Endless()),
+    "in a list, an awaitable that is never awaited: coroutine": [
         *giving(lambda given: [coroutine(given)]),
         *giving(lambda given: {"a": {"b": [coroutine(given)]}}),
         *giving(lambda given: [_ring(), [coroutine(given)]]),
     ],
-    "in a dict, an iterator that nobody reads: generator": giving(
+    "in a dict, an iterator that is never read: generator": giving(
         lambda given: {"a": generator(given)}
     ),
-    "in a tuple, an exception that nobody raises: Retry": [
+    "in a tuple, an exception that is never raised: Retry": [
         *giving(lambda given: (1, Retry())),
         *giving(lambda given: [deque([(1, Retry())])]),
     ],
-    "in a list, an exception that nobody raises: OSError": giving(lambda given: [OSError]),
-    "a function that nobody calls": [
+    "in a list, an exception that is never raised: OSError": giving(lambda given: [OSError]),
+    "a function that is never called": [
         *giving(lambda given: lambda: body(given)),
         *giving(lambda given: functools.partial(body, given)),
         *giving(lambda given: METHODS.plain),
     ],
-    "a context manager that nobody enters": giving(contextmanager(generator)),
+    "a context manager that is never entered": giving(contextmanager(generator)),
 }
 """Only what they return says that their bodies have not run."""
 
@@ -346,7 +346,7 @@ def test_a_handler_runs_or_has_failed_or_is_refused(queue, url, place):
         found: Any = outcome_of(handler)
         if isinstance(found, str):
             assert place.startswith("tasks"), (handler, found)
-            assert "handler must be awaited: an async function" in found
+            assert "handler must be an async function" in found
             assert handler not in (coroutine, Methods.of_class)
         else:
             assert found.state == "done", (handler, found)
@@ -360,7 +360,7 @@ def test_a_handler_runs_or_has_failed_or_is_refused(queue, url, place):
         for handler in functions[which]:
             found = outcome_of(handler)
             if isinstance(found, str):
-                assert "must be awaited" in found
+                assert "must be an async function" in found
                 continue
             assert [found.state, found.reason] == expected, (handler, found)
             if error in UNDONE:
@@ -377,7 +377,7 @@ PROCESSED = {
     "note_later": ("done", None),
     "note_by_partial": ("done", None),
     "note_awaitable": ("done", None),
-    "note_in_a_map": ("dead", "returned an iterator that nobody reads: map"),
+    "note_in_a_map": ("dead", "returned an iterator that is never read: map"),
     "retry_later": ("dead", "no"),
     "rejected": ("dead", None),
     "rejected_by_a_class_of_its_own": ("dead", "its own"),
@@ -652,9 +652,9 @@ def test_a_run_that_is_cancelled_does_not_wait_for_its_first_hook(url, queue):
 
 def test_a_sync_run_in_a_thread_with_a_loop_says_what_it_cannot_do(queue, url):
     async def work() -> None:
-        with pytest.raises(PgQueueError, match="this thread runs a loop already"):
+        with pytest.raises(PgQueueError, match="this thread already runs an event loop"):
             Consumer(url, "s", "c").run(body, on_start=coroutine)
-        with pytest.raises(PgQueueError, match="this thread runs a loop already"):
+        with pytest.raises(PgQueueError, match="this thread already runs an event loop"):
             Consumer(url, "s", "c").run(coroutine, wait=NOW)
         queue.send("s", "x")
         assert Consumer(url, "s", "c").run(undecorated(coroutine), wait=NOW) == 1
@@ -686,7 +686,7 @@ def test_a_result_that_postgres_cannot_hold_stops_no_worker(queue, url, place, c
             odd.append(10**140_000)
         for value in odd:
             kept(value)
-        assert "what the handler returned must hold what JSON can" in caplog.text
+        assert "what the handler returned must be serializable as JSON" in caplog.text
         assert kept("\ud83d\ude00 \U0001f600") == "\U0001f600 \U0001f600", "a pair is a character"
     finally:
         sys.set_int_max_str_digits(before)

@@ -66,13 +66,16 @@ def test_a_location_is_not_decoded():
     ["s3://bucket/c", "s3a://b/c", "hdfs:///c", "dbfs:/c", "file://host/c", "abfss://x@y/c"],
 )
 def test_one_that_is_elsewhere_has_to_be_copied(there: str):
-    with pytest.raises(PgQueueError, match="is not in a folder of this machine") as error:
+    with pytest.raises(PgQueueError, match="is not in a local folder") as error:
         Checkpoint.read(there)
-    assert "copy it" in (error.value.hint or "")
+    assert "copy all of it" in (error.value.hint or "")
 
 
 def test_what_is_no_checkpoint_or_not_complete_is_refused(tmp_path: Path):
-    for folder, says in ((tmp_path, "is no checkpoint"), (tmp_path / "none", "is no checkpoint")):
+    for folder, says in (
+        (tmp_path, "is not a checkpoint"),
+        (tmp_path / "none", "is not a checkpoint"),
+    ):
         with pytest.raises(PgQueueError, match=says):
             Checkpoint.read(str(folder))
     folder = written(tmp_path / "c", 2, 2)
@@ -80,11 +83,11 @@ def test_what_is_no_checkpoint_or_not_complete_is_refused(tmp_path: Path):
     with pytest.raises(PgQueueError, match="is of format 'v9'"):
         Checkpoint.read(str(folder))
     (folder / "offsets" / "1").unlink()
-    with pytest.raises(PgQueueError, match=r"has commits/1 and not offsets/1"):
+    with pytest.raises(PgQueueError, match=r"has commits/1 but not offsets/1"):
         Checkpoint.read(str(folder))
     (folder / "metadata").write_text("[]")
     (folder / "commits" / "1").unlink()
-    with pytest.raises(PgQueueError, match=r"metadata is none of Spark's"):
+    with pytest.raises(PgQueueError, match=r"metadata was not written by Spark"):
         Checkpoint.read(str(folder))
 
 
@@ -98,13 +101,13 @@ def test_a_copy_is_of_another_query_and_other_readers(tmp_path: Path):
     assert position_of(copy.offsets["0"]) == ("another", 9, 300)
     assert not list((tmp_path / "d" / "offsets").glob(".*"))
     assert Checkpoint.read(str(tmp_path / "c")) == source
-    with pytest.raises(PgQueueError, match="exists already"):
+    with pytest.raises(PgQueueError, match="already exists"):
         source.fork(tmp_path / "d", {})
 
 
 def test_nothing_is_left_of_a_copy_of_a_query_that_went_on(tmp_path: Path):
     source = Checkpoint.read(str(written(tmp_path / "c", 3, 2)))
     (tmp_path / "c" / "commits" / "2").write_text("v1\n{}")
-    with pytest.raises(PgQueueError, match="it went on while"):
+    with pytest.raises(PgQueueError, match="it made progress while"):
         source.fork(tmp_path / "d", {})
     assert not (tmp_path / "d").exists()

@@ -54,7 +54,7 @@ def test_settings_change_by_name_and_value(queue, run):
     run("stream", "set", "s", "notify=off", "max_bytes=10")
     assert queue.streams()[0].settings == {"notify": False, "max_bytes": 10}
     error = run("consumer", "set", "s", "c", "visibility_timout=1s", code=1)
-    assert "no setting 'visibility_timout' hint: Is it visibility_timeout?" in error.replace(
+    assert "no setting 'visibility_timout' hint: Did you mean visibility_timeout?" in error.replace(
         "\n", " "
     )
     assert "is not NAME=VALUE" in run("stream", "set", "s", "notify", code=2)
@@ -93,7 +93,7 @@ def test_schedules(queue, run):
     run("schedule", "resume", "s", "often")
     times = run("schedule", "times", "--every", "1 week", "--count", 2).splitlines()
     assert datetime.fromisoformat(times[1]) - datetime.fromisoformat(times[0]) == timedelta(days=7)
-    assert "has no time" in run("schedule", "times", "--cron", "0 0 31 2 *", code=1)
+    assert "never matches" in run("schedule", "times", "--cron", "0 0 31 2 *", code=1)
     run("schedule", "drop", "s", "often", "--yes")
     run("schedule", "drop", "s", "often", "--if-exists")
     assert "unknown schedule" in run("schedule", "drop", "s", "often", code=1)
@@ -116,7 +116,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(queue, run):
     (shown,) = run("dead", "show", "s", "c", "--json", "--reason", "rejected").splitlines()
     assert json.loads(shown).items() >= {"seq": 2, "data": "c", "deliver_count": 1}.items()
     assert run("dead", "redrive", "s", "c", "--reason", "no such user", "--max", "1") == (
-        "1 message to arrive again\n"
+        "1 message to be redelivered\n"
     )
     assert [message.seq for message in queue.read_dead("s", "c")] == [2, 3]
     assert run("dead", "purge", "s", "c", "--seq", "2", "--yes") == "1 message deleted\n"
@@ -141,7 +141,7 @@ def test_receive_takes_what_passes_a_condition(queue, run):
     condition = ["--where", '$.key == "b"']
     assert run("receive", "s", "c", "--max", "5", *condition) == "2\tb\tx\n4\tb\tx\n"
     assert run("receive", "s", "c", *condition, "--look", "1") == ""
-    assert "where is a jsonpath" in run("receive", "s", "c", "--where", "$.a >", code=1)
+    assert "where must be a jsonpath" in run("receive", "s", "c", "--where", "$.a >", code=1)
 
 
 def test_postpone_delays_messages(queue, run):
@@ -172,7 +172,10 @@ def test_cancel_takes_messages_away(queue, run):
 
 def test_a_message_is_sent_once_per_dedup_key(queue, run):
     error = run("send", "s", "--data", "a", "--dedup-key", "k", code=1)
-    assert "hint: Set how long to store them: pgqueue stream set 's' dedup_window='1 day'" in error
+    assert (
+        "hint: Set how long to store dedup keys: pgqueue stream set 's' dedup_window='1 day'"
+        in error
+    )
     run("stream", "set", "s", "dedup_window=1 day")
     assert len({run("send", "s", "--data", "a", "--dedup-key", "k") for _ in range(2)}) == 1
 
@@ -220,7 +223,7 @@ def test_grant_lets_a_role_do_what_it_says(queue, run, new_role):
     assert "does not exist" in run("grant producer pgqueue_test_nobody", code=1)
     role = user_of(mine := new_role())
     assert "permission denied" in run("send s --url", mine, code=1, stdin=b"x")
-    assert run("grant producer", role) == f"{role} is producer now\n"
+    assert run("grant producer", role) == f"granted producer to {role}\n"
     run("send s --url", mine, stdin=b"x")
     assert "permission denied" in run("receive s c --url", mine, code=1)
     assert "permission denied" in run("stats --url", mine, code=1)
@@ -259,7 +262,7 @@ def test_version_and_help(run, monkeypatch):
 def test_streams_and_consumers(run, queue):
     run("stream", "create", "j", "--kind", "json", "--if-not-exists")
     run("stream", "create", "j", "--kind", "json", "--if-not-exists")
-    assert "exists already" in run("stream", "create", "j", code=1)
+    assert "already exists" in run("stream", "create", "j", code=1)
     run("consumer", "create", "j", "k", "max_deliver_count=3", "--ordering", "key",
         "visibility_timeout=1m 30s", "--start", "2026-01-31")  # fmt: skip
     assert [line.split()[0] for line in run("stream", "list").splitlines()] == ["name", "j", "s"]
@@ -337,7 +340,9 @@ def test_a_consumer_is_moved_replayed_and_paused(run, queue, url):
     queue.send_batch("s", ["one", "two"])
     assert run("consumer", "seek", "s", "c", "latest") == "2 messages forgotten\n"
     assert run("receive", "s", "c") == ""
-    assert run("consumer", "replay", "s", "c", "earliest", "seq 2") == "1 message to arrive again\n"
+    assert (
+        run("consumer", "replay", "s", "c", "earliest", "seq 2") == "1 message to be redelivered\n"
+    )
     run("consumer", "pause", "s", "c")
     assert run("receive", "s", "c") == ""
     run("consumer", "resume", "s", "c")
@@ -491,7 +496,7 @@ def test_retention(run, queue):
     shown = run("stream", "retention", "s", "--for", "7d", "--bytes", "10 GB", "--unread", "drop")
     assert "keep for: 7 days\n" in shown
     assert "keep bytes: 10,737,418,240" in shown
-    assert "advice: maintain() was not called yet" in shown
+    assert "advice: maintain() has not run yet" in shown
     assert "unread: drop" in run("stream", "retention", "s"), "showing it changed it"
     assert json.loads(run("stream", "retention", "s", "--json"))["keep_bytes"] == 10 << 30
     assert "keep for: 1 day 12:00:00\n" in run("stream", "retention", "s", "--for", "36h")
@@ -538,10 +543,10 @@ def test_closed_input_is_an_error_that_says_so(queue, url):
     done = redirected(url, "<&-", "send s", "send s --lines", "stream drop s")
     assert done.stdout == ""
     nothing = "pgqueue: standard input is closed, so there is nothing to send"
-    nobody = "pgqueue: standard input is closed, so nobody can be asked"
+    nobody = "pgqueue: cannot ask for confirmation: standard input is closed"
     assert done.stderr.splitlines() == [
-        *(nothing, "hint: give --data", "ended with 1") * 2,
-        *(nobody, "hint: give --yes", "ended with 1"),
+        *(nothing, "hint: pass --data", "ended with 1") * 2,
+        *(nobody, "hint: pass --yes", "ended with 1"),
     ]
     assert [s.new for s in queue.stats()] == [0]
 
@@ -550,7 +555,7 @@ def test_output_that_is_closed_or_full_is_an_error_and_nothing_is_acknowledged(q
     queue.send("s", "x")
     commands = "receive s c", "receive s c --json", "stats", "stats --watch", "stream list"
     said = redirected(url, ">&-", *commands).stderr.splitlines()
-    hint = "hint: for no output, give > /dev/null"
+    hint = "hint: to discard the output, use > /dev/null"
     assert said == ["pgqueue: standard output is closed", hint, "ended with 1"] * len(commands)
     if Path("/dev/full").exists():
         done = redirected(url, ">/dev/full", "receive s c")
@@ -613,7 +618,7 @@ ERRORS = [
     ("receive s nope", "unknown consumer 'nope' of stream 's'"),
     ("stats nope", "unknown stream 'nope'"),
     ("consumer list nope", "unknown stream 'nope'"),
-    ("consumer create s c", "exists already"),
+    ("consumer create s c", "already exists"),
     ("consumer create s x max_deliver_count=0", "at least 1, or never, not"),
     ("consumer drop s nope --yes", "unknown consumer 'nope'"),
     ("stats --url host=127.0.0.1\0port=1", "refused"),
@@ -647,9 +652,11 @@ def test_stats_name_the_streams_that_no_consumer_gets(run, queue):
     for arguments in (["stats"], ["stats", "alone"]):
         done = CliRunner().invoke(cli.app, arguments)
         (told,) = [line for line in done.stderr.splitlines() if line != "Nothing to show."]
-        assert told == "No consumer gets the messages of alone: see pgqueue doctor."
+        assert told == "No consumer receives the messages of alone: see pgqueue doctor."
     told = CliRunner().invoke(cli.app, ["doctor"]).output
-    assert "no consumer gets its messages: see pgqueue consumer create; for those" in words_of(told)
+    assert "no consumer receives its messages: see pgqueue consumer create; if read" in words_of(
+        told
+    )
     assert "No consumer" not in CliRunner().invoke(cli.app, ["stats", "s"]).output
 
 

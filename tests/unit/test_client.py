@@ -110,9 +110,9 @@ REFUSED = [
     ("s", ["x"], {"keys": ["k", "l"]}, "PQ003", "one element per message"),
     ("s", ["x"], {"headers": [{"h": "x" * 70_000}]}, "PQ003", "at most 65536 bytes"),
     ("small", ["x", "four"], {}, "PQ004", "at most 3 bytes, not 4"),
-    ("s", [b"x"], {}, "PQ004", "a message of stream 's' (text) has data"),
+    ("s", [b"x"], {}, "PQ004", "a message of stream 's' (text) must have text as data"),
     ("j", ["1", "{"], {}, "PQ004", "of 1 bytes, is not valid JSON"),
-    ("b", ["x"], {}, "PQ004", "a message of stream 'b' (binary) has data"),
+    ("b", ["x"], {}, "PQ004", "a message of stream 'b' (binary) must have bytes as data"),
 ]
 
 
@@ -242,7 +242,7 @@ def test_waiting_for_a_message_ends_when_it_is_done(queue, url, notify):
     assert queue.wait_for("s", "c", left, timedelta()).state == "ready"
     (kept,) = queue.history("s", "c", since=datetime.now(UTC) - timedelta(hours=1))
     assert (kept.seqs, kept.result, kept.done_at) == ([(seq, seq)], {"total": 12}, done.ended_at)
-    with queue.transaction(), pytest.raises(PgQueueError, match=r"^wait needs a connection"):
+    with queue.transaction(), pytest.raises(PgQueueError, match=r"^wait requires a connection"):
         queue.wait_for("s", "c", left, SECOND)
 
 
@@ -280,9 +280,9 @@ def test_waiting_on_a_lost_connection_says_so_and_the_next_call_connects(queue, 
 
 
 def test_waiting_where_nothing_could_be_heard_is_an_error(queue, url):
-    with queue.transaction(), pytest.raises(PgQueueError, match=r"^wait needs a connection"):
+    with queue.transaction(), pytest.raises(PgQueueError, match=r"^wait requires a connection"):
         queue.receive("s", "c", wait=SECOND)
-    with connection.connect(url) as conn, pytest.raises(PgQueueError, match=r"^wait needs"):
+    with connection.connect(url) as conn, pytest.raises(PgQueueError, match=r"^wait requires"):
         Client(conn).receive("s", "c", wait=SECOND)
     with pytest.raises(PgQueueError, match=r"^wait must be at least 0"):
         queue.receive("s", "c", wait=-SECOND)
@@ -375,7 +375,7 @@ def test_settings_take_a_timedelta_and_none(queue):
     assert queue.streams()[0].settings == {"max_bytes": 3, "dedup_window": "00:01:30"}
     with pytest.raises(PgQueueError, match="settings must be a dict"):
         queue.alter_stream("s", ["max_bytes"])
-    with pytest.raises(PgQueueError, match="settings must hold what JSON can"):
+    with pytest.raises(PgQueueError, match="settings must be serializable as JSON"):
         queue.alter_consumer("s", "k", {"max_deliver_count": object()})
 
 
@@ -482,7 +482,7 @@ def test_another_schema_version_is_refused_by_each_new_connection(queue, conn):
     end_session(conn, queue)
     with pytest.raises(PgQueueError, match="the connection to Postgres was lost"):
         queue.streams()
-    with pytest.raises(PgQueueError, match="needs version"):
+    with pytest.raises(PgQueueError, match="requires version"):
         queue.streams()
 
 
@@ -500,14 +500,14 @@ def test_a_url_is_no_connection_and_is_not_shown():
 BAD = [
     (("create_stream", 7), "name must be a str, not int"),
     (("create_stream", "x\0"), "name holds a NUL character"),
-    (("create_stream", "s"), "'s' exists already, with kind text"),
+    (("create_stream", "s"), "'s' already exists, with kind text"),
     (("create_stream", "x", None), "kind must be a str, not NoneType"),
     (("create_stream", "x", ("if_not_exists", 1)), "if_not_exists must be True or False, not int"),
     (("drop_stream", "nope"), "unknown stream 'nope'"),
     (("create_consumer", "s", "x", ("start", datetime(2026, 1, 1))), "start must have a time zone"),
     (("create_consumer", "s", "x", ("start", 7)), "start must be a str"),
     (("create_consumer", "s", "x", ("settings", 5)), "settings must be a dict, not int"),
-    (("create_consumer", "s", "x", ("where", "$.data >")), "where is a jsonpath "),
+    (("create_consumer", "s", "x", ("where", "$.data >")), "where must be a jsonpath "),
     (("seek", "s", "c", datetime(2026, 1, 1)), "to must have a time zone"),
     (("consumers", "nope"), "unknown stream 'nope'"),
     (("stats", "nope"), "unknown stream 'nope'"),
@@ -515,7 +515,7 @@ BAD = [
         ("send", "s", None),
         "data must be a str, a dict or a list, or bytes for a binary stream, not",
     ),
-    (("send", "s", {"a": {1}}), "data must hold what JSON can"),
+    (("send", "s", {"a": {1}}), "data must be serializable as JSON"),
     (("send", "s", "x", ("delay", 7)), "delay must be a timedelta, not int"),
     (
         (
@@ -525,14 +525,14 @@ BAD = [
             ("delay", timedelta()),
             ("deliver_at", datetime(2026, 1, 1, tzinfo=UTC)),
         ),
-        "delay is from now on, and deliver_at is a time: give one of them",
+        "delay is relative and deliver_at a point in time: only one of them can be given",
     ),
     (("send", "s", b"x"), "a message of stream 's' (text)"),
     (("send", "s", "x\0"), "data holds a NUL character"),
     (("send", "s", "\ud800"), "data is not Unicode text"),
     (("send", "s", "x", ("key", 7)), "key must be a str, not int"),
     (("send", "s", "x", ("headers", ["a"])), "headers must be a dict, not list"),
-    (("send", "s", "x", ("headers", {"a": SECOND})), "headers must hold what JSON can"),
+    (("send", "s", "x", ("headers", {"a": SECOND})), "headers must be serializable as JSON"),
     (("send", "s", "x", ("headers", {"a": "\0"})), "headers holds a NUL character"),
     (("send", "s", "x", ("priority", 32768)), "priority must be from -32768 to 32767, not 32768"),
     (("send", "s", "x", ("priority", 1.5)), "priority must be an int, not float"),
@@ -560,13 +560,16 @@ BAD = [
     (("ack", 1, [None]), "seqs[0] must be an int, not NoneType"),
     (("nack", 1, ("delay", 5)), "delay must be a timedelta, not int"),
     (("nack", 1, ("reason", 5)), "reason must be a str"),
-    (("extend", 1, timedelta()), "by is an interval longer than 0"),
-    (("dead_letter", 1, ("details", {1, 2})), "details must hold what JSON can"),
-    (("maintain", timedelta()), "staged_age is an interval longer than 0"),
-    (("set_archive", "s", "/a", ("keep_for", timedelta())), "keep_for is "),
+    (("extend", 1, timedelta()), "by must be an interval longer than 0"),
+    (("dead_letter", 1, ("details", {1, 2})), "details must be serializable as JSON"),
+    (("maintain", timedelta()), "staged_age must be an interval longer than 0"),
+    (("set_archive", "s", "/a", ("keep_for", timedelta())), "keep_for must be "),
     (("key_stats", "s", "c", ("limit", 0)), "limit must be from 1"),
-    (("set_retention", "s", ("keep_for", timedelta())), "keep_for is an interval longer than 0"),
-    (("set_retention", "s", ("size", 0)), "size is null or at least 1"),
+    (
+        ("set_retention", "s", ("keep_for", timedelta())),
+        "keep_for must be an interval longer than 0",
+    ),
+    (("set_retention", "s", ("size", 0)), "size must be null or at least 1"),
     (("retention", "no"), "unknown stream 'no'"),
 ]
 

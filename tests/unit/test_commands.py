@@ -156,7 +156,7 @@ def test_commands_that_say_nothing_say_an_object(run: Run, queue: Client) -> Non
 # Hints that no command of this program meets: they are for who writes SQL.
 FOR_SQL = (
     "pgqueue.reserve",
-    "next_offset of read_partitions",
+    "next_offset that read_partitions returned",
     "lease_partitions returned",
     "Renew leases with lease_partitions",
     "read_to returned",
@@ -258,7 +258,7 @@ def test_peek_shows_what_is_next_and_takes_nothing(run: Run, queue: Client) -> N
     assert run("peek s --seq 2") == "2\t\ttwo\n"
     assert json.loads(run("peek s --json --max 1"))["data"] == "one\t1"
     assert json.loads(run("peek s c --json --max 1"))["state"] == "new"
-    assert "leave CONSUMER away" in run("peek s c --seq 2", code=2)
+    assert "omit CONSUMER" in run("peek s c --seq 2", code=2)
     assert "unknown consumer" in run("peek s no", code=1)
     assert queue.stats()[0].new == 2
 

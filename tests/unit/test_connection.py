@@ -319,7 +319,7 @@ def test_the_log_says_where_it_is_still_trying_and_why(connect, silent, caplog):
             assert record.created - began < 4
             assert "refused" in record.message
             assert f"{where} user=u" in record.message
-            assert "still trying" in record.message
+            assert "retrying for" in record.message
             assert SECRET not in record.message
 
 

@@ -364,7 +364,7 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(PgQueueError, match="neither empty nor"):
         embedded.start(tmp_path)
-    with pytest.raises(PgQueueError, match="no directory for an embedded Postgres"):
+    with pytest.raises(PgQueueError, match="could not create a directory for an embedded Postgres"):
         embedded.start(tmp_path / "thesis.tex" / "pg")
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -119,7 +119,7 @@ def test_root_starts_nothing_where_others_may_write(shared: Path, mode: int) -> 
     as_nobody(lambda: [each.symlink_to(target) for each in traps])
     assert all(each.is_symlink() for each in traps)
     with pytest.raises(
-        PgQueueError, match=r"other users may write in .*, and this is root"
+        PgQueueError, match=r"other users may write in .*, but this process runs as root"
     ) as said:
         embedded.start(folder)
     assert "chmod go-w" in str(said.value.hint)
@@ -133,7 +133,9 @@ def test_root_starts_nothing_in_a_folder_of_a_folder_where_others_may_write(
 ) -> None:
     """They may put another folder in its place; not in one like /tmp, which has the sticky bit."""
     stopped_server(shared / "pg")
-    with pytest.raises(PgQueueError, match=f"other users may write in {shared}, and this is root"):
+    with pytest.raises(
+        PgQueueError, match=f"other users may write in {shared}, but this process runs as root"
+    ):
         embedded.start(shared / "pg")
     shared.chmod(0o1777)
     embedded.start(shared / "pg").close()
@@ -155,7 +157,9 @@ def test_root_starts_nothing_below_a_folder_of_another_user(
     (shared / below).mkdir(parents=True)
     shutil.chown(shared, "nobody")
     shared.chmod(mode)
-    with pytest.raises(PgQueueError, match=f"{shared} belongs to nobody, and this is root"):
+    with pytest.raises(
+        PgQueueError, match=f"{shared} belongs to nobody, but this process runs as root"
+    ):
         embedded.start(shared / below)
     assert list((shared / below).iterdir()) == []
 

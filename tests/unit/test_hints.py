@@ -52,8 +52,8 @@ def test_hints_of_sql(conn: psycopg.Connection) -> None:
             ("capture('one', 's', p_keys => '{}', p_columns => %s)", [[word]]),
         ):
             hint = hint_of(conn, call, *values)
-            assert "Is it ?" not in hint, (call, word)
-            assert hint.split("There are: ")[1].strip(" .,"), (call, word)
+            assert "Did you mean ?" not in hint, (call, word)
+            assert hint.split("Available: ")[1].strip(" .,"), (call, word)
 
 
 def test_a_setting_of_another_queue_gets_its_name_here(conn: psycopg.Connection) -> None:
@@ -72,7 +72,7 @@ def test_a_setting_of_another_queue_gets_its_name_here(conn: psycopg.Connection)
             for word in meaning.theirs.split():
                 for spelled in (word, word.replace("_", "-"), word.title().replace("_", "")):
                     hint = hint_of(conn, call, json.dumps({spelled: 1}))
-                    assert hint.startswith(f"Is it {name}? There are: "), spelled
+                    assert hint.startswith(f"Did you mean {name}? Available: "), spelled
             seen.add(name)
     assert len(seen) == 8
 
@@ -81,7 +81,7 @@ def test_hints_of_python() -> None:
     for names in ([], ["max_bytes"], [*Options.__dataclass_fields__]):
         for word in ODD:
             hint = nearest.hint(word, names)
-            assert hint == f"there are: {', '.join(names) or 'none'}", word
+            assert hint == f"available: {', '.join(names) or 'none'}", word
     with pytest.raises(PgQueueError) as error:
         options_of({"concurency": timedelta(1)})
     assert error.value.hint == "did you mean concurrency?"

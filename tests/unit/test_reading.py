@@ -53,7 +53,7 @@ def test_it_is_said_that_retention_came_between_plan_and_payloads(queue, conn, m
         return whole(*arguments)
 
     monkeypatch.setattr(reading, "messages", later)
-    with pytest.raises(PgQueueError, match=r"2 messages of stream 's' were deleted") as caught:
+    with pytest.raises(PgQueueError, match=r"retention deleted 2 messages of stream 's'") as caught:
         list(queue.read("s") if way == "read" else queue.read_between("s", begin, end))
     assert caught.value.sqlstate == "PQ010"
 
@@ -94,7 +94,7 @@ def test_what_is_no_offset_is_refused(queue):
         list(queue.read("u"))
     with pytest.raises(PgQueueError, match="max_messages"):
         queue.read("s", max_messages=0)
-    with queue.transaction(), pytest.raises(PgQueueError, match="wait needs"):
+    with queue.transaction(), pytest.raises(PgQueueError, match="wait requires"):
         queue.read("s", wait=timedelta(seconds=1))
 
 

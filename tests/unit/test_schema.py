@@ -66,7 +66,7 @@ def test_two_installations_at_once_both_succeed(empty_url):
 @pytest.mark.promise("operations: versions")
 def test_another_version_in_the_database_is_refused(conn, shift, way_out):
     conn.execute("update pgqueue.installed set version = version + %s", [shift])
-    with pytest.raises(PgQueueError, match="needs version") as caught:
+    with pytest.raises(PgQueueError, match="requires version") as caught:
         schema.check(conn)
     assert way_out in (caught.value.hint or "")
     assert caught.value.sqlstate == "PQ011"

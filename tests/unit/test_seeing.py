@@ -37,7 +37,7 @@ def test_explain(queue, run):
     assert "(until 20" in shown
     queue.receive("s", "b", 1).nack(delay=timedelta(hours=1), reason="no answer")
     state, failed, *_ = run("explain s b 3").splitlines()
-    assert state.startswith("delayed: returned to be delivered later; delivered once")
+    assert state.startswith("delayed: returned with a delay; delivered once")
     assert re.fullmatch(r"failed 20.* UTC  spark-pgqueue.*: no answer", failed), failed
     shown = json.loads(run("explain s b 3 --json"))
     assert [each["error"] for each in shown["failures"]] == ["no answer"]

@@ -48,7 +48,7 @@ def running(url: str, name: str, listen: str, *more: str) -> Iterator[Program]:
         assert process.stderr is not None
         said = process.stderr.readline()
         assert said.startswith("Listening at http://"), said
-        assert "to this machine alone" in said
+        assert "to this machine only" in said
         assert "s3cr3t" not in said
         host, _, port = said.split("http://")[1].split("/")[0].rpartition(":")
         yield Program(process, host.strip("[]"), int(port))

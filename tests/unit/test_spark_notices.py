@@ -60,7 +60,7 @@ def test_a_start_that_is_for_new_consumers_only_is_told_of(
     reader = session(createConsumer="true", startingPosition="earliest", waitTime="1ms")
     for _ in range(2):
         reader.next(reader.initial, Admission())
-    assert caplog.text.count("startingPosition does nothing") == exists
+    assert caplog.text.count("startingPosition has no effect") == exists
 
 
 def test_a_query_that_goes_on_is_told_of_no_start(
@@ -93,7 +93,7 @@ def test_a_pattern_that_matches_no_stream_is_told_of_once(url: str, caplog) -> N
         for _ in range(2):
             assert streams.find() == {}
             streams._found_at -= 10
-    assert caplog.text.count("streamPattern no.* matches no stream by now") == 1
+    assert caplog.text.count("streamPattern no.* does not match any stream yet") == 1
 
 
 def test_a_place_by_a_number_needs_no_json_where_there_is_one_stream(url: str, conn: Conn) -> None:
@@ -104,7 +104,7 @@ def test_a_place_by_a_number_needs_no_json_where_there_is_one_stream(url: str, c
         begin = streams.begin("orders", "latest")
         assert begin == streams.position_at("orders", "seq 3")
     for several in ({"streams": "orders,other"}, {"streamPattern": "o.*"}):
-        with pytest.raises(PgQueueError, match="'seq 3', which is a place in one stream"):
+        with pytest.raises(PgQueueError, match="'seq 3', which is a position in one stream"):
             parse_stream_source({**given, **several})
 
 

@@ -67,7 +67,7 @@ UNFIT = ["", "00-00-00-01", GIVEN.upper(), f"{GIVEN}-more", f"ff{GIVEN[2:]}"]
 
 @pytest.mark.parametrize("given", [*UNFIT, f"00-{'0' * 32}-{'1' * 16}-00"])
 def test_what_is_no_traceparent_is_refused_and_passed_over(queue, given):
-    with pytest.raises(spark_pgqueue.PgQueueError, match="traceparent is 00-"):
+    with pytest.raises(spark_pgqueue.PgQueueError, match="traceparent must be 00-"):
         tracing.headers(traceparent=given)
     queue.send("s", "x", headers={"traceparent": given})
     message = received(queue)

@@ -197,7 +197,7 @@ def test_consumers_are_found_by_name(browser: Any, page: Any, queue: Client) -> 
         == 11
     )
     browser.find_element("id", "search").send_keys("x")
-    wait(browser, lambda text: "No consumer has such a name." in text)
+    wait(browser, lambda text: "No consumer matches this name." in text)
     assert complaints(browser) == []
 
 
@@ -246,21 +246,21 @@ def test_dead_letters_are_shown_with_what_they_hold_and_delivered_again(
     assert row[5:7] == ["k", "order 7"]
     press(browser, "Next")
     wait(browser, lambda text: "order 59" in text and "order 49" not in text)
-    assert "the beginning of 5.0 kB" in browser.execute_script(SEEN)
-    press(browser, "From the first")
+    assert "truncated, 5.0 kB in all" in browser.execute_script(SEEN)
+    press(browser, "First page")
     wait(browser, lambda text: "order 49" in text)
-    press(browser, "Again", sure=True)
-    wait(browser, lambda text: "dead letters that are delivered again: 1" in text)
+    press(browser, "Redeliver", sure=True)
+    wait(browser, lambda text: "dead letters redriven: 1" in text)
     wait(browser, lambda text: "order 50" in text and "order 0" not in text)
-    press(browser, "Deliver up to 1,000 again", sure=True)
-    wait(browser, lambda text: "delivered again: 60" in text and "None." in text)
+    press(browser, "Redeliver up to 1,000", sure=True)
+    wait(browser, lambda text: "dead letters redriven: 60" in text and "None." in text)
     claim = queue.receive("orders", "billing", 100)
     assert claim is not None
     assert len(claim.messages) == 61
     assert claim.nack(delay=timedelta(hours=1)) == 61
     wait(browser, lambda text: figure(browser, "delayed") == "61")
-    press(browser, "End all delays", sure=True)
-    wait(browser, lambda text: "delay ended: 61" in text)
+    press(browser, "Retry all now", sure=True)
+    wait(browser, lambda text: "messages to be retried now: 61" in text)
     claim = queue.receive("orders", "billing", 100)
     assert claim is not None
     assert len(claim.messages) == 61
@@ -293,16 +293,16 @@ def test_what_a_failed_message_does_is_on_one_screen(
     field.submit()
     wait(browser, lambda text: "spark-pgqueue: no answer 2" in text)
     press(browser, "Now", sure=True)  # of the message that is explained, the first on the page
-    wait(browser, lambda text: "messages whose delay ended: 1" in text)
+    wait(browser, lambda text: "messages to be retried now: 1" in text)
     claim = queue.receive("orders", "billing")
     assert claim is not None
     assert [each.seq for each in claim.messages] == [2]
     wait(browser, lambda text: len(browser.execute_script(cells)) == 2)
     press_in(browser, "no answer 1", "In an hour")
-    wait(browser, lambda text: "delivered in an hour: 1" in text)
+    wait(browser, lambda text: "messages postponed by an hour: 1" in text)
     assert [each.seq for each in queue.peek("orders", "billing")] == [3, 1, 4]
     press_in(browser, "no answer 3", "Never")
-    wait(browser, lambda text: "are cancelled: 1" in text)
+    wait(browser, lambda text: "messages cancelled: 1" in text)
     assert [each.seq for each in queue.peek("orders", "billing")] == [1, 4]
     assert complaints(browser) == []
 
@@ -379,17 +379,17 @@ def test_actions_are_done_where_they_are_allowed(browser: Any, page: Any, queue:
     press(browser, "Pause")
     assert not queue.consumers()[0].paused, "it is asked for twice"
     press(browser, "Pause: sure?")
-    wait(browser, lambda text: "it is paused" in text)
+    wait(browser, lambda text: "paused, with" in text)
     assert queue.consumers()[0].paused
     press(browser, "Resume", sure=True)
-    wait(browser, lambda text: "it is paused" not in text)
+    wait(browser, lambda text: "paused, with" not in text)
     browser.find_element("name", "to").send_keys("latest")
-    press(browser, "Move it there", sure=True)
-    wait(browser, lambda text: "messages forgotten: 5" in text)
+    press(browser, "Move to position", sure=True)
+    wait(browser, lambda text: "messages discarded: 5" in text)
     assert queue.stats()[0].backlog == 0
     browser.find_element("name", "to").clear()
     browser.find_element("name", "to").send_keys("tomorrow, maybe")
-    press(browser, "Move it there", sure=True)
+    press(browser, "Move to position", sure=True)
     wait(browser, lambda text: "not 'tomorrow, maybe'" in text)
     assert browser.execute_script(f"return refresh().then(() => {{ {SEEN} }})").count("tomorrow"), (
         "the figures that come after it do not take the answer away"

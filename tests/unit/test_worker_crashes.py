@@ -52,8 +52,8 @@ def test_a_process_that_dies_has_failed_its_message_alone(queue, url, done):
         on_failure=lambda message, error: failed.update({message.data: str(error)}),
     )
     assert failed == {
-        "die": "the process that had it died: SIGKILL",
-        "exit": "the process that had it died: exit code 3",
+        "die": "the worker process crashed: SIGKILL",
+        "exit": "the worker process crashed: exit code 3",
         "sleep": "timed out after 0:00:02",
     }
     counts = {seq: count for seq, _, count, _ in done()}

@@ -59,8 +59,8 @@ class Calls:
     def _check_can_wait(self) -> None:
         if not self._statements.can_wait:
             raise PgQueueError(
-                "wait needs a connection of the client's own, outside a transaction",
-                hint="leave wait out, or make the client with spark_pgqueue.connect(url)",
+                "wait requires a connection that the client opened, outside a transaction",
+                hint="omit wait, or create the client with spark_pgqueue.connect(url)",
             )
 
     def _must_exist(self, stream: str | None) -> None:

@@ -42,10 +42,10 @@ class Managing(ManagingStreams):
                 time.
             if_not_exists: accept an existing consumer of the same ordering and filter, whatever its
                 settings.
-            topic: only messages whose key is of this topic, such as "orders.*.eu": words with dots
-                between them; * stands for one word, # for any number of them.
-            where: only messages for which this jsonpath finds something, neither false nor null,
-                in {key, headers, data}: "$.data.total > 100".
+            topic: only messages whose key matches this topic, such as "orders.*.eu": words
+                separated by dots; * matches one word, # any number of words.
+            where: only messages for which this jsonpath on {key, headers, data} returns a value
+                other than false and null: "$.data.total > 100".
             settings: as in `alter_consumer`.
 
         Returns:
@@ -84,7 +84,7 @@ class Managing(ManagingStreams):
         self._call("alter_consumer", stream=stream, name=name, settings=settings)
 
     def drop_consumer(self, stream: str, name: str) -> None:
-        """Delete a consumer or a group. Its claims end; its unfinished messages are forgotten.
+        """Delete a consumer or a group. Its claims end; its unfinished messages are discarded.
 
         >>> queue.drop_consumer("orders", "billing")
         """
@@ -114,14 +114,14 @@ class Managing(ManagingStreams):
 
         >>> for health in queue.health("orders"):
         ...     print(health.status, "-", health.because)
-        unattended - 2 are new or ready and no lease has ended, and there was no claim yet
+        unattended - 2 new or ready, no expired claims, no claim yet
         """
         return self._view(ConsumerHealth, "consumer_health", "stream, consumer", {"stream": stream})
 
     def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a consumer, as if it were created at that position.
 
-        The consumer forgets the messages that it has taken and not finished. Its claims end, which
+        The consumer discards the messages that it has taken and not finished. Its claims end, which
         their workers notice at their next call. Dead letters are kept. The workers of a group
         continue from the position.
 
@@ -134,7 +134,7 @@ class Managing(ManagingStreams):
             to: as `start` of `create_consumer`.
 
         Returns:
-            how many messages it forgot or skips; an estimate for large numbers.
+            how many messages it discards or skips; an estimate for large numbers.
 
         Raises:
             PgQueueError: PQ003 not a position; 55P03 a transaction that locks some of the messages

@@ -316,14 +316,14 @@ class Reading(Calls):
         start: str | datetime | dict[str, Any] = "latest",
         if_not_exists: bool = False,
     ) -> int:
-        """Create a group: workers that share a stream by partitions of its keys.
+        """Create a group: workers that share a stream, partitioned by key.
 
             >>> group_id = queue.create_group("orders", "mailing", partitions=4, start="earliest")
 
         Args:
             stream: the stream's name.
             name: 1 to 200 characters, none of a consumer of the stream.
-            partitions: the maximum number of workers, 1 to 1,024. It never changes.
+            partitions: the maximum number of workers, 1 to 1,024. It cannot be changed.
             start: as in `create_consumer`.
             if_not_exists: accept an existing group with as many partitions.
 
@@ -417,7 +417,7 @@ class Reading(Calls):
             self._must_exist(stream)
             raise PgQueueError(
                 f"stream {stream!r} has no group {name!r}",
-                hint="create it, or see which there are: pgqueue group list",
+                hint="create it, or list the groups: pgqueue group list",
                 sqlstate="PQ002",
             )
         return found

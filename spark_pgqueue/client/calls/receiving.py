@@ -58,7 +58,7 @@ class Receiving(Calls):
                 at a publication, at the end of a delay or of another worker's lease, or at the
                 time of a schedule. Behind a pooler, the client polls once a second. Other threads
                 that share the client wait, too. The connection keeps listening.
-            where: claim only messages for which this jsonpath, on {key, headers, data}, finds a
+            where: claim only messages for which this jsonpath, on {key, headers, data}, returns a
                 value that is neither false nor null: "$.data.total > 100". The other messages are
                 not changed. Only for ordering "none".
             look: with `where`, examine at most this many ready messages.
@@ -94,7 +94,7 @@ class Receiving(Calls):
 
         A message is done when the loop requests the next. The messages of a claim are acknowledged
         together, by the call that makes the next claim; if that call fails, by a separate call. So
-        if a worker dies, up to `prefetch` messages that were done are delivered again. The claim is
+        if a worker crashes, up to `prefetch` finished messages are delivered again. The claim is
         extended while it has messages left, unless one message takes longer than the visibility
         timeout: then the remaining messages go to other workers, and the iteration continues with
         new messages. Leaving the loop, by break or by an error, returns the current message as
@@ -223,8 +223,8 @@ class Receiving(Calls):
         """Acknowledge a message in the transaction in which its handler writes: exactly once.
 
         For a handler of a worker that writes by a connection of its own, such as a session of an
-        ORM. Make the client on that connection, and call this last: the commit ends the delivery,
-        and after a rollback the message comes again. The worker does not acknowledge it, too.
+        ORM. Create the client on that connection, and call this last: the commit ends the delivery,
+        and after a rollback the message is redelivered. The worker then does not acknowledge it.
 
             >>> def bill(message):
             ...     with psycopg.connect(url) as connection:
@@ -246,7 +246,7 @@ class Receiving(Calls):
         if message.claim_id is None or not self.ack(message.claim_id, seqs, result=result):
             raise PgQueueError(
                 f"claim {message.claim_id} does not hold message {message.seq}",
-                hint="roll back: another worker has taken it over, or it was settled or cancelled",
+                hint="roll back: another worker took it over, or it was settled or cancelled",
             )
         object.__setattr__(message, "_is_acked", True)  # the worker does not settle it
 
@@ -275,7 +275,7 @@ class Receiving(Calls):
             claim_id: the claim's number.
             seqs: only these messages of the claim; numbers that it does not hold are ignored.
             delay: the time until the next delivery; None for the consumer's backoff.
-            reason: kept as the last error of the messages.
+            reason: stored as the last error of the messages.
             backoff: without a delay, where the consumer's backoff is constant without a base, it is
                 exponential, from 1 s.
 
@@ -358,8 +358,8 @@ class Receiving(Calls):
         Args:
             claim_id: the claim's number.
             seqs: only these messages of the claim; numbers that it does not hold are ignored.
-            reason: why, for people.
-            details: why, for programs: a value that JSON can hold.
+            reason: a short reason.
+            details: further details: a value that JSON can hold.
 
         Returns:
             how many messages were dead-lettered; 0 as in `ack`.

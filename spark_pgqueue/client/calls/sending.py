@@ -42,11 +42,11 @@ class Sending(Calls):
             data: the payload: bytes for a binary stream, str for others (JSON text for json). A
                 dict or a list is sent as JSON text.
             key: the key for ordering "key"; None for an unordered message.
-            headers: values that JSON can hold, by name.
-            priority: -32768 to 32767; higher is earlier, for consumers with ordering "none".
+            headers: JSON-serializable values, by name.
+            priority: -32768 to 32767; higher first, for consumers with ordering "none".
             delay: not delivered before this time has passed; None for at once.
             deliver_at: not delivered before this time (with its zone), in place of a delay.
-            consumers: the names of the consumers that get it; None for all.
+            consumers: the names of the consumers that receive it; None for all.
             dedup_key: publish nothing if a message with this key was sent within the stream's
                 dedup window; None for no key.
             expires_at: from this time on (with its zone) the message is dead-lettered, as

@@ -31,7 +31,7 @@ def _options(text: str) -> dict[str, Any]:
     try:
         return parse_options(text)
     except ValueError:
-        raise typer.BadParameter("it is no JSON object") from None  # it may hold a secret
+        raise typer.BadParameter("it is not a JSON object") from None  # it may hold a secret
 
 
 def _prefix(text: str) -> str:
@@ -51,7 +51,7 @@ def archive_set(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Have the old messages of a stream written to files, before retention takes them away."""
+    """Archive a stream: its old messages are written to files before retention deletes them."""
     with connect(url) as queue:
         queue.set_archive(stream, uri, keep_for=keep)
         told(as_json, stream=stream, uri=uri)
@@ -59,7 +59,7 @@ def archive_set(
 
 @archive_app.command("stop")
 def archive_stop(stream: StreamName, as_json: Json = False, url: Url = None) -> None:
-    """Archive no more of a stream; what is in files stays readable until the stream is dropped."""
+    """Stop archiving a stream; existing files stay readable until the stream is dropped."""
     with connect(url) as queue:
         queue.set_archive(stream, None)
         told(as_json, stream=stream)
@@ -73,10 +73,10 @@ def archive_drop(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """End the archive of a stream, and delete its files: `maintain`, then `archive run` do it."""
+    """Drop the archive of a stream; `maintain`, then `archive run` delete its files."""
     with connect(url) as queue:
         if queue.archives(stream):
-            confirm(f"Delete what is in the archive of stream {stream!r}?", yes)
+            confirm(f"Delete the archive of stream {stream!r} with its files?", yes)
         elif if_exists:
             told(as_json, stream=stream, dropped=False)
             return
@@ -86,7 +86,7 @@ def archive_drop(
 
 @archive_app.command("list")
 def archive_list(stream: AnyStream = None, as_json: Json = False, url: Url = None) -> None:
-    """List the archives: what is in files, and what waits for that."""
+    """List the archives: what is in files, and what is still to be exported."""
     with connect(url) as queue:
         show(queue.archives(stream), client.Archive, as_json)
 
@@ -100,8 +100,8 @@ def archive_run(
             metavar="JSON",
             envvar="PGQUEUE_ARCHIVE_OPTIONS",
             show_default=False,
-            help="Arguments of the file system in pyarrow.fs. Without them, pyarrow goes by the "
-            "uri and the environment.",
+            help="Arguments of the file system in pyarrow.fs. By default, pyarrow uses the uri and "
+            "the environment.",
         ),
     ] = None,
     allow: Annotated[
@@ -111,8 +111,8 @@ def archive_run(
             metavar="PREFIX",
             envvar=ALLOW,
             show_default=False,
-            help="Open no archive but those below s3://bucket/path or /path; may be repeated. "
-            "Without it, the database decides where this process reads and writes.",
+            help="Open only archives below s3://bucket/path or /path; can be repeated. Without it, "
+            "the database decides where this process reads and writes.",
         ),
     ] = None,
     every: Annotated[timedelta | None, lasting("Repeat at this interval: 1m.")] = None,
@@ -121,8 +121,8 @@ def archive_run(
 ) -> None:
     """Write the closed segments of all streams with an archive to files.
 
-    Several may run: one works on a stream, and the others pass it over. With --every it goes on
-    until it is interrupted, also while the database or the files are away.
+    Several can run: only one exports a stream at a time. With --every, it continues
+    until it is interrupted, also while the database or the files are unavailable.
     """
 
     def write() -> None:

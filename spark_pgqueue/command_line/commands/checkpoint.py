@@ -29,15 +29,16 @@ def checkpoint(
         bool,
         typer.Option(
             "--release",
-            help="Also give back what else it holds, to be had by others at once. The checkpoint "
-            "is of no use then: the query needs a new one.",
+            help="Also return its other messages, for others to claim at once. The query then "
+            "needs a new checkpoint.",
         ),
     ] = False,
     fork: Annotated[
         Path | None,
         typer.Option(
             metavar="NEWPATH",
-            help="Copy it for another query, which goes on from the same place beside this one.",
+            help="Copy it for another query, which continues from the same position next to this "
+            "one.",
         ),
     ] = None,
     yes: Yes = False,
@@ -46,7 +47,7 @@ def checkpoint(
 ) -> None:
     """Show the position of a Spark query by its checkpoint, and the claims that it holds.
 
-    PATH is a folder of this machine; a checkpoint that is elsewhere has to be copied to one.
+    PATH is a local folder; copy a remote checkpoint to one first.
     """
     if sum((ack, release, fork is not None)) > 1:
         raise typer.BadParameter("only one of --ack, --release and --fork")
@@ -131,17 +132,17 @@ def _line(offset: Any, reader: CheckpointReader | None) -> str:
     if reader is None:
         streams = offset.get("streams") if isinstance(offset, dict) else None
         if not isinstance(streams, dict):
-            return "none of pgqueue's"
+            return "not a pgqueue source"
         read = sum(each["messages"] for each in streams.values())
         return f"{', '.join(streams) or 'streams'} without a consumer, {count_of(read)} so far"
     had = reader.claims_held
     if had is None:
-        return "a consumer that this database does not know; or the checkpoint was released"
+        return "a reader that does not exist in this database, or was released"
     holds = [
         f"{count:,} {what}"
         for count, what in (
-            (had.finished, "that are finished"),
-            (had.unfinished, "of the batch that is not finished"),
+            (had.finished, "finished"),
+            (had.unfinished, "of the unfinished batch"),
             (had.unlogged, "for the next batch"),
         )
         if count

@@ -39,23 +39,24 @@ def consumer_create(
         typer.Option(
             parser=position,
             metavar=POSITION,
-            help="All messages that there are, those from now on, those published since TIME "
-            "(ISO 8601, local unless it has a zone), or those from number N on.",
+            help="Start with all stored messages, new messages only, messages published since TIME "
+            "(ISO 8601, local unless it has a zone), or messages from seq N on.",
         ),
     ] = "latest",
     ordering: Annotated[
-        Ordering, typer.Option(help="What to deliver one after the other.")
+        Ordering, typer.Option(help="Which messages to deliver one after the other.")
     ] = Ordering.none,
     if_not_exists: IfNotExists = False,
     topic: Annotated[
         str | None,
-        typer.Option(help="Only messages whose key is of this topic: 'orders.*.eu', 'orders.#'."),
+        typer.Option(help="Only messages whose key matches this topic: 'orders.*.eu', 'orders.#'."),
     ] = None,
     where: Annotated[
         str | None,
         typer.Option(
             metavar="JSONPATH",
-            help="Only messages that pass this: '$.data.total > 100'; of key, headers and data.",
+            help="Only messages that match this condition on key, headers and data: '$.data.total "
+            "> 100'.",
         ),
     ] = None,
     as_json: Json = False,
@@ -99,7 +100,7 @@ def consumer_drop(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Delete a consumer or a group with all that it has not finished."""
+    """Delete a consumer or a group, with its unfinished messages and dead letters."""
     with connect(url) as queue:
         if any((each.stream, each.name) == (stream, name) for each in queue.consumers()):
             confirm(f"Delete consumer {name!r} of stream {stream!r}?", yes)
@@ -116,7 +117,7 @@ def consumer_seek(
 ) -> None:
     """Move a consumer or a group, as if it were created there; its claims end.
 
-    Dead letters stay dead. The workers of a group go on from there.
+    Dead letters stay. The workers of a group continue from there.
     """
     with connect(url) as queue:
         count = queue.seek(stream, name, to)
@@ -132,17 +133,17 @@ def consumer_replay(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Deliver messages once more that a consumer has finished or skipped."""
+    """Deliver messages again that a consumer has finished or skipped."""
     with connect(url) as queue:
         count = queue.replay(stream, name, start, to)
-    told(as_json, f"{count_of(count)} to arrive again", stream=stream, consumer=name, again=count)
+    told(as_json, f"{count_of(count)} to be redelivered", stream=stream, consumer=name, again=count)
 
 
 @consumer_app.command("pause")
 def consumer_pause(
     stream: StreamName, name: ConsumerName, as_json: Json = False, url: Url = None
 ) -> None:
-    """Let a consumer claim nothing, until it is resumed."""
+    """Stop a consumer from claiming messages until it is resumed."""
     with connect(url) as queue:
         queue.pause(stream, name)
         told(as_json, stream=stream, consumer=name, paused=True)
@@ -164,7 +165,7 @@ def consumer_health(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Show which consumers of a stream, or of all, need somebody, and why."""
+    """Show which consumers of a stream, or of all, need attention, and why."""
     with connect(url) as queue:
         show(queue.health(stream), client.ConsumerHealth, as_json)
 

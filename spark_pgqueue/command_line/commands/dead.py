@@ -29,9 +29,10 @@ from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, sh
 
 dead_app: typer.Typer = sub_app("dead", "List, show, redrive and purge dead letters.")
 
-Reason = Annotated[str | None, typer.Option(help="Only messages that died of this reason.")]
+Reason = Annotated[str | None, typer.Option(help="Only messages dead-lettered for this reason.")]
 Before = Annotated[
-    datetime | None, at("Only messages that died before (ISO 8601; local unless it has a zone).")
+    datetime | None,
+    at("Only messages dead-lettered before (ISO 8601; local unless it has a zone)."),
 ]
 
 
@@ -60,7 +61,7 @@ def dead_show(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print dead letters with their content.
+    """Print dead letters with their payloads.
 
     A line has seq, key and data as `receive` prints them, then reason, error and deliver_count;
     --json has everything.
@@ -81,12 +82,12 @@ def dead_redrive(
     before: Before = None,
     max_messages: Max = default_of(client.Client.redrive, "max_messages"),
     reset: Annotated[
-        bool, typer.Option(help="As if never delivered; else deliver_count goes on.")
+        bool, typer.Option(help="Reset deliver_count to 0; by default it continues.")
     ] = True,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Deliver dead letters again, at the end of the consumer's line."""
+    """Deliver dead letters again, after the messages that are already waiting."""
     with connect(url) as queue:
         count = queue.redrive(
             stream,
@@ -97,7 +98,7 @@ def dead_redrive(
             max_messages=max_messages,
             reset=reset,
         )
-    said = f"{count_of(count)} to arrive again"
+    said = f"{count_of(count)} to be redelivered"
     told(as_json, said, stream=stream, consumer=consumer, again=count)
 
 
@@ -112,7 +113,7 @@ def dead_purge(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Delete dead letters: they are not delivered again."""
+    """Delete dead letters permanently."""
     choice: dict[str, Any] = {"reason": reason, "before": before}
     chosen = "" if seq is None and not any(choice.values()) else " that were chosen"
     with connect(url) as queue:

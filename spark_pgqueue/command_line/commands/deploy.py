@@ -27,9 +27,9 @@ class Where(StrEnum):
 def print_file(
     where: Annotated[Where, typer.Argument(show_default=False, help="Which file.")],
 ) -> None:
-    """Print a file to begin with: a unit, a manifest, a compose file, or the roles as SQL.
+    """Print a template: a systemd unit, a manifest, a compose file, or the roles as SQL.
 
-    The comments in it say where to save it, what to fit, and where passwords go.
+    Its comments say where to save it, what to adapt, and where to put passwords.
     """
     (file,) = FOLDER.glob(f"{where}.*")
     print(file.read_text(), end="")

@@ -32,14 +32,14 @@ def group_create(
     stream: StreamName,
     name: GroupName,
     partitions: Annotated[
-        int, typer.Option(help="So many workers can share it. It never changes.")
+        int, typer.Option(help="The maximum number of workers. It cannot be changed.")
     ] = default_of(client.Client.create_group, "partitions"),
     start: Annotated[Any, typer.Option(parser=position, metavar=POSITION, help=START)] = "latest",
     if_not_exists: IfNotExists = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Create a group: workers that share a stream by partitions of its keys."""
+    """Create a group: workers that share a stream, partitioned by key."""
     with connect(url) as queue:
         queue.create_group(
             stream, name, partitions=partitions, start=start, if_not_exists=if_not_exists
@@ -53,13 +53,13 @@ def group_list(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """List the groups, and how far the slowest partition of each is behind."""
+    """List the groups, with the lag of the slowest partition of each."""
     with connect(url) as queue:
         show(queue.groups(stream), client.GroupStats, as_json)
 
 
 @group_app.command("lag")
 def group_lag(stream: StreamName, name: GroupName, as_json: Json = False, url: Url = None) -> None:
-    """Show who has which partition, and how far behind each is, in messages of all keys."""
+    """Show the worker and the lag of each partition, in messages of all keys."""
     with connect(url) as queue:
         show(queue.partitions(stream, name), client.PartitionStats, as_json)

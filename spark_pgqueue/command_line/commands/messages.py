@@ -51,11 +51,11 @@ TAIL = 1_000  # the number of messages that `tail` holds in memory
 def send(
     stream: StreamName,
     data: Annotated[
-        str | None, typer.Option(help="The payload. Default: all of standard input, as it is.")
+        str | None, typer.Option(help="The payload. Default: standard input, unchanged.")
     ] = None,
     lines: Annotated[
         bool,
-        typer.Option("--lines", help="A message per line of standard input, all or none of them."),
+        typer.Option("--lines", help="Send each line of standard input as a message: all or none."),
     ] = False,
     key: Key = None,
     header: Headers = None,
@@ -67,19 +67,22 @@ def send(
     consumer: Consumers = None,
     dedup_key: Annotated[
         str | None,
-        typer.Option(help="Publish nothing if a message with this key was sent not long ago."),
+        typer.Option(
+            help="Publish nothing if a message with this key was sent within the stream's "
+            "dedup_window."
+        ),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Create the stream if it is missing, as one of text.")
+        bool, typer.Option("--create", help="Create the stream if it does not exist, of kind text.")
     ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Publish a message, and print its seq; or a message per line, and print how many."""
     if lines and data is not None:
-        raise typer.BadParameter("--lines reads standard input: leave --data away")
+        raise typer.BadParameter("--lines reads standard input: omit --data")
     if lines and dedup_key is not None:
-        raise typer.BadParameter("--dedup-key is of one message: leave --lines away")
+        raise typer.BadParameter("--dedup-key is for a single message: omit --lines")
     headers = dict(header) if header else None
     publish = {
         "priority": priority,
@@ -122,7 +125,7 @@ def receive(
     ] = default_of(Client.receive, "max_messages"),
     visibility_timeout: Annotated[
         timedelta | None,
-        lasting("With --no-ack: how long they are yours. Default: the consumer's."),
+        lasting("With --no-ack: the visibility timeout. Default: the consumer's."),
     ] = None,
     no_ack: Annotated[
         bool,
@@ -133,15 +136,15 @@ def receive(
         str | None,
         typer.Option(
             metavar="JSONPATH",
-            help="Only messages that pass, such as '$.data.total > 100'; the others stay.",
+            help="Only messages that match, such as '$.data.total > 100'; the others stay.",
         ),
     ] = None,
     look: Annotated[
         int,
-        typer.Option(min=1, help="With --where: look at no more than this many ready messages."),
+        typer.Option(min=1, help="With --where: check at most this many ready messages."),
     ] = default_of(Client.receive, "look"),
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 3 when there was nothing to receive.")
+        bool, typer.Option("--exit-code", help="Exit with code 3 if nothing was received.")
     ] = False,
     as_json: Json = False,
     url: Url = None,
@@ -187,20 +190,20 @@ def tail(
             "--from",
             parser=position,
             metavar=POSITION,
-            help="Messages from now on, all that there are, those published since TIME (ISO 8601, "
-            "local unless it has a zone), or those after an offset, as JSON.",
+            help="Start with new messages, all stored messages, messages published since TIME (ISO "
+            "8601, local unless it has a zone), or messages after an offset, as JSON.",
         ),
     ] = "latest",
     max_messages: Annotated[
-        int | None, typer.Option("--max", min=1, help="End after this many.")
+        int | None, typer.Option("--max", min=1, help="Stop after this many messages.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option(help="Wait for more, until Ctrl-C; else end with what there is.")
+        bool, typer.Option(help="Wait for new messages until Ctrl-C, or stop at the last message.")
     ] = True,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print the messages of a stream, without claiming them: no consumer misses one.
+    """Print the messages of a stream without claiming them; consumers are not affected.
 
     The lines are as in `receive`. --no-follow prints the final offset to standard error.
     """
@@ -231,7 +234,7 @@ def retry(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """End the delays of failed messages, and deliver them in large claims, after an outage."""
+    """Deliver failed messages now, without their delays, for example after an outage."""
     with connect(url) as queue:
         count = queue.retry(stream, consumer, seq)
     said = f"{count_of(count)} to come at once"
@@ -246,7 +249,7 @@ def cancel(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Take unfinished messages from a consumer, in whatever state they are."""
+    """Cancel unfinished messages of a consumer, in any state."""
     with connect(url) as queue:
         count = queue.cancel(stream, consumer, seqs)
     told(as_json, f"{count_of(count)} cancelled", stream=stream, consumer=consumer, cancelled=count)
@@ -261,7 +264,7 @@ def postpone(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Deliver messages that nobody has claimed later, or, with a time that has passed, at once."""
+    """Deliver unclaimed messages at a later time, or, with a time in the past, at once."""
     with connect(url) as queue:
         count = queue.postpone(stream, consumer, seqs, until)
     told(as_json, f"{count_of(count)} postponed", stream=stream, consumer=consumer, postponed=count)
@@ -274,7 +277,7 @@ def ack(
     result: Annotated[
         Any,
         typer.Option(
-            parser=json_value, metavar="JSON", help="A result that `pgqueue history` keeps."
+            parser=json_value, metavar="JSON", help="A result to store; `pgqueue history` shows it."
         ),
     ] = None,
     as_json: Json = False,
@@ -289,13 +292,13 @@ def ack(
 def defer(
     claim: ClaimId,
     seq: Seqs = None,
-    delay: Annotated[timedelta | None, lasting("Deliver it after that.")] = None,
+    delay: Annotated[timedelta | None, lasting("Deliver the message after this delay.")] = None,
     state: Annotated[
         Any,
         typer.Option(
             parser=json_value,
             metavar="JSON",
-            help="A state that later deliveries of the messages have.",
+            help="A state to store for later deliveries of the messages.",
         ),
     ] = None,
     as_json: Json = False,
@@ -314,10 +317,10 @@ def nack(
     delay: Annotated[
         timedelta | None,
         lasting(
-            "Deliver it again after that; 0: now. Default: the consumer's backoff.", parser=delay
+            "Redeliver after this delay; 0: now. Default: the consumer's backoff.", parser=delay
         ),
     ] = None,
-    reason: Annotated[str | None, typer.Option(help="Kept as the last error.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Stored as the last error.")] = None,
     as_json: Json = False,
     url: Url = None,
 ) -> None:

@@ -28,7 +28,7 @@ def outcome(
     consumer: ConsumerName,
     seq: Seq,
     wait: Annotated[
-        timedelta | None, lasting("Wait this long until the consumer is done with it, or it died.")
+        timedelta | None, lasting("Wait this long for the message to be done or dead-lettered.")
     ] = None,
     as_json: Json = False,
     url: Url = None,

@@ -55,13 +55,13 @@ def peek(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print what a consumer gets next, or messages of a stream by number, without claiming them.
+    """Print the next messages of a consumer, or messages of a stream by seq, without claiming them.
 
     A line has seq, of a consumer also where the message is (ready, new, waiting, delayed, ...), key
     and data, as `receive` prints them.
     """
     if consumer is not None and seq is not None:
-        raise typer.BadParameter("--seq is for messages of the stream: leave CONSUMER away")
+        raise typer.BadParameter("--seq is for messages of the stream: omit CONSUMER")
     with connect(url) as queue:
         if consumer is None:
             found = queue.peek_at(stream, 1 if seq is None else seq, limit)
@@ -111,9 +111,9 @@ def claim_list(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """List open claims, with their workers, in the order in which their leases end.
+    """List open claims with their workers, ordered by lease end.
 
-    The owner is the application_name of who claimed: that of a worker, if it has one.
+    The owner is the application_name of the session that claimed.
     """
     with connect(url) as queue:
         if stream is not None and consumer is not None:
@@ -129,7 +129,7 @@ def purge(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Forget all unfinished messages of a consumer, also claimed ones; its claims end.
+    """Discard all unfinished messages of a consumer, also claimed ones; its claims end.
 
     As `consumer seek STREAM CONSUMER latest`. Dead letters, other consumers and the messages of the
     stream stay; `consumer replay` brings back what is stored.

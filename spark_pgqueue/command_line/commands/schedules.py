@@ -39,9 +39,13 @@ Cron = Annotated[
 ]
 Every = Annotated[
     str | None,
-    typer.Option(metavar="INTERVAL", help="Or this: '15 minutes', or '1 month' by the calendar."),
+    typer.Option(
+        metavar="INTERVAL", help="Or an interval: '15 minutes', or '1 month' (calendar month)."
+    ),
 ]
-TimeZone = Annotated[str, typer.Option(metavar="NAME", help="Such as Europe/Berlin.")]
+TimeZone = Annotated[
+    str, typer.Option(metavar="NAME", help="The time zone, such as Europe/Berlin.")
+]
 Start = Annotated[datetime | None, at("From when INTERVAL is counted. Default: one from now.")]
 
 
@@ -58,7 +62,9 @@ def schedule_create(
     header: Headers = None,
     priority: Priority = 0,
     consumer: Consumers = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Change an existing one.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Change an existing schedule.")
+    ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -91,7 +97,7 @@ def schedule_drop(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Delete a schedule; what it sent stays."""
+    """Delete a schedule; messages that it sent stay."""
     with connect(url) as queue:
         if any(each.name == name for each in queue.schedules(stream)):
             confirm(f"Delete schedule {name!r} of stream {stream!r}?", yes)
@@ -115,7 +121,7 @@ def schedule_list(
 
 @schedule_app.command("pause")
 def schedule_pause(stream: StreamName, name: Name, as_json: Json = False, url: Url = None) -> None:
-    """Let a schedule send nothing, until it is resumed."""
+    """Stop a schedule from sending until it is resumed."""
     with connect(url) as queue:
         queue.pause_schedule(stream, name)
         told(as_json, stream=stream, schedule=name, paused=True)

@@ -49,11 +49,13 @@ def print_sql(
         bool,
         typer.Option(
             "--transaction/--no-transaction",
-            help="Begin and commit one; not for Flyway and others that begin their own.",
+            help="Run in one transaction. Use --no-transaction for tools that begin their own, "
+            "such as Flyway.",
         ),
     ] = True,
     pgmq: Annotated[
-        bool, typer.Option("--pgmq", help="What install --pgmq runs, after the schema pgqueue.")
+        bool,
+        typer.Option("--pgmq", help="Also print the schema pgmq, as install --pgmq installs it."),
     ] = False,
     without: Without = "",
 ) -> None:
@@ -63,7 +65,7 @@ def print_sql(
 
 @app.command()
 def uninstall(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
-    """Delete the schema pgqueue with all streams, unless others' objects depend on it."""
+    """Delete the schema pgqueue with all streams, unless other objects depend on it."""
     with connection.connect(url, patience=0) as conn:
         content = schema.content(conn)
         if content is None:
@@ -72,7 +74,7 @@ def uninstall(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
             return
         confirm(f"Delete the schema pgqueue in database {conn.info.dbname!r}: {content}?", yes)
         schema.uninstall(conn)
-    said = f"Deleted: {content}. The group roles, if there are any, are the server's, and stay."
+    said = f"Deleted: {content}. The group roles, if any, belong to the server, and stay."
     told(as_json, said, uninstalled=True, content=content)
 
 
@@ -83,8 +85,8 @@ def grant(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Let a role send, receive, look, or create and drop; in all streams."""
+    """Allow a role to send, receive, monitor, or create and drop, in all streams."""
     with connection.connect(url, patience=0) as conn:
         schema.check(conn)
         schema.grant(conn, group.value, role)
-        told(as_json, f"{role} is {group.value} now", role=role, group=group.value)
+        told(as_json, f"granted {group.value} to {role}", role=role, group=group.value)

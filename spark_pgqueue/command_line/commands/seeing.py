@@ -40,7 +40,7 @@ from spark_pgqueue.command_line.output import (
 from spark_pgqueue.postgres.url import describe
 from spark_pgqueue.printable import printable
 
-Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")]
+Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")]
 
 AllRates = dict[tuple[str, str], Rates]
 Cells = dict[str, Callable[[ConsumerStats, Look, Rates], str]]
@@ -137,7 +137,7 @@ def _name_without_consumer(streams: Iterable[Stream]) -> None:
     if names:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         shown = f"{', '.join(names[:5])}{more}"
-        print(f"No consumer gets the messages of {shown}: see pgqueue doctor.", file=sys.stderr)
+        print(f"No consumer receives the messages of {shown}: see pgqueue doctor.", file=sys.stderr)
 
 
 @app.command()
@@ -145,13 +145,13 @@ def top(
     by: Annotated[Sorting, typer.Option(help="The figure to sort by.")] = Sorting.backlog,
     interval: Interval = 2.0,
     looks: Annotated[
-        int | None, typer.Option("--count", min=1, help="End after this many looks.")
+        int | None, typer.Option("--count", min=1, help="Stop after this many updates.")
     ] = None,
     url: Url = None,
 ) -> None:
     """Watch the consumers of all streams, the largest backlog first, until Ctrl-C.
 
-    empty in: when the backlog is worked off, if it goes on so. oldest: since when a message waits
+    empty in: when the backlog will be empty at the current rate. oldest: since when a message waits
     that could be delivered now. held: since when the oldest claim is held.
     """
     console = Console()
@@ -203,7 +203,7 @@ def explain(
         until = f" (until {found.until:%Y-%m-%d %H:%M:%S %Z})" if found.until else ""
         print(f"{found.state}: {one_line(found.because)}{until}")
         for each in failures:
-            error = f"{each.owner or 'a worker'}: {each.error or 'returned without a reason'}"
+            error = f"{each.owner or 'a worker'}: {each.error or 'no reason given'}"
             print(f"failed {each.failed_at:%Y-%m-%d %H:%M:%S %Z}  {one_line(error)}")
         of = shlex.join([stream, consumer])
         failed = failures or found.state == "dead"
@@ -215,9 +215,9 @@ def explain(
 def consumer_keys(
     stream: StreamName,
     consumer: ConsumerName,
-    limit: Annotated[int, typer.Option("--max", min=1, help="Keys at most.")] = default_of(
-        client.Client.key_stats, "limit"
-    ),
+    limit: Annotated[
+        int, typer.Option("--max", min=1, help="At most this many keys.")
+    ] = default_of(client.Client.key_stats, "limit"),
     as_json: Json = False,
     url: Url = None,
 ) -> None:
@@ -230,13 +230,13 @@ Listen = Annotated[
     str | None,
     typer.Option(
         metavar="[HOST:]PORT",
-        help="Serve them there, until Ctrl-C. Without a host, to this machine alone; 0.0.0.0:PORT "
-        "for all.",
+        help="Serve them on this address until Ctrl-C. Without a host, only to this machine; "
+        "0.0.0.0:PORT for all.",
     ),
 ]
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A name by which others may ask for it; can be repeated."),
+    typer.Option(metavar="NAME", help="A host name that clients may use for it; can be repeated."),
 ]
 
 
@@ -245,7 +245,7 @@ def print_metrics(
     listen: Listen = None,
     allow_host: AllowHost = None,
     grafana: Annotated[
-        bool, typer.Option("--grafana", help="Print a dashboard for Grafana, to be imported.")
+        bool, typer.Option("--grafana", help="Print a Grafana dashboard to import.")
     ] = False,
     url: Url = None,
 ) -> None:
@@ -269,13 +269,15 @@ def serve_page(
         str,
         typer.Option(
             metavar="[HOST:]PORT",
-            help="Where. Without a host, for this machine alone; 0.0.0.0:PORT for all.",
+            help="The address to listen on. Without a host, only for this machine; 0.0.0.0:PORT "
+            "for all.",
         ),
     ] = str(web.PORT),
     allow_actions: Annotated[
         bool,
         typer.Option(
-            "--allow-actions", help="Let the page redrive, retry, pause and move; else it reads."
+            "--allow-actions",
+            help="Allow the page to redrive, retry, pause and move; by default it is read-only.",
         ),
     ] = False,
     allow_host: AllowHost = None,
@@ -283,8 +285,8 @@ def serve_page(
 ) -> None:
     """Serve a page with live figures, until Ctrl-C.
 
-    It asks for no password: whoever reaches it sees what the role of --url may see, and with
-    --allow-actions does what that role may do.
+    It has no password: anyone who can reach it sees what the role of --url may see, and with
+    --allow-actions can do what that role may do.
     """
     where = address_of(listen, web.PORT)
     with connect(url) as queue:
@@ -308,9 +310,7 @@ def address_of(text: str, port: int) -> serving.Address:
 
 def serve(server: serving.Server, where: serving.Address, path: str = "") -> None:
     """Print the address and its audience, and answer until Ctrl-C."""
-    to = (
-        "this machine alone" if where.is_local else "everybody who can reach it, without a password"
-    )
+    to = "this machine only" if where.is_local else "anyone who can reach it, without a password"
     print(f"Listening at {server.url}{path}, to {to}.", file=sys.stderr, flush=True)
     end_at_sigterm()
     server.serve_forever()

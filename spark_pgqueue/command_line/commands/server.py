@@ -19,7 +19,7 @@ NEWEST = 18
 Folder = Annotated[
     Path,
     typer.Argument(
-        metavar="[DIR]", help="Where it lives: a new folder, or that of an earlier one."
+        metavar="[DIR]", help="Its data directory: a new one, or that of an earlier run."
     ),
 ]
 
@@ -29,15 +29,19 @@ def up(
     folder: Folder = Path("pgqueue-data"),
     export: Annotated[
         bool,
-        typer.Option("--export", help='Print what a shell runs: eval "$(pgqueue up --export)".'),
+        typer.Option(
+            "--export", help='Print commands for the shell: eval "$(pgqueue up --export)".'
+        ),
     ] = False,
     version: Annotated[
         int | None,
-        typer.Option(help=f"Of Postgres. By default {NEWEST}, or that of the folder's data."),
+        typer.Option(
+            help=f"The version of Postgres. By default {NEWEST}, or that of the folder's data."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Start a Postgres in a folder, unless it runs, and install the schema.
+    """Start Postgres in a folder, unless it is running, and install the schema.
 
     It stays up when this command has ended: `pgqueue down` stops it. It listens on a socket in the
     folder, which nobody but its user can reach.
@@ -72,7 +76,7 @@ def up(
 
 @app.command()
 def down(folder: Folder = Path("pgqueue-data"), as_json: Json = False) -> None:
-    """Stop the Postgres of a folder, also while it is used. Its data stays there."""
+    """Stop the Postgres of a folder, even while it is in use. Its data stays."""
     version = embedded.version_in(folder)
     running = (folder / "data" / "postmaster.pid").exists()
     if running and version is not None:

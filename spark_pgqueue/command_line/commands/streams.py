@@ -36,7 +36,7 @@ stream_app: typer.Typer = sub_app("stream", "Create, change, drop, copy and list
 def stream_create(
     name: StreamName,
     settings: OptionalSettings = None,
-    kind: Annotated[Kind, typer.Option(help="What its messages hold.")] = Kind.text,
+    kind: Annotated[Kind, typer.Option(help="The kind of its payloads.")] = Kind.text,
     if_not_exists: IfNotExists = False,
     as_json: Json = False,
     url: Url = None,
@@ -85,34 +85,46 @@ def stream_drop(
 @stream_app.command("retention")
 def stream_retention(
     name: StreamName,
-    keep_for: Annotated[timedelta | None, lasting("From publication: 7d.", "--for")] = None,
+    keep_for: Annotated[
+        timedelta | None, lasting("Keep messages for this long after publication: 7d.", "--for")
+    ] = None,
     messages: Annotated[
-        int | None, typer.Option(help="As long as not so many came after it.")
+        int | None, typer.Option(help="Keep this many of the newest messages.")
     ] = None,
     size: Annotated[
         int | None,
         typer.Option(
-            "--bytes", parser=size, metavar="SIZE", help="As long as what came after: 10GB."
+            "--bytes",
+            parser=size,
+            metavar="SIZE",
+            help="Keep this much of the newest messages: 10GB.",
         ),
     ] = None,
-    done: Annotated[bool, typer.Option("--done", help="Until all consumers are done.")] = False,
+    done: Annotated[
+        bool, typer.Option("--done", help="Keep messages until all consumers are done.")
+    ] = False,
     unread: Annotated[
-        Unread, typer.Option(help="What a consumer still owes when it may go.")
+        Unread,
+        typer.Option(help="What to do with expired messages that a consumer has not finished."),
     ] = Unread.keep,
-    keep_dead: Annotated[timedelta | None, lasting("Dead letters.", "--dead")] = None,
-    forever: Annotated[bool, typer.Option("--forever", help="Keep all, as at first.")] = False,
+    keep_dead: Annotated[
+        timedelta | None, lasting("Keep dead letters for this long.", "--dead")
+    ] = None,
+    forever: Annotated[
+        bool, typer.Option("--forever", help="Keep all messages, which is the default.")
+    ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Set how long messages are kept, or show it; `pgqueue maintain` does it.
+    """Set how long messages are kept, or show it; `pgqueue maintain` deletes them.
 
-    The options are all that is kept to then: what is not given is no limit.
+    The options replace all earlier limits: an option that is not given sets no limit.
     """
     limits = (keep_for, messages, size, keep_dead)
     has_limit = done or any(limit is not None for limit in limits)
     with connect(url) as queue:
         if forever and has_limit:
-            fail("--forever is no limit, and another one was given")
+            fail("--forever cannot be combined with a limit")
         if forever or has_limit or unread != Unread.keep:
             queue.set_retention(
                 name,
@@ -141,7 +153,7 @@ def stream_list(as_json: Json = False, url: Url = None) -> None:
 def stream_bind(
     stream: StreamName, topic: Topic, to_stream: ToStream, as_json: Json = False, url: Url = None
 ) -> None:
-    """Copy what is sent from now on, and has a key of this topic, to another stream."""
+    """Copy new messages whose key matches this topic to another stream."""
     with connect(url) as queue:
         queue.bind(stream, topic, to_stream)
         told(as_json, stream=stream, topic=topic, to_stream=to_stream)
@@ -151,7 +163,7 @@ def stream_bind(
 def stream_unbind(
     stream: StreamName, topic: Topic, to_stream: ToStream, as_json: Json = False, url: Url = None
 ) -> None:
-    """Copy nothing of this topic any more."""
+    """Stop copying messages of this topic."""
     with connect(url) as queue:
         if not queue.unbind(stream, topic, to_stream):
             fail(f"{topic!r} of stream {stream!r} is not bound to {to_stream!r}")
@@ -164,6 +176,6 @@ def stream_bindings(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """List what is copied to other streams."""
+    """List the topics that are copied to other streams."""
     with connect(url) as queue:
         show(queue.bindings(stream), client.Binding, as_json)

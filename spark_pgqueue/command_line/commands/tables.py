@@ -29,19 +29,21 @@ def capture(
     column: Annotated[
         list[str] | None, typer.Option(help="Publish this column; can be repeated. Default: all.")
     ] = None,
-    old: Annotated[bool, typer.Option("--old", help="Rows as they were before, too.")] = False,
+    old: Annotated[
+        bool, typer.Option("--old", help="Also publish rows as they were before the change.")
+    ] = False,
     outbox: Annotated[
         bool, typer.Option("--outbox", help="Capture inserts, and delete the rows again.")
     ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Turn the changes of a table into messages of a stream; or list the captured tables."""
+    """Capture the changes of a table as messages of a stream, or list the captured tables."""
     with connect(url) as queue:
         if table is None:
             show(queue.captures(), client.Capture, as_json)
         elif stream is None:
-            raise typer.BadParameter("a table is captured to a STREAM")
+            raise typer.BadParameter("to capture a table, STREAM is required")
         else:
             queue.capture(
                 table,

@@ -22,12 +22,12 @@ from spark_pgqueue.printable import printable
 
 @app.command()
 def recover(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
-    """Begin anew after a restore or a failover: once, before producers come back.
+    """Recover after a restore or a failover: run it once, before producers restart.
 
-    Offsets that have read what was not restored are refused from then on; all others go on.
+    From then on, offsets beyond the restored state are refused; all others stay valid.
     """
     with connect(url) as queue:
-        confirm("Was the database restored, or a standby promoted, and do producers wait?", yes)
+        confirm("Was the database restored, or a standby promoted, and are producers stopped?", yes)
         for stream, last in queue.recover().items():
             said = f"{printable(stream)}: restored up to publication {last}"
             told(as_json, said, stream=stream, last_publication=last)
@@ -47,8 +47,8 @@ def maintain(
 ) -> None:
     """Trim messages, and delete the chunks of failed writers. Run it regularly.
 
-    With --every it goes on until it is interrupted, also while the database is away, and prints
-    only what it did. It ends with an error that does not pass, such as a missing right.
+    With --every, it continues until it is interrupted, also while the database is down, and prints
+    only what it did. A permanent error, such as a missing privilege, ends it.
     """
 
     def delete() -> None:
@@ -64,11 +64,11 @@ def maintain(
 def demo(
     directory: Annotated[
         Path | None,
-        typer.Option(help="Where its embedded Postgres lives, to look at afterwards."),
+        typer.Option(help="The directory of its embedded Postgres, for inspection afterwards."),
     ] = None,
     # Not from PGQUEUE_URL: the demo must not use a database of another application.
-    url: Annotated[str | None, typer.Option(help="A database to use in its place.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Only so many flights.")] = None,
+    url: Annotated[str | None, typer.Option(help="A database to use instead.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Use only this many flights.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the delays of each day: a PNG, SVG or PDF.")
     ] = None,
@@ -85,12 +85,12 @@ def demo(
             f"the demo needs the module {error.name}", hint=how_to_install("demo")
         ) from None
     if not run(directory, url, rows, picture):
-        fail("what came out is not what went in")
+        fail("the output does not match the input")
 
 
 @app.command()
 def doctor(as_json: Json = False, url: Url = None) -> None:
-    """Check Java, Spark, the libraries, Postgres and the schema, and say what to do."""
+    """Check Java, Spark, the libraries, Postgres and the schema, and suggest fixes."""
     from spark_pgqueue.command_line import doctor
 
     console, failed = Console(soft_wrap=True, highlight=False), False

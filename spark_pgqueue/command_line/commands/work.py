@@ -39,7 +39,7 @@ def work(
             metavar="STREAM",
             show_default=False,
             autocompletion=completion.streams,
-            help="By default the decorator says it, as the consumer.",
+            help="By default from the decorator, like the consumer.",
         ),
     ] = None,
     consumer: Annotated[
@@ -47,43 +47,45 @@ def work(
         typer.Argument(metavar="CONSUMER", show_default=False, autocompletion=completion.consumers),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="Calls at a time: threads, or tasks of asyncio.")
+        int, typer.Option(min=1, help="The number of concurrent calls: threads, or asyncio tasks.")
     ] = Options.concurrency,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Calls at a time, each in a process.")
+        int | None,
+        typer.Option(min=1, help="The number of concurrent calls, each in its own process."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="The handler takes a list of at most this many.")
+        int | None,
+        typer.Option(min=1, help="Pass the handler a list of at most this many messages."),
     ] = None,
     prefetch: Annotated[
-        int, typer.Option(min=0, help="Claim at most this many messages ahead.")
+        int, typer.Option(min=0, help="Prefetch at most this many messages.")
     ] = Options.prefetch,
     prefetch_bytes: Annotated[
-        int, typer.Option(min=0, help="Claim ahead at most about this many bytes of data.")
+        int, typer.Option(min=0, help="Prefetch at most about this many bytes of data.")
     ] = Options.prefetch_bytes,
     transactional: Annotated[
         bool,
         typer.Option(
             "--transactional",
-            help="The handler also takes a connection, whose transaction acknowledges.",
+            help="Also pass the handler a connection, whose transaction acknowledges the message.",
         ),
     ] = False,
-    timeout: Annotated[timedelta | None, lasting("A longer call has failed.")] = None,
+    timeout: Annotated[timedelta | None, lasting("Fail a call that takes longer.")] = None,
     grace: Annotated[
         timedelta | None,
         lasting(
-            "The time for running calls after a stop.",
+            "How long running calls may take after a stop signal.",
             parser=delay,
             show_default=f"{Options.grace.total_seconds():g}s",
         ),
     ] = None,
     visibility_timeout: Annotated[
         timedelta | None,
-        lasting("How long after this worker died others take over; by default the consumer's."),
+        lasting("How long until other workers take over after a crash. Default: the consumer's."),
     ] = None,
     wait: Annotated[
         timedelta | None,
-        lasting("End after this long without a message; 0: when none is left.", parser=delay),
+        lasting("Stop after this long without a message; 0: when none is left.", parser=delay),
     ] = None,
     health: Annotated[
         str | None,
@@ -91,21 +93,21 @@ def work(
             parser=address,
             metavar="[HOST:]PORT",
             show_default=False,
-            help="Answer GET /live and /ready there. Without a host, to this machine alone;"
-            " 0.0.0.0:PORT for the probes of Kubernetes.",
+            help="Serve GET /live and /ready on this address. Without a host, only to this "
+            "machine; 0.0.0.0:PORT for Kubernetes probes.",
         ),
     ] = None,
     create: Annotated[
         bool,
-        typer.Option("--create", help="Create streams and consumers that are missing, as of text."),
+        typer.Option("--create", help="Create missing streams, of kind text, and consumers."),
     ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Call your function for each message, until SIGTERM or Ctrl-C.
 
-    Then what was not begun is given back, and calls that run may end. What happens is logged to
-    standard error. systemd gets its notifications (Type=notify), also of a watchdog (WatchdogSec).
+    It then returns messages that it has not started, and lets running calls finish. It logs to
+    standard error. It notifies systemd (Type=notify, WatchdogSec).
     """
     logging.basicConfig(level=logging.INFO, format=_FORMAT)
     given = {
@@ -136,7 +138,7 @@ def _handlings(name: str, stream: str | None, consumer: str | None) -> list[Hand
     if stream is None:
         return handlings(import_handler(name) if ":" in name else import_named(name))
     if consumer is None:
-        raise typer.BadParameter("the stream is given, and no CONSUMER", param_hint="CONSUMER")
+        raise typer.BadParameter("STREAM is given without CONSUMER", param_hint="CONSUMER")
     return [Handling(import_handler(name), stream, consumer, {})]
 
 

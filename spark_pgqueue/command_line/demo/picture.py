@@ -39,9 +39,9 @@ def check(file: Path) -> None:
         PgQueueError: it cannot be written.
     """
     if file.suffix[1:].lower() not in _KINDS:
-        raise PgQueueError(f"picture is {str(file)!r}, and must end in .{', .'.join(_KINDS)}")
+        raise PgQueueError(f"picture must end in .{', .'.join(_KINDS)}, not {str(file)!r}")
     if not file.parent.is_dir():
-        raise PgQueueError(f"picture is {str(file)!r}, and there is no folder {file.parent}")
+        raise PgQueueError(f"picture is {str(file)!r}, but there is no folder {file.parent}")
     if find_spec("matplotlib") is None:
         raise PgQueueError("a picture needs matplotlib", hint=how_to_install("demo"))
 

@@ -85,7 +85,7 @@ def _check(directory: Path | None, url: str | None, rows: int | None, file: Path
     if directory is not None and url is not None:
         raise PgQueueError("directory and url exclude each other", hint="give one of them")
     if rows is not None and rows < 1:
-        raise PgQueueError(f"rows is {rows}, and must be at least 1")
+        raise PgQueueError(f"rows must be at least 1, not {rows}")
     if file is not None:
         picture.check(file)
 
@@ -133,10 +133,10 @@ class Story:
     def stream(self, spark: SparkSession, interrupts: Interrupts) -> None:
         """Publish, aggregate, route, rebook, refund; and kill the desk while it works."""
         self.screen.act(
-            f"A Spark query publishes {self.table.num_rows:,} flights. Each of their consumers gets"
-            " every flight once: daily adds up, router sends what went wrong to the stream notices,"
-            " by topic. There the desk takes delayed.*, in the order of each aircraft, and refunds"
-            " takes cancelled.*.",
+            f"A Spark query publishes {self.table.num_rows:,} flights. Each consumer receives "
+            "every flight once: daily aggregates, router sends delayed and cancelled flights to "
+            "the stream notices, by topic. There, the desk receives delayed.*, in the order of "
+            "each aircraft, and refunds receives cancelled.*.",
             "sql/guide/filters.md",
         )
         self.start_desk()
@@ -177,9 +177,9 @@ class Story:
         self.queue.create_consumer("flights", "airports", start="earliest")
         made = time.monotonic() - began
         self.screen.act(
-            "A consumer that is created now may begin at the first flight: nothing is copied for"
-            f" that. airports took {1000 * made:.0f} ms to make, and has {rows:,} flights before"
-            " it. The stream's retention keeps what a consumer still owes.",
+            "A new consumer can start at the first flight, and nothing is copied. Creating "
+            f"airports took {1000 * made:.0f} ms, and its backlog is {rows:,} flights. The "
+            "stream's retention keeps messages that a consumer has not finished.",
             "sql/guide/positions.md",
         )
         self.queue.set_retention("flights", done=True, messages=rows)
@@ -200,8 +200,8 @@ class Story:
         self.queue.maintain()
         (after,) = self.queue.retention("flights")
         self.screen.act(
-            "Everybody is done with every flight. maintain() deletes what need not be kept, whole"
-            " tables at a time: the disk space is free at once.",
+            "All consumers have finished every flight. maintain() deletes the messages, whole "
+            "tables at a time: the disk space is free at once.",
             "sql/guide/retention.md",
         )
         self.screen.say(f"{_megabytes(before.bytes)} before, {_megabytes(after.bytes)} after")
@@ -268,10 +268,10 @@ class Story:
         self.desk = self._worker("desk 2", {})
         self._is_killed = True
         self.screen.act(
-            f"kill -9: desk 1 has rebooked {done:,} flights, stands in the middle of a transaction,"
-            f" and has {held:,} messages in its hands. What it had done stays done, what it had"
-            f" begun is undone. desk 2 goes on, and gets those {held:,} once the visibility timeout"
-            f" ({LEASE}) is over.",
+            f"kill -9: desk 1 has rebooked {done:,} flights, is in the middle of a transaction, "
+            f"and holds {held:,} claimed messages. Committed work stays; the open transaction is "
+            f"rolled back. desk 2 continues, and receives those {held:,} when the visibility "
+            f"timeout ({LEASE}) expires.",
             "sql/guide/workers.md",
         )
         return True
@@ -279,8 +279,8 @@ class Story:
     def _redrive(self, airline: str) -> int:
         """Redrive the dead letters of the missing airline; returns their number."""
         self.screen.act(
-            f"The desk does not know the airline {airline}. What fails {ATTEMPTS} times is a dead"
-            " letter, with the reason: nothing else waits for it, and nothing is lost.",
+            f"The desk does not know the airline {airline}. A message that fails {ATTEMPTS} times "
+            "is dead-lettered with the reason: it blocks no other message, and is not lost.",
             "sql/guide/failures.md",
         )
         for each in itertools.islice(self.queue.read_dead("notices", "desk"), 3):
@@ -289,7 +289,7 @@ class Story:
         self.office.tell(airline, name)
         count = self.queue.redrive("notices", "desk", max_messages=None)
         self.wait_for_desk()
-        self.screen.say(f"Now it knows {airline} as {name}: {count} redriven, and rebooked.")
+        self.screen.say(f"The desk now knows {airline} as {name}: {count} redriven and rebooked.")
         return count
 
     def _worker(self, name: str, environment: dict[str, str]) -> Worker:

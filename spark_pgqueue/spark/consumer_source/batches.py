@@ -51,8 +51,8 @@ class Offset:
         """The offset that Spark read in the checkpoint; one of another source is an error."""
         if isinstance(offset, dict) and list(offset) == ["streams"]:
             raise PgQueueError(
-                "the checkpoint is of a query that reads streams without a consumer, and this one "
-                "has one",
+                "the checkpoint belongs to a query that reads streams without a consumer, but this "
+                "query has one",
                 hint="remove the option consumer again, or give the query a checkpointLocation of "
                 "its own",
                 sqlstate=FOREIGN_CHECKPOINT,
@@ -145,7 +145,7 @@ class ConsumerBatches(MicroBatches[Offset]):
     def _last_publications(self) -> dict[str, int]:
         if self._consumer.paused:
             warn(
-                "consumer %s is paused, and a run with availableNow ends without its messages: "
+                "consumer %s is paused, so a run with availableNow ends without its messages: "
                 "resume it, and run the query again",
                 self._options.consumer,
             )
@@ -244,20 +244,20 @@ class ConsumerBatches(MicroBatches[Offset]):
         )
         if taken_over:
             warn(
-                "%s messages of this batch of consumer %s were taken over by another claimer after "
-                "their lease ended, and are delivered there; %s are left",
+                "%s messages of this batch of consumer %s were taken over after their lease "
+                "expired, and are delivered elsewhere; %s are left",
                 *(taken_over, consumer, planned),
             )
         if returned:
             warn(
-                "this batch of consumer %s was begun too often and never finished: %s of its "
-                "messages come later, %s are left",
+                "this batch of consumer %s was started too often and never finished: %s of its "
+                "messages are delivered later, %s are left",
                 *(consumer, returned, planned),
             )
         if poison:
             warn(
-                "a message of consumer %s stopped the query each time, at last alone: it is a dead "
-                "letter now, with the reason poison",
+                "a message of consumer %s stopped the query each time, finally alone in its batch: "
+                "it was dead-lettered with the reason poison",
                 consumer,
             )
         if gone:
@@ -269,8 +269,8 @@ class ConsumerBatches(MicroBatches[Offset]):
         self._warned.add("start")
         if "startingPosition" in self._options.given and not self._consumer.is_new:
             warn(
-                "consumer %s exists, so option startingPosition does nothing: the query goes on "
-                "where the consumer is; pgqueue.seek moves it",
+                "consumer %s already exists, so option startingPosition has no effect: the query "
+                "continues at the consumer's position; to move it, use pgqueue.seek",
                 self._options.consumer,
             )
 
@@ -283,16 +283,16 @@ class ConsumerBatches(MicroBatches[Offset]):
         )
         if messages:
             warn(
-                "this query has a new checkpoint and finds nothing: %s messages of consumer %s are "
-                "held by a query with another checkpoint, until %s if that one does not run; start "
-                "it with that checkpoint, or wait",
+                "this query has a new checkpoint and receives nothing: %s messages of consumer %s "
+                "are held by a query with another checkpoint, until %s if that one does not run; "
+                "start it with that checkpoint, or wait",
                 *(messages, self._options.consumer, until),
             )
 
     def _warn_of_loss(self, lost: int) -> None:
         if lost:
             warn(
-                "%s messages of consumer %s were processed here, but their lease had ended before "
+                "%s messages of consumer %s were processed here, but their lease expired before "
                 "they could be acknowledged: they may be delivered twice; a longer "
                 "visibilityTimeout helps",
                 *(lost, self._options.consumer),

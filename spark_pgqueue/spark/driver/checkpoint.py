@@ -40,8 +40,8 @@ def position_of(offset: Any) -> tuple[str, int, int] | None:
 def unknown_offset(offset: Any) -> PgQueueError:
     """The error for an offset of another version, or of another format such as rate."""
     return PgQueueError(
-        f"the checkpoint's offset {offset} is none of this version of spark-pgqueue",
-        hint="upgrade spark-pgqueue if a newer version has written it, else give the query a "
+        f"the checkpoint's offset {offset} was not written by this version of spark-pgqueue",
+        hint="upgrade spark-pgqueue if a newer version wrote it; otherwise give the query a "
         "checkpointLocation of its own",
         sqlstate=FOREIGN_CHECKPOINT,
     )
@@ -72,20 +72,20 @@ class Checkpoint:
             folder = local_folder(location)
         except ValueError:
             raise PgQueueError(
-                f"the checkpoint {location} is not in a folder of this machine",
-                hint="copy it to one (with `aws s3 cp --recursive` or `hdfs dfs -get`, say), all "
-                "of it, and give that",
+                f"the checkpoint {location} is not in a local folder",
+                hint="copy all of it to a local folder (for example with `aws s3 cp --recursive` "
+                "or `hdfs dfs -get`), and pass that folder",
             ) from None
         if not (folder / "offsets").is_dir():
             raise PgQueueError(
-                f"{folder} is no checkpoint: it has no folder offsets",
+                f"{folder} is not a checkpoint: it has no folder offsets",
                 hint="give the checkpointLocation of the query",
             )
         # The commits are read first, because a running query may add offsets and commits.
         finished, last = _last(folder / "commits"), _last(folder / "offsets")
         if finished is not None and not (folder / "offsets" / str(finished)).exists():
             raise PgQueueError(
-                f"the checkpoint {folder} is not complete: it has commits/{finished} and not "
+                f"the checkpoint {folder} is not complete: it has commits/{finished} but not "
                 f"offsets/{finished}",
                 hint="copy it again, all of it, while its query does not run",
             )
@@ -109,7 +109,7 @@ class Checkpoint:
             PgQueueError: the target exists; or the query ran during the copy, which was deleted.
         """
         if target.exists():
-            raise PgQueueError(f"{target} exists already", hint="give a folder that does not")
+            raise PgQueueError(f"{target} already exists", hint="use a folder that does not exist")
         query_id = str(uuid4())
         shutil.copytree(self.folder, target)
         try:
@@ -122,7 +122,8 @@ class Checkpoint:
             again = Checkpoint.read(str(self.folder))
             if (again.last, again.finished) != (self.last, self.finished):
                 raise PgQueueError(
-                    f"the query of {self.folder} runs: it went on while its checkpoint was copied",
+                    f"the query of {self.folder} is running: it made progress while its checkpoint "
+                    "was copied",
                     hint="stop the query first",
                 )
         except BaseException:
@@ -143,7 +144,7 @@ def offsets_in(folder: Path, batch: int | None) -> dict[str, Any]:
     version, _, *lines = file.read_text().splitlines() or [""] * 2
     if version not in VERSIONS:
         raise PgQueueError(
-            f"{file} is of format {version!r}, which is not known",
+            f"{file} is of format {version!r}, which is unknown",
             hint="upgrade spark-pgqueue: a newer Spark has written it",
         )
     if version == "v2":
@@ -178,7 +179,7 @@ def _query_id(folder: Path) -> str | None:
         return None
     except (ValueError, KeyError, TypeError):
         raise PgQueueError(
-            f"{folder}/metadata is none of Spark's",
+            f"{folder}/metadata was not written by Spark",
             hint="give the checkpointLocation of the query",
         ) from None
 
@@ -294,10 +295,10 @@ class CheckpointReaders:
         for each in self.readers().values():
             if each.claims_held is None:
                 raise PgQueueError(
-                    f"the checkpoint {self._checkpoint.folder} has a reader that this database "
-                    "does not know",
-                    hint="it is of another database, its consumer was dropped, or it was released "
-                    "or forgotten: then it holds nothing",
+                    f"the checkpoint {self._checkpoint.folder} has a reader that does not exist in "
+                    "this database",
+                    hint="it belongs to another database, its consumer was dropped, or the reader "
+                    "was released or deleted: then it holds nothing",
                     sqlstate="PQ005",
                 )
             known.append((each, each.claims_held))

@@ -175,9 +175,9 @@ class MicroBatches(ABC, Generic[T]):
         """
         if start == self._planned != self._logged:
             raise PgQueueError(
-                "the query began a micro-batch before the one before it was in its checkpoint, as "
-                "with asyncProgressTrackingEnabled: after a crash it could not go on, because what "
-                f"it has {done} may be gone",
+                "the query began a micro-batch before the previous one was in its checkpoint, as "
+                "with asyncProgressTrackingEnabled: after a crash it could not continue, because "
+                f"what it has {done} may be gone",
                 hint="remove the option asyncProgressTrackingEnabled, and start the query again; "
                 "with a new checkpoint if this one is refused",
             )

@@ -98,4 +98,4 @@ def _read(
             for batch in read(segment, kind, mine, columns, options.archive_options):
                 yield as_spark(batch, constant, target, options.title)
         except FileNotFoundError as error:
-            warn("a file of the archive is not there: %s", error)
+            warn("a file of the archive is missing: %s", error)

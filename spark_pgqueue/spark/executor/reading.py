@@ -171,7 +171,7 @@ def going_on(
             final = isinstance(error, PgQueueError)  # also where connecting took too long
             if final or not passing or failures > FAILURES_IN_A_ROW:
                 raise_clear(error, url)
-            warn("reading %s broke off and goes on: %s", what, error)
+            warn("reading %s was interrupted and continues: %s", what, error)
 
 
 def _check_lease(url: str | None, patience: float, partition: ClaimedPartition) -> None:
@@ -183,7 +183,7 @@ def _check_lease(url: str | None, patience: float, partition: ClaimedPartition) 
     if lost > batch.lost:
         raise PgQueueError(
             f"{lost - batch.lost} messages of this batch of stream {partition.stream} were taken "
-            "over by another claimer, because the query's lease ended while the batch was read",
+            "over by another claimer, because the query's lease expired while the batch was read",
             hint=CODES[LEASE_LOST].way_out,
             sqlstate=LEASE_LOST,
         )
@@ -201,7 +201,7 @@ def report_loss(count: int, stream: str, fail: bool) -> None:
     if fail:
         raise PgQueueError(
             message,
-            hint='to go on without them, set option("failOnDataLoss", "false")',
+            hint='to continue without them, set option("failOnDataLoss", "false")',
             sqlstate=DATA_LOSS,
         )
     warn("%s", message)

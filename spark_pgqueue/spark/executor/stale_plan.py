@@ -67,7 +67,7 @@ class PlanGuard:
                     f"this micro-batch would read {self.what} as it was planned for another one, "
                     f"at {at}: Spark keeps the partitions of what load() returned",
                     hint="call load() inside of foreachBatch, which plans it for each micro-batch; "
-                    "or persist() the frame before the query starts, if it is to stay as it is",
+                    "or persist() the DataFrame before the query starts, to keep it as it is",
                 )
             if time.time() > self.made_at + SOON and self.plan not in _WARNED:
                 _WARNED.add(self.plan)

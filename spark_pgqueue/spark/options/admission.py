@@ -69,7 +69,7 @@ MAX_TRIGGER_DELAY = Option(
 WAIT_TIME = Option(
     duration,
     DURATION,
-    "How long to wait for messages before the source tells Spark that there are none.",
+    "How long to wait for messages before the source reports to Spark that there are none.",
     default=timedelta(seconds=1),
 )
 

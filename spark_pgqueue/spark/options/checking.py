@@ -129,13 +129,13 @@ MIN_PARTITIONS = Option(
 MAX_RECORDS_PER_PARTITION = Option(
     positive, NUMBER, "Read at most this many messages in one partition."
 )
-INCLUDE_HEADERS = Option(boolean, BOOLEAN, "Whether there is a column headers.", default=True)
+INCLUDE_HEADERS = Option(boolean, BOOLEAN, "Whether to include the column headers.", default=True)
 TYPED = Option(
     reading_mode,
     "permissive or failfast",
-    "Add a column value: the payload as the columns of the stream's schema. failfast: in place of "
-    "data; a message that does not fit fails the query. permissive: beside data; value is null for "
-    "a message that does not fit. By default there is no such column.",
+    "Add a column value: the payload as the columns of the stream's schema. failfast: instead of "
+    "data; a message that does not fit fails the query. permissive: in addition to data; value is "
+    "null for a message that does not fit. By default there is no such column.",
 )
 MAX_CONNECTIONS = Option(
     positive,
@@ -195,9 +195,9 @@ def _value(option: Option, text: str | None) -> Any:
     try:
         return option.parse(text)
     except ValueError:
-        given = "not allowed" if option.is_secret else repr(text)
+        said = "is not allowed: it" if option.is_secret else f"is {text!r}, but"
         raise PgQueueError(
-            f"option {option.name} is {given}, and must be {option.allowed}", hint=option.help
+            f"option {option.name} {said} must be {option.allowed}", hint=option.help
         ) from None
 
 

@@ -112,10 +112,10 @@ class SinkOptions(Connecting):
     compare_repeats: str = option(
         compared,
         "content or count",
-        "How a micro-batch is compared that is run again after it was published: its rows must be "
+        "How a micro-batch that is run again after it was published is compared: its rows must be "
         "the same in number and in data, key and headers, or the query fails with PQ010. count "
-        "compares the number alone, for a query whose rows differ each time (uuid, rand). Rows of "
-        "a table are always compared by number. By default {default}.",
+        "compares only the number, for a query whose rows differ each time (uuid, rand). Rows of a "
+        "table are always compared by number. By default {default}.",
         default="content",
         only=STREAMING,
     )
@@ -127,7 +127,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     options = SinkOptions(**parse(given, SINK_OPTIONS, "sink"))
     if options.action is not None and options.consumers is not None:
         raise PgQueueError(
-            "option consumers is for rows that are sent, and with option action no row is",
+            "option consumers is for rows that are sent, but with option action no rows are sent",
             hint="remove consumers; option consumer names the consumer whose messages these are",
         )
     if (options.txn_app_id is None) != (options.txn_version is None):

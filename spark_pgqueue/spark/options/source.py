@@ -69,22 +69,22 @@ class SourceOptions(Connecting, Admitting):
         positive,
         NUMBER,
         "Read at most this many messages in one partition. With ordering by key, all messages of a "
-        "key stay in one partition even so.",
+        "key stay in one partition nevertheless.",
     )
     max_connections: int | None = use(MAX_CONNECTIONS)
     key_order: str = option(
         key_order,
         "partition or column",
         "With ordering by key, where the order of a key is kept. partition: in the rows of a "
-        "partition; a micro-batch has at most 8 partitions then, a small one more. column: in a "
-        "column arrival, for in_key_order(), with any number of partitions.",
+        "partition; a micro-batch then has at most 8 partitions, or more if it is small. column: "
+        "in a column arrival, for in_key_order(), with any number of partitions.",
         default="partition",
     )
     visibility_timeout: timedelta | None = option(
         duration,
         DURATION,
-        "How long after the query's last sign of life other claimers may take over its messages. "
-        "The query renews its claims every third of that time. By default the consumer's.",
+        "How long after the last heartbeat of the query other claimers may take over its messages. "
+        "The query extends its claims every third of that time. By default the consumer's.",
     )
     wait_time: timedelta = use(WAIT_TIME)
     fail_on_data_loss: bool = option(
@@ -99,8 +99,8 @@ class SourceOptions(Connecting, Admitting):
     create_consumer: bool = option(
         boolean,
         BOOLEAN,
-        "Create the consumer when the query starts and the consumer does not exist. The role needs "
-        "the rights of an admin for that.",
+        "Create the consumer when the query starts and the consumer does not exist. The role must "
+        "be an admin.",
         default=False,
     )
     starting_position: str = option(
@@ -128,14 +128,14 @@ class SourceOptions(Connecting, Admitting):
     quarantine_after: int | None = option(
         positive,
         NUMBER,
-        "Cut a micro-batch that was begun this many times and never finished into halves, until "
-        "the message that stops the query is alone: that message becomes a dead letter. By default "
-        "the query fails at each start.",
+        "Bisect a micro-batch that was started this many times and never finished, until the "
+        "message that stops the query is alone in its batch; that message is dead-lettered. By "
+        "default the query fails at each start.",
     )
     checkpoint_location: Path | None = option(
         local_folder,
         "a folder of the driver's machine: a path, or file:///path",
-        "The query's checkpointLocation once more, which Spark does not show to its sources. With "
+        "The query's checkpointLocation again, because Spark does not pass it to its sources. With "
         "it, the source acknowledges the last finished micro-batch when the query ends, also with "
         "trigger(once=True).",
     )

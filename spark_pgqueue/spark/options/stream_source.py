@@ -52,8 +52,8 @@ from spark_pgqueue.spark.options.values import (
 )
 
 _OFFSETS = (
-    'earliest, latest, "seq 17" of one stream, or JSON with a place for each stream: '
-    '{"orders": "earliest"}; a place is also a timestamp, or an offset as progress shows it'
+    'earliest, latest, "seq 17" of one stream, or JSON with a position for each stream: '
+    '{"orders": "earliest"}; a position can also be a timestamp, or an offset from progress'
 )
 
 
@@ -82,15 +82,15 @@ class StreamSourceOptions(Connecting, Admitting):
     starting_offsets: str | dict[str, Place] | None = option(
         offsets,
         _OFFSETS,
-        "Where a new query begins. A query with a checkpoint goes on from there. By default "
-        "latest, in a batch earliest.",
+        "Where a new query starts. A query with a checkpoint continues from its checkpoint. By "
+        "default latest, in a batch earliest.",
         excludes=("startingTimestamp",),
     )
     starting_timestamp: str | None = option(
         timestamp,
         TIMESTAMP,
         "In place of startingOffsets: begin with the first message that was published at this time "
-        "or later. To go on where a batch has ended, give both an offset: spark_pgqueue.offsets.",
+        "or later. To continue where a batch ended, give both an offset: spark_pgqueue.offsets.",
     )
     ending_offsets: str | dict[str, Place] = option(
         offsets,
@@ -120,7 +120,7 @@ class StreamSourceOptions(Connecting, Admitting):
         boolean,
         BOOLEAN,
         "Fail when retention has deleted messages before the query read them, or a stream of the "
-        "pattern was dropped; false logs a warning, and the query goes on with the rest.",
+        "pattern was dropped; false logs a warning, and the query continues with the rest.",
         default=True,
     )
     group: str | None = option(
@@ -146,8 +146,8 @@ class StreamSourceOptions(Connecting, Admitting):
                 file_system,
                 "a JSON object",
                 "Arguments for the class of the archive's file system in pyarrow.fs, such as "
-                '{"endpoint_override": "http://minio:9000"}. By default pyarrow goes by the uri of '
-                "the archive, and by the environment of the executors.",
+                '{"endpoint_override": "http://minio:9000"}. By default pyarrow uses the uri '
+                "of the archive and the environment of the executors.",
                 is_secret=True,
             )
         },
@@ -257,8 +257,8 @@ def _check_start_and_end(options: StreamSourceOptions) -> None:
             )
         if isinstance(at, str) and at.startswith("seq") and options.has_several:
             raise PgQueueError(
-                f"option {side}Offsets is {at!r}, which is a place in one stream",
-                hint='give JSON with a place for each stream by its name: {"orders": "seq 17"}',
+                f"option {side}Offsets is {at!r}, which is a position in one stream",
+                hint='give JSON with a position for each stream by its name: {"orders": "seq 17"}',
             )
         if isinstance(at, dict) and options.names is not None:
             unknown = sorted(at.keys() - set(options.names))
@@ -269,19 +269,19 @@ def _check_start_and_end(options: StreamSourceOptions) -> None:
                     + (f"names {unknown[0]!r}, which is" if unknown else f"lacks {missing[0]!r},")
                     + (" none" if unknown else " one")
                     + f" of the streams that are read: {', '.join(options.names)}",
-                    hint="give a place for each of them",
+                    hint="give a position for each of them",
                 )
     ends = options.ending_offsets
     if ends == "earliest" or (isinstance(ends, dict) and "earliest" in ends.values()):
         raise PgQueueError(
-            "option endingOffsets is 'earliest', and before that there are no messages",
-            hint="give latest, or JSON with other places",
+            "option endingOffsets is 'earliest', before which there are no messages",
+            hint="give latest, or JSON with other positions",
         )
     for stream in ends if isinstance(ends, dict) else options.names or [""]:
         begin, end = options.start_of(stream, "earliest"), options.end_of(stream)
         if _is_behind(begin, end):
             raise PgQueueError(
-                f"the query is to begin at {begin}, and to end at {end}, which is before",
+                f"the query would start at {begin}, but end before that, at {end}",
                 hint="change the options startingOffsets or startingTimestamp, or endingOffsets or "
                 "endingTimestamp",
             )

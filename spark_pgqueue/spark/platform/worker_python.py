@@ -108,7 +108,7 @@ def check_executor(spark: SparkSession) -> None:
     if row is not None and row["missing"]:
         raise PgQueueError(
             f"the Python of Spark's executors lacks {row['missing']}: ship=True sends "
-            "spark_pgqueue itself along, and not what it needs",
-            hint='there: pip install "psycopg[binary]" pyarrow adbc-driver-postgresql '
+            "spark_pgqueue itself, but not its dependencies",
+            hint='run there: pip install "psycopg[binary]" pyarrow adbc-driver-postgresql '
             "adbc-driver-manager; or send a whole environment (spark.archives with venv-pack)",
         )

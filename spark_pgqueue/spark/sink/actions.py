@@ -64,7 +64,7 @@ class Actions:
         said = {name: rows[name] for name in _SAYS if name in rows.column_names}
         seqs = self._column(rows, "seq", None).cast(pa.int64())
         if (highest := pc.call_function("max", [seqs]).as_py()) == 2**63 - 1:
-            _refuse("seq", f"is {highest}, which is the number of no message")
+            _refuse("seq", f"is {highest}, which no message can have")
         # One thread keeps the order.
         found = (
             pa.table({**named, **said, "seq": seqs})
@@ -74,7 +74,7 @@ class Actions:
         described = found.select([*named, *said]).to_pylist()
         for row in described:
             if row["action"] not in ACTIONS:
-                _refuse("action", f"is {row['action']!r}, and must be {', '.join(ACTIONS)} or null")
+                _refuse("action", f"is {row['action']!r}, but must be {', '.join(ACTIONS)} or null")
         for row, some in zip(described, found["seq_list"], strict=True):
             self._seqs.setdefault(_action(row), []).append(pa.chunked_array([some.values]))
 
@@ -103,7 +103,7 @@ class Actions:
             _refuse(
                 name,
                 f"is null in {column.null_count} of {rows.num_rows} rows with an action"
-                + (f", and there is no option {name}" if name != "seq" else ""),
+                + (f", but there is no option {name}" if name != "seq" else ""),
             )
         return column if option is None else column.fill_null(option)
 
@@ -135,9 +135,9 @@ def _action(row: dict) -> Action:
     said = {name: row.get(name) for name, to in _SAYS.items() if row["action"] in to}
     for name in ("stream", "consumer"):
         if "\0" in row[name]:
-            _refuse(name, "holds a NUL character")
+            _refuse(name, "contains a NUL character")
     if "\0" in (said.get("reason") or ""):
-        _refuse("reason", "holds a NUL character")
+        _refuse("reason", "contains a NUL character")
     delay = said.get("delay")
     return Action(
         row["action"],
@@ -154,12 +154,12 @@ def _json(text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        value = json.loads(text, parse_constant=lambda _: _refuse("details", "is no JSON"))
+        value = json.loads(text, parse_constant=lambda _: _refuse("details", "is not JSON"))
     except ValueError:
-        _refuse("details", "is no JSON", "select to_json(struct(...)) as details")
+        _refuse("details", "is not JSON", "select to_json(struct(...)) as details")
     shown = json.dumps(value, sort_keys=True)
     if "\\u0000" in shown:
-        _refuse("details", "holds a NUL character")
+        _refuse("details", "contains a NUL character")
     return shown
 
 

@@ -106,7 +106,7 @@ def _check_times(name: str, values: pa.Array) -> None:
                 raise PgQueueError(
                     f"column {name} has a value that does not fit: {shown} is out of the range of "
                     "Postgres",
-                    hint="times are from 4714-11-24 BC on, and dates also not after the year "
+                    hint="times must be from 4714-11-24 BC on, and dates at most in the year "
                     "5874897",
                     sqlstate=UNFIT_DATA,
                 )
@@ -126,7 +126,7 @@ def naming_the_column(rows: pa.Table) -> Iterator[None]:
             except pa.ArrowInvalid as reason:
                 raise PgQueueError(
                     f"column {name} has a value that does not fit: {reason}",
-                    hint="text is UTF-8 (a binary column that was cast to string may not be)",
+                    hint="text must be UTF-8 (a binary column that was cast to string may not be)",
                     sqlstate=UNFIT_DATA,
                 ) from None
         raise PgQueueError(f"a row does not fit: {error}", sqlstate=UNFIT_DATA) from None
@@ -203,7 +203,8 @@ def _joined(consumers: pa.ChunkedArray) -> pa.ChunkedArray:
         raise PgQueueError(
             f"column consumers is empty in {empty} and has a null name in "
             f"{joined.null_count - whole.null_count} of {len(whole)} rows",
-            hint="name consumers of the stream, or give null: to all, or as option consumers says",
+            hint="name consumers of the stream, or use null for the consumers of option consumers, "
+            "or all",
         )
     return pa.chunked_array([joined])
 

@@ -225,8 +225,8 @@ class StreamWriter:
         )
         if passed_over:
             warn(
-                "%s of %s messages were left as they are by %s: they were done before, or are held "
-                "by others, or not in a state for that",
+                "%s of %s messages were not changed by %s: they are already done, held by others, "
+                "or in a state that does not allow it",
                 *(passed_over, changed + passed_over),
                 " and ".join(sorted({each.action for each in actions})),
             )
@@ -244,9 +244,9 @@ class StreamWriter:
         sent = rows.filter(is_sent)
         if sent.num_rows and "data" not in self._columns:
             raise PgQueueError(
-                f"column action is null in {sent.num_rows} of {rows.num_rows} rows, which are to "
-                "be sent then, and there is no column data",
-                hint="select what to send as data, or leave these rows out",
+                f"column action is null in {sent.num_rows} of {rows.num_rows} rows, which are then "
+                "sent, but there is no column data",
+                hint="select what to send as data, or filter these rows out",
             )
         none_of_it = {"action", "consumer", "seq", "delay", "reason", "details"} | READ_ALONG
         sent = sent.drop_columns([name for name in sent.column_names if name in none_of_it])
@@ -268,7 +268,7 @@ class StreamWriter:
             return
         if names.null_count:
             raise PgQueueError(
-                f"column stream is null in {names.null_count} of {rows.num_rows} rows, and there "
+                f"column stream is null in {names.null_count} of {rows.num_rows} rows, but there "
                 "is no option stream",
                 hint="say where these go: coalesce(stream, 'rest') as stream",
             )
@@ -389,7 +389,7 @@ class StreamWriter:
         code, said = sqlstate_of(error), Said.by(error)
         if code == "22003":
             raise PgQueueError(
-                f"column priority holds a number that is no priority: {said.message}",
+                f"column priority contains a number that is not a priority: {said.message}",
                 sqlstate=NOT_ALLOWED,
             ) from None
         # Invalid JSON, invalid text (a NUL character), or a check constraint of the stream's table.
@@ -401,8 +401,9 @@ class StreamWriter:
             raise PgQueueError(
                 f"a row does not fit stream {target.name} of kind {target.kind}: "
                 f"{said.message}" + (f" ({where[1]})" if where else ""),
-                hint="text and json hold no NUL character, json must be valid, headers are an "
-                "object and a key has at most 1024 bytes; a binary stream takes any bytes",
+                hint="text and json must not contain NUL characters, json must be valid, headers "
+                "must be an object and a key must have at most 1024 bytes; a binary stream accepts "
+                "any bytes",
                 sqlstate=UNFIT_DATA,
             ) from None
         raise error

@@ -146,7 +146,7 @@ class TableWriter:
             raise PgQueueError(
                 f"column row is null in {idle} of {rows.num_rows} rows that have neither data nor "
                 "an action",
-                hint="leave these rows out",
+                hint="filter these rows out",
                 sqlstate=NOT_ALLOWED,
             )
         return of_table, others.filter(says)
@@ -215,7 +215,7 @@ class TableWriter:
         name = self._names[int(place[1]) - 1] if place else None
         if code == "23502" and name:
             return PgQueueError(
-                f"column {name} is null in a row, and keys and sequences are never null",
+                f"column {name} is null in a row, but keys and sequences must not be null",
                 hint=f"filter these rows out: where {name} is not null",
                 sqlstate=NOT_ALLOWED,
             )
@@ -223,7 +223,7 @@ class TableWriter:
             return PgQueueError(
                 f"a row does not fit table {self.name}: {said.message}"
                 + (f" (column {name})" if name else ""),
-                hint="text of Postgres is UTF-8 and holds no NUL character",
+                hint="text in Postgres must be UTF-8 without NUL characters",
                 sqlstate=UNFIT_DATA,
             )
         return None
@@ -257,8 +257,7 @@ def _refuse_messages(options: SinkOptions) -> None:
     for name in ("stream", "consumers", "action", "consumer"):
         if getattr(options, name) is not None:
             raise PgQueueError(
-                f"option {name} is for messages, and all columns are those of table "
-                f"{options.table}",
+                f"option {name} is for messages, but all columns belong to table {options.table}",
                 hint="remove it; or put the table's columns into a struct column row: "
                 "struct(id, amount) as row",
             )

@@ -40,7 +40,7 @@ class PgQueueStreamWriter(DataSourceStreamArrowWriter):
         batch = local_property("streaming.sql.batchId")
         if query_id is None or batch is None:
             raise PgQueueError(
-                "this version of Spark does not tell the sink which query and batch it writes",
+                "this version of Spark does not pass the ids of the query and batch to the sink",
                 hint="use foreachBatch with df.write, and options txnAppId and txnVersion",
             )
         return self._writer.stage(iterator, query_id, int(batch), query_id)

@@ -170,8 +170,8 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         pattern = self._options.stream_pattern
         if pattern is None or not pattern.fullmatch(gone[0]):
             raise PgQueueError(
-                f"the checkpoint is of a query that read stream {gone[0]!r}, which the options do "
-                "not name any more",
+                f"the checkpoint belongs to a query that read stream {gone[0]!r}, which the "
+                "options no longer name",
                 hint="name it again, or give the query a checkpointLocation of its own. (Streams "
                 "can be added to a query, and are read from their first message.)",
                 sqlstate=FOREIGN_CHECKPOINT,
@@ -180,10 +180,10 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         if self._options.fail_on_data_loss:
             raise PgQueueError(
                 message,
-                hint='to go on without it, set option("failOnDataLoss", "false")',
+                hint='to continue without it, set option("failOnDataLoss", "false")',
                 sqlstate=UNKNOWN_STREAM,
             )
-        warn("%s; the query goes on without it", message)
+        warn("%s; the query continues without it", message)
 
     def _read_on(
         self, positions: dict[str, Position], admission: Admission

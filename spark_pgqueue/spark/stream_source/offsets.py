@@ -44,7 +44,7 @@ class StreamOffsets:
         streams = offset.get("streams") if isinstance(offset, dict) else None
         if isinstance(offset, dict) and "reader" in offset:
             raise PgQueueError(
-                "the checkpoint is of a query that reads a consumer, and this one has none",
+                "the checkpoint belongs to a query that reads a consumer, but this query has none",
                 hint='add option("consumer", ...) again, or give the query a checkpointLocation of '
                 "its own",
                 sqlstate=FOREIGN_CHECKPOINT,

@@ -115,7 +115,7 @@ class Streams:
         found = {name: Stream(stream_id, kind) for name, stream_id, kind in sorted(rows)}
         check_kinds(found, self._data)
         if not found and self._found_at == float("-inf"):
-            warn("streamPattern %s matches no stream by now", self._options.title)
+            warn("streamPattern %s does not match any stream yet", self._options.title)
         self._found, self._found_at = found, time.monotonic()
         return found
 
@@ -146,7 +146,7 @@ class Streams:
         place = self._options.start_of(stream, default)
         if place is None:
             raise PgQueueError(
-                f"option startingOffsets has no place for stream {stream!r}",
+                f"option startingOffsets has no position for stream {stream!r}",
                 hint='give one for each stream that the pattern finds now, such as "earliest"',
             )
         if isinstance(place, str):
@@ -159,7 +159,7 @@ class Streams:
         place = self._options.end_of(stream)
         if place is None:
             raise PgQueueError(
-                f"option endingOffsets has no place for stream {stream!r}",
+                f"option endingOffsets has no position for stream {stream!r}",
                 hint='give one for each stream that the pattern finds, such as "latest"',
             )
         if isinstance(place, str):
@@ -288,9 +288,9 @@ class Streams:
         """Warn if messages may appear later on the other side of a time or a number."""
         if place not in ("earliest", "latest") and "gaps" in self.position_at(stream, "latest"):
             warn(
-                "transactions that send to stream %s are open: what they send may have a time or a "
-                "number before %s and appear later, so that one query which ends there and another "
-                "which begins there both miss it; give both the offset of "
+                "transactions that send to stream %s are open: their messages may have a time or a "
+                "number before %s but become visible later, so that a query that ends there and "
+                "another that starts there both miss them; give both the offset of "
                 "spark_pgqueue.offsets(url, stream)",
                 *(stream, place),
             )
@@ -312,7 +312,7 @@ class Streams:
             except PgQueueError as error:
                 if error.sqlstate != DATA_LOSS:
                     raise self._explained(error) from None
-                warn("%s; the query goes on without them", error.message)
+                warn("%s; the query continues without them", error.message)
                 found |= ask([name], True)
         return found
 
@@ -336,12 +336,12 @@ class Streams:
     def _explained(self, error: PgQueueError) -> PgQueueError:
         """The error with the hint that is right for a query."""
         error.hint = {
-            DATA_LOSS: 'to go on with what is left, set option("failOnDataLoss", "false"); and '
-            "keep messages longer: see pgqueue.set_retention",
-            FOREIGN_CHECKPOINT: "connect to the database that it is of, or give the query a "
+            DATA_LOSS: 'to continue with the remaining messages, set option("failOnDataLoss", '
+            '"false"); and keep messages longer: see pgqueue.set_retention',
+            FOREIGN_CHECKPOINT: "connect to the database that it belongs to, or give the query a "
             "checkpointLocation of its own, and startingOffsets",
-            UNKNOWN_STREAM: "create it, if it was never there; one that was dropped needs a query "
-            "without it, with a checkpointLocation of its own",
+            UNKNOWN_STREAM: "create it if it never existed; if it was dropped, use a query without "
+            "it, with a checkpointLocation of its own",
         }.get(error.sqlstate or "", error.hint)
         return error
 

@@ -53,29 +53,29 @@ _COLUMNS = {
     "inserted_at": ("timestamptz", ABOUT["inserted_at"]),
     "priority": ("int4", ABOUT["priority"]),
     "published_at": ("timestamptz", "when it became visible"),
-    "deliver_at": ("timestamptz", "not delivered before"),
-    "expires_at": ("timestamptz", "not delivered after"),
-    "consumers": ("text[]", "to these alone; null: to all"),
+    "deliver_at": ("timestamptz", "not delivered before this time"),
+    "expires_at": ("timestamptz", "not delivered after this time"),
+    "consumers": ("text[]", "published only to these consumers; null: to all"),
     "stream": ("text", ABOUT["stream"]),
     "consumer": ("text", "the consumer's name"),
     "state": ("text", "new, ready, delayed, waiting, claimed or unfiltered"),
-    "deliver_count": ("int4", "how often it was delivered"),
-    "not_visible_until": ("timestamptz", "until when it is delayed"),
+    "deliver_count": ("int4", "the number of deliveries"),
+    "not_visible_until": ("timestamptz", "the end of its delay"),
     "claim_id": ("int8", "the claim's number"),
-    "owner": ("text", "who has it, or had it last: an application_name"),
+    "owner": ("text", "the current or last worker: an application_name"),
     "claimed_at": ("timestamptz", "when it was claimed"),
-    "lease_until": ("timestamptz", "until when other claimers leave it to its owner"),
-    "error": ("text", "why it failed last, as the worker said"),
-    "reason": ("text", "a short reason for its death"),
-    "details": ("text", "what was said beside, as JSON"),
-    "died_at": ("timestamptz", "when it died"),
-    "result": ("text", "what the worker said, as JSON"),
+    "lease_until": ("timestamptz", "the end of its lease: then other workers may take it over"),
+    "error": ("text", "the last error, as reported by the worker"),
+    "reason": ("text", "why it was dead-lettered, in short"),
+    "details": ("text", "further details, as JSON"),
+    "died_at": ("timestamptz", "when it was dead-lettered"),
+    "result": ("text", "the result from the worker, as JSON"),
     "done_at": ("timestamptz", "when it was acknowledged"),
-    "publication_id": ("int8", "its number"),
-    "part": ("int4", "which part of it"),
-    "message_count": ("int8", "how many messages it has"),
-    "first_seq": ("int8", "the lowest of their numbers"),
-    "last_seq": ("int8", "the highest"),
+    "publication_id": ("int8", "the publication's number"),
+    "part": ("int4", "the number of the part"),
+    "message_count": ("int8", "the number of messages"),
+    "first_seq": ("int8", "the lowest message number"),
+    "last_seq": ("int8", "the highest message number"),
     "ordering": ("text", "none, key or stream"),
     **dict.fromkeys(("paused", "estimated"), ("bool", _OF_THE_VIEW)),
     **dict.fromkeys(("status", "because"), ("text", _OF_THE_VIEW)),
@@ -120,7 +120,7 @@ def column(name: str, kind: str = "text") -> tuple[str, str]:
 
 TABLES = {
     "messages": Table(
-        "published message, to whomever it was sent",
+        "published message, for all consumers",
         "seq key? data headers? priority inserted_at published_at deliver_at? expires_at?"
         " consumers?",
         asked_for=("published_at", "deliver_at", "expires_at", "consumers"),
@@ -144,7 +144,7 @@ TABLES = {
     ),
     "archived": Table(
         "acknowledged message, of consumers with `keep_history`; one that was acknowledged twice "
-        "comes twice",
+        "has two rows",
         "consumer seq key? data? headers? result? deliver_count owner? claimed_at done_at"
         " inserted_at?",
         shared_out=True,
@@ -217,7 +217,7 @@ def table_schema(options: TableOptions, kind: str) -> t.StructType:
                 hint=nearest.hint(name, list(table.columns)),
             )
         if names.count(name) > 1:
-            raise PgQueueError(f"option columns: column {name} is there twice")
+            raise PgQueueError(f"option columns: column {name} occurs twice")
     return table.schema(names, kind)
 
 

@@ -182,8 +182,8 @@ begin
             null)::pgqueue.claimed;
 end $$;
 
--- Moves the cursor past what was taken ahead of it, up to the first publication that is not taken, if nobody has the
--- consumer's lock.
+-- Moves the cursor past what was taken ahead of it, up to the first publication that is not taken, if the consumer's
+-- lock is free.
 create or replace function _pgqueue.pass_ahead(p_consumer_id int) returns void
 language plpgsql as $$
 declare

@@ -111,7 +111,7 @@ language plpgsql as $$
 declare
     v_consumer   pgqueue.consumers;
     v_cursor     pgqueue.consumer_cursors;
-    v_needs_lock boolean;  -- null: nobody has checked
+    v_needs_lock boolean;  -- null: not checked yet
     v_acked      bigint;   -- null: p_ack is not acknowledged yet
     v_claim      pgqueue.claimed;
 begin

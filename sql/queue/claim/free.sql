@@ -97,7 +97,7 @@ begin
 end $$;
 
 -- Prefetches: cuts or assigns more bundles while some are left, so that no claim waits for it. Does nothing if a
--- session has the consumer's lock, or had it since. Locks: the consumer, if nobody has it.
+-- session has the consumer's lock, or had it since. Locks: the consumer, if it is free.
 --   p_cursor  the cursor that the claim has read
 create or replace function _pgqueue.prefetch(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
 returns void language plpgsql as $$

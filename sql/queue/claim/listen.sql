@@ -23,8 +23,9 @@
 -- Safe to repeat.
 --   p_pid  the server process that the client got when it connected; null: do not compare. Behind a pooler it is
 --          another process, and the lock would stay with the session of another client: then the call does nothing
--- Returns the channel; null if nobody will notify: the setting notify of the stream is off, there is a pooler, or the
--- server is a standby. Also returns the transactions that may be publishing without notifying, see still_publishing.
+-- Returns the channel; null if there are no notifications: the setting notify of the stream is off, there is a pooler,
+-- or the server is a standby. Also returns the transactions that may be publishing without notifying, see
+-- still_publishing.
 -- Errors: PQ001. Locks: as above, until the session ends or calls stop_waiting. The session receives notifications
 -- after this transaction has ended.
 create or replace function pgqueue.start_waiting(p_stream text, p_pid int default null, out channel text,
@@ -62,7 +63,7 @@ begin
     return array(select p from unnest(p_publishers) p where p = any (v_publishers));
 end $$;
 
--- Returns when a consumer that got nothing should claim again: when a delay or lease ends, or a schedule is due.
+-- Returns when a consumer that received nothing should claim again: when a delay or lease ends, or a schedule is due.
 -- A time in the past means now; null means when something is published. Errors: PQ001, PQ002. Locks: none.
 create or replace function pgqueue.next_due(p_stream text, p_consumer text) returns timestamptz
 language plpgsql stable as $$

@@ -8,7 +8,7 @@
 -- Returns the claim and its number of messages; no row if there is nothing that no other session is claiming. Errors:
 -- PQ001, PQ002, PQ003, PQ006 for a group, PQ007. Locks, until the end of the transaction: those of ack; the claimed
 -- messages; and the consumer, unless a free bundle has the size of the claim, or the claim takes new messages ahead of
--- the cursor, or free messages beside another claim that has the consumer's lock. If nobody has that lock, some claims
+-- the cursor, or free messages beside another claim that has the consumer's lock. If that lock is free, some claims
 -- take it to cut bundles for later claims, or to move the cursor. A claim that needs the lock waits for it; if one
 -- transaction keeps the lock for a second, the claim gets nothing. With per_key_interval, per_key_latest,
 -- max_in_flight, rate_limit, or a backlog that may be full, all claims need it.
@@ -54,7 +54,7 @@ begin
     else
         return;
     end if;
-    raise warning '% messages that consumer % of stream % was to get are not stored: they are dead letters now',
+    raise warning '% messages for consumer % of stream % are no longer stored, and were dead-lettered',
         v_claim.message_count, quote_literal(p_consumer), quote_literal(p_stream);
     perform _pgqueue.settle(v_claim.claim_id, null, true, 'not stored', null);
     perform _pgqueue.wake(v_claim.stream_id);  -- sessions that wait can claim the next messages

@@ -1,10 +1,10 @@
 -- Receiving with a condition.
 
--- Claims and reads messages that pass a condition, and leaves the others as they are.
--- The claim gets at most p_max messages: the first by priority and arrival. For the others this is no delivery. The
+-- Claims and reads messages that match a condition, and leaves the others as they are.
+-- The claim gets at most p_max messages: the first by priority and arrival. The others do not count as delivered. The
 -- claim examines the first p_look ready messages; messages behind these are found once the first ones are settled.
 --   p_where  a jsonpath on {key, headers, data}, as for a consumer with a filter
---   p_look   messages to examine at most: 1 to 1,000,000
+--   p_look   the maximum number of messages to examine: 1 to 1,000,000
 --   p_visibility_timeout, p_ack  as in claim
 -- Returns as receive. Errors: PQ001, PQ002, PQ003, PQ006 for a group, an ordered consumer, or one with limits of keys,
 -- PQ007. Locks, until the end of the transaction: those of ack; the claimed messages; the consumer, if no free message
@@ -19,8 +19,8 @@ declare
 begin
     perform _pgqueue.check_number('p_look', p_look, 1, 1000000);
     if p_where is null then
-        raise exception 'p_where is a jsonpath such as $.data.total > 100, not null'
-            using errcode = 'PQ003', column = 'p_where', hint = 'receive has no condition.';
+        raise exception 'p_where must be a jsonpath such as $.data.total > 100, not null'
+            using errcode = 'PQ003', column = 'p_where', hint = 'To receive without a condition, use receive.';
     end if;
     perform _pgqueue.check_condition(p_where);
     v_consumer := _pgqueue.begin_claim('where', p_max, p_visibility_timeout, p_stream, p_consumer);

@@ -125,8 +125,8 @@ begin
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return;  -- the consumer is being created
     end if;
-    perform _pgqueue.check_idle(p_consumer, 'a consumer with ordering=none begins or ceases to go by key (fair, '
-                                            'per_key_limit, per_key_interval)');
+    perform _pgqueue.check_idle(p_consumer, 'fair, per_key_limit and per_key_interval of a consumer with '
+                                            'ordering=none are set or reset only');
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     for v_bundle in select * from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id loop
         v_bundle.not_visible_until := case when v_bundle.not_visible_until > clock_timestamp()

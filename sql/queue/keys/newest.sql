@@ -135,7 +135,7 @@ begin
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return;  -- the consumer is being created
     end if;
-    perform _pgqueue.check_idle(p_consumer, 'per_key_latest is changed');
+    perform _pgqueue.check_idle(p_consumer, 'per_key_latest is changed only');
     if p_consumer.per_key_latest then
         v_stored := _pgqueue.cursor(p_consumer.consumer_id);
         perform _pgqueue.save_cursor(v_stored, (_pgqueue.keep_newest(p_consumer, v_stored, (
@@ -161,7 +161,8 @@ begin
         + (select count(*) from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer.consumer_id)
            where not granted);
     if not p_consumer.paused or v_claims > 0 then
-        raise exception 'p_settings: % while the consumer is paused and has no claims; % is %, and has %', p_what,
+        raise exception 'p_settings: % while the consumer is paused and has no claims, but % is %, with % claims',
+                        p_what,
                         quote_literal(p_consumer.name), case when p_consumer.paused then 'paused' else 'not paused' end,
                         v_claims
             using errcode = 'PQ003', column = 'p_settings',
@@ -178,7 +179,7 @@ language sql as $$
       and not coalesce((select range_agg(seqs) from _pgqueue.unfinished(p_consumer_id)), '{}') @> seq
 $$;
 
--- Deletes the rows for keys of which nobody has sent a message for p_age, at most limit_deleted() for each consumer. An
+-- Deletes the rows for keys of which no message was sent for p_age, at most limit_deleted() for each consumer. An
 -- older message of such a key could only come from a write that began before, and maintain() deletes such writes.
 -- Locks: these consumers; it skips those that others hold.
 create or replace function _pgqueue.maintain_newest(p_age interval) returns void

@@ -105,7 +105,7 @@ begin
 exception when sqlstate 'PQ003' or sqlstate 'PQ004' then
     get stacked diagnostics v_error = message_text, v_column = column_name, v_detail = pg_exception_detail,
                             v_hint = pg_exception_hint;
-    raise exception '% (row % of % that are written together, with %)', v_error, v_message.no,
+    raise exception '% (row % of % in this write, with %)', v_error, v_message.no,
                     _pgqueue.cardinality(p_seqs),
                     coalesce('key ' || quote_literal(left(v_message.key, 100)), 'no key')
         using errcode = sqlstate, column = v_column,
@@ -155,7 +155,7 @@ begin
     if not v_fit then
         perform _pgqueue.refuse_written(p_stream, p_seqs);
     elsif v_written <> _pgqueue.cardinality(p_seqs) then
-        raise exception 'p_seqs has % numbers, of which % messages are written', _pgqueue.cardinality(p_seqs), v_written
+        raise exception 'p_seqs has % numbers, but % messages are written', _pgqueue.cardinality(p_seqs), v_written
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Write a message for each number first.';
     end if;
     return v_digest;

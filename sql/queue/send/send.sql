@@ -90,17 +90,18 @@ declare
 begin
     perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
     if v_count is null then
-        raise exception 'p_data is null'
-            using errcode = 'PQ003', column = 'p_data', hint = 'Give an array of payloads.';
+        raise exception 'p_data must not be null'
+            using errcode = 'PQ003', column = 'p_data', hint = 'Pass an array of payloads.';
     end if;
     if greatest(array_ndims(p_data), array_ndims(p_keys), array_ndims(p_headers), array_ndims(p_data_bytes),
                 array_ndims(p_dedup_keys)) > 1 then
-        raise exception 'p_data, p_keys, p_headers, p_data_bytes and p_dedup_keys have one dimension'
+        raise exception 'p_data, p_keys, p_headers, p_data_bytes and p_dedup_keys must have one dimension'
             using errcode = 'PQ003', column = 'p_data, p_keys, p_headers, p_data_bytes, p_dedup_keys';
     end if;
     if cardinality(p_keys) <> v_count or cardinality(p_headers) <> v_count or cardinality(p_data_bytes) <> v_count
        or cardinality(p_dedup_keys) <> v_count then
-        raise exception 'p_keys, p_headers, p_data_bytes and p_dedup_keys have one element per message or are null: '
+        raise exception 'p_keys, p_headers, p_data_bytes and p_dedup_keys must have one element per message or be '
+                        'null: '
                         '% messages, % keys, % headers, % bytes, % dedup keys',
             v_count, coalesce(cardinality(p_keys)::text, 'no'), coalesce(cardinality(p_headers)::text, 'no'),
             coalesce(cardinality(p_data_bytes)::text, 'no'), coalesce(cardinality(p_dedup_keys)::text, 'no')

@@ -50,7 +50,7 @@ language plpgsql as $$
 begin
     perform _pgqueue.check_isolation();
     if p_delay < interval '0' or p_delay > _pgqueue.max_interval() then
-        raise exception 'p_delay is null or an interval from 0 to 10 years, not %', quote_literal(p_delay)
+        raise exception 'p_delay must be null or an interval from 0 to 10 years, not %', quote_literal(p_delay)
             using errcode = 'PQ003', column = 'p_delay';
     end if;
     return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs),
@@ -71,14 +71,15 @@ language plpgsql as $$
 begin
     perform _pgqueue.check_isolation();
     if (p_delay between interval '0' and _pgqueue.max_interval()) is not true then
-        raise exception 'p_delay is an interval from 0 to 10 years, not %', coalesce(quote_literal(p_delay), 'null')
+        raise exception 'p_delay must be an interval from 0 to 10 years, not %',
+                        coalesce(quote_literal(p_delay), 'null')
             using errcode = 'PQ003', column = 'p_delay';
     end if;
     return _pgqueue.give_back(p_claim_id, _pgqueue.set_of(p_seqs), 'not_failed', p_delay,
                               case when p_state is not null then jsonb_build_object('saved', p_state) end);
 end $$;
 
--- Tells whether a claim holds messages that may kill their worker.
+-- Returns whether a claim holds messages that may kill their worker.
 -- Earlier claims of these messages failed, or their leases ended. A worker with several claims should return the others
 -- while it works on such a claim; otherwise these also look as if they had killed the worker. False for a claim that is
 -- not live. Locks nothing.
@@ -122,7 +123,7 @@ begin
                        from _pgqueue.bundles_of(v_bundles[1].bundle_no, v_bundles[1].token));
 end $$;
 
--- Ends the delays of failed messages, and lets them come in large claims again, for example after an outage.
+-- Ends the delays of failed messages and the bisection of their claims, for example after an outage.
 -- Claimed messages are not changed.
 --   p_seqs  these messages, by key also those that wait in a bundle with them; null: all that were delivered before
 -- Returns how many messages it changed; messages that another session is claiming are skipped. Errors: PQ001, PQ002,
@@ -201,8 +202,8 @@ begin
     return coalesce(v_claim.message_count, 0);
 end $$;
 
--- Dead-letters a claim, or the given messages of it: nobody receives them any more.
---   p_reason   a word by which they can be found; null: rejected
+-- Dead-letters a claim, or the given messages of it: they are not delivered again.
+--   p_reason   a short reason, which redrive and purge_dead can select; null: rejected
 --   p_details  further details
 -- Returns how many messages it dead-lettered. Errors: PQ003, PQ007. Locks: as ack.
 create or replace function pgqueue.dead_letter(p_claim_id bigint, p_seqs bigint[] default null,

@@ -76,7 +76,7 @@ create or replace function _pgqueue.release(p_consumer pgqueue.consumers, p_curs
 language plpgsql as $$
 begin
     return _pgqueue.return(p_consumer, p_cursor, p_bundles, null, 'one_failed', p_bundles[1].lease_until, null,
-        jsonb_build_object('error', 'the visibility timeout passed')
+        jsonb_build_object('error', 'the visibility timeout expired')
             || case when _pgqueue.count_of(p_bundles) = 1 and p_bundles[1].reader is null then '{"at_most": 1}'
                     else '{}' end::jsonb);
 end $$;

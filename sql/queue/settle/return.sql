@@ -4,7 +4,7 @@
 --
 -- Which message failed: a message is dead-lettered when it was delivered max_deliver_count times and is known to have
 -- failed, because the worker named it, or because it was the only message of its claim. If some messages of a claim
--- failed and nobody knows which, all are returned. If one of them had failed before, the claim is bisected: all get the
+-- failed and it is unknown which, all return. If one of them had failed before, the claim is bisected: all get the
 -- note that no claim with one of them may have more than half as many messages (at_most). So a message that kills its
 -- worker is alone after about log2(n) more failures, and the others are delivered. A claim of a Spark reader holds what
 -- a whole query processes, so its end says nothing about single messages.

@@ -7,7 +7,7 @@
 --   new         published, in a publication that the consumer has not taken: there is no bundle
 --   unfiltered, ready, delayed, waiting, claimed: the state of the bundle
 --   unassigned  by key: ready, and not assigned
---   assigned    by key: in an assigned bundle that nobody has claimed; ready, or waiting for its predecessor
+--   assigned    by key: in an assigned bundle that is not claimed; ready, or waiting for its predecessor
 --   free        ready, unassigned or assigned
 --   unclaimed   unfiltered, ready, unassigned, assigned, delayed or waiting
 --   done        acknowledged: there is no bundle; keep_history keeps a row of completed_messages

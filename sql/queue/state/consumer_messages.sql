@@ -48,7 +48,7 @@ create table if not exists pgqueue.consumer_messages (
     shrunk             boolean        not null default false,  -- some of these keys may no longer be in it
     message_count      bigint         not null,
     seqs               int8multirange not null,
-    token              bigint,                   -- the random bits of the claim's id; null: nobody has claimed it
+    token              bigint,                   -- the random bits of the claim's id; null: not claimed
     claimed_at         timestamptz,
     lease_until        timestamptz,              -- of the head of a claim
     visibility_timeout interval,
@@ -87,7 +87,7 @@ begin
     end if;
 end $$;
 
--- 64 bits that nobody can guess, even with knowledge of others: from the secret and the time in microseconds. (Two
+-- 64 bits that cannot be guessed, even with knowledge of others: from the secret and the time in microseconds. (Two
 -- calls in one microsecond return the same; the id of a claim also has a number.) random() is not suitable: a user who
 -- sets its seed can predict it. gen_random_uuid() would cost a tenth of a small claim, so it is used only where a
 -- restore lost the secret.
@@ -293,7 +293,7 @@ end $$;
 create or replace function _pgqueue.warn_not_live(p_claim_id bigint) returns void
 language plpgsql as $$
 begin
-    raise warning 'claim % is not live: it was settled, or its visibility timeout passed and another claimer took '
+    raise warning 'claim % is not live: it was settled, or its visibility timeout expired and another worker took it '
                   'over; or a Spark query holds it; nothing was changed',
                   coalesce(p_claim_id::text, 'null');
 end $$;

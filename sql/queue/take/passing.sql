@@ -1,6 +1,6 @@
 -- Publications that claims have taken ahead of a consumer's cursor (queue/claim/ahead.sql), and the cursor itself.
 
--- Locks a publication for a consumer if nobody holds the lock. Returns whether the caller has it.
+-- Locks a publication for a consumer if the lock is free. Returns whether the caller has it.
 create or replace function _pgqueue.try_lock_publication(p_consumer_id int, p_publication_id bigint) returns boolean
 language sql as $$
     select pg_try_advisory_xact_lock(_pgqueue.lock_class_publication(),  -- lock: publication
@@ -126,7 +126,7 @@ language plpgsql as $$
 begin
     if p_consumer.ordering <> 'none' then
         return;  -- nothing is taken ahead of the cursor
-    -- With per_key_latest, nobody claims ahead of the cursor. But a session that has just released the consumer's lock
+    -- With per_key_latest, no session claims ahead of the cursor. But one that has just released the consumer's lock
     -- may have the other one still, and an older message would be delivered if the newer one was not taken.
     elsif p_consumer.per_key_latest or _pgqueue.try_lock_new(p_consumer.consumer_id) then
         p_cursor := _pgqueue.pass_taken(p_cursor, true);
