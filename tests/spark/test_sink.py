@@ -388,7 +388,7 @@ BAD_FRAMES: list[tuple[str, dict[str, str | None], str]] = [
         "column deliver_at is date, but must be timestamp",
     ),
     ("cast(null as string) as data", {}, "column data is null in 1 of 1 rows"),
-    ("'x' as data, 40000 as priority", {}, "column priority is -32768 to 32767, not 40000"),
+    ("'x' as data, 40000 as priority", {}, "column priority must be -32768 to 32767, not 40000"),
     ("'x' as data, 1L << 40 as priority", {}, "column priority contains a number"),
     ("'a' || char(0) as data", {}, "a row does not fit stream s of kind text"),
     (

@@ -134,7 +134,7 @@ def test_what_the_sink_writes_fits_or_nothing_of_its_batch_is_published(typed: Q
 
     write("id")
     assert typed.sent("s") == [f'{{"id":{i}}}' for i in (1, 2, 3)]
-    with pytest.raises(Exception, match=r"column id is a whole .* \(row 2 of 3 that are written"):
+    with pytest.raises(Exception, match=r"column id is a whole .* \(row 2 of 3 in this write"):
         write("if(id = 2, null, id)")
     assert len(typed.sent("s")) == 3
 
