@@ -198,7 +198,7 @@ MESSAGE_COLUMNS = {
         "string",
         (StringType,),
         "skipped if it was already sent, see [send once]"
-        "(../../sql/guide/sending.md#send-once-although-you-retry); null: never",
+        "(../../sql/guide/sending.md#send-once-even-if-you-retry); null: never",
     ),
     "consumers": Taken(
         "array<string>",

@@ -138,6 +138,11 @@ def by_name(function: Callable[..., Any], options: Options) -> ByName:
     parameters: list[inspect.Parameter] = []
     with suppress(TypeError, ValueError):  # some functions in C have no signature
         parameters += inspect.signature(function).parameters.values()
+    if options.transactional and any(each.name == "connection" for each in parameters[1:]):
+        raise PgQueueError(
+            f"{name_of(function)} must take the connection as its first argument",
+            hint="with transactional and keywords: def f(connection, order, total)",
+        )
     parameters = parameters[options.transactional :]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY,
              inspect.Parameter.VAR_KEYWORD)  # fmt: skip

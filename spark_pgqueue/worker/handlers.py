@@ -84,6 +84,11 @@ def handler(
     return mark
 
 
+def is_marked(function: Any) -> bool:
+    """Whether a function has the decorator."""
+    return _MARK in getattr(function, "__dict__", {})
+
+
 def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
     """The handlers that a function is marked as, or all functions of a module, in source order.
 
@@ -91,7 +96,7 @@ def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
         PgQueueError: nothing has the decorator.
     """
     functions = vars(found).values() if isinstance(found, ModuleType) else [found]
-    marked = {id(each): each for each in functions if _MARK in getattr(each, "__dict__", {})}
+    marked = {id(each): each for each in functions if is_marked(each)}
     if not marked:
         raise PgQueueError(
             f"{found.__name__} does not name a stream and consumer",

@@ -126,7 +126,7 @@ begin
        or not _pgqueue.unread(v_to) * int8multirange(int8range(1, v_from.next_publication))
               <@ _pgqueue.unread(v_from) then
         raise exception 'p_to is before p_from'
-            using errcode = 'PQ003', column = 'p_to',
+            using errcode = 'PQ003', column = 'p_to, p_from',
                   hint = 'Pass the offset that read_to returned for p_from, or a later one.';
     end if;
     return query select lower(g), upper(g) from unnest(_pgqueue.messages_between(v_stream.stream_id, v_from, v_to)) g;

@@ -222,7 +222,7 @@ begin
             using errcode = 'PQ003', column = 'p_cron, p_every';
     elsif p_cron is not null and p_start is not null then
         raise exception 'p_start is the first time of p_every, and is not allowed with p_cron'
-            using errcode = 'PQ003', column = 'p_start';
+            using errcode = 'PQ003', column = 'p_start, p_every, p_cron';
     elsif not isfinite(p_start) then
         raise exception 'p_start must be a finite time, not %', p_start using errcode = 'PQ003', column = 'p_start';
     elsif p_every < interval '1 s' or p_every > _pgqueue.max_interval()

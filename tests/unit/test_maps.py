@@ -189,3 +189,16 @@ def test_the_metadata_have_the_versions_of_python_that_the_matrix_runs() -> None
     named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert tuple(named) == PYTHONS
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
+
+
+def test_an_error_lists_the_arguments_that_its_message_names():
+    """As the column: clients say them by their own names, such as --cron."""
+    raised = re.compile(r"raise exception '((?:[^']|'')*)'(.*?)column = '([^']*)'", re.DOTALL)
+    found = 0
+    for path in schema.sql_files():
+        for message, between, column in raised.findall(path.read_text()):
+            if "raise exception" not in between:
+                found += 1
+                named = set(re.findall(r"\bp_\w+", message))
+                assert named <= set(re.findall(r"\w+", column)), f"{path.name}: {message}"
+    assert found > 100

@@ -774,12 +774,33 @@ def test_the_decorator_refuses_what_no_run_would_take():
         ((lambda a: None, {"keywords": 3}), "keywords must be"),
         ((max, {}), "handler must be a function in Python"),
         ((partial(max), {"keywords": True}), "max takes no arguments by name"),
+        (
+            (lambda order, connection: None, {"keywords": True, "transactional": True}),
+            "must take the connection as its first argument",
+        ),
     ]
     for (function, options), said in cases:
         with pytest.raises(PgQueueError, match=said):
             spark_pgqueue.handler("s", "c", **options)(function)
     with pytest.raises(PgQueueError, match="stream must be a str"):
         spark_pgqueue.handler(3, "c")  # type: ignore[arg-type]
+
+
+def test_a_decorated_handler_keeps_its_options_when_stream_and_consumer_are_given(
+    queue, run, tmp_path, monkeypatch
+):
+    """Also those of another stream; without that, it would be called with a message."""
+    (tmp_path / "given_by_name.py").write_text(
+        "import spark_pgqueue\n@spark_pgqueue.handler('s', 'c', keywords=True)\n"
+        "def note(order: int):\n    print('order', order)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    queue.create_stream("t")
+    queue.create_consumer("t", "c")
+    for stream in ("s", "t"):
+        queue.send(stream, '{"order": 7}')
+        done = run("given_by_name:note", stream, "c", "--wait", "0")
+        assert (done.exit_code, done.stderr.splitlines()[-1]) == (0, "1 message handled"), done
 
 
 def test_a_class_is_a_handler(queue, url):

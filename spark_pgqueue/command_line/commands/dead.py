@@ -82,7 +82,7 @@ def dead_redrive(
     before: Before = None,
     max_messages: Max = default_of(client.Client.redrive, "max_messages"),
     reset: Annotated[
-        bool, typer.Option(help="Reset deliver_count to 0; by default it continues.")
+        bool, typer.Option(help="Reset deliver_count to 0, or keep it.")
     ] = True,
     as_json: Json = False,
     url: Url = None,

@@ -141,6 +141,7 @@ def schedule_times(
     every: Every = None,
     time_zone: TimeZone = "UTC",
     start: Start = None,
+    after: Annotated[datetime | None, at("Only times after this one. Default: now.")] = None,
     count: Annotated[int, typer.Option(min=1, max=1000)] = default_of(
         client.Client.schedule_times, "count"
     ),
@@ -150,6 +151,6 @@ def schedule_times(
     """Print the next times of a schedule that does not exist."""
     with connect(url) as queue:
         for at in queue.schedule_times(
-            cron=cron, every=every, time_zone=time_zone, start=start, count=count
+            cron=cron, every=every, time_zone=time_zone, start=start, after=after, count=count
         ):
             told(as_json, at.isoformat(), at=at)

@@ -13,7 +13,7 @@ from spark_pgqueue.command_line import completion
 from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Json, Url, address, delay, lasting
 from spark_pgqueue.command_line.output import count_of, told
-from spark_pgqueue.worker.handlers import Handling, handlings, run_all
+from spark_pgqueue.worker.handlers import Handling, handlings, is_marked, run_all
 from spark_pgqueue.worker.importing import import_handler, import_named
 from spark_pgqueue.worker.options import Options
 
@@ -134,12 +134,16 @@ def work(
 
 
 def _handlings(name: str, stream: str | None, consumer: str | None) -> list[Handling]:
-    """The handlers that a command line names."""
+    """The handlers that a command line names; a decorator's options stay in any case."""
     if stream is None:
         return handlings(import_handler(name) if ":" in name else import_named(name))
     if consumer is None:
         raise typer.BadParameter("STREAM is given without CONSUMER", param_hint="CONSUMER")
-    return [Handling(import_handler(name), stream, consumer, {})]
+    function = import_handler(name)
+    handled = handlings(function) if is_marked(function) else [Handling(function, "", "", {})]
+    names = [(each.stream, each.consumer) for each in handled]
+    chosen = handled[names.index((stream, consumer)) if (stream, consumer) in names else 0]
+    return [chosen._replace(stream=stream, consumer=consumer)]
 
 
 def _counted(each: Handling, given: dict[str, Any]) -> tuple[Handling, list[BaseException]]:
