@@ -175,6 +175,9 @@ $$;
 -- queues use for a setting comes first; else the word that has the most pairs of letters in common with p_word.
 create or replace function _pgqueue.suggestion(p_word text, p_words text[]) returns text
 language sql immutable as $$
+    with given as materialized (  -- (a long word would be read again for each pair)
+        select lower(left(p_word, 100)) as word, length(p_word) as length
+    )
     select concat_ws(' ', 'Did you mean ' || coalesce(
         (select a.name
          from (values ('{max_attempts,attempts,max_retries,max_retry,retries,max_tries,retry_limit,retry_count,'
@@ -190,18 +193,18 @@ language sql immutable as $$
                       ('{deduplication_interval,duplicate_window}', 'dedup_window')) a (words, name)
          where a.name = any (p_words)
            -- maxReceiveCount, max-receive-count and max_receive_count are equal
-           and regexp_replace(lower(left(p_word, 100)), '[^a-z0-9]', '', 'g')
+           and regexp_replace((select word from given), '[^a-z0-9]', '', 'g')
                = any (replace(a.words, '_', '')::text[])),
         (select w
-         from unnest(p_words) w
+         from unnest(p_words) w cross join given g
          cross join lateral (select count(*) as common
-                             from (select substr('^' || lower(left(p_word, 100)), i, 2)
-                                   from generate_series(1, length(left(p_word, 100))) i
+                             from (select substr('^' || g.word, i, 2)
+                                   from generate_series(1, length(g.word)) i
                                    intersect
                                    select substr('^' || left(w, 100), i, 2)
                                    from generate_series(1, length(left(w, 100))) i) pair) c
-         where 5 * common >= length(w) + length(p_word)
-         order by common::float8 / (length(w) + length(p_word)) desc, w limit 1)) || '?',
+         where 5 * common >= length(w) + g.length
+         order by common::float8 / (length(w) + g.length) desc, w limit 1)) || '?',
         format('Available: %s.', coalesce(nullif(array_to_string(p_words, ', '), ''), 'none')))
 $$;
 

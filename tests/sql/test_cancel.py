@@ -245,3 +245,12 @@ def test_it_reads_no_more_than_it_must(conn: Conn) -> None:
     query = "select pgqueue.cancel('s', 'c', %s)"
     few, many = (cost(conn, query, [*range(1000, 1000 + n)]) for n in (2, 200))
     assert many <= few * GROWTH, "messages that follow each other are found by one search"
+
+
+def test_what_is_left_between_cancelled_messages_of_a_bundle_is_delivered(conn: Conn) -> None:
+    """Also if these are more ranges than a bundle has."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 200)
+    value(conn, "nack", claim_of(receive(conn, 200)))
+    assert value(conn, "cancel", "s", "c", sent[::2]) == 100
+    assert sorted(seqs_of(delivered(conn))) == sent[1::2]

@@ -122,9 +122,9 @@ def test_a_message_of_which_the_path_fails_does_not_pass_and_is_in_nobodys_way(c
     value(conn, "create_consumer", "j", "c", "earliest")
     at = '{"at": "%s"}'
     value(conn, "send", "j", at % "2026-01-01T00:00:00")
-    good = value(conn, "send", "j", at % "2026-01-01T00:00:00Z")
+    good = value(conn, "send", "j", at % "2026-01-01T00:00:00+00:00")
     query = "select seq from pgqueue.receive_where('j', 'c', %s, 10)"
-    path = '$.data.at.datetime() < "2027-01-01T00:00:00Z".datetime()'
+    path = '$.data.at.datetime() < "2027-01-01T00:00:00+00:00".datetime()'
     assert conn.execute(query, [path]).fetchall() == [(good,)]
 
 

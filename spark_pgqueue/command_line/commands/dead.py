@@ -81,9 +81,7 @@ def dead_redrive(
     reason: Reason = None,
     before: Before = None,
     max_messages: Max = default_of(client.Client.redrive, "max_messages"),
-    reset: Annotated[
-        bool, typer.Option(help="Reset deliver_count to 0, or keep it.")
-    ] = True,
+    reset: Annotated[bool, typer.Option(help="Reset deliver_count to 0, or keep it.")] = True,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
