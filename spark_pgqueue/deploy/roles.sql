@@ -22,6 +22,13 @@ begin
             execute format('create role %I login', v_login.name);
         end if;
         execute format('grant %I to %I', v_login.group_role, v_login.name);
-        execute format('grant connect on database %I to %I', current_database(), v_login.name);
+        if pg_has_role((select datdba from pg_database where datname = current_database()), 'usage') then
+            execute format('grant connect on database %I to %I', current_database(), v_login.name);
+        elsif not has_database_privilege(v_login.name, current_database(), 'connect') then
+            raise exception '% may not connect to database %', v_login.name, current_database()
+                using hint = 'Run this as the database''s owner, or as a superuser.';
+        end if;
     end loop;
 end $$;
+
+-- For the alert on open transactions, as a superuser: grant pg_read_all_stats to queue_metrics;

@@ -306,17 +306,25 @@ language sql as $$
           and l.pid is distinct from pg_backend_pid())
 $$;
 
--- Records in the rows of due segments why they are still kept.
+-- Records in the rows of due segments why they are still kept. A gap whose transactions are open is theirs; any other
+-- gap is the consumer's, whose next claim closes it.
 --   p_others  other holders of all segments
 create or replace function _pgqueue.record_holders(p_stream_id int, p_others text[] default '{}') returns void
 language sql set enable_seqscan = off set jit = off as $$
-    with held as materialized (
+    with open_gaps as materialized (
+        select c.consumer_id, range_agg(g.publication_ids) as ids
+        from pgqueue.consumers c join pgqueue.consumer_gaps g using (consumer_id)
+        where c.stream_id = p_stream_id and g.publishers && _pgqueue.publishers(p_stream_id)
+        group by c.consumer_id
+    ), held as materialized (
         select d.segment,
                array(select format('consumer %s', c.name)
                      from pgqueue.consumers c cross join lateral _pgqueue.cursor(c.consumer_id) k
                      where c.stream_id = p_stream_id
                        and (_pgqueue.end_of_taken(k) <= d.last_publication
-                            or _pgqueue.gap_ids(k) && int8range(1, d.last_publication, '[]')
+                            or _pgqueue.gap_ids(k) - coalesce((select ids from open_gaps g
+                                                               where g.consumer_id = c.consumer_id), '{}')
+                               && int8range(1, d.last_publication, '[]')
                             or exists (select from _pgqueue.published(p_stream_id, _pgqueue.new_ids(k) * int8multirange(
                                                                       int8range(1, d.last_publication, '[]'))))
                             or exists (select from _pgqueue.unfinished(c.consumer_id, d.hi) m
@@ -327,7 +335,9 @@ language sql set enable_seqscan = off set jit = off as $$
                        and exists (select from pgqueue.dead_messages m
                                    where m.consumer_id = c.consumer_id and m.seqs && int8range(d.lo, d.hi))
                      union all
-                     select 'transactions or sinks that have not yet published' where d.last_publication is null
+                     select 'transactions or sinks that have not yet published'
+                     where d.last_publication is null
+                        or exists (select from open_gaps where ids && int8range(1, d.last_publication, '[]'))
                      union all
                      select _pgqueue.on_hold(p_stream_id, d.segment)
                      where d.last_publication is not null and not d.trimmable

@@ -686,13 +686,25 @@ def test_numbers_rise_when_a_segment_is_closed_at_its_end(conn: Conn) -> None:
 def test_a_segment_says_who_keeps_it_also_when_it_is_the_only_one(
     conn: Conn, session: Session
 ) -> None:
+    """Not a consumer that has finished all that is published, and waits for a transaction."""
     retention(conn, p_for=HOUR)
+    value(conn, "create_consumer", "s", "c")
     other = session()
     other.execute("begin")
     send(other)
-    close(conn)
+    for _ in range(3):
+        send(conn)
+        assert value(conn, "ack", claim_of(receive(conn))) == 1
+        value(conn, "seek", "s", "c", "latest")
+        close(conn)
     age(conn)
     assert kept(conn).held_by == ["transactions or sinks that have not yet published"]
+    other.execute("commit")
+    age(conn)
+    assert kept(conn).held_by == ["consumer c"]
+    assert value(conn, "ack", claim_of(receive(conn))) == 1
+    age(conn)
+    assert kept(conn).held_by == []
 
 
 @pytest.mark.promise("operations: maintain: two at once, maintain_all, nobody")
