@@ -188,7 +188,7 @@ def test_a_stream_of_the_user_is_not_touched(url, conn):
 def test_arguments(tmp_path):
     with pytest.raises(PgQueueError, match="exclude each other"):
         story.run(directory=tmp_path, url="postgresql:///x")
-    with pytest.raises(PgQueueError, match="rows is 0"):
+    with pytest.raises(PgQueueError, match="rows must be at least 1, not 0"):
         story.run(rows=0)
     with pytest.raises(PgQueueError, match=r"must end in \.pdf, \.png, \.svg"):
         story.run(picture_file=tmp_path / "days.bmp")

@@ -382,7 +382,7 @@ def test_a_consumer_begins_to_go_by_key_only_without_open_claims(
         wait_for_a_lock(worker)
         assert not changed.done()
         worker.execute("commit")
-        with pytest.raises(psycopg.Error, match="has 1"):
+        with pytest.raises(psycopg.Error, match="open claims: 1"):
             changed.result()
     value(conn, "ack", claim)
     to_keys(conn)

@@ -266,7 +266,7 @@ def test_a_paused_consumer_without_claims_begins_and_ceases_to_keep_the_newest(
     claim = claim_of(receive(conn, 1))
     more = send_keys(conn, "b", "b")
 
-    for says in ("is not paused, with 1 claims", "is paused, with 1 claims"):
+    for says in ("is not paused, open claims: 1", "is paused, open claims: 1"):
         with raises("PQ003", says, column="p_settings"):
             alter(conn, per_key_latest=True)
         value(conn, "pause", "s", "c")

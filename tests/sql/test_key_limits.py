@@ -294,11 +294,11 @@ def test_workers_that_race_keep_the_limit_and_the_rate(
 def test_limits_of_a_consumer_without_order_need_it_paused_and_without_claims(conn: Conn) -> None:
     consumer(conn)
     seqs = send_keys(conn, *"aab", None)
-    with raises("PQ003", "is not paused, with 0 claims", column="p_settings"):
+    with raises("PQ003", "is not paused, open claims: 0", column="p_settings"):
         alter(conn, per_key_limit=1)
     rows = receive(conn, 1)
     value(conn, "pause", "s", "c")
-    with pytest.raises(psycopg.Error, match="is paused, with 1 claims"):
+    with pytest.raises(psycopg.Error, match="is paused, open claims: 1"):
         alter(conn, per_key_limit=1)
     value(conn, "nack", claim_of(rows), p_delay=seconds(0.001))
     alter(conn, per_key_limit=1)

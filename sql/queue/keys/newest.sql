@@ -161,7 +161,7 @@ begin
         + (select count(*) from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer.consumer_id)
            where not granted);
     if not p_consumer.paused or v_claims > 0 then
-        raise exception 'p_settings: % while the consumer is paused and has no claims, but % is %, with % claims',
+        raise exception 'p_settings: % while the consumer is paused and has no claims, but % is %, open claims: %',
                         p_what,
                         quote_literal(p_consumer.name), case when p_consumer.paused then 'paused' else 'not paused' end,
                         v_claims
