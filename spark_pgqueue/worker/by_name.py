@@ -138,7 +138,8 @@ def by_name(function: Callable[..., Any], options: Options) -> ByName:
     parameters: list[inspect.Parameter] = []
     with suppress(TypeError, ValueError):  # some functions in C have no signature
         parameters += inspect.signature(function).parameters.values()
-    if options.transactional and any(each.name == "connection" for each in parameters[1:]):
+    required = [each.name for each in parameters[1:] if each.default is each.empty]
+    if options.transactional and "connection" in required:
         raise PgQueueError(
             f"{name_of(function)} must take the connection as its first argument",
             hint="with transactional and keywords: def f(connection, order, total)",

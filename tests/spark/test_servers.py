@@ -40,10 +40,10 @@ def test_the_server_of_a_key_is_the_same_in_sql_in_python_and_in_spark(queue: Qu
 def test_what_is_no_number_of_servers_and_no_key_is_refused() -> None:
     for servers in (0, -1, True, 1.5, None, "2", 2**31):
         for ask in (spark_pgqueue.server_of, spark_pgqueue.server_column):
-            with pytest.raises(PgQueueError, match=r"servers is .* int of at least 1"):
+            with pytest.raises(PgQueueError, match="servers must be an int of at least 1"):
                 ask("k", servers)  # type: ignore[arg-type]
     for key in (b"k", 5, "\ud800"):
-        with pytest.raises(PgQueueError, match=r"key is .* UTF-8"):
+        with pytest.raises(PgQueueError, match="key must be text that UTF-8 can encode"):
             spark_pgqueue.server_of(key, 2)  # type: ignore[call-overload]
     assert spark_pgqueue.server_of(None, 2) is None
 

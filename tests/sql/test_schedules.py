@@ -204,7 +204,7 @@ SENSELESS: list[tuple[str, dict[str, Any]]] = [
     ("p_every", {"p_every": "1500 ms"}),
     ("p_every", {"p_every": "11 years"}),
     ("p_every", {"p_every": "-1 day 25:00"}),
-    ("p_start", {"p_cron": "@daily", "p_start": "2026-01-01"}),
+    ("p_start, p_every, p_cron", {"p_cron": "@daily", "p_start": "2026-01-01"}),
     ("p_start", {"p_every": "1 day", "p_start": "infinity"}),
     ("p_time_zone", {"p_cron": "@daily", "p_time_zone": "Europe/Berln"}),
     ("p_time_zone", {"p_cron": "@daily", "p_time_zone": "UTC+2"}),
