@@ -287,7 +287,7 @@ begin
             raise lock_not_available;  -- it was renamed in the meantime
         exception when lock_not_available or undefined_table or invalid_schema_name then
             if clock_timestamp() > v_until then
-                raise exception 'could not lock table % within 30 s', p_table
+                raise exception 'could not get the lock of table % within 30 s', p_table
                     using errcode = 'lock_not_available',
                           hint = 'Try again, or end idle transactions that use the table.';
             end if;
