@@ -185,7 +185,8 @@ begin
     elsif p_staged = '{}'  -- a much higher number would prevent the publication of all batches before it
           and p_batch > 1 + coalesce((select max(batch) from pgqueue.sink_batches where sink = p_sink), -1) then
         raise exception 'p_batch must be at most the next batch if p_staged is empty, not %', p_batch
-            using errcode = 'PQ003', column = 'p_batch, p_staged', hint = 'A batch that has no messages need not be published.';
+            using errcode = 'PQ003', column = 'p_batch, p_staged',
+                  hint = 'A batch that has no messages need not be published.';
     end if;
     perform _pgqueue.stream_of(p_stream_id) where p_stream_id is not null;
     -- first, so that a second commit of the batch waits here

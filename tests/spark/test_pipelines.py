@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.pages import environment_of
 from tests.processes import Child, connect_port
 from tests.spark.conftest import Queue
 from tests.sql import internals
@@ -74,7 +75,7 @@ def run(project: Queue, *more: str) -> Child:
     settings = ("catalogImplementation=hive", f"warehouse.dir={project.folder}/warehouse")
     confs = [word for each in settings for word in ("--conf", f"spark.sql.{each}")]
     script = str(Path(sys.executable).parent / "spark-pipelines")
-    environment = {"PGQUEUE_URL": project.url}
+    environment = environment_of(project.url)
     return Child(RUN, str(project.folder), script, "run", *confs, *more, environment=environment)
 
 
