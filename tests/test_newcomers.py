@@ -61,7 +61,7 @@ def passage(page: str, heading: str) -> list[Block]:
     blocks, before = [], ""
     for part in re.split(r"(```\w+\n.*?```\n)", text, flags=re.DOTALL):
         if found := re.fullmatch(r"```(\w+)\n(.*?)```\n", part, re.DOTALL):
-            saved = re.findall(r"Save this as `([\w.]+)`", before)
+            saved = re.findall(r"Save\s+this\s+as\s+`([\w.]+)`", before)
             blocks.append(Block(found[1], found[2], saved[-1] if saved else None))
         before = part
     return blocks
