@@ -116,7 +116,7 @@ print(urllib.request.urlopen(spark.sparkContext.uiWebUrl + "/metrics/prometheus"
 @pytest.mark.longer
 def test_sparks_own_metrics_have_the_rates_of_a_query(queue: Queue):
     """With the settings that the page tells."""
-    page = (Path(spark_pgqueue.__file__).parent / "guide" / "monitoring.md").read_text()
+    page = (Path(spark_pgqueue.__file__).parents[1] / "sql/guide/monitoring.md").read_text()
     settings = dict(
         line.split() for line in page.splitlines() if re.match(r"spark\.[\w.*]+ +\S+$", line)
     )
