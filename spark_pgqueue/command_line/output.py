@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def told(as_json: bool, text: str | None = None, /, **fields: Any) -> None:
+def report(as_json: bool, text: str | None = None, /, **fields: Any) -> None:
     """Print the result of a command: an object with --json; otherwise a line, or nothing."""
     if as_json:
         print(json_of_fields(fields), flush=True)
@@ -27,7 +27,7 @@ def told(as_json: bool, text: str | None = None, /, **fields: Any) -> None:
 def settled(count: int, claim: int, done: str, as_json: bool = False) -> None:
     if count == 0:
         fail(f"claim {claim}: no message {done}")
-    told(as_json, f"{count_of(count)} {done}", **{"claim_id": claim, done: count})
+    report(as_json, f"{count_of(count)} {done}", **{"claim_id": claim, done: count})
 
 
 def count_of(count: int, what: str = "message") -> str:

@@ -314,7 +314,7 @@ language sql set enable_seqscan = off set jit = off as $$
     with open_gaps as materialized (
         select c.consumer_id, range_agg(g.publication_ids) as ids
         from pgqueue.consumers c join pgqueue.consumer_gaps g using (consumer_id)
-        where c.stream_id = p_stream_id and g.publishers && _pgqueue.publishers(p_stream_id)
+        where c.stream_id = p_stream_id and g.publishers && (select _pgqueue.publishers(p_stream_id))
         group by c.consumer_id
     ), held as materialized (
         select d.segment,

@@ -651,11 +651,11 @@ def test_stats_name_the_streams_that_no_consumer_gets(run, queue):
     queue.send("s", "x")
     for arguments in (["stats"], ["stats", "alone"]):
         done = CliRunner().invoke(cli.app, arguments)
-        (told,) = [line for line in done.stderr.splitlines() if line != "Nothing to show."]
-        assert told == "No consumer receives the messages of alone: see pgqueue doctor."
-    told = CliRunner().invoke(cli.app, ["doctor"]).output
+        (shown,) = [line for line in done.stderr.splitlines() if line != "Nothing to show."]
+        assert shown == "No consumer receives the messages of alone: see pgqueue doctor."
+    shown = CliRunner().invoke(cli.app, ["doctor"]).output
     assert "no consumer receives its messages: see pgqueue consumer create; if read" in words_of(
-        told
+        shown
     )
     assert "No consumer" not in CliRunner().invoke(cli.app, ["stats", "s"]).output
 

@@ -277,7 +277,7 @@ def test_what_a_failed_message_does_is_on_one_screen(
         claim = queue.receive("orders", "billing")
         assert claim is not None
         claim.nack(reason=f"no answer {each}", delay=timedelta(minutes=each))
-    queue.send("orders", "put off, which is no failure")
+    queue.send("orders", "deferred, which is no failure")
     claim = queue.receive("orders", "billing")
     assert claim is not None
     claim.defer(delay=timedelta(hours=2))

@@ -21,7 +21,7 @@ from spark_pgqueue.command_line.arguments import (
     lasting,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import count_of, show, told
+from spark_pgqueue.command_line.output import count_of, report, show
 from spark_pgqueue.printable import printable
 
 archive_app: typer.Typer = sub_app("archive", "Write old messages to Parquet files.")
@@ -54,7 +54,7 @@ def archive_set(
     """Archive a stream: its old messages are written to files before retention deletes them."""
     with connect(url) as queue:
         queue.set_archive(stream, uri, keep_for=keep)
-        told(as_json, stream=stream, uri=uri)
+        report(as_json, stream=stream, uri=uri)
 
 
 @archive_app.command("stop")
@@ -62,7 +62,7 @@ def archive_stop(stream: StreamName, as_json: Json = False, url: Url = None) -> 
     """Stop archiving a stream; existing files stay readable until the stream is dropped."""
     with connect(url) as queue:
         queue.set_archive(stream, None)
-        told(as_json, stream=stream)
+        report(as_json, stream=stream)
 
 
 @archive_app.command("drop")
@@ -78,10 +78,10 @@ def archive_drop(
         if queue.archives(stream):
             confirm(f"Delete the archive of stream {stream!r} with its files?", yes)
         elif if_exists:
-            told(as_json, stream=stream, dropped=False)
+            report(as_json, stream=stream, dropped=False)
             return
         queue.drop_archive(stream)
-        told(as_json, stream=stream, dropped=True)
+        report(as_json, stream=stream, dropped=True)
 
 
 @archive_app.command("list")
@@ -129,7 +129,7 @@ def archive_run(
         for each in export(url, options, allow=allow or ()):
             said = f"{printable(each.stream)}: segment {each.segment}, "
             said += f"{count_of(each.messages)}, {each.bytes} bytes"
-            told(
+            report(
                 as_json,
                 said,
                 stream=each.stream,

@@ -26,7 +26,7 @@ from spark_pgqueue.command_line.arguments import (
     position,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import count_of, show, told
+from spark_pgqueue.command_line.output import count_of, report, show
 
 
 @consumer_app.command("create")
@@ -74,7 +74,7 @@ def consumer_create(
             where=where,
             settings=dict(settings or ()),
         )
-        told(as_json, stream=stream, consumer=name)
+        report(as_json, stream=stream, consumer=name)
 
 
 @consumer_app.command("set")
@@ -88,7 +88,7 @@ def consumer_set(
     """Change settings of a consumer while it is in use: max_deliver_count=5."""
     with connect(url) as queue:
         queue.alter_consumer(stream, name, dict(settings))
-        told(as_json, stream=stream, consumer=name, settings=dict(settings))
+        report(as_json, stream=stream, consumer=name, settings=dict(settings))
 
 
 @consumer_app.command("drop")
@@ -105,10 +105,10 @@ def consumer_drop(
         if any((each.stream, each.name) == (stream, name) for each in queue.consumers()):
             confirm(f"Delete consumer {name!r} of stream {stream!r}?", yes)
         elif if_exists:
-            told(as_json, stream=stream, consumer=name, dropped=False)
+            report(as_json, stream=stream, consumer=name, dropped=False)
             return
         queue.drop_consumer(stream, name)
-        told(as_json, stream=stream, consumer=name, dropped=True)
+        report(as_json, stream=stream, consumer=name, dropped=True)
 
 
 @consumer_app.command("seek")
@@ -121,7 +121,7 @@ def consumer_seek(
     """
     with connect(url) as queue:
         count = queue.seek(stream, name, to)
-    told(as_json, f"{count_of(count)} forgotten", stream=stream, consumer=name, forgotten=count)
+    report(as_json, f"{count_of(count)} forgotten", stream=stream, consumer=name, forgotten=count)
 
 
 @consumer_app.command("replay")
@@ -136,7 +136,9 @@ def consumer_replay(
     """Deliver messages again that a consumer has finished or skipped."""
     with connect(url) as queue:
         count = queue.replay(stream, name, start, to)
-    told(as_json, f"{count_of(count)} to be redelivered", stream=stream, consumer=name, again=count)
+    report(
+        as_json, f"{count_of(count)} to be redelivered", stream=stream, consumer=name, again=count
+    )
 
 
 @consumer_app.command("pause")
@@ -146,7 +148,7 @@ def consumer_pause(
     """Stop a consumer from claiming messages until it is resumed."""
     with connect(url) as queue:
         queue.pause(stream, name)
-        told(as_json, stream=stream, consumer=name, paused=True)
+        report(as_json, stream=stream, consumer=name, paused=True)
 
 
 @consumer_app.command("resume")
@@ -156,7 +158,7 @@ def consumer_resume(
     """Let a paused consumer claim again."""
     with connect(url) as queue:
         queue.resume(stream, name)
-        told(as_json, stream=stream, consumer=name, paused=False)
+        report(as_json, stream=stream, consumer=name, paused=False)
 
 
 @consumer_app.command("health")

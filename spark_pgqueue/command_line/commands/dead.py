@@ -25,7 +25,7 @@ from spark_pgqueue.command_line.arguments import (
     default_of,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, show, told
+from spark_pgqueue.command_line.output import count_of, json_of_row, line_of, report, show
 
 dead_app: typer.Typer = sub_app("dead", "List, show, redrive and purge dead letters.")
 
@@ -97,7 +97,7 @@ def dead_redrive(
             reset=reset,
         )
     said = f"{count_of(count)} to be redelivered"
-    told(as_json, said, stream=stream, consumer=consumer, again=count)
+    report(as_json, said, stream=stream, consumer=consumer, again=count)
 
 
 @dead_app.command("purge")
@@ -118,4 +118,4 @@ def dead_purge(
         if queue.dead_letters(stream, consumer, limit=1):
             confirm(f"Delete the dead letters of {consumer!r} of {stream!r}{chosen}?", yes)
         count = queue.purge_dead(stream, consumer, seq, **choice)
-    told(as_json, f"{count_of(count)} deleted", stream=stream, consumer=consumer, deleted=count)
+    report(as_json, f"{count_of(count)} deleted", stream=stream, consumer=consumer, deleted=count)

@@ -20,7 +20,7 @@ from spark_pgqueue.command_line.arguments import (
     default_of,
     position,
 )
-from spark_pgqueue.command_line.output import show, told
+from spark_pgqueue.command_line.output import report, show
 
 group_app: typer.Typer = sub_app(
     "group", "Create and list groups of workers; `consumer` drops, moves and pauses them."
@@ -44,7 +44,7 @@ def group_create(
         queue.create_group(
             stream, name, partitions=partitions, start=start, if_not_exists=if_not_exists
         )
-        told(as_json, stream=stream, group=name)
+        report(as_json, stream=stream, group=name)
 
 
 @group_app.command("list")

@@ -39,8 +39,8 @@ from spark_pgqueue.command_line.output import (
     json_of_row,
     json_of_stored,
     line_of,
+    report,
     settled,
-    told,
 )
 
 TAIL = 1_000  # the number of messages that `tail` holds in memory
@@ -110,9 +110,9 @@ def send(
             publish["headers"] = [headers] * len(batch)
             sent += len(queue.send_batch(stream, batch, **publish))
     if lines:
-        told(as_json, f"{count_of(sent)} sent", stream=stream, sent=sent)
+        report(as_json, f"{count_of(sent)} sent", stream=stream, sent=sent)
     else:
-        told(as_json, str(seq), stream=stream, seq=seq)
+        report(as_json, str(seq), stream=stream, seq=seq)
 
 
 # Longer than 60 lines, as `send` is.
@@ -238,7 +238,7 @@ def retry(
     with connect(url) as queue:
         count = queue.retry(stream, consumer, seq)
     said = f"{count_of(count)} to come at once"
-    told(as_json, said, stream=stream, consumer=consumer, retried=count)
+    report(as_json, said, stream=stream, consumer=consumer, retried=count)
 
 
 @app.command()
@@ -252,7 +252,9 @@ def cancel(
     """Cancel unfinished messages of a consumer, in any state."""
     with connect(url) as queue:
         count = queue.cancel(stream, consumer, seqs)
-    told(as_json, f"{count_of(count)} cancelled", stream=stream, consumer=consumer, cancelled=count)
+    report(
+        as_json, f"{count_of(count)} cancelled", stream=stream, consumer=consumer, cancelled=count
+    )
 
 
 @app.command()
@@ -267,7 +269,9 @@ def postpone(
     """Deliver unclaimed messages at a later time, or, with a time in the past, at once."""
     with connect(url) as queue:
         count = queue.postpone(stream, consumer, seqs, until)
-    told(as_json, f"{count_of(count)} postponed", stream=stream, consumer=consumer, postponed=count)
+    report(
+        as_json, f"{count_of(count)} postponed", stream=stream, consumer=consumer, postponed=count
+    )
 
 
 @app.command()

@@ -27,9 +27,9 @@ from spark_pgqueue.command_line.output import (
     details,
     json_of_row,
     line_of,
+    report,
     section,
     show,
-    told,
 )
 
 claim_app: typer.Typer = sub_app("claim", "List the claims that workers and Spark queries hold.")
@@ -144,4 +144,6 @@ def purge(
                     question += f", {each.claimed} of them in {each.claims} claims that end"
                 confirm(f"{question}?", yes)
         count = queue.seek(stream, consumer, "latest")
-    told(as_json, f"{count_of(count)} forgotten", stream=stream, consumer=consumer, forgotten=count)
+    report(
+        as_json, f"{count_of(count)} forgotten", stream=stream, consumer=consumer, forgotten=count
+    )

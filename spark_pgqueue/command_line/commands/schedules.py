@@ -25,7 +25,7 @@ from spark_pgqueue.command_line.arguments import (
     default_of,
 )
 from spark_pgqueue.command_line.input import confirm, payload_of
-from spark_pgqueue.command_line.output import show, told
+from spark_pgqueue.command_line.output import report, show
 
 schedule_app: typer.Typer = sub_app("schedule", "Send messages at planned times.")
 
@@ -85,7 +85,7 @@ def schedule_create(
             consumers=consumer,
             replace=replace,
         )
-    told(as_json, at.isoformat(), stream=stream, schedule=name, next_at=at)
+    report(as_json, at.isoformat(), stream=stream, schedule=name, next_at=at)
 
 
 @schedule_app.command("drop")
@@ -102,10 +102,10 @@ def schedule_drop(
         if any(each.name == name for each in queue.schedules(stream)):
             confirm(f"Delete schedule {name!r} of stream {stream!r}?", yes)
         elif if_exists:
-            told(as_json, stream=stream, schedule=name, dropped=False)
+            report(as_json, stream=stream, schedule=name, dropped=False)
             return
         queue.drop_schedule(stream, name)
-        told(as_json, stream=stream, schedule=name, dropped=True)
+        report(as_json, stream=stream, schedule=name, dropped=True)
 
 
 @schedule_app.command("list")
@@ -124,7 +124,7 @@ def schedule_pause(stream: StreamName, name: Name, as_json: Json = False, url: U
     """Stop a schedule from sending until it is resumed."""
     with connect(url) as queue:
         queue.pause_schedule(stream, name)
-        told(as_json, stream=stream, schedule=name, paused=True)
+        report(as_json, stream=stream, schedule=name, paused=True)
 
 
 @schedule_app.command("resume")
@@ -132,7 +132,7 @@ def schedule_resume(stream: StreamName, name: Name, as_json: Json = False, url: 
     """Let a paused schedule send again, and print its next time."""
     with connect(url) as queue:
         at = queue.resume_schedule(stream, name)
-    told(as_json, at.isoformat(), stream=stream, schedule=name, next_at=at)
+    report(as_json, at.isoformat(), stream=stream, schedule=name, next_at=at)
 
 
 @schedule_app.command("times")
@@ -153,4 +153,4 @@ def schedule_times(
         for at in queue.schedule_times(
             cron=cron, every=every, time_zone=time_zone, start=start, after=after, count=count
         ):
-            told(as_json, at.isoformat(), at=at)
+            report(as_json, at.isoformat(), at=at)

@@ -10,7 +10,7 @@ import typer
 from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Group, Json, Url, Yes
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import told
+from spark_pgqueue.command_line.output import report
 from spark_pgqueue.postgres import connection, features, schema
 
 Without = Annotated[
@@ -40,7 +40,7 @@ def install(
     """Install or upgrade the schema pgqueue. Safe to repeat."""
     with connect(url) as queue:
         version = queue.install(pgmq=pgmq, without=names(without))
-    told(as_json, f"The schema pgqueue is installed, version {version}.", version=version)
+    report(as_json, f"The schema pgqueue is installed, version {version}.", version=version)
 
 
 @app.command("sql")
@@ -70,12 +70,12 @@ def uninstall(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
         content = schema.content(conn)
         if content is None:
             print("There is no schema pgqueue.", file=sys.stderr)
-            told(as_json, uninstalled=False, content=None)
+            report(as_json, uninstalled=False, content=None)
             return
         confirm(f"Delete the schema pgqueue in database {conn.info.dbname!r}: {content}?", yes)
         schema.uninstall(conn)
     said = f"Deleted: {content}. The group roles, if any, belong to the server, and stay."
-    told(as_json, said, uninstalled=True, content=content)
+    report(as_json, said, uninstalled=True, content=content)
 
 
 @app.command()
@@ -89,4 +89,4 @@ def grant(
     with connection.connect(url, patience=0) as conn:
         schema.check(conn)
         schema.grant(conn, group.value, role)
-        told(as_json, f"granted {group.value} to {role}", role=role, group=group.value)
+        report(as_json, f"granted {group.value} to {role}", role=role, group=group.value)

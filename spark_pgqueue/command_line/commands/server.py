@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Json
-from spark_pgqueue.command_line.output import told
+from spark_pgqueue.command_line.output import report
 from spark_pgqueue.postgres import embedded
 
 NEWEST = 18
@@ -65,7 +65,7 @@ def up(
         f"url: {server.url}\n"
         f'For this shell: eval "$(pgqueue up{where} --export)". To stop it: pgqueue down{where}'
     )
-    told(
+    report(
         as_json,
         said,
         url=server.url,
@@ -82,4 +82,4 @@ def down(folder: Folder = Path("pgqueue-data"), as_json: Json = False) -> None:
     if running and version is not None:
         embedded.start(folder, version=version, keep=True).stop()
     said = f"PostgreSQL in {folder.resolve()} " + ("is stopped." if running else "does not run.")
-    told(as_json, said, folder=str(folder.resolve()), stopped=running)
+    report(as_json, said, folder=str(folder.resolve()), stopped=running)

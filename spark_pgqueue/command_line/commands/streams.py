@@ -27,7 +27,7 @@ from spark_pgqueue.command_line.arguments import (
     size,
 )
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import details, json_of_row, show, told
+from spark_pgqueue.command_line.output import details, json_of_row, report, show
 
 stream_app: typer.Typer = sub_app("stream", "Create, change, drop, copy and list streams.")
 
@@ -49,7 +49,7 @@ def stream_create(
             if_not_exists=if_not_exists,
             settings=dict(settings or ()),
         )
-        told(as_json, stream=name)
+        report(as_json, stream=name)
 
 
 @stream_app.command("set")
@@ -59,7 +59,7 @@ def stream_set(
     """Change settings of a stream while it is in use: notify=off max_bytes=1000."""
     with connect(url) as queue:
         queue.alter_stream(name, dict(settings))
-        told(as_json, stream=name, settings=dict(settings))
+        report(as_json, stream=name, settings=dict(settings))
 
 
 @stream_app.command("drop")
@@ -76,10 +76,10 @@ def stream_drop(
             files = ", and the files of its archive" if list(queue.archives(name)) else ""
             confirm(f"Delete stream {name!r} with its messages and consumers{files}?", yes)
         elif if_exists:
-            told(as_json, stream=name, dropped=False)
+            report(as_json, stream=name, dropped=False)
             return
         queue.drop_stream(name)
-        told(as_json, stream=name, dropped=True)
+        report(as_json, stream=name, dropped=True)
 
 
 @stream_app.command("retention")
@@ -156,7 +156,7 @@ def stream_bind(
     """Copy new messages whose key matches this topic to another stream."""
     with connect(url) as queue:
         queue.bind(stream, topic, to_stream)
-        told(as_json, stream=stream, topic=topic, to_stream=to_stream)
+        report(as_json, stream=stream, topic=topic, to_stream=to_stream)
 
 
 @stream_app.command("unbind")
@@ -167,7 +167,7 @@ def stream_unbind(
     with connect(url) as queue:
         if not queue.unbind(stream, topic, to_stream):
             fail(f"{topic!r} of stream {stream!r} is not bound to {to_stream!r}")
-        told(as_json, stream=stream, topic=topic, to_stream=to_stream)
+        report(as_json, stream=stream, topic=topic, to_stream=to_stream)
 
 
 @stream_app.command("bindings")

@@ -10,7 +10,7 @@ from spark_pgqueue import client
 from spark_pgqueue.command_line import completion
 from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Json, StreamName, Url
-from spark_pgqueue.command_line.output import show, told
+from spark_pgqueue.command_line.output import report, show
 
 
 @app.command()
@@ -53,7 +53,7 @@ def capture(
                 old=old,
                 outbox=outbox,
             )
-            told(as_json, table=table, stream=stream)
+            report(as_json, table=table, stream=stream)
 
 
 @app.command()
@@ -66,4 +66,4 @@ def release(
     """Stop capturing a table; its messages stay."""
     with connect(url) as queue:
         queue.release(table, stream)
-        told(as_json, table=table, stream=stream)
+        report(as_json, table=table, stream=stream)

@@ -14,7 +14,7 @@ from rich.text import Text
 from spark_pgqueue.command_line.app import app, as_commands, connect, fail, one_line, repeat
 from spark_pgqueue.command_line.arguments import Json, Url, Yes, lasting
 from spark_pgqueue.command_line.input import confirm
-from spark_pgqueue.command_line.output import told
+from spark_pgqueue.command_line.output import report
 from spark_pgqueue.postgres.errors import PgQueueError, how_to_install
 from spark_pgqueue.postgres.retrying import is_worth_a_retry
 from spark_pgqueue.printable import printable
@@ -30,7 +30,7 @@ def recover(yes: Yes = False, as_json: Json = False, url: Url = None) -> None:
         confirm("Was the database restored, or a standby promoted, and are producers stopped?", yes)
         for stream, last in queue.recover().items():
             said = f"{printable(stream)}: restored up to publication {last}"
-            told(as_json, said, stream=stream, last_publication=last)
+            report(as_json, said, stream=stream, last_publication=last)
 
 
 @app.command()
@@ -55,7 +55,7 @@ def maintain(
         with connect(url) as queue:
             for what, count in queue.maintain(staged_age, reader_age).items():
                 if count or every is None:
-                    told(as_json, f"{what}: {count} deleted", what=what, deleted=count)
+                    report(as_json, f"{what}: {count} deleted", what=what, deleted=count)
 
     repeat(delete, every, is_worth_a_retry)
 
@@ -98,7 +98,9 @@ def doctor(as_json: Json = False, url: Url = None) -> None:
     for check in doctor.checks(url):
         failed = failed or check.status == "fail"
         if as_json:
-            told(as_json, **{each: one_line(value or "") for each, value in asdict(check).items()})
+            report(
+                as_json, **{each: one_line(value or "") for each, value in asdict(check).items()}
+            )
             continue
         line = Text(f"{check.status:4} ", styles[check.status])
         line.append(f"{one_line(check.name)}: {one_line(check.found)}", "default")

@@ -12,7 +12,7 @@ import typer
 from spark_pgqueue.command_line import completion
 from spark_pgqueue.command_line.app import app, connect
 from spark_pgqueue.command_line.arguments import Json, Url, address, delay, lasting
-from spark_pgqueue.command_line.output import count_of, told
+from spark_pgqueue.command_line.output import count_of, report
 from spark_pgqueue.worker.handlers import Handling, handlings, is_marked, run_all
 from spark_pgqueue.worker.importing import import_handler, import_named
 from spark_pgqueue.worker.options import Options
@@ -130,7 +130,7 @@ def work(
     print(f"{count_of(sum(counts))} handled{said}", file=sys.stderr)
     for (each, failures), count in zip(handled, counts, strict=True):
         fields = {"stream": each.stream, "consumer": each.consumer, "handled": count}
-        told(as_json, **fields, failed=len(failures))
+        report(as_json, **fields, failed=len(failures))
 
 
 def _handlings(name: str, stream: str | None, consumer: str | None) -> list[Handling]:
