@@ -91,3 +91,28 @@ def test_the_role_of_a_service_that_creates_roles_can_do_all(fresh):
         schema.uninstall(conn)
         with pytest.raises(psycopg.errors.InvalidSchemaName):
             conn.execute("select pgqueue.schema_version()")
+
+
+def test_login_roles_that_could_not_connect_are_refused(fresh):
+    """By who installs and does not own the database, whose owner keeps others out."""
+    with connection.connect(fresh.url) as conn:
+        for statement in (
+            "create role guest login createrole",
+            "create database closed owner owner",
+            "revoke connect on database closed from public",
+            "grant connect, create on database closed to guest",
+        ):
+            conn.execute(statement.encode())
+    roles = (ROOT / "spark_pgqueue/deploy/roles.sql").read_bytes()
+    with connection.connect(of(fresh, "guest", "closed")) as conn:
+        schema.install(conn)
+        with pytest.raises(
+            psycopg.Error, match="queue_producer may not connect to database closed"
+        ):
+            conn.execute(roles)
+    with psycopg.connect(make_conninfo(fresh.url, dbname="closed"), autocommit=True) as conn:
+        conn.execute(roles)
+        (may,) = conn.execute(
+            "select has_database_privilege('queue_producer', 'closed', 'connect')"
+        ).fetchone() or (None,)
+    assert may
