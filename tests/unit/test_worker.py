@@ -792,13 +792,13 @@ def test_a_decorated_handler_keeps_its_options_when_stream_and_consumer_are_give
     """Also those of another stream; without that, it would be called with a message."""
     (tmp_path / "given_by_name.py").write_text(
         "import spark_pgqueue\n@spark_pgqueue.handler('s', 'c', keywords=True)\n"
-        "def note(order: int):\n    print('order', order)\n"
+        "def note(order: int, total: int):\n    print('order', order, total)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     queue.create_stream("t")
     queue.create_consumer("t", "c")
     for stream in ("s", "t"):
-        queue.send(stream, '{"order": 7}')
+        queue.send(stream, '{"order": 7, "total": 12}')
         done = run("given_by_name:note", stream, "c", "--wait", "0")
         assert (done.exit_code, done.stderr.splitlines()[-1]) == (0, "1 message handled"), done
 
