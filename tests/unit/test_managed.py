@@ -18,6 +18,13 @@ PAGE = (ROOT / "spark_pgqueue/guide/where-it-runs.md").read_text()
 pytestmark = pytest.mark.longer
 
 
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[embedded.Server]:
+    """A server on which no test has created group roles, which only their creator may grant."""
+    with embedded.start(tmp_path, settings={"fsync": "off"}) as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.Server]:
     """A server without group roles, with what a service gives: an administrator, and an owner."""
@@ -93,10 +100,11 @@ def test_the_role_of_a_service_that_creates_roles_can_do_all(fresh):
             conn.execute("select pgqueue.schema_version()")
 
 
-def test_login_roles_that_could_not_connect_are_refused(fresh):
+def test_login_roles_that_could_not_connect_are_refused(alone):
     """By who installs and does not own the database, whose owner keeps others out."""
-    with connection.connect(fresh.url) as conn:
+    with connection.connect(alone.url) as conn:
         for statement in (
+            "create role owner login",
             "create role guest login createrole",
             "create database closed owner owner",
             "revoke connect on database closed from public",
@@ -104,13 +112,13 @@ def test_login_roles_that_could_not_connect_are_refused(fresh):
         ):
             conn.execute(statement.encode())
     roles = (ROOT / "spark_pgqueue/deploy/roles.sql").read_bytes()
-    with connection.connect(of(fresh, "guest", "closed")) as conn:
+    with connection.connect(of(alone, "guest", "closed")) as conn:
         schema.install(conn)
         with pytest.raises(
             psycopg.Error, match="queue_producer may not connect to database closed"
         ):
             conn.execute(roles)
-    with psycopg.connect(make_conninfo(fresh.url, dbname="closed"), autocommit=True) as conn:
+    with psycopg.connect(make_conninfo(alone.url, dbname="closed"), autocommit=True) as conn:
         conn.execute(roles)
         (may,) = conn.execute(
             "select has_database_privilege('queue_producer', 'closed', 'connect')"
