@@ -38,7 +38,7 @@ from spark_pgqueue import embedded, java
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests import fetched
-from tests.sql import limits, odd
+from tests.sql import freeze, limits, odd
 
 # Modules of helpers that assert; pytest says why an assertion fails only where it is told to.
 for helper in ("checker", "cost", "crossing_judge", "model", "owing", "queue"):
@@ -121,7 +121,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     longer tests, unless versions were chosen: those run all.
     Those marked small_limits run in a database whose limits are 2 or 3, where all that limits do
     is met by few messages, and with the usual limits in the longer tests.
+    Those marked previous_version also run, in the longer tests, in a database of the previous
+    version of the schema.
     """
+    if metafunc.definition.get_closest_marker("previous_version"):
+        metafunc.parametrize(
+            "template", ["usual", pytest.param("previous", marks=pytest.mark.longer)],
+            indirect=True, scope="session", ids=[pytest.HIDDEN_PARAM, "previous_version"],
+        )  # fmt: skip
     if metafunc.definition.get_closest_marker("small_limits"):
         metafunc.parametrize(
             "template", [pytest.param("usual", marks=pytest.mark.longer), "small"],
@@ -266,7 +273,7 @@ def _templates(_servers) -> dict[tuple[str, str], str]:
 def template(request: pytest.FixtureRequest, server: Server, _templates) -> str:
     """The name of a database with the schema installed, to make others from.
 
-    For tests marked small_limits it is parametrised by `pytest_generate_tests`.
+    For tests marked small_limits and previous_version, `pytest_generate_tests` parametrises it.
     """
     kind = getattr(request, "param", "usual")
     if (server.url, kind) not in _templates:
@@ -274,10 +281,13 @@ def template(request: pytest.FixtureRequest, server: Server, _templates) -> str:
         with connection.connect(server.url) as conn:
             conn.execute(f"create database {name}")  # type: ignore[arg-type]
         with connection.connect(server.url_of(name)) as conn:
-            schema.install(conn, without=WITHOUT)
+            if kind == "previous":
+                freeze.install(conn, schema.expected_version() - 1)
+            else:
+                schema.install(conn, without=WITHOUT)
             # A copy is not taken for its template: the database of which is not noted.
             conn.execute("update pgqueue.servers set database = null")
-            made = kind == "usual" or limits.shrink(conn)
+            made = kind != "small" or limits.shrink(conn)
         _templates[server.url, kind] = name if made else ""
     if not (name := _templates[server.url, kind]):
         pytest.skip("no limit of the schema is a function named _limit_")

@@ -100,7 +100,7 @@ class Client(Receiving, Monitoring):
 
 def make_statements(**where: Any) -> Statements:
     """Statements for the client: with its names for arguments, and with warnings logged."""
-    return Statements(**where, names=arguments.name_of, prepare=log_warnings_of)
+    return Statements(**where, names=arguments.name_of, prepare=log_warnings_of, previous=True)
 
 
 # Each connection has one handler for notices, however many clients use it.

@@ -155,7 +155,7 @@ class _Statements(Statements):
     ) -> list[Any]:
         with self.turn, self.explained():
             if not self._checked:
-                schema.check_by(self._first_row, self._connection.info.dbname)
+                schema.check_by(self._first_row, self._connection.info.dbname, previous=True)
                 self._checked = True
             into += self._on_loop(partial(self._rows, sql, parameters, row_factory, binary))
             return into

@@ -6,7 +6,8 @@ import os
 import platform
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -188,7 +189,11 @@ def _schema(conn: psycopg.Connection) -> Check:
         schema.check(conn)
         return Check("ok", "schema pgqueue", f"version {schema.expected_version()}")
     except PgQueueError as error:
-        return Check("fail", "schema pgqueue", error.message, error.hint)
+        failed = Check("fail", "schema pgqueue", error.message, error.hint)
+    with suppress(PgQueueError):
+        schema.check(conn, previous=True)
+        return replace(failed, status="warn", found=f"{failed.found}, except clients and workers")
+    return failed
 
 
 def _rows(

@@ -125,8 +125,27 @@ def _messages(name: str, without: frozenset[str]) -> Iterator[tuple[Path, str]]:
         yield folder, "".join(text for _, text in of)
 
 
+def execute(
+    conn: psycopg.Connection, name: str, without: frozenset[str], after: Callable[[], object]
+) -> None:
+    """Run a file of the folder in the open transaction, and call `after` at each part's end."""
+    for folder, text in _messages(name, without):
+        try:
+            # Without parameters psycopg sends the text as it is, with all statements.
+            conn.execute(text.encode(), prepare=False)
+        except psycopg.Error as error:
+            error.add_note(f"in {folder}")
+            raise
+        after()
+
+
 def _run(conn: psycopg.Connection, name: str, without: frozenset[str] = frozenset()) -> None:
-    """Run a file of the folder in one transaction, with retries while other sessions hold locks.
+    """Run a file of the folder in one transaction."""
+    in_transaction(conn, partial(execute, conn, name, without, lambda: None))
+
+
+def in_transaction(conn: psycopg.Connection, work: Callable[[], object]) -> None:
+    """Do the work in one transaction, with retries while other sessions hold locks.
 
     Each attempt has a short lock timeout, so that it does not block sessions that wait behind it.
     """
@@ -140,13 +159,7 @@ def _run(conn: psycopg.Connection, name: str, without: frozenset[str] = frozense
         try:
             with translated(), conn.transaction():
                 conn.execute("set transaction isolation level read committed read write")
-                for folder, text in _messages(name, without):
-                    try:
-                        # Without parameters psycopg sends the text as it is, with all statements.
-                        conn.execute(text.encode(), prepare=False)
-                    except psycopg.Error as error:
-                        error.add_note(f"in {folder}")
-                        raise
+                work()
             return
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             said = f"the schema pgqueue is in use: {error.diag.message_primary}"
@@ -281,18 +294,23 @@ def grant(conn: psycopg.Connection, group: str, role: str) -> None:
             ) from None
 
 
-def check(conn: psycopg.Connection) -> None:
+def check(conn: psycopg.Connection, *, previous: bool = False) -> None:
     """Check that the database has the schema version that this package needs.
+
+    Args:
+        conn: the connection.
+        previous: whether the version before it serves, too: for the calls of `Client` and workers,
+            so that they can be deployed before the schema is upgraded.
 
     Raises:
         PgQueueError: PQ011, the schema is missing, older, newer, or of a role that this one does
             not trust (see `owners`); or the role sets array_nulls to off.
     """
     with translated():
-        check_by(partial(_first_row, conn), conn.info.dbname)
+        check_by(partial(_first_row, conn), conn.info.dbname, previous)
 
 
-def check_by(ask: Ask, database: str) -> None:
+def check_by(ask: Ask, database: str, previous: bool) -> None:
     """As `check`, on any connection; database errors are not translated."""
     look = owners.judge(ask(owners.LOOK))
     if look.array_nulls == "off":
@@ -307,7 +325,7 @@ def check_by(ask: Ask, database: str) -> None:
             hint=INSTALL_HINT,
             sqlstate=SCHEMA_VERSION,
         )
-    if installed < expected:
+    if installed < expected - previous:
         way_out = INSTALL_HINT.replace("database", "schema")
     elif installed > expected:
         way_out = f"upgrade the package here: {how_to_install(option='--upgrade')}"

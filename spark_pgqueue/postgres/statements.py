@@ -43,6 +43,7 @@ class Statements:
         prepare: called with each connection before its first statement.
         limit: seconds after which a statement without a response fails, as for a lost connection;
             None for statements that may take long, which fail only if the server is frozen.
+        previous: whether the schema's previous version serves, too; see `schema.check`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Statements:
         names: Names | None = None,
         prepare: Callable[[psycopg.Connection[Any]], None] | None = None,
         limit: float | None = None,
+        previous: bool = False,
     ):
         self._url = url
         self._patience = patience
@@ -62,6 +64,7 @@ class Statements:
         self._conn = connection
         self._names = names
         self._prepare = prepare
+        self._previous = previous
         # For the caller's connection there is no url with which to check its server.
         self._limit = None if connection is not None else _limit(url, limit)
         self._checked = self._closed = False
@@ -180,7 +183,7 @@ class Statements:
 
     def _check(self, conn: psycopg.Connection[Any]) -> None:
         if not self._checked:
-            schema.check(conn)
+            schema.check(conn, previous=self._previous)
             self._checked = True
 
     @contextmanager
@@ -217,6 +220,7 @@ class Statements:
             names=self._names,
             prepare=self._prepare,
             limit=SHORT,
+            previous=self._previous,
         )
 
     def disconnect(self) -> None:

@@ -41,7 +41,7 @@ STATED = [
     ("sql/guide/questions.md", r"timeout \(by default (.+?)\)", [_TIMEOUT]),
     ("sql/guide/questions.md", r"`visibilityTimeout` \((.+?)\)", [_TIMEOUT]),
     ("sql/guide/workers.md", r"after a stop, (\d+ s)", [_GRACE]),
-    ("sql/guide/workers.md", r"not begun: at most (\d+), and at most (\d+ MiB)", _PREFETCH),
+    ("sql/guide/workers.md", r"ahead of their calls; by default (\d+) and (\d+ MiB)", _PREFETCH),
     ("sql/operate/stream_lifecycle.sql", r"268,435,456; (\d+ MB) by default", _SIZES[:1]),
     ("sql/operate/stream_lifecycle.sql", r"1,048,576; (\d+ kB) by default", _SIZES[1:]),
     ("spark_pgqueue/client/calls/managing_streams.py", r"(\d+ MB) by default", _SIZES[:1]),

@@ -28,6 +28,7 @@ WAYS = {
 }
 
 
+@pytest.mark.previous_version
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.promise("guarantee: At least once, or exactly once")
 def test_rows_and_the_end_of_the_delivery_are_committed_together(queue, url, done, caplog, way):

@@ -47,6 +47,7 @@ def run(url, work):
     return asyncio.run(connected())
 
 
+@pytest.mark.previous_version
 def test_messages_go_and_come(url):
     async def work(queue):
         sent = [await queue.send("s", "a"), *await queue.send_batch("s", ["b", "c"])]
@@ -274,6 +275,7 @@ async def got(queue):
     return [] if claim is None else [m.data for m in claim.messages]
 
 
+@pytest.mark.previous_version
 def test_calls_on_the_callers_connection_are_part_of_its_transaction(url):
     async def work(client, conn, queue):
         await conn.execute("create table bills (total int)")

@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 
 import spark_pgqueue
 from spark_pgqueue.client import Claim, Client, Message, copying
-from spark_pgqueue.postgres import connection, retrying
+from spark_pgqueue.postgres import connection, retrying, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.conftest import user_of
 from tests.sql import internals
@@ -27,6 +27,7 @@ def received(queue, n=1, stream="s", consumer="c", **options) -> Claim:
     return claim
 
 
+@pytest.mark.previous_version
 @pytest.mark.all_versions
 def test_a_worker_receives_what_was_sent(queue):
     before = datetime.now(UTC)
@@ -52,6 +53,7 @@ def way(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.previous_version
 @pytest.mark.all_versions
 @pytest.mark.parametrize(
     ("kind", "data"),
@@ -83,6 +85,7 @@ def test_a_batch_arrives_as_it_was_sent_whether_it_is_large_or_small(queue, way,
     assert len(rows) == 1
 
 
+@pytest.mark.previous_version
 def test_what_was_sent_with_a_dedup_key_is_not_sent_again_large_or_small(queue, way):
     with pytest.raises(PgQueueError, match="has no dedup_window") as caught:
         queue.send("s", "a", dedup_key="k")
@@ -172,6 +175,7 @@ def test_threads_that_share_a_client_do_not_get_into_each_others_batches(queue, 
     assert len(received(queue, 1000).messages) == sent == 150
 
 
+@pytest.mark.previous_version
 @pytest.mark.promise("feature: waiting without polling")
 def test_waiting_ends_with_the_publication(queue, url):
     """The best of three, sent just after a look: the next look is nearly a second away."""
@@ -195,6 +199,7 @@ def test_waiting_ends_with_the_publication(queue, url):
     assert min(latencies) < 0.4
 
 
+@pytest.mark.previous_version
 def test_waiting_ends_with_a_delay_or_a_schedule_at_once(queue):
     """Both notify nobody: the client asks when they are due, and not each second only."""
     at = queue.send("s", "late", deliver_at=datetime.now(UTC) + 1.3 * SECOND)
@@ -213,6 +218,7 @@ def test_waiting_ends_with_a_delay_or_a_schedule_at_once(queue):
     assert again == [schedule.next_at]
 
 
+@pytest.mark.previous_version
 @pytest.mark.parametrize("notify", [True, False])
 @pytest.mark.promise("feature: waiting for a result")
 def test_waiting_for_a_message_ends_when_it_is_done(queue, url, notify):
@@ -300,6 +306,7 @@ def test_an_argument_that_the_database_names_is_named_as_here(queue, theirs, our
     assert (error.value.message, error.value.argument) == (f"{ours} is wrong", theirs)
 
 
+@pytest.mark.previous_version
 def test_parts_of_a_claim_are_settled_by_their_messages(queue):
     queue.send_batch("s", ["done", "failed", "hopeless", "rest"])
     claim = received(queue, 4)
@@ -319,6 +326,7 @@ def test_parts_of_a_claim_are_settled_by_their_messages(queue):
     assert [row.details for row in dead] == [{"line": 3}]
 
 
+@pytest.mark.previous_version
 def test_a_stale_claim_answers_0_and_logs_a_warning(queue, caplog):
     queue.send("s", "x")
     claim = received(queue, visibility_timeout=SECOND / 1000)
@@ -342,6 +350,7 @@ def test_one_warning_whatever_the_number_of_clients_and_none_of_other_code(conn,
     assert len(caplog.records) == 1
 
 
+@pytest.mark.previous_version
 def test_dead_letters_are_read_redriven_and_purged(queue):
     queue.create_consumer("s", "d")
     queue.send_batch("s", ["x"] * 1203, headers=[{"h": 1}] * 1203)
@@ -382,6 +391,7 @@ def test_settings_take_a_timedelta_and_none(queue):
 # Transactions and connections
 
 
+@pytest.mark.previous_version
 def test_a_transaction_takes_effect_as_a_whole(queue, url):
     def backlog():
         with spark_pgqueue.connect(url) as other:
@@ -475,15 +485,26 @@ def test_errors_of_other_code_in_a_transaction_stay_as_they_are(queue):
 # The schema
 
 
-def test_another_schema_version_is_refused_by_each_new_connection(queue, conn):
+@pytest.mark.parametrize("change", [1, -2])
+def test_another_schema_version_is_refused_by_each_new_connection(queue, conn, change):
     """... so a program that an upgrade cut off does not go on with functions that it misreads."""
     assert queue.streams()
-    conn.execute("update pgqueue.installed set version = version + 1")
+    conn.execute("update pgqueue.installed set version = version + %s", [change])
     end_session(conn, queue)
     with pytest.raises(PgQueueError, match="the connection to Postgres was lost"):
         queue.streams()
     with pytest.raises(PgQueueError, match="requires version"):
         queue.streams()
+
+
+def test_the_previous_schema_version_serves_clients_and_nothing_else(queue, conn):
+    conn.execute("update pgqueue.installed set version = version - 1")
+    end_session(conn, queue)
+    with pytest.raises(PgQueueError, match="the connection to Postgres was lost"):
+        queue.streams()
+    assert queue.send("s", "x")
+    with pytest.raises(PgQueueError, match=f"requires version {schema.expected_version()}$"):
+        schema.check(conn)
 
 
 def test_a_url_is_no_connection_and_is_not_shown():
@@ -616,6 +637,7 @@ def test_a_read_only_server_says_so(url):
         assert "primary" in (caught.value.hint or "")
 
 
+@pytest.mark.previous_version
 def test_a_dict_or_a_list_is_sent_as_json_and_read_as_json(queue):
     """Also beside text in a batch, and by COPY, which takes what is large."""
     sent = [{"order": 1}, [1, "two"], {"text": "x" * (3 << 20)}]

@@ -16,6 +16,7 @@ from tests.unit.conftest import end_session
 CONSUMER = None
 
 
+@pytest.mark.previous_version
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_each_message_comes_once_and_is_acknowledged(queue, ordering):
     queue.create_consumer("s", "c", ordering=ordering)

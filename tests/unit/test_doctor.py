@@ -131,10 +131,12 @@ def test_a_stream_whose_dedup_keys_nobody_deletes_is_warned_of(conn, url):
     assert "stream 's'" not in looks_at(url)
 
 
-def test_an_older_schema_fails(conn, url):
-    conn.execute("update pgqueue.installed set version = version - 1")
+@pytest.mark.parametrize(("older", "status"), [(1, "warn"), (2, "fail")])
+def test_an_older_schema_fails_and_the_previous_one_serves_clients(conn, url, older, status):
+    conn.execute("update pgqueue.installed set version = version - %s", [older])
     check = looks_at(url)["schema pgqueue"]
-    assert check.status == "fail"
+    assert check.status == status
+    assert ("except clients and workers" in str(check.found)) == (status == "warn")
     assert "pgqueue install" in (check.advice or "")
 
 

@@ -48,6 +48,7 @@ def done(conn):
     return lambda: conn.execute("select seq, key, worker from done order by n").fetchall()
 
 
+@pytest.mark.previous_version
 def test_a_worker_works_off_everything_once(queue, url, conn, done):
     sent = queue.send_batch("s", ["x"] * 50, keys=[f"k{i % 7}" for i in range(50)])
     worker = queue.group("s", "g")
@@ -116,6 +117,7 @@ def test_a_lost_connection_is_replaced(queue, url, conn, done):
     assert len(done()) == 5
 
 
+@pytest.mark.previous_version
 def test_workers_share_and_go(queue, url, conn, done):
     """A second worker gets half of the partitions while the first works, and all after its end."""
     clients = [spark_pgqueue.connect(url) for _ in range(2)]

@@ -21,6 +21,7 @@ def data(batches) -> list[Any]:
     return [message.data for batch in batches for message in batch.messages]
 
 
+@pytest.mark.previous_version
 def test_batches_go_on_after_an_offset(queue):
     queue.send_batch("s", [str(i) for i in range(7)], keys=["k"] * 7)
     sizes, offset = [], None

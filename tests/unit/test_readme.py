@@ -162,6 +162,35 @@ def test_both_pictures_are_the_same_but_for_their_colours():
     assert ElementTree.fromstring(light).tag.endswith("svg")
 
 
+def test_every_row_of_a_table_is_shown_as_one():
+    """A line between rows would end the table; a row has as many cells as its heading."""
+    wrong = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in {*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("*/guide/*.md")}
+        for line in broken_tables(page.read_text())
+    ]
+    assert wrong == []
+    split = "| a | b |\n|---|---|\n| c \\| d | `|` |\n| e |\n\n| f | g |\n"
+    assert broken_tables(split) == ["| e |", "| f | g |"]
+
+
+def broken_tables(page: str) -> list[str]:
+    """The first lines of tables without a heading, and rows with too few or too many cells."""
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    found = []
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = table.splitlines()
+        if len(rows) < 2 or not re.fullmatch(r"\|(?:[ :]*-+[ :]*\|)+", rows[1]):
+            found.append(rows[0])
+            continue
+        found += [row for row in rows if cells_of(row) != cells_of(rows[0])]
+    return found
+
+
+def cells_of(row: str) -> int:
+    return re.sub(r"`[^`]*`|\\\|", "", row).count("|")
+
+
 def test_every_page_is_in_the_index_of_pages():
     index = ROOT / "sql/guide/README.md"
     linked = {

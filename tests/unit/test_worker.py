@@ -82,6 +82,7 @@ async def result(value):
 each_way = pytest.mark.parametrize("awaited", [False, True], ids=["threads", "tasks"])
 
 
+@pytest.mark.previous_version
 @pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.promise("feature: slots of a worker")
 def test_each_message_is_handled_once_in_order_of_its_key(queue, worker, ordering):
@@ -108,6 +109,7 @@ def test_each_message_is_handled_once_in_order_of_its_key(queue, worker, orderin
             assert mine == sorted(mine)
 
 
+@pytest.mark.previous_version
 @pytest.mark.promise("feature: discarded by its handler")
 def test_what_a_handler_raises_says_what_becomes_of_its_message(queue, worker, url):
     seqs = dict(zip("abcd", queue.send_batch("s", list("abcd")), strict=True))
@@ -130,6 +132,7 @@ def test_what_a_handler_raises_says_what_becomes_of_its_message(queue, worker, u
         assert dead.fetchall() == [(f"{{[{seqs['c']},{seqs['c'] + 1})}}", "never", {"id": 7})]
 
 
+@pytest.mark.previous_version
 def test_a_message_that_is_put_off_has_not_failed_and_brings_its_state_back(queue, url):
     queue.create_consumer("s", "q", start="earliest", settings={"max_deliver_count": 1})
     queue.send_batch("s", ["x", "y"])
@@ -150,6 +153,7 @@ def test_a_message_that_is_put_off_has_not_failed_and_brings_its_state_back(queu
     assert left(queue, "q") == (0, 0, 0)
 
 
+@pytest.mark.previous_version
 def test_what_a_handler_returns_is_kept_where_the_consumer_has_a_history(queue, url):
     sent = queue.send_batch("s", ["a", "b", "b"])
 
@@ -249,6 +253,7 @@ def test_what_follows_a_message_that_failed_waits_for_it(queue, url, ordering):
     assert left(queue, "o") == (0, 0, 1)
 
 
+@pytest.mark.previous_version
 @pytest.mark.promise("feature: several in a call")
 def test_batches(queue, worker):
     queue.send_batch("s", ["x"] * 25)
@@ -264,6 +269,7 @@ def test_batches(queue, worker):
     assert left(queue) == (0, 0, 0)
 
 
+@pytest.mark.previous_version
 @each_way
 def test_of_a_batch_whose_transaction_is_undone_nothing_is_done(queue, worker, conn, awaited):
     """Also where its error names some of its messages, of which the others did not fail."""
@@ -283,6 +289,7 @@ def test_of_a_batch_whose_transaction_is_undone_nothing_is_done(queue, worker, c
     assert left(queue) == (0, 0, 0)
 
 
+@pytest.mark.previous_version
 @each_way
 @pytest.mark.promise("feature: once, with the work's own transaction")
 def test_transactional_work_happens_once(queue, worker, conn, awaited):
@@ -306,6 +313,7 @@ def test_transactional_work_happens_once(queue, worker, conn, awaited):
     assert left(queue) == (0, 0, 0)
 
 
+@pytest.mark.previous_version
 def test_the_claim_is_extended_while_a_handler_works(queue, url):
     queue.create_consumer("s", "q", start="earliest", settings={"visibility_timeout": "400 ms"})
     queue.send_batch("s", ["x"] * 3)
@@ -374,6 +382,7 @@ def test_what_another_worker_took_over_is_not_begun(queue, worker, url):
     assert len(got) == len(set(got))
 
 
+@pytest.mark.previous_version
 @pytest.mark.promise("feature: graceful end")
 def test_to_stop_gives_back_what_was_not_begun_and_lets_calls_end(queue, url):
     """Again and again: what was not begun has not failed, and may be delivered but once."""
@@ -517,6 +526,7 @@ def test_hooks(queue, worker):
     ]  # fmt: skip
 
 
+@pytest.mark.previous_version
 def test_listening(queue, worker):
     """Who leaves the loop gives back the message at hand."""
     sent = queue.send_batch("s", ["x"] * 20)
@@ -530,6 +540,7 @@ def test_listening(queue, worker):
         worker.listen(batch=3)
 
 
+@pytest.mark.previous_version
 @pytest.mark.promise("feature: several at a time: threads, asyncio")
 def test_tasks(queue, worker):
     """Many at a time in one loop; one that takes too long is cancelled."""

@@ -24,6 +24,7 @@ def calls(conn):
     return dict(conn.execute(sql).fetchall())
 
 
+@pytest.mark.previous_version
 @pytest.mark.parametrize(
     ("ordering", "way"),
     [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
+from itertools import groupby
+from operator import attrgetter
 from typing import Annotated
 
 import typer
@@ -12,6 +15,7 @@ from spark_pgqueue.command_line.arguments import Group, Json, Url, Yes
 from spark_pgqueue.command_line.input import confirm
 from spark_pgqueue.command_line.output import report
 from spark_pgqueue.postgres import connection, features, schema
+from spark_pgqueue.postgres import dry_run as rehearsal
 
 Without = Annotated[
     str,
@@ -34,13 +38,59 @@ def install(
         bool, typer.Option("--pgmq", help="Also make the schema pgmq, for clients of pgmq.")
     ] = False,
     without: Without = "",
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Roll the installation back, and print what it changes, which locks of tables it "
+            "takes, and for how long. It takes them for this time.",
+        ),
+    ] = False,
     as_json: Json = False,
     url: Url = None,
 ) -> None:
     """Install or upgrade the schema pgqueue. Safe to repeat."""
+    if dry_run:
+        with connection.connect(url, patience=0) as conn:
+            done = rehearsal.dry_run(conn, pgmq=pgmq, without=names(without))
+            report(as_json, summary(done, conn.info.dbname), **asdict(done))
+        return
     with connect(url) as queue:
         version = queue.install(pgmq=pgmq, without=names(without))
     report(as_json, f"The schema pgqueue is installed, version {version}.", version=version)
+
+
+def summary(done: rehearsal.DryRun, database: str) -> str:
+    """What a dry run found, as lines."""
+    into = f"version {done.version} of the schema pgqueue in database {database!r}"
+    if done.installed is None:
+        said = f"This would install {into}."
+    elif done.installed < done.version:
+        said = f"This would upgrade version {done.installed} to {into}."
+    else:
+        said = f"This would install {into} again."
+    lines = [f"{said} Nothing was changed.", f"duration: {done.seconds:.1f} s"]
+    for mode, locks in groupby(sorted(done.locks, key=by_mode), by_mode):
+        of = list(locks)
+        held = max(lock.seconds for lock in of)
+        tables = shortened([lock.table for lock in of])
+        lines.append(f"locks, {mode}, for at most {held:.1f} s: {tables}")
+    for change in ("created", "dropped", "changed"):
+        for kind, objects in getattr(done, change).items():
+            lines.append(f"{kind}, {change}: {shortened(objects)}")
+    if done.rows:
+        written = [f"{table} {count:,}" for table, count in done.rows.items()]
+        lines.append(f"rows written: {shortened(written)}")
+    return "\n".join(lines)
+
+
+by_mode = attrgetter("mode")
+
+
+def shortened(names: list[str], most: int = 5) -> str:
+    """The first names of a list, and how many others there are."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f", and {left} more (--json has all)" if left > 0 else "")
 
 
 @app.command("sql")
