@@ -154,11 +154,12 @@ class _Statements(Statements):
         into: list[Any],
     ) -> list[Any]:
         with self.turn, self.explained():
-            if not self._checked:
-                schema.check_by(self._first_row, self._connection.info.dbname, previous=True)
-                self._checked = True
+            self._check(cast("Any", self._connection))
             into += self._on_loop(partial(self._rows, sql, parameters, row_factory, binary))
             return into
+
+    def _checked_version(self, conn: Any) -> int:
+        return schema.check_by(self._first_row, conn.info.dbname, previous=True)
 
     def _first_row(self, sql: LiteralString) -> tuple[Any, ...] | None:
         return next(iter(self._on_loop(partial(self._rows, sql, (), tuple_row, False))), None)

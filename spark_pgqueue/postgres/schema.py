@@ -294,7 +294,7 @@ def grant(conn: psycopg.Connection, group: str, role: str) -> None:
             ) from None
 
 
-def check(conn: psycopg.Connection, *, previous: bool = False) -> None:
+def check(conn: psycopg.Connection, *, previous: bool = False) -> int:
     """Check that the database has the schema version that this package needs.
 
     Args:
@@ -302,15 +302,18 @@ def check(conn: psycopg.Connection, *, previous: bool = False) -> None:
         previous: whether the version before it serves, too: for the calls of `Client` and workers,
             so that they can be deployed before the schema is upgraded.
 
+    Returns:
+        the version installed.
+
     Raises:
         PgQueueError: PQ011, the schema is missing, older, newer, or of a role that this one does
             not trust (see `owners`); or the role sets array_nulls to off.
     """
     with translated():
-        check_by(partial(_first_row, conn), conn.info.dbname, previous)
+        return check_by(partial(_first_row, conn), conn.info.dbname, previous)
 
 
-def check_by(ask: Ask, database: str, previous: bool) -> None:
+def check_by(ask: Ask, database: str, previous: bool) -> int:
     """As `check`, on any connection; database errors are not translated."""
     look = owners.judge(ask(owners.LOOK))
     if look.array_nulls == "off":
@@ -330,7 +333,7 @@ def check_by(ask: Ask, database: str, previous: bool) -> None:
     elif installed > expected:
         way_out = f"upgrade the package here: {how_to_install(option='--upgrade')}"
     else:
-        return
+        return installed
     raise PgQueueError(
         f"database {database} has version {installed} of the schema pgqueue, but this package "
         f"requires version {expected}",

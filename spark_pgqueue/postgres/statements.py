@@ -68,6 +68,7 @@ class Statements:
         # For the caller's connection there is no url with which to check its server.
         self._limit = None if connection is not None else _limit(url, limit)
         self._checked = self._closed = False
+        self._version: int | None = None  # of the schema, when it was checked
         self._transactions = 0
         self._is_own = connection is None
         self._turn = RLock()
@@ -135,7 +136,10 @@ class Statements:
                 `patience` seconds; or PQ011, as in `schema.check`.
         """
         into = [] if into is None else into
-        attempt = partial(self._attempt, sql, parameters, row_factory, binary, into)
+        attempt = partial(
+            self._through_upgrade,
+            partial(self._attempt, sql, parameters, row_factory, binary, into),
+        )
         if self._repeat and not self._transactions:
             return with_backoff(attempt, self._url, self._patience)
         return attempt()
@@ -183,8 +187,43 @@ class Statements:
 
     def _check(self, conn: psycopg.Connection[Any]) -> None:
         if not self._checked:
-            schema.check(conn, previous=self._previous)
+            self._version = self._checked_version(conn)
             self._checked = True
+
+    def _checked_version(self, conn: psycopg.Connection[Any]) -> int:
+        return schema.check(conn, previous=self._previous)
+
+    def _through_upgrade(self, attempt: Callable[[], list[Any]]) -> list[Any]:
+        """Repeat a statement that failed because the schema was upgraded while it ran.
+
+        It ran the functions of before with the tables of after.
+        """
+        try:
+            return attempt()
+        except (PgQueueError, psycopg.Error):
+            if not self._was_upgraded():
+                raise
+        return attempt()
+
+    def _was_upgraded(self) -> bool:
+        """Whether the schema has another version than at the last check of this connection.
+
+        Raises:
+            PgQueueError: PQ011, it is one that this package cannot use.
+        """
+        with self.turn:
+            conn, known = self._conn, self._version
+            if not self._checked or conn is None or conn.closed:
+                return False
+            if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                return False
+            self._checked = False
+            with self.explained(), self.limited(conn):
+                self._check(conn)
+            if self._version == known:
+                return False
+            self.disconnect()  # other plans of this session are of before, too
+            return True
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -60,9 +60,11 @@ create or replace function pgmq.enable_notify_insert(queue_name text, throttle_i
 returns void language plpgsql as $$
 begin
     perform pgmq._check_queue(queue_name, 'it', throttle_interval_ms);
-    perform pgmq.disable_notify_insert(queue_name);
-    insert into pgmq.notify_insert_throttle (queue_name, throttle_interval_ms)
-    values (queue_name, throttle_interval_ms);
+    -- one statement: programs that start at the same time all succeed
+    insert into pgmq.notify_insert_throttle as n (queue_name, throttle_interval_ms)
+    values (queue_name, throttle_interval_ms)
+    on conflict on constraint notify_insert_throttle_queue_name_key
+        do update set throttle_interval_ms = excluded.throttle_interval_ms, last_notified_at = to_timestamp(0);
 end $$;
 
 create or replace function pgmq.disable_notify_insert(queue_name text) returns void

@@ -562,11 +562,15 @@ def test_a_stream_goes_on_behind_which_messages_were_dealt_that_had_failed(
     checker.check(conn)
 
 
-def test_a_stream_passes_what_has_expired_in_one_claim(conn: Conn) -> None:
-    consumer(conn, ordering="stream")
+@for_each("ordering", ["key", "stream"])
+@for_each("times", [1, 2, 10])
+def test_what_has_expired_is_passed_in_one_claim(conn: Conn, ordering: str, times: int) -> None:
+    consumer(conn, ordering=ordering)
     first = send_keys(conn, "x")
-    for _ in range(20):
-        value(conn, "send", "s", "x", p_key="x", p_expires_at=now(conn) + seconds(600))
+    begun = now(conn)
+    for i in range(20):
+        expiry = begun + seconds(600 + i * times // 20)
+        value(conn, "send", "s", "x", p_key="x", p_expires_at=expiry)
     last = send_keys(conn, "x")
     assert settled(conn, receive(conn, 1)) == first
     clock.pass_time(conn, seconds(3600))

@@ -1,11 +1,7 @@
 """`pgqueue install --dry-run` says what an installation does, and leaves nothing of it."""
 
 import json
-import threading
-from collections.abc import Callable
-from typing import Any
 
-import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -13,8 +9,7 @@ import spark_pgqueue
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection, dry_run, schema
 from spark_pgqueue.postgres.errors import PgQueueError
-from tests.processes import wait_until
-from tests.sql import checker, freeze, internals
+from tests.sql import freeze, internals
 from tests.sql.catalogue import catalogue
 from tests.sql.owing import owed, use
 from tests.sql.queue import *
@@ -119,88 +114,3 @@ def test_behind_an_open_transaction_it_fails_as_the_upgrade_would(
             dry_run.dry_run(conn)
         assert schema.installed_version(conn) == THIS - 1
         assert conn.info.transaction_status.name == "IDLE"
-
-
-class Sessions:
-    """Threads that send and work off the stream s until `over`, and what they sent and got.
-
-    With the version before this one they are clients of this package, otherwise callers of SQL.
-    """
-
-    def __init__(self, url: str, version: int):
-        self.url = url
-        self.make = self.client if version == THIS - 1 else self.caller
-        self.over = threading.Event()
-        self.sent, self.got = list[int](), {each: list[int]() for each in ORDERINGS}
-        self.errors = list[Exception]()
-        parts = ("send", "send", *ORDERINGS, *ORDERINGS)
-        self.threads = [threading.Thread(target=self.repeat, args=[of]) for of in parts]
-
-    def repeat(self, of: str) -> None:
-        step = self.make(of)
-        while not self.over.wait(0.03 if of == "send" else 0):
-            try:
-                step()
-            except (PgQueueError, psycopg.Error) as error:
-                self.errors.append(error)
-
-    def client(self, of: str) -> Callable[[], Any]:
-        queue = spark_pgqueue.connect(self.url)
-        if of == "send":
-            return lambda: self.sent.extend(queue.send_batch("s", ["x", "y"], keys=["k", None]))
-
-        def work() -> None:
-            with queue.transaction():
-                claim = queue.receive("s", of, 5)
-                if claim is not None:
-                    claim.ack()
-            self.got[of] += [message.seq for message in (claim.messages if claim else ())]
-
-        return work
-
-    def caller(self, of: str) -> Callable[[], Any]:
-        session = connection.connect(self.url)
-        if of == "send":
-            return lambda: self.sent.append(value(session, "send", "s", "x", "k"))
-
-        def work() -> None:
-            with session.transaction():
-                found = call(session, "receive", "s", of, 5)
-                if found:
-                    value(session, "ack", claim_of(found))
-            self.got[of].extend(seqs_of(found))
-
-        return work
-
-    def each_gets(self, count: int) -> None:
-        before = {each: len(self.got[each]) for each in ORDERINGS}
-        wait_until(lambda: all(len(self.got[each]) >= before[each] + count for each in ORDERINGS))
-
-
-@pytest.mark.longer
-@pytest.mark.promise("operations: rolling upgrade")
-@pytest.mark.parametrize("version", freeze.released())
-def test_producers_and_workers_go_on_through_an_upgrade(version: int, empty_url: str) -> None:
-    with connection.connect(empty_url) as conn:
-        freeze.install(conn, version)
-        value(conn, "create_stream", "s")
-        consumers = {
-            each: value(conn, "create_consumer", "s", each, "earliest", each) for each in ORDERINGS
-        }
-        at_work = Sessions(empty_url, version)
-        for thread in at_work.threads:
-            thread.start()
-        try:
-            at_work.each_gets(20)
-            schema.install(conn)
-            failed = len(at_work.errors)
-            at_work.each_gets(20)
-        finally:
-            at_work.over.set()
-            for thread in at_work.threads:
-                thread.join(60)
-        assert len(at_work.errors) - failed <= len(at_work.threads)  # each session may fail once
-        for each in ORDERINGS:
-            at_work.got[each] += acked(conn, "s", each)
-            assert sorted(at_work.got[each]) == sorted(at_work.sent)
-        checker.check(conn, {id_: set(at_work.got[each]) for each, id_ in consumers.items()})

@@ -108,6 +108,7 @@ def test_with_a_capacity_of_1_a_message_is_the_only_one_while_it_waits_or_runs(
     rejected(conn, "job")
     clock.pass_time(conn, seconds(3700))
     receive(conn, p_visibility_timeout=seconds(0.001))
+    time.sleep(0.01)
     rejected(conn, "job")
     rows = receive(conn)
     assert seqs_of(rows) == [seq]

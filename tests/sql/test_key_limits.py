@@ -105,6 +105,7 @@ def test_an_expired_claim_is_delivered_again_within_the_limit(conn: Conn, orderi
     limited(conn, ordering, per_key_limit=1)
     seqs = send_keys(conn, *"aaa")
     receive(conn, 5, p_visibility_timeout=seconds(0.001))
+    time.sleep(0.01)
     rows = receive(conn, 5)
     assert [(row.seq, row.deliver_count) for row in rows] == [(seqs[0], 2)]
     assert receive(conn, 5) == []
@@ -261,7 +262,7 @@ def test_workers_that_race_keep_the_limit_and_the_rate(
                 before = time.monotonic()
                 rows = receive(mine, 1 + number % 3)
                 if not rows:
-                    time.sleep(0.002)
+                    time.sleep(0.01)
                     continue
                 with lock:
                     begun.extend((time.monotonic(), before, row.key) for row in rows)

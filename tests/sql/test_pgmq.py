@@ -736,13 +736,15 @@ def test_programs_that_start_at_the_same_time_all_create_their_queue(
 ) -> None:
     """As workers of Celery do."""
     first, second = session(), session()
-    first.execute("begin")
-    first.execute("select pgmq.create('q')")
-    with ThreadPoolExecutor(1) as pool:
-        waiter = pool.submit(second.execute, "select pgmq.create('Q'), pgmq.send('q', '{}')")
-        wait_for_a_lock(face)
-        first.execute("commit")
-        waiter.result()
+    for beginning in ("pgmq.create('q')", "pgmq.enable_notify_insert('q')"):
+        first.execute("begin")
+        first.execute(f"select {beginning}".encode())
+        with ThreadPoolExecutor(1) as pool:
+            waiter = pool.submit(second.execute, f"select {beginning}".encode())
+            wait_for_a_lock(face)
+            first.execute("commit")
+            waiter.result()
+    second.execute("select pgmq.create('Q'), pgmq.send('q', '{}')")
     assert rows(face, "select queue_length from pgmq.metrics('q')") == [(1,)]
 
 

@@ -15,10 +15,11 @@ declare
     v_bundles  pgqueue.consumer_messages[] := '{}';
     v_got      bigint := 0;
     v_expired  int := 0;
+    v_before   int;
     v_again    boolean := v_assigned.place is not null;
 begin
     while v_again loop
-        v_again := false;
+        v_before := v_expired;
         v_only := case when p_consumer.ordering = 'stream'
                        then _pgqueue.first_of_stream(p_consumer.consumer_id, v_assigned) end;
         open v_next for
@@ -36,8 +37,7 @@ begin
             if v_bundle.note is not null and _pgqueue.has_expired(v_bundle.note) then
                 perform _pgqueue.give_up_expired(v_bundle);
                 v_expired := v_expired + 1;
-                v_again := v_only is not null and v_expired < _pgqueue.limit_due();  -- the next one is the first now
-                exit when v_again or v_expired >= _pgqueue.limit_due();
+                exit when v_only is not null or v_expired >= _pgqueue.limit_due();
                 continue;
             end if;
             exit when v_got > 0 and (v_got + v_bundle.message_count > p_want or v_bundle.note ? 'at_most' is true);
@@ -46,6 +46,8 @@ begin
             exit when 2 * v_got > p_want or v_bundle.note ? 'at_most';
         end loop;
         close v_next;
+        -- what follows an expired bundle can be claimed now
+        v_again := v_bundles = '{}' and v_expired > v_before and v_expired < _pgqueue.limit_due();
     end loop;
     return v_bundles;
 end $$;
@@ -110,6 +112,7 @@ declare
     v_assign   record;
     v_examined bigint := 0;
     v_assigned bigint := 0;
+    v_before   bigint;
     v_least    bigint := case when _pgqueue.limits_keys(p_consumer) then p_want else 1 end;  -- enough to stop
 begin
     o_hints := v_all.o_hints;
@@ -129,11 +132,13 @@ begin
         end if;
         v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
     end if;
-    if 2 * _pgqueue.count_of(v_bundles) <= p_want and (v_bundles[1].note ? 'at_most') is not true
-       -- (with ordering=stream, newly assigned bundles would follow those that are assigned already)
-       and not (v_bundles = '{}' and p_consumer.ordering = 'stream' and exists (
+    for i in 1.._pgqueue.limit_takes() loop  -- again, if all that it assigned has expired
+        exit when 2 * _pgqueue.count_of(v_bundles) > p_want or v_bundles[1].note ? 'at_most'
+            -- (with ordering=stream, newly assigned bundles would follow those that are assigned already)
+            or (v_bundles = '{}' and p_consumer.ordering = 'stream' and exists (
                     select from _pgqueue.assigned(p_consumer.consumer_id,
-                                                  _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned())))) then
+                                                  _pgqueue.lane_of(o_hints, _pgqueue.lane_assigned()))));
+        v_before := v_assigned;
         loop
             v_assign := _pgqueue.assign(p_consumer, o_hints, p_want, false,
                                         case when v_assigned < v_least
@@ -147,10 +152,10 @@ begin
                 or (v_examined >= p_want and (v_assigned >= v_least or not v_assign.o_any_unassigned))
                 or (v_bundles <> '{}' and p_want <= _pgqueue.limit_small());
         end loop;
-        if v_examined > 0 then
-            v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
-        end if;
-    end if;
+        exit when v_examined = 0;
+        v_bundles := _pgqueue.lock_assigned(p_consumer, o_hints, p_want);
+        exit when v_bundles <> '{}' or v_assigned = v_before or v_examined >= _pgqueue.limit_inspected();
+    end loop;
     if v_bundles <> '{}' then
         o_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_reader);
     end if;
