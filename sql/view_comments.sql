@@ -92,7 +92,7 @@ open_claims: One row per live claim: its owner, its messages, its age and its le
 consumer_health: One row per consumer: its status in one word, and the reason.
     status: the first that applies: full (max_backlog is reached), paused, unattended (no claim for a minute),
         stuck (a worker extends a claim beyond ten visibility timeouts), failing (messages were dead-lettered in the
-        last hour; or delivered ten times, if max_deliver_count is never, or to Spark), dead_letters (older ones), ok
+        last hour; or delivered ten times), dead_letters (older ones), ok
     backlog: messages that are neither claimed nor dead
     estimated: whether backlog is an estimate; the status never depends on an estimate
 stream_retention: One row per stream: how long it keeps its messages, and which consumers hold due messages.

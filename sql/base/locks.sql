@@ -268,7 +268,7 @@ language sql stable as $$
     select coalesce(string_agg(case when l.pid is null then 'a prepared transaction'
                                     else format('process %s (%s, %s)', l.pid, coalesce(a.usename, '?'),
                                                 coalesce(nullif(a.application_name, ''), '?')) end, ', '),
-                    'a transaction that has ended')
+                    'another transaction')
     from _pgqueue.advisory_locks(p_class, p_id) l left join pg_stat_activity a on a.pid = l.pid
     where l.granted
 $$;
@@ -440,6 +440,8 @@ begin
             v_holder := (select virtualtransaction
                          from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer_id) where granted);
             if v_holder = v_before or clock_timestamp() > v_until then
+                raise warning 'nothing can be claimed now: % is locked by %', _pgqueue.consumer_name(p_consumer_id),
+                    _pgqueue.holders(_pgqueue.lock_class_consumer(), p_consumer_id);
                 return false;
             end if;
             v_before := v_holder;

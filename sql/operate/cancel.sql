@@ -21,7 +21,8 @@ begin
     -- in tries: a session that claims or settles some of the messages may need a lock that this session holds
     return _pgqueue.await('a claim, or the lock, of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
         'select _pgqueue.cancel(c, ($2 ->> 0)::int8multirange) from pgqueue.consumers c where c.consumer_id = $1',
-        v_consumer.consumer_id, jsonb_build_array(v_set), p_try => interval '1 ms', p_limit => interval '10 s')::bigint;
+        v_consumer.consumer_id, jsonb_build_array(v_set), p_try => interval '1 ms', p_limit => interval '10 s',
+        p_class => _pgqueue.lock_class_consumer())::bigint;
 end $$;
 
 -- The messages of an array of numbers that are stored, and that pass the consumer's filter.

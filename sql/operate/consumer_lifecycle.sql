@@ -149,7 +149,8 @@ begin
     -- in tries: it may wait for claims in progress, and other claims for the consumer
     perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
                            'select 0 from _pgqueue.set_consumer($1::int, $2)',
-                           (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_settings, p_try => interval '5 ms');
+                           (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_settings, p_try => interval '5 ms',
+                           p_class => _pgqueue.lock_class_consumer());
 end $$;
 
 -- Deletes a consumer or a group, with its unfinished messages.
@@ -163,7 +164,7 @@ begin
     perform _pgqueue.await('a row or the lock of consumer ' || quote_literal(p_name),
                            'select 0 from _pgqueue.drop_consumer($1::int)',
                            (_pgqueue.consumer(p_stream, p_name)).consumer_id, p_try => interval '5 ms',
-                           p_limit => interval '10 s');
+                           p_limit => interval '10 s', p_class => _pgqueue.lock_class_consumer());
 end $$;
 
 -- One try to delete a consumer; see drop_consumer. Its sequence remains for open transactions that send; maintain()

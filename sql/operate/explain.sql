@@ -68,6 +68,19 @@ begin
     end if;
 end $$;
 
+-- The sessions that have held a consumer's lock for longer than calls do, so that claims may find nothing, as part of
+-- an explanation. Null: there are none. (Sessions of other roles count always: their times are hidden.)
+create or replace function _pgqueue.locked_by(p_consumer_id int) returns text
+language sql stable as $$
+    select 'the consumer is locked by ' || _pgqueue.holders(_pgqueue.lock_class_consumer(), p_consumer_id)
+           || coalesce(', in a transaction since ' || date_trunc('second', min(a.xact_start)), '')
+    from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer_id) l
+    left join pg_stat_activity a on a.pid = l.pid
+    where l.granted and l.pid is distinct from pg_backend_pid()
+      and (a.xact_start > clock_timestamp() - interval '2 s') is not true
+    having count(*) > 0
+$$;
+
 -- Explains a message that a consumer has taken and not finished; see explain_message.
 --   p_found  the row of unfinished() that has the message
 create or replace function _pgqueue.explain_unfinished(p_consumer pgqueue.consumers, p_found record, p_seq bigint,
@@ -224,7 +237,10 @@ begin
     perform _pgqueue.check_number('p_seq', p_seq, 1, 9223372036854775807);
     select * into v_found from _pgqueue.unfinished(v_consumer.consumer_id) where seqs @> p_seq;
     if found then
-        return query select * from _pgqueue.explain_unfinished(v_consumer, v_found, p_seq);
+        return query
+            select o_state, concat(o_because, case when o_state <> 'claimed'
+                                                   then '; ' || _pgqueue.locked_by(v_consumer.consumer_id) end), o_until
+            from _pgqueue.explain_unfinished(v_consumer, v_found, p_seq);
     else
         return query
             select 'dead', format('%s; %s%s, dead-lettered at %s%s', coalesce(reason, 'no reason given'),
@@ -237,7 +253,10 @@ begin
     end if;
     select * into v_publication from _pgqueue.publication_of(v_consumer.stream_id, p_seq);
     if found then
-        return query select * from _pgqueue.explain_published(v_consumer, v_publication, p_seq);
+        return query
+            select o_state, concat(o_because, case when o_state = 'new'
+                                                   then '; ' || _pgqueue.locked_by(v_consumer.consumer_id) end), o_until
+            from _pgqueue.explain_published(v_consumer, v_publication, p_seq);
     else
         return query select *, null::timestamptz from _pgqueue.explain_unpublished(v_consumer, p_seq);
     end if;

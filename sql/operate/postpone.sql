@@ -26,7 +26,8 @@ begin
     return _pgqueue.await('a claim, or the lock, of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
         'select _pgqueue.postpone(c, ($2 ->> 0)::int8multirange, ($2 ->> 1)::timestamptz) '
         'from pgqueue.consumers c where c.consumer_id = $1', v_consumer.consumer_id,
-        jsonb_build_array(v_set, p_until), p_try => interval '1 ms', p_limit => interval '10 s')::bigint;
+        jsonb_build_array(v_set, p_until), p_try => interval '1 ms', p_limit => interval '10 s',
+        p_class => _pgqueue.lock_class_consumer())::bigint;
 end $$;
 
 -- One try to postpone messages; see postpone. Errors: PQ099 while another session claims some of the messages.

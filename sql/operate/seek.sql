@@ -29,7 +29,7 @@ begin
         'array(select jsonb_array_elements_text($2 -> 2)), ($2 ->> 3)::int8multirange) '
         'from pgqueue.consumers c where c.consumer_id = $1', p_consumer.consumer_id,
         jsonb_build_array(v_seen.o_seen, v_seen.o_next, v_seen.o_publishers, v_seen.o_cut),
-        p_try => interval '5 ms', p_limit => interval '10 s')::bigint;
+        p_try => interval '5 ms', p_limit => interval '10 s', p_class => _pgqueue.lock_class_consumer())::bigint;
 end $$;
 
 -- One try to move a consumer; see seek, and resolve_position() for the arguments.
@@ -110,7 +110,7 @@ begin
     -- in tries: a session that claims new messages may need the consumer's lock next
     perform _pgqueue.await('the lock of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
                            'select 0 from _pgqueue.lock_consumer_alone($1::int)', v_consumer.consumer_id,
-                           p_try => interval '5 ms');
+                           p_try => interval '5 ms', p_class => _pgqueue.lock_class_consumer());
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_kept := coalesce((select range_agg(seqs)
                         from (select seqs from _pgqueue.unfinished(v_consumer.consumer_id)

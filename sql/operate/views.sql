@@ -75,14 +75,6 @@ language sql stable as $$
                    > 10 * extract(epoch from x.visibility_timeout) as stuck) s
 $$;
 
--- The number of messages of a consumer that were delivered ten times or more, and the last error of the one that was
--- delivered most often. None for a null consumer.
-create or replace function _pgqueue.often_failed(p_consumer_id int, out often bigint, out error text)
-language sql stable as $$
-    select coalesce(sum(m.message_count), 0), (array_agg(m.note ->> 'error' order by m.deliver_count desc))[1]
-    from _pgqueue.unfinished(p_consumer_id) m where m.deliver_count >= 10
-$$;
-
 -- One row per message and consumer that has not finished it. It expands every set that the query's conditions do not
 -- exclude.
 do $view$ begin perform _pgqueue.make_view('message_states', $query$
@@ -145,12 +137,13 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                                                   else format('expired claims: %s', l.expired) end,
                                              coalesce('last claim at ' || date_trunc('second', a.since),
                                                       'no claim yet'))
+                   || coalesce('; ' || _pgqueue.locked_by(c.consumer_id), '')
                when 'failing' then
                    case when d.died > 0 then format('%s dead-lettered in the last hour, the last: %s', d.died, d.reason)
                         else format('%s delivered ten times or more: %s',
                                     o.often, coalesce(o.error, 'no reason given')) end
                when 'dead_letters' then format('%s dead letters, none from the last hour', r.dead)
-               when 'ok' then format('%s waiting, %s claimed', b.said, r.claimed)
+               when 'ok' then format('backlog %s, %s claimed', b.said, r.claimed)
                else '' end
            || case when l.stuck = 0 then ''
                    else format('%sclaims extended beyond ten visibility timeouts: %s, the first by %s since %s',
@@ -194,13 +187,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
               where consumer_id = c.consumer_id and r.dead > 0
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
-    -- without a limit, and with Spark, a message that always fails is never dead-lettered
-    left join lateral (
-        select f.often, f.error
-        from (select c.consumer_id
-              where c.max_deliver_count is null
-                 or exists (select from pgqueue.readers r where r.consumer_id = c.consumer_id) offset 0) x
-        cross join lateral _pgqueue.often_failed(x.consumer_id) f) o on true
+    cross join lateral _pgqueue.often_failed(c.consumer_id) o  -- these may become dead letters only after hours
     cross join lateral (
         select case when w.o_estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog
                       or not w.o_estimated and t.backlog >= c.max_backlog then 'full'

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.sql import clock, internals
 from tests.sql.cases import for_each
@@ -325,7 +326,7 @@ def test_nobody_is_missed_for_what_is_to_come_later(conn: Conn) -> None:
 @pytest.mark.promise("feature: alert when nobody works")
 def test_health_says_who_needs_somebody_and_why(conn: Conn) -> None:
     consumer_id = limited(conn, 3)
-    assert fares(conn) == ("ok", "0 waiting, 0 claimed")
+    assert fares(conn) == ("ok", "backlog 0, 0 claimed")
     send(conn)
     why = "1 new or ready, no expired claims, no claim yet"
     assert fares(conn) == ("unattended", why)
@@ -352,15 +353,20 @@ def test_health_says_who_needs_somebody_and_why(conn: Conn) -> None:
     assert why in health(conn).because
 
 
-def test_health_says_failing_of_a_message_that_was_delivered_ten_times_without_a_limit(
-    conn: Conn,
+@for_each("limit", ["25", "never", "10"])
+def test_health_says_failing_of_a_message_that_was_delivered_ten_times(
+    conn: Conn, limit: str
 ) -> None:
+    """Long before it becomes a dead letter."""
     consumer(conn)
+    call(conn, "alter_consumer", "s", "c", Jsonb({"max_deliver_count": limit}))
     send(conn)
     for _ in range(9):
         value(conn, "nack", claim_of(receive(conn)), None, None, "no answer")
     claim = claim_of(receive(conn))
     assert health(conn).status == "failing"
+    if limit == "10":
+        return
     value(conn, "nack", claim, None, None, "no answer")
     claim = claim_of(receive(conn))
     assert fares(conn) == ("failing", "1 delivered ten times or more: no answer")

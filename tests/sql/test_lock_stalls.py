@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -164,6 +165,47 @@ def test_a_consumer_is_dropped_beside_an_open_sender(
     busy.execute("commit")
     call(conn, "maintain")
     assert one(conn, "select count(*) from pg_class where relname like 'room%%'") == 0
+
+
+def test_what_a_hung_transaction_keeps_from_a_consumer_names_its_session(
+    url: str, conn: Conn
+) -> None:
+    """By whatever an operator asks, and in the log of the claim that gets nothing."""
+    value(conn, "create_consumer", "s", "c", p_ordering="key")
+    sent = [value(conn, "send", "s", "x", p_key=str(i)) for i in range(6)]
+    warned: list[str] = []
+    with connection.connect(url) as hung:
+        hung.execute("set application_name to 'hung app'")
+        hung.execute("begin")
+        call(hung, "receive", "s", "c", 2)
+        name = f"process {hung.info.backend_pid} ({hung.info.user}, hung app)"
+        time.sleep(2.1)
+        conn.add_notice_handler(lambda notice: warned.append(str(notice.message_primary)))
+        clock_of = "select because from pgqueue.consumer_health"
+        assert f"; the consumer is locked by {name}, in a transaction since " in one(conn, clock_of)
+        (explained,) = call(conn, "explain_message", "s", "c", sent[-1])
+        assert f"; the consumer is locked by {name}, in a transaction since " in explained.because
+        assert call(conn, "receive", "s", "c", 2) == []
+        (warning,) = warned
+        assert warning.startswith(
+            "nothing can be claimed now: consumer 'c' of stream 's' is locked"
+        )
+        assert warning.endswith(name)
+        for args in (
+            ("cancel", "s", "c", [sent[-1]]),
+            ("seek", "s", "c", "latest"),
+            ("postpone", "s", "c", [sent[-1]], now(conn) + timedelta(hours=1)),
+            ("drop_consumer", "s", "c"),
+            ("alter_consumer", "s", "c", Jsonb({"per_key_limit": 1})),
+            ("retry", "s", "c"),
+        ):
+            conn.execute("set lock_timeout to 300")
+            with pytest.raises(psycopg.Error, match=re.escape(f"held by {name}")):
+                value(conn, *args)
+        hung.execute("rollback")
+    conn.execute("reset lock_timeout")
+    (explained,) = call(conn, "explain_message", "s", "c", sent[-1])
+    assert "locked" not in explained.because
 
 
 def test_workers_go_on_beside_a_seek_that_waits_for_an_open_claim(
