@@ -235,7 +235,8 @@ class Poller:
         self._stop_by = min(self._stop_by, now + self._grace)
         if now >= self._stop_by and self._jobs:
             calls = counted(len(self._jobs), "call", "calls")
-            warn("%s did not finish within grace (%g s): the messages go back", calls, self._grace)
+            said = "%s did not finish within grace (%s s): the messages go back"
+            warn(said, calls, f"{self._grace:g}")
             self._jobs.clear()
             for in_flight in self._claims:
                 in_flight.give_up()

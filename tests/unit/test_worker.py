@@ -423,7 +423,7 @@ def test_what_waits_behind_slow_calls_is_left_to_others(queue, url):
     assert left(queue, "q") == (0, 0, 0)
 
 
-def test_grace_is_not_exceeded(queue, worker):
+def test_grace_is_not_exceeded(queue, worker, caplog):
     queue.send_batch("s", ["x"] * 2)
     release, begun = threading.Event(), threading.Event()
 
@@ -436,6 +436,7 @@ def test_grace_is_not_exceeded(queue, worker):
         worker.stop()
         run.result(10)
     assert left(queue) == (2, 0, 0)
+    assert caplog.messages == ["1 call did not finish within grace (0.1 s): the messages go back"]
     release.set()
 
 
