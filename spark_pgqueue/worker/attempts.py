@@ -277,7 +277,9 @@ def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdic
         warn("%s: %s", name_of(of, messages), summary(error), more=trace(error))
     elif not isinstance(verdict, Defer):
         said = "rejected" if isinstance(verdict, Reject) else "to be retried"
-        warn("%s: %s: %s", name_of(of, messages), said, verdict.reason or "no reason given")
+        more = "" if verdict.__cause__ is None else trace(verdict.__cause__)
+        given = verdict.reason or "no reason given"
+        warn("%s: %s: %s", name_of(of, messages), said, given, more=more)
     return verdict
 
 

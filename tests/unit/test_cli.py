@@ -112,7 +112,9 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(queue, run):
         ("rejected", 1),
         ("no such user", 2),
     ]
-    assert run("dead", "show", "s", "c", "--seq", "1") == "1\tk\ta\\tb\tno such user\t\t1\n"
+    shown = run("dead", "show", "s", "c", "--seq", "1")
+    assert shown == '1\tk\ta\\tb\tno such user\t\t1\t{"line": 7}\n'
+    assert run("dead", "show", "s", "c", "--seq", "2") == "2\t\tc\trejected\t\t1\n"
     (shown,) = run("dead", "show", "s", "c", "--json", "--reason", "rejected").splitlines()
     assert json.loads(shown).items() >= {"seq": 2, "data": "c", "deliver_count": 1}.items()
     assert run("dead", "redrive", "s", "c", "--reason", "no such user", "--max", "1") == (

@@ -164,6 +164,39 @@ def test_a_call_that_is_timed_out_has_a_line(
     assert dead_lettered(caplog) == ["1 dead-lettered after 1 delivery"]
 
 
+@pytest.mark.parametrize("processes", [None, 1])
+def test_the_cause_of_a_verdict_is_logged_and_stored(
+    queue: Any, url: str, caplog: pytest.LogCaptureFixture, processes: int | None
+) -> None:
+    queue.send_batch("s", ["reject", "details", "list", "retry"])
+    Consumer(url, "s", "c").run(_judge, wait=timedelta(0), processes=processes)
+    dead = {each.seq: (each.reason, each.error, each.details) for each in queue.read_dead("s", "c")}
+    cause = "ValueError: no number"
+    assert dead == {
+        1: ("bad input", None, {"error": cause}),
+        2: ("bad input", None, {"order": 13, "error": cause}),
+        3: ("bad input", None, [13]),
+        4: ("max deliveries", cause, None),
+    }
+    if processes is None:  # the others log to standard error
+        lines = [each for each in caplog.messages if "delivery 1" in each]
+        for said in ["rejected: bad input"] * 3 + ["to be retried: " + cause]:
+            line = lines.pop(0)
+            assert said in line
+            assert "Traceback (most recent" in line
+            assert line.endswith(cause)
+
+
+def _judge(message: Any) -> None:
+    details = {"details": {"order": 13}, "list": [13]}.get(message.data)
+    try:
+        raise ValueError("no number")
+    except ValueError as error:
+        if message.data == "retry":
+            raise Retry from error
+        raise Reject("bad input", details=details) from error
+
+
 def _sleep(message: Any) -> None:
     time.sleep(20)
 
