@@ -641,6 +641,7 @@ def run(url, monkeypatch, tmp_path):
         "def note_all(messages, connection): connection.execute('select 1')\n"
         "def judge(message): assert message.data == 'good'\n"
         "def nothing(): pass\n"
+        "def swapped(connection, message): pass\n"
         "def held(message):\n    import os, spark_pgqueue\n"
         "    with spark_pgqueue.connect(os.environ['PGQUEUE_URL']) as queue:\n"
         "        (claim,) = queue.open_claims('s')\n"
@@ -758,7 +759,7 @@ def test_a_signal_stops_all_workers_of_a_module_and_so_does_the_failure_of_one(q
 
 def test_the_decorator_refuses_what_no_run_would_take():
     cases: list[tuple[tuple[Any, dict[str, Any]], str]] = [
-        ((lambda: None, {}), "is called with a message: too many"),
+        ((lambda: None, {}), "must accept one argument, the message: too many"),
         ((print, {"batc": 3}), "unknown option 'batc'"),
         ((print, {"batch": 0}), "batch must be from 1"),
         ((3, {}), "handler must be a function"),
@@ -774,6 +775,10 @@ def test_the_decorator_refuses_what_no_run_would_take():
         ((partial(max), {"keywords": True}), "max takes no arguments by name"),
         (
             (lambda order, connection: None, {"keywords": True, "transactional": True}),
+            "must take the connection as its first argument",
+        ),
+        (
+            (lambda order, conn: None, {"keywords": True, "transactional": True}),
             "must take the connection as its first argument",
         ),
     ]
@@ -822,8 +827,16 @@ def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run):
         ("given_broken:note s c", "No module named 'nothing_like_this'"),
         ("given_handlers:absent s c", "the module given_handlers has no absent"),
         ("given_handlers:number s c", "given_handlers:number must be a function, not int"),
-        ("given_handlers:nothing s c", "the handler nothing() is called with a message: too many"),
-        ("given_handlers:note_all s c", "is called with a message: missing a required argument"),
+        (
+            "given_handlers:nothing s c",
+            "the handler nothing() must accept one argument, the message: too many positional",
+        ),
+        ("given_handlers:note_all s c", "one argument, the message: missing a required argument"),
+        (
+            "given_handlers:swapped s c --transactional",
+            "the handler swapped(connection, message) must accept the message as its first argument"
+            " and the connection as its second hint: define it as swapped(message, connection)",
+        ),
         ("given_handlers", "given_handlers does not name a stream and consumer"),
         ("given_handlers:note", "note does not name a stream and consumer"),
         ("given_handlers:note s", "STREAM is given without CONSUMER"),
@@ -841,14 +854,24 @@ def test_a_handler_that_takes_something_else_is_refused_before_any_message(queue
     async def awaited(): ...
 
     cases: tuple[tuple[Any, dict[str, Any], str], ...] = (
-        (lambda: None, {}, "a message"),
-        (lambda message: None, {"transactional": True}, "a message and a connection"),
-        (lambda message, connection: None, {"batch": 2}, "a list of messages"),
-        (lambda message, *, extra: None, {}, "a message"),
-        (awaited, {}, "a message"),
+        (lambda: None, {}, "one argument, the message: "),
+        (
+            lambda message: None,
+            {"transactional": True},
+            "two arguments, the message and the connection: ",
+        ),
+        (lambda message, connection: None, {"batch": 2}, "one argument, the list of messages: "),
+        (lambda message, *, extra: None, {}, "one argument, the message: "),
+        (awaited, {}, "one argument, the message: "),
+        (lambda conn, message: None, {"transactional": True}, "the message as its first argument"),
+        (
+            lambda connection, messages: None,
+            {"transactional": True, "batch": 2},
+            "the list of messages as its first argument and the connection as its second",
+        ),
     )
-    for handler, options, called in cases:
-        with pytest.raises(PgQueueError, match=f"is called with {called}: "):
+    for handler, options, accepted in cases:
+        with pytest.raises(PgQueueError, match=f" must accept {accepted}"):
             worker.run(handler, **options, wait=timedelta(0))
     assert left(queue) == (1, 0, 0)
     for handler in (lambda *all: None, lambda message, more=1: None, print):
