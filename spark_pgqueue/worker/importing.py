@@ -28,6 +28,8 @@ def import_named(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
+    except PgQueueError:  # of a decorator, as a rule: it says what to do
+        raise
     except Exception as error:
         raise PgQueueError(
             f"the module {name} of the handler cannot be imported: {type(error).__name__}: {error}",

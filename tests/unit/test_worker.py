@@ -649,6 +649,9 @@ def run(url, monkeypatch, tmp_path):
         "class Inner:\n    handle = staticmethod(note)\n"
     )
     (tmp_path / "given_broken.py").write_text("import nothing_like_this\n")
+    (tmp_path / "given_unfit.py").write_text(
+        "import spark_pgqueue\n@spark_pgqueue.handler('s', 'c')\ndef bill(): pass\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     return lambda *arguments: CliRunner().invoke(cli.app, ["work", *map(str, arguments)])
 
@@ -825,6 +828,7 @@ def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run):
         ("no_such_module:note s c", "cannot be imported: ModuleNotFoundError"),
         ("no_such_module", "cannot be imported: ModuleNotFoundError"),
         ("given_broken:note s c", "No module named 'nothing_like_this'"),
+        ("given_unfit", "pgqueue: the handler bill() must accept one argument, the message: too"),
         ("given_handlers:absent s c", "the module given_handlers has no absent"),
         ("given_handlers:number s c", "given_handlers:number must be a function, not int"),
         (
@@ -844,6 +848,7 @@ def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run):
         done = run(*arguments.split())
         assert done.exit_code == 1 or (done.exit_code == 2 and " s c" not in arguments), arguments
         assert said in " ".join(done.stderr.replace("│", " ").split())
+        assert done.stderr.lower().count("hint:") < 2
     assert left(queue) == (1, 0, 0)
 
 
