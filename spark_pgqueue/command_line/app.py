@@ -58,7 +58,10 @@ _AS_COMMANDS = {
     r"see set_retention": "see pgqueue stream retention",
     r"see set_archive": "see pgqueue archive set",
     r"with alter_stream": "with pgqueue stream set",
-    r"set p_replace": r"pass --replace",
+    r"set replace": "pass --replace",
+    r"Set if_not_exists": "Pass --if-not-exists",
+    r"use alter_stream": "use pgqueue stream set",
+    r"use alter_consumer": "use pgqueue consumer set",
     r"pass null to publish": "leave --consumer away to publish",
 }
 

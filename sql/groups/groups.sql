@@ -72,7 +72,10 @@ begin
         end if;
         raise exception '% % of stream % already exists',
             case when v_group.partitions is null then 'a consumer that is not a group,' else 'group' end,
-            quote_literal(p_group), quote_literal(p_stream) using errcode = 'PQ006';
+            quote_literal(p_group), quote_literal(p_stream)
+            using errcode = 'PQ006', column = 'p_if_not_exists', hint = case
+                when v_group.partitions is null then 'Use another name.'
+                else 'Set p_if_not_exists to use it as it is.' end;
     end if;
     v_group.consumer_id := pgqueue.create_consumer(p_stream, p_group, p_start, 'key');
     update pgqueue.consumers set partitions = p_partitions where consumer_id = v_group.consumer_id;  -- lock: settings

@@ -48,7 +48,7 @@ begin
     delete from pgqueue.schedules where stream_id = v_stream.stream_id and name = p_name returning * into v_old;
     if found and p_replace is not true then
         raise exception 'schedule % of stream % already exists', quote_literal(p_name), quote_literal(p_stream)
-            using errcode = 'PQ006', hint = 'To change it, set p_replace.';
+            using errcode = 'PQ006', column = 'p_replace', hint = 'To change it, set p_replace.';
     end if;
     v_new.paused := coalesce(v_old.paused, false);
     v_new.created_at := coalesce(v_old.created_at, clock_timestamp());

@@ -84,7 +84,7 @@ def test_schedules(queue, run):
     (schedule,) = queue.schedules("s")
     assert schedule.next_at == datetime.fromisoformat(at)
     assert (schedule.name, schedule.key, schedule.time_zone) == ("nightly", "k", "Europe/Berlin")
-    assert "p_replace" not in run(*create, "@daily", code=1)
+    assert run(*create, "@daily", code=1).endswith("\nhint: To change it, pass --replace.\n")
     run(*create, "@daily", "--replace")
     run("schedule", "create", "s", "often", "--data", "y", "--every", "90 s")
     run("schedule", "pause", "s", "often")
@@ -630,6 +630,14 @@ ERRORS = [
 def test_hints_are_commands_of_this_program(run, queue):
     assert "pgqueue stream create 'no pe'" in run("send", "no pe", "--data", "x", code=1)
     assert "pgqueue consumer create 's' 'nope'" in run("receive", "s", "nope", code=1)
+    for words, instead in (
+        ("stream create s", "; to change its settings, use pgqueue stream set."),
+        ("consumer create s c", "; to change its settings, use pgqueue consumer set."),
+        ("group create s g", "."),
+    ):
+        run(words, "--if-not-exists")
+        hint = run(words, code=1).splitlines()[1]
+        assert hint == f"hint: Pass --if-not-exists to use it as it is{instead}"
     assert "leave --consumer away" in run("send", "s", "--data", "x", "--consumer", "e", code=1)
 
 

@@ -586,6 +586,14 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(queue):
     assert (len(queue.streams()), queue.consumers(), queue.stats()) == before
 
 
+def test_the_hint_for_a_name_in_use_has_the_arguments_of_python(queue):
+    with pytest.raises(PgQueueError, match=r"Hint: Set if_not_exists .*, use alter_consumer\."):
+        queue.create_consumer("s", "c")
+    queue.create_schedule("s", "daily", "x", cron="@daily")
+    with pytest.raises(PgQueueError, match=r"Hint: To change it, set replace\."):
+        queue.create_schedule("s", "daily", "x", cron="@daily")
+
+
 def test_data_of_the_wrong_kind_says_what_fits(queue):
     queue.create_stream("j", "json")
     queue.create_stream("b", "binary")
