@@ -309,6 +309,10 @@ def test_send_and_receive(run, queue):
     assert run("receive", "s", "c") == ""
     queue.send("s", "later", deliver_at=datetime.now(UTC) + timedelta(seconds=0.5))
     assert run("receive", "s", "c", "--wait", "20s").endswith("\tlater\n")
+    run("send", "s", "--data", "much later", "--delay", "1h")
+    run("send", "s", "--lines", "--delay", "60 minutes", stdin=b"a\nb\n")
+    due = [queue.outcome("s", "c", seq).due_at - datetime.now(UTC) for seq in (5, 6, 7)]
+    assert all(timedelta(minutes=59) < each < timedelta(minutes=61) for each in due)
 
 
 def test_send_creates_a_stream_where_it_is_told_to(run, queue):
@@ -696,6 +700,8 @@ NONSENSE = [
     "send s --data x --lines",
     "send s --data x --priority high",
     "send s --data x --deliver-at tomorrow",
+    "send s --data x --delay 5 | '5' is not a duration longer than 0 with a unit",
+    "send s --data x --delay 5s --deliver-at 2030-01-31 | give --delay or --deliver-at",
     "send s --data x --header novalue",
     "receive s c --max 0",
     "receive s c --visibility-timeout 0s",
