@@ -89,8 +89,14 @@ def is_marked(function: Any) -> bool:
     return _MARK in getattr(function, "__dict__", {})
 
 
-def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
+def handlings(
+    found: ModuleType | Callable[..., Any], instead: str = "give both on the command line"
+) -> list[Handling]:
     """The handlers that a function is marked as, or all functions of a module, in source order.
+
+    Args:
+        found: the function, or the module.
+        instead: how to do without the decorator, for the hint.
 
     Raises:
         PgQueueError: nothing has the decorator.
@@ -98,10 +104,11 @@ def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
     functions = vars(found).values() if isinstance(found, ModuleType) else [found]
     marked = {id(each): each for each in functions if is_marked(each)}
     if not marked:
+        name = found.__name__ if isinstance(found, ModuleType) else name_of(found)
         raise PgQueueError(
-            f"{found.__name__} does not name a stream and consumer",
-            hint='put @spark_pgqueue.handler("STREAM", "CONSUMER") before a function, or give both'
-            " on the command line",
+            f"{name} does not name a stream and consumer",
+            hint='put @spark_pgqueue.handler("STREAM", "CONSUMER") before a function, or '
+            + instead,
         )
     return [Handling(*of) for each in marked.values() for of in vars(each)[_MARK]]
 
