@@ -692,7 +692,7 @@ def test_errors_are_one_line_and_a_hint(run, queue, url):
 
 
 NONSENSE = [
-    "stream create x --kind xml",
+    "stream create x --kind xml | for '--kind': 'xml' is not one of 'text', 'json', 'binary'.",
     "consumer create s x --ordering fifo",
     "consumer create s x --start yesterday | and not earliest, latest, 'seq N' or an OFFSET",
     "consumer create s x max_deliver_count",
@@ -700,7 +700,7 @@ NONSENSE = [
     "send s --data x --lines",
     "send s --data x --priority high",
     "send s --data x --deliver-at tomorrow",
-    "send s --data x --delay 5 | '5' is not a duration longer than 0 with a unit",
+    "send s --data x --delay 5 | '5' is not 0, nor a duration with a unit",
     "send s --data x --delay 5s --deliver-at 2030-01-31 | give --delay or --deliver-at",
     "send s --data x --header novalue",
     "receive s c --max 0",
@@ -709,7 +709,12 @@ NONSENSE = [
     "ack 0",
     "nack 1 --seq x",
     "nack 1 --delay -1s",
-    "nack 1 --delay 5 | '5' is not a duration longer than 0 with a unit",
+    "nack 1 --delay 5 | '5' is not 0, nor a duration with a unit: 500ms, 30s or '5 minutes'",
+    "work a:b s c --wait 5 | '5' is not 0, nor a duration with a unit",
+    "work a:b s c --timeout 0 | '0' is not a duration longer than 0 with a unit: 500ms, 30s or",
+    "work a:b s c --concurrency zero | Invalid value for '--concurrency': 'zero'",
+    "work a:b s c --concurrency 0",
+    "ack 1 --seq one | Invalid value for '--seq': 'one'",
     "stats --watch --interval 0",
     "maintain --staged-age day",
     "nonsense",
