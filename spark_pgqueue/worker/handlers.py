@@ -113,6 +113,18 @@ def handlings(
     return [Handling(*of) for each in marked.values() for of in vars(each)[_MARK]]
 
 
+def _logged(each: Handling) -> dict[str, Any]:
+    """The options of a handler, whose start is logged: the consumer exists, and may be read."""
+    before = options_of(each.options).on_start
+
+    def on_start() -> Any:
+        name = name_of(each.function)
+        logger.info("%r, %r: %s handles the messages", each.stream, each.consumer, name)
+        return None if before is None else before()
+
+    return {**each.options, "on_start": on_start}
+
+
 def run_all(url: str | None, handled: Sequence[Handling], health: str | None = None) -> list[int]:
     """Run handlers, each with a worker of its own, until SIGTERM, SIGINT, or all are over.
 
@@ -128,9 +140,6 @@ def run_all(url: str | None, handled: Sequence[Handling], health: str | None = N
         PgQueueError: as `Consumer.run`, of a worker that failed; the others are stopped then.
     """
     workers = [Consumer(url, each.stream, each.consumer) for each in handled]
-    for each in handled:
-        name = name_of(each.function)
-        logger.info("%r, %r: %s handles the messages", each.stream, each.consumer, name)
 
     def stop(grace: float | None = None) -> None:
         for worker in workers:
@@ -143,7 +152,7 @@ def run_all(url: str | None, handled: Sequence[Handling], health: str | None = N
     ):
         with stopped_by_signals(stop, wake.writable):
             running = [
-                threads.submit(worker.run, each.function, **each.options)
+                threads.submit(worker.run, each.function, **_logged(each))
                 for worker, each in zip(workers, handled, strict=True)
             ]
             for future in running:

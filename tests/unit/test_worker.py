@@ -647,6 +647,7 @@ def run(url, monkeypatch, tmp_path):
         "        (claim,) = queue.open_claims('s')\n"
         "    assert 3500 < (claim.lease_until - claim.claimed_at).total_seconds() < 3700\n"
         "class Inner:\n    handle = staticmethod(note)\n"
+        "from textwrap import dedent\nfrom spark_pgqueue import handler\n"
     )
     (tmp_path / "given_broken.py").write_text("import nothing_like_this\n")
     (tmp_path / "given_unfit.py").write_text(
@@ -669,8 +670,9 @@ def test_work_on_the_command_line(queue, run, caplog):
     done = run("given_handlers:held", "s", "c", "--wait", "50ms", "--visibility-timeout", "1h")
     assert done.stderr.splitlines()[-1] == "1 message handled"
     queue.send_batch("s", ["good", "bad"])
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         done = run("given_handlers:judge", "s", "c", "--wait", "50ms", "--json")
+    assert caplog.messages[0] == "'s', 'c': judge handles the messages"
     for delivery in (1, 2, 3):
         assert f"'s', 'c': message 13 (delivery {delivery}): AssertionError" in caplog.text
     assert "'s', 'c': message 13 dead-lettered after 3 deliveries" in caplog.text
@@ -821,7 +823,8 @@ def test_a_class_is_a_handler(queue, url):
     assert got == ["x"]
 
 
-def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run):
+def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run, caplog):
+    caplog.set_level(logging.INFO)
     queue.send("s", "x")
     for arguments, said in (
         ("given_handlers s c", "the handler 'given_handlers' is not MODULE:NAME"),
@@ -829,7 +832,12 @@ def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run):
         ("no_such_module", "cannot be imported: ModuleNotFoundError"),
         ("given_broken:note s c", "No module named 'nothing_like_this'"),
         ("given_unfit", "pgqueue: the handler bill() must accept one argument, the message: too"),
-        ("given_handlers:absent s c", "the module given_handlers has no absent"),
+        (
+            "given_handlers:absent s c",
+            "the module given_handlers has no absent hint: available: note, note_all, judge,"
+            " nothing, swapped, held",
+        ),
+        ("given_handlers:note s absent", "unknown consumer 'absent' of stream 's'"),
         ("given_handlers:number s c", "given_handlers:number must be a function, not int"),
         (
             "given_handlers:nothing s c",
@@ -847,6 +855,7 @@ def test_a_handler_that_cannot_be_had_is_one_clear_error(queue, run):
     ):
         done = run(*arguments.split())
         assert done.exit_code == 1 or (done.exit_code == 2 and " s c" not in arguments), arguments
+        assert "handles the messages" not in caplog.text
         assert said in " ".join(done.stderr.replace("│", " ").split())
         assert done.stderr.lower().count("hint:") < 2
     assert left(queue) == (1, 0, 0)
