@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections import deque
@@ -46,6 +47,11 @@ _MADE = {
     _manager.__code__: "context manager",
     _async_manager.__code__: "asynchronous context manager",
 }
+
+CONNECTION = {"connection", "conn"}
+"""The names by which a function declares the argument that is the connection."""
+
+_COUNTS = ("no arguments", "one argument", "two arguments")
 
 _loops = OfThisThread()
 
@@ -293,14 +299,19 @@ def _check_arguments(name: str, function: Any, given: list[str], hint: str | Non
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # not known for some functions in C
         return
+    shown = f"the {name} {name_of(function)}{signature} must accept"
+    the = [re.sub("^an? ", "the ", each) for each in given]
     try:
         signature.bind(*given)
     except TypeError as error:
+        wanted = f"{_COUNTS[len(the)]}, {' and '.join(the)}".removesuffix(", ")
+        raise PgQueueError(f"{shown} {wanted}: {error}", hint=hint) from None
+    names = [*signature.parameters]
+    if the[1:] == ["the connection"] and names[0] in CONNECTION:
         raise PgQueueError(
-            f"the {name} {name_of(function)}{signature} is called with"
-            f" {' and '.join(given) or 'nothing'}: {error}",
-            hint=hint,
-        ) from None
+            f"{shown} {the[0]} as its first argument and the connection as its second",
+            hint=f"define it as {name_of(function)}({', '.join([*names[1:2], names[0]])})",
+        )
 
 
 def _loop() -> asyncio.Runner:

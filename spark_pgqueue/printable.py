@@ -117,16 +117,21 @@ def warn(
 
     Args:
         message: as for logging.
-        arguments: its values, each as `text_of` returns it.
+        arguments: its values: a number as it is, any other as `text_of` returns it.
         logger: the name of the logger.
         level: of logging.
         more: text of several lines, which is printable, to follow the message.
     """
     with suppress(Exception):
-        shown = [each if isinstance(each, int) else text_of(each) for each in arguments]
+        shown = [each if isinstance(each, int | float) else text_of(each) for each in arguments]
         if more:
             message, shown = message + "\n%s", [*shown, more]
         logging.getLogger(logger).log(level, message, *shown, stacklevel=2)
+
+
+def counted(count: int | None, one: str, many: str) -> str:
+    """A number with its noun: `1 call`, `2 calls`."""
+    return f"{count or 0} {one if count == 1 else many}"
 
 
 def for_json(value: Any) -> Any:

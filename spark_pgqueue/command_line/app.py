@@ -58,7 +58,10 @@ _AS_COMMANDS = {
     r"see set_retention": "see pgqueue stream retention",
     r"see set_archive": "see pgqueue archive set",
     r"with alter_stream": "with pgqueue stream set",
-    r"set p_replace": r"pass --replace",
+    r"set replace": "pass --replace",
+    r"Set if_not_exists": "Pass --if-not-exists",
+    r"use alter_stream": "use pgqueue stream set",
+    r"use alter_consumer": "use pgqueue consumer set",
     r"pass null to publish": "leave --consumer away to publish",
 }
 
@@ -229,6 +232,11 @@ def as_commands(hint: str) -> str:
 
 def _clarify(error: Any) -> None:
     """Clarify the message of an error about the command line itself."""
+    # Of newer versions of Typer: "Input should be a valid integer", without the value.
+    if type(error.__cause__).__name__ == "ValidationError":  # of Pydantic
+        value = redact(repr(error.__cause__.errors()[0].get("input")), 100)
+        text = error.message.removeprefix("Value error, ")
+        error.message = text if value in text else f"{value}: {text[:1].lower()}{text[1:]}"
     # A url in the wrong place: "Got unexpected extra argument (postgresql://...)".
     error.message = printable(redact(error.message))
     context = getattr(error, "ctx", None)

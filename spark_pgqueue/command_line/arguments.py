@@ -47,20 +47,22 @@ class Group(StrEnum):
     admin = "admin"
 
 
-def duration(text: str) -> timedelta:
+def duration(text: str, wanted: str = "a duration longer than 0") -> timedelta:
     from spark_pgqueue.spark.options import values
 
     try:
         return values.duration(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a duration longer than 0 with a unit: 500ms, 30s or '5 minutes'"
+            f"{text!r} is not {wanted} with a unit: 500ms, 30s or '5 minutes'"
         ) from None
 
 
 def delay(text: str) -> timedelta:
     """A duration, or 0, with or without a unit."""
-    return timedelta() if re.fullmatch(r"0\s*[a-z]*", text.strip()) else duration(text)
+    if re.fullmatch(r"0\s*[a-z]*", text.strip()):
+        return timedelta()
+    return duration(text, "0, nor a duration")
 
 
 def size(text: str) -> int:

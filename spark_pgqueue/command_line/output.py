@@ -53,6 +53,8 @@ def line_of(message: _Shown) -> str:
         cells.insert(1, message.state)
     elif isinstance(message, client.DeadMessage):
         cells += [message.reason, message.error or "", str(message.deliver_count)]
+        if message.details is not None:
+            cells.append(json.dumps(message.details, ensure_ascii=False))
     return "\t".join(map(printable, cells))
 
 

@@ -66,7 +66,7 @@ CODES = {
     ),
     "PQ006": Code(
         "the name is already in use, with another kind or ordering",
-        "use another name, or drop it first",
+        "use another name",
     ),
     "PQ007": Code(
         "claiming and settling require a transaction that sees earlier commits",

@@ -88,7 +88,11 @@ class QueueTester:
         """The state of each message for a consumer, by its number: see `Outcome.state`.
 
         For the result, the reason or the error of one, call `client.outcome`.
+
+        Raises:
+            PgQueueError: PQ001 unknown stream, PQ002 unknown consumer.
         """
+        self.client._call("open_consumer", "1", stream=stream, consumer=consumer)
         return {
             each.seq: self.client.outcome(stream, consumer, each.seq).state
             for each in self.sent(stream)
@@ -255,4 +259,5 @@ def _handlings(
 ) -> list[Handling]:
     if stream is not None and consumer is not None and callable(handler):
         return [Handling(handler, stream, consumer, {})]
-    return handlings(import_named(handler) if isinstance(handler, str) else handler)
+    found = import_named(handler) if isinstance(handler, str) else handler
+    return handlings(found, "pass drain the function with its stream and consumer")

@@ -80,7 +80,7 @@ class Hooks:
     """
 
     def __init__(self, of: str, options: Options):
-        self._of = of
+        self.of: str = of
         self._options = options
 
     def run(self, name: Literal["on_start", "on_stop"]) -> None:
@@ -124,7 +124,7 @@ class Hooks:
     def _tell_of(self, messages: Sequence[Message], hook: Any, error: BaseException) -> None:
         name = "on_success" if hook is self._options.on_success else "on_failure"
         # A traceback of logging's own would show passwords, and texts of any length.
-        said = name_of(self._of, messages), name, summary(error)
+        said = name_of(self.of, messages), name, summary(error)
         warn("%s: a hook failed: %s: %s", *said, more=trace(error), level=ERROR)
 
 
@@ -277,7 +277,16 @@ def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdic
         warn("%s: %s", name_of(of, messages), summary(error), more=trace(error))
     elif not isinstance(verdict, Defer):
         said = "rejected" if isinstance(verdict, Reject) else "to be retried"
-        warn("%s: %s: %s", name_of(of, messages), said, verdict.reason or "no reason given")
+        more = "" if verdict.__cause__ is None else trace(verdict.__cause__)
+        given = verdict.reason or "no reason given"
+        warn("%s: %s: %s", name_of(of, messages), said, given, more=more)
+    return verdict
+
+
+def timed_out(of: str, messages: Sequence[Message], timeout: timedelta | None) -> Verdict:
+    """The verdict for a call that took longer than the option timeout, which is logged."""
+    verdict = Retry(reason=f"timed out after {timeout}")
+    warn("%s: %s", name_of(of, messages), verdict.reason)
     return verdict
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from spark_pgqueue.calling import check, is_async, name_of
+from spark_pgqueue.calling import CONNECTION, check, is_async, name_of
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.worker.options import Options
@@ -139,7 +139,7 @@ def by_name(function: Callable[..., Any], options: Options) -> ByName:
     with suppress(TypeError, ValueError):  # some functions in C have no signature
         parameters += inspect.signature(function).parameters.values()
     required = [each.name for each in parameters[1:] if each.default is each.empty]
-    if options.transactional and "connection" in required:
+    if options.transactional and not CONNECTION.isdisjoint(required):
         raise PgQueueError(
             f"{name_of(function)} must take the connection as its first argument",
             hint="with transactional and keywords: def f(connection, order, total)",

@@ -89,8 +89,14 @@ def is_marked(function: Any) -> bool:
     return _MARK in getattr(function, "__dict__", {})
 
 
-def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
+def handlings(
+    found: ModuleType | Callable[..., Any], instead: str = "give both on the command line"
+) -> list[Handling]:
     """The handlers that a function is marked as, or all functions of a module, in source order.
+
+    Args:
+        found: the function, or the module.
+        instead: how to do without the decorator, for the hint.
 
     Raises:
         PgQueueError: nothing has the decorator.
@@ -98,12 +104,25 @@ def handlings(found: ModuleType | Callable[..., Any]) -> list[Handling]:
     functions = vars(found).values() if isinstance(found, ModuleType) else [found]
     marked = {id(each): each for each in functions if is_marked(each)}
     if not marked:
+        name = found.__name__ if isinstance(found, ModuleType) else name_of(found)
         raise PgQueueError(
-            f"{found.__name__} does not name a stream and consumer",
-            hint='put @spark_pgqueue.handler("STREAM", "CONSUMER") before a function, or give both'
-            " on the command line",
+            f"{name} does not name a stream and consumer",
+            hint='put @spark_pgqueue.handler("STREAM", "CONSUMER") before a function, or '
+            + instead,
         )
     return [Handling(*of) for each in marked.values() for of in vars(each)[_MARK]]
+
+
+def _logged(each: Handling) -> dict[str, Any]:
+    """The options of a handler, whose start is logged: the consumer exists, and may be read."""
+    before = options_of(each.options).on_start
+
+    def on_start() -> Any:
+        name = name_of(each.function)
+        logger.info("%r, %r: %s handles the messages", each.stream, each.consumer, name)
+        return None if before is None else before()
+
+    return {**each.options, "on_start": on_start}
 
 
 def run_all(url: str | None, handled: Sequence[Handling], health: str | None = None) -> list[int]:
@@ -121,9 +140,6 @@ def run_all(url: str | None, handled: Sequence[Handling], health: str | None = N
         PgQueueError: as `Consumer.run`, of a worker that failed; the others are stopped then.
     """
     workers = [Consumer(url, each.stream, each.consumer) for each in handled]
-    for each in handled:
-        name = name_of(each.function)
-        logger.info("%r, %r: %s handles the messages", each.stream, each.consumer, name)
 
     def stop(grace: float | None = None) -> None:
         for worker in workers:
@@ -136,7 +152,7 @@ def run_all(url: str | None, handled: Sequence[Handling], health: str | None = N
     ):
         with stopped_by_signals(stop, wake.writable):
             running = [
-                threads.submit(worker.run, each.function, **each.options)
+                threads.submit(worker.run, each.function, **_logged(each))
                 for worker, each in zip(workers, handled, strict=True)
             ]
             for future in running:

@@ -13,6 +13,7 @@ from typing import Any
 
 from spark_pgqueue import nearest
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.worker.handlers import is_marked
 
 
 def import_named(name: str) -> ModuleType:
@@ -28,6 +29,8 @@ def import_named(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
+    except PgQueueError:  # of a decorator, as a rule: it says what to do
+        raise
     except Exception as error:
         raise PgQueueError(
             f"the module {name} of the handler cannot be imported: {type(error).__name__}: {error}",
@@ -51,7 +54,11 @@ def import_handler(name: str) -> Callable[..., Any]:
     try:
         handler = attrgetter(path)(module)
     except AttributeError:
-        names = [each for each, found in vars(module).items() if inspect.isfunction(found)]
+        names = [
+            each
+            for each, found in vars(module).items()
+            if inspect.isfunction(found) and (found.__module__ == module_name or is_marked(found))
+        ]
         raise PgQueueError(
             f"the module {module_name} has no {path}", hint=nearest.hint(path, names)
         ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from spark_pgqueue.client.messages import Claim, Message
@@ -30,6 +30,9 @@ _ACK = (
     " from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[]))"
     " u (seqs, result)"
 )
+
+
+def _ignore(seqs: list[int]) -> None: ...
 
 
 class InFlightClaim:
@@ -160,16 +163,17 @@ class InFlightClaim:
         self._open.clear()
         self._done, self._results, self._unstarted, self._verdicts = [], {}, [], []
 
-    def settle(self, client: Client) -> list[int]:
+    def settle(self, client: Client, failed: Callable[[list[int]], None] = _ignore) -> None:
         """Settle the recorded outcomes, in few calls. It is always safe to repeat.
 
-        Returns:
-            messages that were returned because they failed.
+        Args:
+            client: makes the calls.
+            failed: called with messages that were returned because they failed, and with those of a
+                batch that were rejected.
 
         Raises:
             PgQueueError: the connection was lost; the outcomes that were not settled stay recorded.
         """
-        failed: list[int] = []
         if self._done:
             # First: a failed message takes the later messages of its key out of the claim.
             client.ack(self.claim_id, None if self.is_done else self._done)
@@ -190,17 +194,20 @@ class InFlightClaim:
             # A batch failed as a whole: the handler did not name the message.
             unnamed = self._is_batch and verdict.seqs is None
             seqs = None if unnamed else [seq for seqs, _ in same for seq in seqs]
-            self._pass(client, verdict, seqs)
-            if isinstance(verdict, Retry):
-                failed += [seq for seqs, _ in same for seq in seqs]
+            if self._pass(client, verdict, seqs):
+                failed([seq for seqs, _ in same for seq in seqs])
             self._verdicts = [v for v in self._verdicts if v not in same]
         if self._unstarted:
             client.defer(self.claim_id, self._unstarted)
             self._unstarted = []
-        return failed
 
-    def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> None:
-        """Apply a verdict; if the database refuses it, the messages have failed."""
+    def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> bool:
+        """Apply a verdict; if the database refuses it, the messages have failed.
+
+        Returns:
+            whether to log what becomes of each message: its call logged that a single one was
+            rejected.
+        """
         try:
             if isinstance(verdict, Reject):
                 client.dead_letter(
@@ -217,3 +224,5 @@ class InFlightClaim:
                 raise
             warn("claim %s: %s", self.claim_id, error)
             client.nack(self.claim_id, seqs, reason=error.message, backoff=True)
+            return True
+        return isinstance(verdict, Retry) or (isinstance(verdict, Reject) and self._is_batch)

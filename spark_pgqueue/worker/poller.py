@@ -9,6 +9,7 @@ are separate statements: an error that prevents a claim must not prevent acknowl
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import psycopg
@@ -21,12 +22,14 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_worth_a_retry
 from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.postgres.wake_event import WakeEvent
-from spark_pgqueue.worker.attempts import Hooks
+from spark_pgqueue.printable import counted
+from spark_pgqueue.worker.attempts import Hooks, name_of
 from spark_pgqueue.worker.executor import Executor
+from spark_pgqueue.worker.failure_log import FailureLog
 from spark_pgqueue.worker.health import STARTING, Pulse
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
-from spark_pgqueue.worker.log import counted, warn
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.meter import Meter
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Retry
@@ -38,7 +41,6 @@ settled are delivered again."""
 AHEAD = 0.1
 """Seconds. The poller claims as many messages ahead as the slots will begin within this time."""
 
-_TELL_EVERY = 1.0  # seconds between two messages whose next delivery is logged
 _SOON = 0.01  # seconds until the next claim, after one with fewer messages than wanted
 _NEVER = float("inf")
 
@@ -73,6 +75,7 @@ class Poller:
         self.handled: int = 0
         self.pulse: Pulse = Pulse()
         self._meter = meter
+        self._failures = FailureLog(stream, consumer)
         self._url = url
         self._stream = stream
         self._consumer = consumer
@@ -89,7 +92,7 @@ class Poller:
         self._aside: list[Job] = []  # its jobs, until all other claims are settled
         self._mean_bytes = 0.0  # mean length of the data of a message, by the last claims
         self._call_takes: float | None = None  # mean duration of a call, in seconds
-        self._settle_at = self._look_at = self._tell_at = 0.0
+        self._settle_at = self._look_at = 0.0
         self._acks_alone = False  # the next acknowledgements are separate statements
         self._is_short = False  # the last claim had fewer messages than wanted
         self._is_dry = False  # the last claim found nothing
@@ -170,6 +173,8 @@ class Poller:
             except BaseException:  # a defect: the claims must not wait for their timeout
                 self._give_all_back()
                 raise
+        with suppress(PgQueueError, psycopg.Error):  # all messages are settled
+            self._failures.write(self._client, _NEVER)
 
     def _wait_for_postgres(self, error: Exception, pause: float) -> None:
         self.pulse.status = "waiting for Postgres"
@@ -192,6 +197,7 @@ class Poller:
         self._give_up_overdue(now)
         self._extend(now)
         self._settle_and_claim(now)
+        self._failures.write(self._client, now)
         self._look_after_suspect(now)
         self._meter.note_in_flight(self, sum(each.open_count for each in self._claims))
         if not self._is_over():
@@ -235,7 +241,8 @@ class Poller:
         self._stop_by = min(self._stop_by, now + self._grace)
         if now >= self._stop_by and self._jobs:
             calls = counted(len(self._jobs), "call", "calls")
-            warn("%s did not finish within grace (%g s): the messages go back", calls, self._grace)
+            said = "%s did not finish within grace (%s s): the messages go back"
+            warn(said, calls, f"{self._grace:g}")
             self._jobs.clear()
             for in_flight in self._claims:
                 in_flight.give_up()
@@ -248,6 +255,7 @@ class Poller:
 
     def _give_up_overdue(self, now: float) -> None:
         for job, messages, reason in self._executor.give_up(now):
+            warn("%s: %s", name_of(self._hooks.of, messages), reason)
             verdict = Retry(reason=reason)
             job.claim.note(messages, verdict)
             self._hooks.after(messages, verdict, verdict)
@@ -292,27 +300,12 @@ class Poller:
         if settles:
             for in_flight in news:
                 if in_flight is not done or not looks:
-                    self._tell_of(in_flight.settle(self._client), now)
+                    in_flight.settle(self._client, self._failures.note)
             self._claims = {in_flight for in_flight in self._claims if not in_flight.is_over}
             self._settle_at = clock.now() + SETTLE_EVERY
             self._acks_alone = False
         if looks:
             self._claim(wanted, done)
-
-    def _tell_of(self, failed: list[int], now: float) -> None:
-        """Log the next delivery of a message that failed; of one message a second, because each
-        needs a query.
-        """
-        if not failed or now < self._tell_at:
-            return
-        self._tell_at = now + _TELL_EVERY
-        found = self._client.outcome(self._stream, self._consumer, failed[0])
-        if found.state == "dead":
-            said = f"dead-lettered after {counted(found.deliver_count, 'delivery', 'deliveries')}"
-        else:
-            said = f"will be redelivered {'now' if found.due_at is None else f'at {found.due_at}'}"
-        of = f"{self._stream!r}, {self._consumer!r}"
-        warn("%s: message %s %s", of, failed[0], said)
 
     def _look_after_suspect(self, now: float) -> None:
         """Begin the suspected claim when no other claim is left; resume when it is settled."""
@@ -417,6 +410,7 @@ class Poller:
         times += [self._look_at] if wanted > 0 else []
         times += [timeout] if (timeout := self._executor.next_timeout()) is not None else []
         times += [self._stop_by] if self._jobs else []
+        times += [self._failures.due_at]
         wait = self._options.wait
         if wait is not None and self._is_dry and not self._claims:
             times.append(self._idle_since + wait.total_seconds())

@@ -21,7 +21,7 @@ from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.forks import OfThisProcess, after_fork
 from spark_pgqueue.printable import summary
-from spark_pgqueue.worker.attempts import Attempt, name_of
+from spark_pgqueue.worker.attempts import Attempt, name_of, timed_out
 from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.signals import stopped_by_signals
 from spark_pgqueue.worker.verdicts import Outcome, Retry, Verdict, plain
@@ -104,12 +104,13 @@ class Child:
             how = self._reap(has_died=True)
             if self._is_interrupted:
                 self._is_interrupted = False
-                outcome = Retry(reason=f"timed out after {self._timeout}")
+                outcome = timed_out(self._attempt.of, messages, self._timeout)
             else:
                 outcome = Retry(reason=f"the worker process crashed: {how}")
                 warn("%s: %s", name_of(self._attempt.of, messages), outcome.reason)
             return outcome, outcome
         except Exception as error:  # no process could be started
+            warn("%s: %s", name_of(self._attempt.of, messages), error)
             time.sleep(_PAUSE)
             outcome = Retry(reason=summary(error))
             return outcome, outcome

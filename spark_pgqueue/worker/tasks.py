@@ -24,12 +24,13 @@ from spark_pgqueue.worker.attempts import (
     kept,
     lost,
     set_again,
+    timed_out,
 )
 from spark_pgqueue.worker.executor import Executor
 from spark_pgqueue.worker.health import Pulse
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot, next_call
 from spark_pgqueue.worker.options import Options
-from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, of_result
+from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, of_result
 
 _BEAT_EVERY = 1.0  # seconds
 
@@ -155,7 +156,7 @@ class Tasks(Executor):
             return of_result(result, messages), result
         except TimeoutError as error:
             if time.expired():
-                return Retry(reason=f"timed out after {options.timeout}"), error
+                return timed_out(self._of, messages, options.timeout), error
             return failed(self._of, messages, error), error
         except BaseException as error:
             if self._is_over:  # cancelled, and returned

@@ -53,6 +53,8 @@ class Verdict(Exception):
 class Retry(Verdict):
     """The message has failed: it is redelivered, or dead-lettered, by the consumer's settings.
 
+    The log has the traceback of an error that `raise Retry(...) from error` names.
+
         >>> def bill(message):
         ...     raise spark_pgqueue.Retry("no answer", delay=timedelta(minutes=1))
         >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
@@ -61,7 +63,7 @@ class Retry(Verdict):
         2
 
     Args:
-        reason: stored as the last error of the message.
+        reason: stored as the last error of the message; by default the error after `from`.
         delay: the time until the next delivery; None for the consumer's backoff. Where that is
             constant without a base, it is exponential, from 1 s up to backoff_cap.
         messages: for a batch, the messages that have failed; None for the whole batch.
@@ -86,6 +88,9 @@ class Retry(Verdict):
 class Reject(Verdict):
     """The message can never be handled: it is dead-lettered at once.
 
+    The log has the traceback of an error that `raise Reject(...) from error` names, and the details
+    have it as "error".
+
         >>> def bill(message):
         ...     raise spark_pgqueue.Reject("no such customer", details={"customer": message.key})
         >>> spark_pgqueue.Consumer(url, "orders", "billing").run(bill, wait=timedelta(0))
@@ -94,7 +99,7 @@ class Reject(Verdict):
         2
 
     Args:
-        reason: a short reason.
+        reason: a short reason; by default "rejected".
         details: further details: a value that JSON can hold.
         messages: for a batch, the messages to dead-letter; None for the whole batch.
     """
@@ -197,8 +202,20 @@ def of_error(error: BaseException) -> Verdict:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, Retry | Reject | Defer):
-        return error
+        return error if error.__cause__ is None else _with_cause(error)
     return Retry(reason=summary(error))
+
+
+def _with_cause(verdict: Verdict) -> Verdict:
+    """A verdict that also stores what this one was raised from."""
+    made, cause = plain(verdict), verdict.__cause__
+    assert isinstance(made, Verdict)
+    made.__cause__ = cause
+    if cause is not None and isinstance(made, Retry) and made.reason is None:
+        made.reason = summary(cause)
+    elif cause is not None and isinstance(made, Reject) and isinstance(made.details, dict | None):
+        made.details = {"error": summary(cause), **(made.details or {})}
+    return made
 
 
 def trace(error: BaseException) -> str:

@@ -90,6 +90,8 @@ language plpgsql stable as $$
 declare
     v_setting record;
     v_text    text := p_value #>> '{}';
+    -- Postgres reads a number without a unit as seconds, and the user may mean another unit
+    v_bare    boolean := v_text ~ E'^[-+.\\d\\s]*$';
     v_allowed boolean := false;
 begin
     select * into v_setting from _pgqueue.settings() s where s.of_what = p_of_what and s.name = p_name;
@@ -101,8 +103,7 @@ begin
                 when 'boolean'  then v_text::boolean is not null
                 when 'integer'  then v_text::int between v_setting.low::int and v_setting.high::int
                 when 'number'   then v_text::float8 between v_setting.low::float8 and v_setting.high::float8
-                -- Postgres reads a number without a unit as seconds, and the user may mean another unit
-                when 'interval' then v_text !~ E'^[-+.\\d\\s]*$'
+                when 'interval' then not v_bare
                     and v_text::interval between v_setting.low::interval and v_setting.high::interval
                 when 'text'     then v_text = any (v_setting.choices)
                 else _pgqueue.on_setting(v_setting.type, v_text) end;
@@ -111,10 +112,13 @@ begin
         null;
     end;
     if not v_allowed then
-        raise exception 'p_settings: % must be null (default: %) or %, not %',
+        raise exception 'p_settings: % must be null (default: %) or %, %',
                         p_name, coalesce(v_setting.default_value, 'none'),
                         _pgqueue.allowed_values(v_setting.type, v_setting.low, v_setting.high, v_setting.choices,
-                                         v_setting.no_value), left(p_value::text, 100)
+                                         v_setting.no_value),
+                        'not ' || left(p_value::text, 100)
+                        || case when v_setting.type = 'interval' and v_bare
+                             then ', which has no unit: write 500 ms, 30 s or 5 minutes' else '' end
             using errcode = 'PQ003', column = 'p_settings';
     end if;
 end $$;

@@ -64,15 +64,19 @@ begin
         if p_if_not_exists and v_group.partitions = p_partitions then
             return v_group.consumer_id;
         elsif v_group.partitions <> p_partitions then
-            raise exception 'group % of stream % already exists, with % partitions, not %: the number cannot change, '
+            raise exception 'group % of stream % already exists, with %, not %: the number cannot change, '
                             'because keys would move to other partitions',
-                            quote_literal(p_group), quote_literal(p_stream), v_group.partitions, p_partitions
+                            quote_literal(p_group), quote_literal(p_stream),
+                            _pgqueue.counted(v_group.partitions, 'partition'), p_partitions
                 using errcode = 'PQ006', column = 'p_partitions',
                       hint = 'Pass that number, or create a new group and drop this one when it has caught up.';
         end if;
         raise exception '% % of stream % already exists',
             case when v_group.partitions is null then 'a consumer that is not a group,' else 'group' end,
-            quote_literal(p_group), quote_literal(p_stream) using errcode = 'PQ006';
+            quote_literal(p_group), quote_literal(p_stream)
+            using errcode = 'PQ006', column = 'p_if_not_exists', hint = case
+                when v_group.partitions is null then 'Use another name.'
+                else 'Set p_if_not_exists to use it as it is.' end;
     end if;
     v_group.consumer_id := pgqueue.create_consumer(p_stream, p_group, p_start, 'key');
     update pgqueue.consumers set partitions = p_partitions where consumer_id = v_group.consumer_id;  -- lock: settings

@@ -76,6 +76,7 @@ declare
     v_columns  text := (select string_agg(name, ', ') from _pgqueue.settings() where of_what = 'consumer');
     v_regex    text;
     v_found    record;
+    v_is_same  boolean;
     v_seen     record;
     v_cursor   pgqueue.consumer_cursors;
 begin
@@ -108,15 +109,18 @@ begin
         select c.consumer_id, c.ordering, f.topic, f.condition::text as condition into v_found
         from pgqueue.consumers c left join pgqueue.consumer_filters f using (consumer_id)
         where c.stream_id = v_stream.stream_id and c.name = p_name;
-        if p_if_not_exists and (v_found.ordering, v_found.topic, v_found.condition)
-                               is not distinct from (p_ordering, p_topic, p_where::text) then
+        v_is_same := (v_found.ordering, v_found.topic, v_found.condition)
+                     is not distinct from (p_ordering, p_topic, p_where::text);
+        if p_if_not_exists and v_is_same then
             return v_found.consumer_id;
         end if;
         raise exception 'consumer % of stream % already exists, with ordering %',
             quote_literal(p_name), quote_literal(p_stream),
             concat_ws(', ', v_found.ordering, 'topic ' || quote_literal(v_found.topic),
                       'where ' || quote_literal(v_found.condition))
-            using errcode = 'PQ006';
+            using errcode = 'PQ006', column = 'p_if_not_exists', hint = case when v_is_same
+                then 'Set p_if_not_exists to use it as it is; to change its settings, use alter_consumer.'
+                else 'The ordering and the filter of a consumer cannot change: use another name.' end;
     end if;
     -- a statement after the one that locks the stream's row, because create_schedule locks this row too
     update pgqueue.consumers set scheduled = true  -- lock: settings

@@ -54,7 +54,9 @@ begin
             return v_stream.stream_id;
         end if;
         raise exception 'stream % already exists, with kind %', quote_literal(p_name), v_stream.kind
-            using errcode = 'PQ006';
+            using errcode = 'PQ006', column = 'p_if_not_exists', hint = case when v_stream.kind = p_kind
+                then 'Set p_if_not_exists to use it as it is; to change its settings, use alter_stream.'
+                else 'The kind of a stream cannot change: use another name.' end;
     end if;
     perform _pgqueue.set_stream(v_stream.stream_id, p_settings);
     perform _pgqueue.await('the table messages', 'select 0 from _pgqueue.make_tables($1::int, $2 ->> 0)',

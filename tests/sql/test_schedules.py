@@ -362,7 +362,7 @@ def test_a_schedule_is_replaced_only_when_told_and_keeps_its_times(conn: Conn) -
     consumer(conn)
     first = schedule(conn)
     again = refused(conn, "create_schedule", "s", "h", p_every="1 hour", p_data="y")
-    assert again == ("PQ006", None)
+    assert again == ("PQ006", "p_replace")
     assert schedule(conn, p_data="y", p_replace=True) == first
     value(conn, "pause_schedule", "s", "h")
     assert schedule(conn, p_data="z", p_replace=True) == first

@@ -118,6 +118,7 @@ def test_the_next_claim_goes_by_the_new_visibility_timeout_and_an_open_one_by_it
     assert settings_of(conn) == {}
 
 
+UNIT = ", which has no unit: write 500 ms, 30 s or 5 minutes"
 NO_SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"max_deliver_cuont": 5}, ["'max_deliver_cuont'", "Did you mean max_deliver_count?"]),
     ({"max_attempts": 5}, ["Did you mean max_deliver_count?"]),
@@ -125,8 +126,9 @@ NO_SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"retries": 5}, ["Did you mean max_deliver_count?"]),
     ({"vt": 5}, ["Did you mean visibility_timeout?"]),
     ({"zzz": 1}, ["'zzz'", "Available: ", "visibility_timeout"]),
-    ({"visibility_timeout": 30}, ["visibility_timeout", "longer than 0", "not 30"]),
-    ({"visibility_timeout": "30"}, ['not "30"']),
+    ({"visibility_timeout": 30}, ["visibility_timeout", "longer than 0", "not 30", UNIT]),
+    ({"visibility_timeout": "30"}, ['not "30"', UNIT]),
+    ({"keep_history": "1.5"}, ['not "1.5"', UNIT]),
     ({"visibility_timeout": "11 years"}, ["up to 10 years", "11 years"]),
     ({"visibility_timeout": "0 s"}, ["visibility_timeout must be null (default: "]),
     ({"visibility_timeout": "soon"}, ['not "soon"']),
@@ -151,6 +153,7 @@ def test_what_is_no_setting_or_no_value_of_it_is_refused_and_nothing_changes(con
             text = f"{caught.value.diag.message_primary} {caught.value.diag.message_hint}"
             for part in says:
                 assert part in text
+            assert ("unit" in text) == (UNIT in says), settings
         assert rows(conn, "select * from pgqueue.consumers") == before, settings
 
 

@@ -477,7 +477,7 @@ def test_a_hook_runs_or_its_error_is_logged_or_it_is_refused(queue, url, way, ca
         for function in REFUSED:
             with pytest.raises(PgQueueError, match=f"^{name} must be a function whose body runs"):
                 work(url, handler, **{name: function}, **options)
-        with pytest.raises(PgQueueError, match=f"^the {name} .* is called with "):
+        with pytest.raises(PgQueueError, match=f"^the {name} .* must accept "):
             work(url, handler, **{name: lambda a, b, c: None}, **options)
     queue.send("s", "good")
     # what comes back is judged at one place; and the hooks of processes run where threads' do
@@ -573,8 +573,10 @@ def test_the_handler_of_a_group_runs_or_its_error_ends_the_run(queue, url, work)
     for handler in giving(lambda given: Retry("no")):
         with pytest.raises(Retry):
             work(url, handler)
-    with pytest.raises(PgQueueError, match=r"the handler .* is called with a list of messages and"):
+    with pytest.raises(PgQueueError, match=r"the handler .* must accept two arguments, the list"):
         work(url, lambda messages: None)
+    with pytest.raises(PgQueueError, match="as its first argument and the connection as"):
+        work(url, lambda connection, messages: None)
     assert not ran
     assert work(url, body) == 1, "no message was passed over"
     assert len(ran) == 1

@@ -84,7 +84,7 @@ def test_schedules(queue, run):
     (schedule,) = queue.schedules("s")
     assert schedule.next_at == datetime.fromisoformat(at)
     assert (schedule.name, schedule.key, schedule.time_zone) == ("nightly", "k", "Europe/Berlin")
-    assert "p_replace" not in run(*create, "@daily", code=1)
+    assert run(*create, "@daily", code=1).endswith("\nhint: To change it, pass --replace.\n")
     run(*create, "@daily", "--replace")
     run("schedule", "create", "s", "often", "--data", "y", "--every", "90 s")
     run("schedule", "pause", "s", "often")
@@ -112,7 +112,9 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(queue, run):
         ("rejected", 1),
         ("no such user", 2),
     ]
-    assert run("dead", "show", "s", "c", "--seq", "1") == "1\tk\ta\\tb\tno such user\t\t1\n"
+    shown = run("dead", "show", "s", "c", "--seq", "1")
+    assert shown == '1\tk\ta\\tb\tno such user\t\t1\t{"line": 7}\n'
+    assert run("dead", "show", "s", "c", "--seq", "2") == "2\t\tc\trejected\t\t1\n"
     (shown,) = run("dead", "show", "s", "c", "--json", "--reason", "rejected").splitlines()
     assert json.loads(shown).items() >= {"seq": 2, "data": "c", "deliver_count": 1}.items()
     assert run("dead", "redrive", "s", "c", "--reason", "no such user", "--max", "1") == (
@@ -307,6 +309,10 @@ def test_send_and_receive(run, queue):
     assert run("receive", "s", "c") == ""
     queue.send("s", "later", deliver_at=datetime.now(UTC) + timedelta(seconds=0.5))
     assert run("receive", "s", "c", "--wait", "20s").endswith("\tlater\n")
+    run("send", "s", "--data", "much later", "--delay", "1h")
+    run("send", "s", "--lines", "--delay", "60 minutes", stdin=b"a\nb\n")
+    due = [queue.outcome("s", "c", seq).due_at - datetime.now(UTC) for seq in (5, 6, 7)]
+    assert all(timedelta(minutes=59) < each < timedelta(minutes=61) for each in due)
 
 
 def test_send_creates_a_stream_where_it_is_told_to(run, queue):
@@ -628,6 +634,14 @@ ERRORS = [
 def test_hints_are_commands_of_this_program(run, queue):
     assert "pgqueue stream create 'no pe'" in run("send", "no pe", "--data", "x", code=1)
     assert "pgqueue consumer create 's' 'nope'" in run("receive", "s", "nope", code=1)
+    for words, instead in (
+        ("stream create s", "; to change its settings, use pgqueue stream set."),
+        ("consumer create s c", "; to change its settings, use pgqueue consumer set."),
+        ("group create s g", "."),
+    ):
+        run(words, "--if-not-exists")
+        hint = run(words, code=1).splitlines()[1]
+        assert hint == f"hint: Pass --if-not-exists to use it as it is{instead}"
     assert "leave --consumer away" in run("send", "s", "--data", "x", "--consumer", "e", code=1)
 
 
@@ -678,7 +692,7 @@ def test_errors_are_one_line_and_a_hint(run, queue, url):
 
 
 NONSENSE = [
-    "stream create x --kind xml",
+    "stream create x --kind xml | for '--kind': 'xml' is not one of 'text', 'json', 'binary'.",
     "consumer create s x --ordering fifo",
     "consumer create s x --start yesterday | and not earliest, latest, 'seq N' or an OFFSET",
     "consumer create s x max_deliver_count",
@@ -686,6 +700,8 @@ NONSENSE = [
     "send s --data x --lines",
     "send s --data x --priority high",
     "send s --data x --deliver-at tomorrow",
+    "send s --data x --delay 5 | '5' is not 0, nor a duration with a unit",
+    "send s --data x --delay 5s --deliver-at 2030-01-31 | give --delay or --deliver-at",
     "send s --data x --header novalue",
     "receive s c --max 0",
     "receive s c --visibility-timeout 0s",
@@ -693,7 +709,12 @@ NONSENSE = [
     "ack 0",
     "nack 1 --seq x",
     "nack 1 --delay -1s",
-    "nack 1 --delay 5 | '5' is not a duration longer than 0 with a unit",
+    "nack 1 --delay 5 | '5' is not 0, nor a duration with a unit: 500ms, 30s or '5 minutes'",
+    "work a:b s c --wait 5 | '5' is not 0, nor a duration with a unit",
+    "work a:b s c --timeout 0 | '0' is not a duration longer than 0 with a unit: 500ms, 30s or",
+    "work a:b s c --concurrency zero | Invalid value for '--concurrency': 'zero'",
+    "work a:b s c --concurrency 0",
+    "ack 1 --seq one | Invalid value for '--seq': 'one'",
     "stats --watch --interval 0",
     "maintain --staged-age day",
     "nonsense",

@@ -114,7 +114,7 @@ REFUSED = [
     ("s", ["x"], {"headers": [{"h": "x" * 70_000}]}, "PQ003", "at most 65536 bytes"),
     ("small", ["x", "four"], {}, "PQ004", "at most 3 bytes, not 4"),
     ("s", [b"x"], {}, "PQ004", "a message of stream 's' (text) must have text as data"),
-    ("j", ["1", "{"], {}, "PQ004", "of 1 bytes, is not valid JSON"),
+    ("j", ["1", "{"], {}, "PQ004", "of 1 byte, is not valid JSON"),
     ("b", ["x"], {}, "PQ004", "a message of stream 'b' (binary) must have bytes as data"),
 ]
 
@@ -527,6 +527,11 @@ BAD = [
     (("drop_stream", "nope"), "unknown stream 'nope'"),
     (("create_consumer", "s", "x", ("start", datetime(2026, 1, 1))), "start must have a time zone"),
     (("create_consumer", "s", "x", ("start", 7)), "start must be a str"),
+    (
+        ("create_schedule", "s", "x", "y", ("every", "1 parsec")),
+        "every must be an interval with a unit: 500 ms, 30 s or 5 minutes, not '1 parsec'",
+    ),
+    (("schedule_times", ("every", "soon")), "every must be an interval with a unit"),
     (("create_consumer", "s", "x", ("settings", 5)), "settings must be a dict, not int"),
     (("create_consumer", "s", "x", ("where", "$.data >")), "where must be a jsonpath "),
     (("seek", "s", "c", datetime(2026, 1, 1)), "to must have a time zone"),
@@ -605,6 +610,14 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(queue):
         assert expected in caught.value.message, (method, *arguments)
         assert not re.search(r"\bp_", caught.value.message)
     assert (len(queue.streams()), queue.consumers(), queue.stats()) == before
+
+
+def test_the_hint_for_a_name_in_use_has_the_arguments_of_python(queue):
+    with pytest.raises(PgQueueError, match=r"Hint: Set if_not_exists .*, use alter_consumer\."):
+        queue.create_consumer("s", "c")
+    queue.create_schedule("s", "daily", "x", cron="@daily")
+    with pytest.raises(PgQueueError, match=r"Hint: To change it, set replace\."):
+        queue.create_schedule("s", "daily", "x", cron="@daily")
 
 
 def test_data_of_the_wrong_kind_says_what_fits(queue):

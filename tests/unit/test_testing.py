@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import psycopg
 import pytest
@@ -80,6 +82,24 @@ def test_a_handler_gets_all_messages_in_order_and_each_outcome_is_shown(
     }
     assert [each.data for each in tester.sent("orders")] == sent
     assert tester.client.outcome("orders", "billing", 1).result == "done"
+
+
+def test_what_is_not_there_is_an_error(pgqueue: QueueTester) -> None:
+    for stream, consumer, sqlstate in (("no", "c", "PQ001"), ("orders", "no", "PQ002")):
+        with pytest.raises(PgQueueError, match=sqlstate):
+            pgqueue.outcomes(stream, consumer)
+    assert pgqueue.outcomes("orders", "billing") == {}
+
+
+def test_a_function_without_the_decorator_needs_a_stream_and_a_consumer(
+    pgqueue: QueueTester,
+) -> None:
+    hint = r"or pass drain the function with its stream and consumer$"
+    for function in (len, partial(len), json):
+        with pytest.raises(PgQueueError, match=hint):
+            pgqueue.drain(function)
+    with pytest.raises(PgQueueError, match=hint):
+        pgqueue.drain(len, "orders")
 
 
 def test_what_is_due_later_comes_when_time_has_passed(tester: QueueTester) -> None:

@@ -1,7 +1,9 @@
 """What the worker logs of errors: all of it, without passwords, and of a bounded length."""
 
 import ast
+import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import spark_pgqueue
-from spark_pgqueue import Consumer
+from spark_pgqueue import Consumer, Reject, Retry
 from spark_pgqueue.command_line import cli
+from spark_pgqueue.worker import failure_log
 from spark_pgqueue.worker.verdicts import of_error, trace
 from tests.unit.test_worker import each_way, either
 
@@ -88,6 +91,114 @@ def test_no_password_of_an_error_is_logged(
     dead = queue.dead_letters("s", "c")
     assert sum(each.messages for each in dead) == len(ERRORS)
     assert "s3cret" not in str(dead)
+
+
+def dead_lettered(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return sorted(
+        said.removeprefix("'s', 'c': message ")
+        for said in caplog.messages
+        if "dead-lettered after" in said
+    )
+
+
+def test_each_dead_letter_has_a_line(
+    queue: Any, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(message: Any) -> None:
+        raise ValueError("no")
+
+    queue.alter_consumer("s", "c", {"max_deliver_count": 2, "backoff_base": "0 s"})
+    queue.send_batch("s", ["x"] * 5)
+    Consumer(url, "s", "c").run(handle, wait=timedelta(0))
+    assert dead_lettered(caplog) == [
+        f"{seq} dead-lettered after 2 deliveries" for seq in range(1, 6)
+    ]
+
+
+def test_each_dead_letter_of_a_batch_has_a_line(
+    queue: Any, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(messages: Any) -> None:
+        kind = Reject if messages[0].seq == 1 else Retry
+        raise kind("no", messages=messages[1:])
+
+    queue.send_batch("s", ["x"] * 6)
+    Consumer(url, "s", "c").run(handle, wait=timedelta(0), batch=3)
+    assert dead_lettered(caplog) == [
+        f"{seq} dead-lettered after 1 delivery" for seq in (2, 3, 5, 6)
+    ]
+
+
+def test_lines_about_failures_are_few_and_count_the_others(
+    queue: Any, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(message: Any) -> None:
+        raise Retry("no", delay=timedelta(hours=1))
+
+    monkeypatch.setattr(failure_log, "MOST", 3)
+    queue.alter_consumer("s", "c", {"max_deliver_count": 2})
+    queue.send_batch("s", ["x"] * 20)
+    Consumer(url, "s", "c").run(handle, wait=timedelta(0), concurrency=20)
+    said = [each for each in caplog.messages if "to be retried" not in each]
+    assert re.fullmatch("'s', 'c': message [0-9]+ will be redelivered at .*", said[0])
+    counted = re.findall("([0-9]+) (?:other|more) messages? failed", "\n".join(said))
+    firsts = sum("will be redelivered" in each for each in said)
+    assert firsts + sum(map(int, counted)) == 20
+    assert len(said) < 6
+
+
+@pytest.mark.parametrize("way", ["thread", "task", "process"])
+def test_a_call_that_is_timed_out_has_a_line(
+    queue: Any, url: str, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    async def wait(message: Any) -> None:
+        await asyncio.sleep(20)
+
+    queue.send("s", "x")
+    handle = wait if way == "task" else _sleep
+    options: Any = {"processes": 1} if way == "process" else {}
+    Consumer(url, "s", "c").run(
+        handle, wait=timedelta(0), timeout=timedelta(seconds=0.2), grace=timedelta(0), **options
+    )
+    assert caplog.messages[0] == "'s', 'c': message 1 (delivery 1): timed out after 0:00:00.200000"
+    assert dead_lettered(caplog) == ["1 dead-lettered after 1 delivery"]
+
+
+@pytest.mark.parametrize("processes", [None, 1])
+def test_the_cause_of_a_verdict_is_logged_and_stored(
+    queue: Any, url: str, caplog: pytest.LogCaptureFixture, processes: int | None
+) -> None:
+    queue.send_batch("s", ["reject", "details", "list", "retry"])
+    Consumer(url, "s", "c").run(_judge, wait=timedelta(0), processes=processes)
+    dead = {each.seq: (each.reason, each.error, each.details) for each in queue.read_dead("s", "c")}
+    cause = "ValueError: no number"
+    assert dead == {
+        1: ("bad input", None, {"error": cause}),
+        2: ("bad input", None, {"order": 13, "error": cause}),
+        3: ("bad input", None, [13]),
+        4: ("max deliveries", cause, None),
+    }
+    if processes is None:  # the others log to standard error
+        lines = [each for each in caplog.messages if "delivery 1" in each]
+        for said in ["rejected: bad input"] * 3 + ["to be retried: " + cause]:
+            line = lines.pop(0)
+            assert said in line
+            assert "Traceback (most recent" in line
+            assert line.endswith(cause)
+
+
+def _judge(message: Any) -> None:
+    details = {"details": {"order": 13}, "list": [13]}.get(message.data)
+    try:
+        raise ValueError("no number")
+    except ValueError as error:
+        if message.data == "retry":
+            raise Retry from error
+        raise Reject("bad input", details=details) from error
+
+
+def _sleep(message: Any) -> None:
+    time.sleep(20)
 
 
 def test_an_error_without_a_text_is_a_failure_as_any_other(queue: Any, url: str) -> None:

@@ -63,8 +63,8 @@ def dead_show(
 ) -> None:
     """Print dead letters with their payloads.
 
-    A line has seq, key and data as `receive` prints them, then reason, error and deliver_count;
-    --json has everything.
+    A line has seq, key and data as `receive` prints them, then reason, error, deliver_count, and
+    the details as JSON, if there are any; --json has everything.
     """
     with connect(url) as queue:
         messages = queue.read_dead(stream, consumer, seq, reason=reason, before=before)

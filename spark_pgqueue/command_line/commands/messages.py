@@ -63,6 +63,9 @@ def send(
     deliver_at: Annotated[
         datetime | None, at("Not before (ISO 8601; local unless it has a zone).")
     ] = None,
+    delay: Annotated[
+        timedelta | None, lasting("Not before this delay has passed.", parser=delay)
+    ] = None,
     expires_at: Annotated[datetime | None, at("From then on it is not delivered.")] = None,
     consumer: Consumers = None,
     dedup_key: Annotated[
@@ -83,9 +86,12 @@ def send(
         raise typer.BadParameter("--lines reads standard input: omit --data")
     if lines and dedup_key is not None:
         raise typer.BadParameter("--dedup-key is for a single message: omit --lines")
+    if delay is not None and deliver_at is not None:
+        raise typer.BadParameter("give --delay or --deliver-at, not both")
     headers = dict(header) if header else None
     publish = {
         "priority": priority,
+        "delay": delay,
         "deliver_at": deliver_at,
         "consumers": consumer,
         "expires_at": expires_at,
