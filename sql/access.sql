@@ -82,7 +82,7 @@ language sql immutable as $$
         -- only called by the functions above
         ('{_pgqueue.view_unfinished, _pgqueue.shown_claims, _pgqueue.count_claims, _pgqueue.count_taken}', null,
          '{probe, loop}'),
-        ('{_pgqueue.often_failed}', null, '{plan, probe, loop}'),
+        ('{_pgqueue.error_of_most}', null, '{plan, probe, loop}'),
         ('{_pgqueue.view_dead, _pgqueue.check_keys}', null, '{probe}'),
         ('{_pgqueue.delete_entries}', null, '{plan, probe}'),
         ('{_pgqueue.delete_duplicates, _pgqueue.unfinished_by_key}', null, '{plan, probe, loop}'),

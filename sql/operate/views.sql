@@ -40,11 +40,11 @@ language sql immutable strict parallel safe rows 10 as $$
     select generate_series(lower(g), upper(g) - 1) from unnest(p_seqs) g
 $$;
 
--- The number of unfinished messages of a consumer, by state; the first one that could be delivered now; and the number
--- of dead letters.
+-- The number of unfinished messages of a consumer, by state; the first one that could be delivered now; how many were
+-- delivered ten times or more; and the number of dead letters.
 create or replace function _pgqueue.count_taken(p_consumer_id int, out oldest bigint, out unfiltered bigint,
                                                 out ready bigint, out delayed bigint, out waiting bigint,
-                                                out claimed bigint, out dead bigint)
+                                                out claimed bigint, out often bigint, out dead bigint)
 language sql stable as $$
     select min(first_seq) filter (where state in ('unfiltered', 'ready', 'delayed') and not later),
            coalesce(sum(message_count) filter (where state = 'unfiltered'), 0),
@@ -52,10 +52,17 @@ language sql stable as $$
            coalesce(sum(message_count) filter (where state = 'delayed'), 0),
            coalesce(sum(message_count) filter (where state = 'waiting'), 0),
            coalesce(sum(message_count) filter (where state = 'claimed'), 0),
+           coalesce(sum(message_count) filter (where deliver_count >= 10), 0),
            (select coalesce(sum(message_count), 0) from pgqueue.dead_messages where consumer_id = p_consumer_id)
-    from (select message_count, first_seq, _pgqueue.shown_state(state, not_visible_until) as state,
+    from (select message_count, first_seq, deliver_count, _pgqueue.shown_state(state, not_visible_until) as state,
                  not_visible_until > clock_timestamp() is true as later
           from _pgqueue.unfinished(p_consumer_id)) m
+$$;
+
+-- The last error of the message of a consumer that was delivered most often.
+create or replace function _pgqueue.error_of_most(p_consumer_id int) returns text
+language sql stable as $$
+    select m.note ->> 'error' from _pgqueue.unfinished(p_consumer_id) m order by m.deliver_count desc limit 1
 $$;
 
 -- The number of live claims of a consumer, how many of their leases have ended, when the first lease ends, and when the
@@ -141,7 +148,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                when 'failing' then
                    case when d.died > 0 then format('%s dead-lettered in the last hour, the last: %s', d.died, d.reason)
                         else format('%s delivered ten times or more: %s',
-                                    o.often, coalesce(o.error, 'no reason given')) end
+                                    r.often, coalesce(_pgqueue.error_of_most(c.consumer_id), 'no reason given')) end
                when 'dead_letters' then format('%s dead letter%s, none from the last hour', r.dead,
                                                case r.dead when 1 then '' else 's' end)
                when 'ok' then format('backlog %s, %s claimed', b.said, r.claimed)
@@ -190,7 +197,6 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
               where consumer_id = c.consumer_id and r.dead > 0
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
-    cross join lateral _pgqueue.often_failed(c.consumer_id) o  -- these may become dead letters only after hours
     cross join lateral (
         select case when w.o_estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog
                       or not w.o_estimated and t.backlog >= c.max_backlog then 'full'
@@ -199,7 +205,7 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                     when (t.oldest_at is not null or r.ready + l.expired > 0) and l.claims = l.expired
                          and (a.since > clock_timestamp() - interval '1 minute') is not true then 'unattended'
                     when l.stuck > 0 then 'stuck'
-                    when d.died > 0 or o.often > 0 then 'failing'
+                    when d.died > 0 or r.often > 0 then 'failing'  -- long before it is a dead letter
                     when r.dead > 0 then 'dead_letters'
                     else 'ok' end as status offset 0) h
 $query$); end $view$;

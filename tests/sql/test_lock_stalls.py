@@ -201,7 +201,7 @@ def test_what_a_hung_transaction_keeps_from_a_consumer_names_its_session(
         ):
             conn.execute("set lock_timeout to 300")
             with pytest.raises(psycopg.Error, match=re.escape(f"held by {name}")):
-                value(conn, *args)
+                value(conn, str(args[0]), *args[1:])
         hung.execute("rollback")
     conn.execute("reset lock_timeout")
     (explained,) = call(conn, "explain_message", "s", "c", sent[-1])

@@ -109,16 +109,20 @@ def test_every_face_shows_the_same_word(
             assert " stuck" in CliRunner().invoke(app, [*command, "--url", url]).stdout, command
 
 
-def test_messages_that_fail_often_are_looked_for_only_where_no_limit_ends_them(
+def test_the_error_of_a_message_that_fails_often_is_looked_for_only_if_there_is_one(
     queue: Client, conn: psycopg.Connection
 ) -> None:
-    """By a function that reads all runs: with a limit, statistics do not pay for it."""
+    """By a function that reads all bundles."""
     queue.create_stream("s")
-    queue.create_consumer("s", "c")
+    queue.create_consumer("s", "c", settings={"backoff": "constant"})
+    queue.send("s", "x")
     conn.execute("set track_functions = 'all'")
-    for limit, expected in ((25, []), ("never", [(1,)])):
-        queue.alter_consumer("s", "c", {"max_deliver_count": limit})
+    for often, expected in ((False, []), (True, [(1,)])):
+        for _ in range(10 if often else 1):
+            claim = queue.receive("s", "c")
+            assert claim is not None
+            claim.nack()
         conn.execute("select * from pgqueue.consumer_stats").fetchall()
         conn.execute("select pg_stat_force_next_flush()")
-        calls = "select calls from pg_stat_user_functions where funcname = 'often_failed'"
-        assert conn.execute(calls).fetchall() == expected, limit
+        calls = "select calls from pg_stat_user_functions where funcname = 'error_of_most'"
+        assert conn.execute(calls).fetchall() == expected

@@ -67,16 +67,6 @@ language sql stable rows 10 as $$
     group by m.claim_id, m.owner, m.reader, m.claimed_at, m.lease_until, m.claim_count
 $$;
 
--- The number of messages of a consumer that were delivered ten times or more, and the last error of the one that was
--- delivered most often.
-create or replace function _pgqueue.often_failed(p_consumer_id int, out often bigint, out error text)
-language sql stable as $$
-    select coalesce(sum(m.message_count), 0), (array_agg(m.note ->> 'error' order by m.deliver_count desc))[1]
-    from pgqueue.consumer_messages m
-    where m.consumer_id = p_consumer_id
-      and m.deliver_count >= 10 - (m.token is not null)::int  -- without the delivery of a claim
-$$;
-
 -- The bundles that keep a key from being assigned, by number: assigned with it, or claimed; and whether such a claim
 -- holds all keys.
 create or replace function _pgqueue.users_of(p_consumer_id int, p_key bigint)
