@@ -168,7 +168,7 @@ def test_a_consumer_is_dropped_beside_an_open_sender(
 
 
 def test_what_a_hung_transaction_keeps_from_a_consumer_names_its_session(
-    url: str, conn: Conn
+    url: str, conn: Conn, new_role: Callable[..., str]
 ) -> None:
     """By whatever an operator asks, and in the log of the claim that gets nothing."""
     value(conn, "create_consumer", "s", "c", p_ordering="key")
@@ -183,6 +183,10 @@ def test_what_a_hung_transaction_keeps_from_a_consumer_names_its_session(
         conn.add_notice_handler(lambda notice: warned.append(str(notice.message_primary)))
         clock_of = "select because from pgqueue.consumer_health"
         assert f"; the consumer is locked by {name}, in a transaction since " in one(conn, clock_of)
+        with connection.connect(new_role("observer")) as observer:
+            assert f"; the consumer is locked by process {hung.info.backend_pid} (" in one(
+                observer, clock_of
+            )
         (explained,) = call(conn, "explain_message", "s", "c", sent[-1])
         assert f"; the consumer is locked by {name}, in a transaction since " in explained.because
         assert call(conn, "receive", "s", "c", 2) == []
