@@ -21,7 +21,7 @@ class Health(NamedTuple):
     Attributes:
         is_live: False if its thread or its event loop hangs: only a restart helps. An unavailable
             Postgres, a slow handler and a slow start leave it True.
-        is_ready: whether it claims messages: it is connected, the schema has the package's version,
+        is_ready: whether it claims messages: it is connected, the schema fits the package,
             and it was not stopped.
         status: `working`, or why the worker is not ready or hangs, as text.
     """

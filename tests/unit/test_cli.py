@@ -129,7 +129,7 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(queue, run):
 def test_retry_ends_delays(queue, run):
     queue.send("s", "a")
     queue.receive("s", "c").nack(delay=timedelta(hours=1))
-    assert run("retry", "s", "c") == "1 message due now\n"
+    assert run("retry", "s", "c") == "1 delay ended\n"
     claim = queue.receive("s", "c")
     run("consumer", "set", "s", "c", "backoff_base=1h")
     run("nack", str(claim.claim_id), "--delay", "0")

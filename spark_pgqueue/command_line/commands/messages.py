@@ -243,7 +243,7 @@ def retry(
     """Deliver failed messages now, without their delays, for example after an outage."""
     with connect(url) as queue:
         count = queue.retry(stream, consumer, seq)
-    said = f"{count_of(count)} due now"
+    said = f"{count_of(count, 'delay')} ended"
     report(as_json, said, stream=stream, consumer=consumer, retried=count)
 
 
