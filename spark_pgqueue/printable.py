@@ -129,6 +129,11 @@ def warn(
         logging.getLogger(logger).log(level, message, *shown, stacklevel=2)
 
 
+def counted(count: int | None, one: str, many: str) -> str:
+    """A number with its noun: `1 call`, `2 calls`."""
+    return f"{count or 0} {one if count == 1 else many}"
+
+
 def for_json(value: Any) -> Any:
     """A value for `json.dumps`, of a type that JSON lacks: base64 of bytes, seconds, or text."""
     if isinstance(value, bytes):

@@ -24,7 +24,7 @@ from spark_pgqueue.postgres.errors import (
     translated,
 )
 from spark_pgqueue.postgres.owners import Look
-from spark_pgqueue.printable import warn
+from spark_pgqueue.printable import counted, warn
 
 # The logger has the package's name, because users filter by it.
 
@@ -157,7 +157,8 @@ def _run(conn: psycopg.Connection, name: str, without: frozenset[str] = frozense
                     or "end idle transactions, or stop workers and queries, and try again",
                     sqlstate=error.sqlstate,
                 ) from None
-            warn("%s; trying again, up to %s times", said, left, logger="spark_pgqueue.schema")
+            tries = counted(left, "time", "times")
+            warn("%s; trying again, up to %s", said, tries, logger="spark_pgqueue.schema")
             time.sleep(PAUSE)
 
 

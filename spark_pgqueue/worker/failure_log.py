@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from spark_pgqueue.worker.log import counted, warn
+from spark_pgqueue.printable import counted
+from spark_pgqueue.worker.log import warn
 
 if TYPE_CHECKING:
     from spark_pgqueue.client.client import Client

@@ -22,13 +22,14 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_worth_a_retry
 from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.postgres.wake_event import WakeEvent
+from spark_pgqueue.printable import counted
 from spark_pgqueue.worker.attempts import Hooks, name_of
 from spark_pgqueue.worker.executor import Executor
 from spark_pgqueue.worker.failure_log import FailureLog
 from spark_pgqueue.worker.health import STARTING, Pulse
 from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import Job, JobQueue
-from spark_pgqueue.worker.log import counted, warn
+from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.meter import Meter
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.verdicts import DeliveryState, Retry

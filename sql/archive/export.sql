@@ -167,8 +167,8 @@ begin
     select coalesce(sum(_pgqueue.cardinality(p.seqs)), 0) as messages, max(p.published_at) as newest_at
     into v_published from _pgqueue.publications_in(v_segment) p;
     if v_stored.messages <> v_published.messages then
-        raise exception 'the files contain % messages, but segment % contains %', v_stored.messages, v_segment.segment,
-                        v_published.messages
+        raise exception 'the files contain %, but segment % contains %',
+                        _pgqueue.counted(v_stored.messages::bigint, 'message'), v_segment.segment, v_published.messages
             using errcode = 'PQ008', hint = 'Nothing was recorded. The next attempt writes the segment again.';
     end if;
     insert into pgqueue.archive_segments (stream_id, segment, lo, hi, attempt, uri, folder, incarnation, files,

@@ -75,6 +75,12 @@ end $$;
 create or replace function _pgqueue.any_of(p_values text[]) returns text
 language sql immutable as $$ select regexp_replace(array_to_string(p_values, ', '), ', ([^,]*)$', E' or \\1') $$;
 
+-- A number with its noun: 1 message, 2 messages. Null for null.
+create or replace function _pgqueue.counted(p_count bigint, p_noun text) returns text
+language sql immutable parallel safe as $$
+    select p_count || ' ' || p_noun || case p_count when 1 then '' else 's' end
+$$;
+
 -- Raises PQ003 unless a word is one of some words.
 create or replace function _pgqueue.check_choice(p_argument text, p_value text, p_choices text[]) returns void
 language plpgsql immutable as $$
@@ -148,8 +154,8 @@ end $$;
 create or replace function _pgqueue.refuse_size(p_stream pgqueue.streams, p_bytes int) returns text
 language plpgsql as $$
 begin
-    raise exception 'a message of stream % must have at most % bytes, not %', _pgqueue.error_name(p_stream),
-                    p_stream.max_bytes, p_bytes
+    raise exception 'a message of stream % must have at most %, not %', _pgqueue.error_name(p_stream),
+                    _pgqueue.counted(p_stream.max_bytes, 'byte'), p_bytes
         using errcode = 'PQ004', column = case p_stream.kind when 'binary' then 'p_data_bytes' else 'p_data' end,
               hint = 'Send a reference to the payload, or raise max_bytes of the stream with alter_stream.';
 end $$;
@@ -204,8 +210,9 @@ begin
     end if;
 exception when invalid_text_representation or untranslatable_character or statement_too_complex
                or numeric_value_out_of_range or program_limit_exceeded then  -- (the last two: limits of jsonb)
-    raise exception 'a message of stream % (json), of % bytes, is not valid JSON%', _pgqueue.error_name(p_stream),
-                    octet_length(p_data), case sqlstate when '54001' then ': it is nested too deeply' else '' end
+    raise exception 'a message of stream % (json), of %, is not valid JSON%', _pgqueue.error_name(p_stream),
+                    _pgqueue.counted(octet_length(p_data), 'byte'),
+                    case sqlstate when '54001' then ': it is nested too deeply' else '' end
         using errcode = 'PQ004', column = 'p_data', detail = sqlerrm;
 end $$;
 

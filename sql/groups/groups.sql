@@ -64,9 +64,10 @@ begin
         if p_if_not_exists and v_group.partitions = p_partitions then
             return v_group.consumer_id;
         elsif v_group.partitions <> p_partitions then
-            raise exception 'group % of stream % already exists, with % partitions, not %: the number cannot change, '
+            raise exception 'group % of stream % already exists, with %, not %: the number cannot change, '
                             'because keys would move to other partitions',
-                            quote_literal(p_group), quote_literal(p_stream), v_group.partitions, p_partitions
+                            quote_literal(p_group), quote_literal(p_stream),
+                            _pgqueue.counted(v_group.partitions, 'partition'), p_partitions
                 using errcode = 'PQ006', column = 'p_partitions',
                       hint = 'Pass that number, or create a new group and drop this one when it has caught up.';
         end if;

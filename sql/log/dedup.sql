@@ -99,8 +99,9 @@ begin
                                 'select pgqueue.alter_stream(%s, ''{"dedup_window": "1 day"}'').',
                                 _pgqueue.error_name(p_stream));
     elsif array_ndims(p_dedup_keys) > 1 or cardinality(p_dedup_keys) <> p_count then
-        raise exception 'p_dedup_keys must have one element per message: % messages, % dedup keys', p_count,
-                        cardinality(p_dedup_keys) using errcode = 'PQ003', column = 'p_dedup_keys';
+        raise exception 'p_dedup_keys must have one element per message: %, %',
+                        _pgqueue.counted(p_count, 'message'), _pgqueue.counted(cardinality(p_dedup_keys), 'dedup key')
+            using errcode = 'PQ003', column = 'p_dedup_keys';
     elsif v_bytes is not null then
         raise exception 'p_dedup_key of each message must be null or 1 to % bytes, not %', _pgqueue.max_key_bytes(),
                         v_bytes

@@ -30,10 +30,11 @@ begin
     v_from := _pgqueue.stream(p_stream);
     v_to := _pgqueue.stream(p_to_stream);
     if not _pgqueue.takes_all(v_from, v_to) then
-        raise exception 'p_to_stream must be a stream of kind % that accepts % bytes, and % of headers, as stream % '
+        raise exception 'p_to_stream must be a stream of kind % that accepts %, and % of headers, as stream % '
                         'does, '
                         'with no schema or a part of its schema; not %',
-            v_from.kind, v_from.max_bytes, v_from.max_header_bytes, quote_literal(p_stream), quote_literal(p_to_stream)
+            v_from.kind, _pgqueue.counted(v_from.max_bytes, 'byte'), v_from.max_header_bytes, quote_literal(p_stream),
+            quote_literal(p_to_stream)
             using errcode = 'PQ003', column = 'p_to_stream';
     end if;
     if exists (with recursive reached as (

@@ -1,11 +1,5 @@
 -- Explaining: the state of a message and its reason, and the backlog of keys.
 
--- A number of messages, as text.
-create or replace function _pgqueue.messages_of(p_count bigint) returns text
-language sql immutable parallel safe as $$
-    select case p_count when 1 then '1 message' else p_count || ' messages' end
-$$;
-
 -- A number of deliveries, as text.
 create or replace function _pgqueue.deliveries_of(p_count int) returns text
 language sql immutable parallel safe as $$
@@ -23,7 +17,7 @@ begin
                                                             where reader = p_found.reader),
                                                            'of reader ' || p_found.reader) end,
                   date_trunc('second', p_found.claimed_at), p_found.claim_id,
-                  _pgqueue.messages_of(p_found.claim_count),
+                  _pgqueue.counted(p_found.claim_count, 'message'),
                   case when p_found.lease_until <= clock_timestamp()
                        then '; the lease has expired: the next claim that needs messages takes them over' end);
 end $$;
@@ -109,11 +103,11 @@ begin
                                    case when p_found.not_visible_until <= clock_timestamp() then ', which has passed: '
                                         'the next claim that finds too few ready messages delivers it' end, v_history)
         when 'waiting' then coalesce('behind ' || v_behind, 'its key is free: the next claim delivers it') || v_history
-        else format('ready, with %s ahead of it%s%s', _pgqueue.messages_of(
+        else format('ready, with %s ahead of it%s%s', _pgqueue.counted(
                         (select coalesce(sum(message_count), 0)::bigint from _pgqueue.unfinished(p_consumer.consumer_id)
                          where state = 'ready'
                            and (lane, place, first_seq) < (p_found.lane, p_found.place, p_found.first_seq))
-                        + _pgqueue.cardinality(_pgqueue.below(p_found.seqs, p_seq))),
+                        + _pgqueue.cardinality(_pgqueue.below(p_found.seqs, p_seq)), 'message'),
                     '; but blocked behind ' || v_behind, v_history) end;
 end $$;
 
@@ -141,8 +135,8 @@ begin
                          'the next claim delivers it'
                     when p_publication.publication_id = v_cursor.next_publication
                     then 'the next claim that finds too few ready messages delivers it'
-                    else format('up to %s publications are ahead of it',
-                                p_publication.publication_id - v_cursor.next_publication) end;
+                    else format('up to %s ahead of it', _pgqueue.counted(
+                                p_publication.publication_id - v_cursor.next_publication, 'publication')) end;
         o_until := case when p_publication.deliver_at > clock_timestamp() then p_publication.deliver_at end;
     elsif p_consumer.filtered
         and _pgqueue.passing(p_consumer, int8multirange(int8range(p_seq, p_seq, '[]'))) = '{}' then

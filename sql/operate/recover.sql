@@ -100,8 +100,8 @@ begin
                where _pgqueue.meets(o.seqs, v_missing));
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);  -- skip() does nothing while another session has it
     while _pgqueue.skip(p_consumer, v_missing, coalesce(v_upto, 1)) loop end loop;
-    raise warning 'consumer % of stream % skips % messages that are not stored',
-        quote_literal(p_consumer.name), quote_literal(p_consumer.stream_name), _pgqueue.cardinality(v_missing);
+    raise warning 'consumer % of stream % skips % that the stream does not store', quote_literal(p_consumer.name),
+        quote_literal(p_consumer.stream_name), _pgqueue.counted(_pgqueue.cardinality(v_missing), 'message');
 end $$;
 
 -- The installation records the server once, and recover() afterwards. Columns that version 1 did not have are filled

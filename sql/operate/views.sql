@@ -133,10 +133,10 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
            t.oldest_at, l.oldest_claim_at, w.o_estimated as estimated,
            l.stuck, h.status,
            case h.status
-               when 'full' then format('%s messages are waiting, and max_backlog is %s: %s', b.said, c.max_backlog,
+               when 'full' then format('%s waiting, and max_backlog is %s: %s', b.messages, c.max_backlog,
                                        case c.on_full when 'reject' then 'sends are rejected'
                                             else 'the oldest are dropped' end)
-               when 'paused' then format('paused, with %s messages waiting', b.said)
+               when 'paused' then format('paused, with %s waiting', b.messages)
                when 'unattended' then format('%s%s, %s, %s', b.about,
                                              case when t.new + r.ready = 0 and t.oldest_at is not null
                                                   then 'delayed messages are due'
@@ -149,7 +149,8 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                    case when d.died > 0 then format('%s dead-lettered in the last hour, the last: %s', d.died, d.reason)
                         else format('%s delivered ten times or more: %s',
                                     o.often, coalesce(o.error, 'no reason given')) end
-               when 'dead_letters' then format('%s dead letters, none from the last hour', r.dead)
+               when 'dead_letters' then format('%s dead letter%s, none from the last hour', r.dead,
+                                               case r.dead when 1 then '' else 's' end)
                when 'ok' then format('%s waiting, %s claimed', b.said, r.claimed)
                else '' end
            || case when l.stuck = 0 then ''
@@ -173,7 +174,9 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
         select n.new, n.new + r.ready + r.delayed + r.waiting as backlog,
                least(_pgqueue.oldest_new(c.consumer_id), _pgqueue.sent_at(c.stream_id, r.oldest)) as oldest_at
         from (select w.o_count + r.unfiltered as new) n offset 0) t    -- offset 0: computed once, not at each use
-    cross join lateral (select a.about, a.about || t.backlog as said
+    cross join lateral (select a.about, a.about || t.backlog as said,
+                               format('%s%s message%s', a.about, t.backlog, case t.backlog when 1 then '' else 's' end)
+                                   as messages
                         from (select case when w.o_estimated then '~' else '' end as about) a) b
     cross join lateral (
         -- claims that find messages check leases about once a second, and record when to check next

@@ -235,8 +235,11 @@ begin
     v_gone := v_gone * _pgqueue.unread_from(p_from)
               - (_pgqueue.unread_from(p_to) - _pgqueue.cut_between(p_from, p_to));
     if v_gone <> '{}' then
-        raise exception 'retention has overtaken %: % publications of stream % were trimmed before they were read',
-                        p_argument, _pgqueue.cardinality(v_gone), quote_literal(p_stream.name)
+        raise exception 'retention has overtaken %: % of stream % trimmed before % read',
+                        p_argument, _pgqueue.counted(_pgqueue.cardinality(v_gone), 'publication'),
+                        quote_literal(p_stream.name)
+                        || case _pgqueue.cardinality(v_gone) when 1 then ' was' else ' were' end,
+                        case _pgqueue.cardinality(v_gone) when 1 then 'it was' else 'they were' end
             using errcode = 'PQ010', column = p_argument,
                   hint = case when not p_from.in_archive
                                    and v_gone <@ (_pgqueue.trimmed(p_stream.stream_id)).o_archive

@@ -159,8 +159,9 @@ begin
              when not v_same then 'was published before'
              when v_last.message_count = p_new.message_count
                  then 'was published with other messages than it has now'
-             else format('was published with %s %s, and has %s now', v_last.message_count,
-                         case p_new.target when '' then 'messages' else 'rows' end, p_new.message_count) end
+             else format('was published with %s, and has %s now', _pgqueue.counted(
+                         v_last.message_count, case p_new.target when '' then 'message' else 'row' end),
+                         p_new.message_count) end
         || case when v_same then ''
                 else format(': that was to %s, and this is to %s', _pgqueue.target_name(v_last),
                             _pgqueue.target_name(p_new)) end

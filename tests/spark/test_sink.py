@@ -286,7 +286,7 @@ def test_a_restored_checkpoint_does_not_make_the_sink_drop_new_rows(queue: Queue
     shutil.copytree(kept, queue.checkpoint())
     message = fails(copy("c", "4", "5"))
     assert "PQ010" in message
-    assert "was published with 1 messages, and has 3 now" in message
+    assert "was published with 1 message, and has 3 now" in message
     assert queue.sent("out") == ["1", "2", "3"]
 
 

@@ -75,7 +75,7 @@ def test_new_says_what_is_taken_first(conn: Conn, opened: Session) -> None:
     first, second = send(conn), send(conn)
     assert "the next claim" in said(conn, first)[1]
     assert said(conn, second) == ("new", said(conn, second)[1])
-    assert said(conn, second)[1].endswith("up to 1 publications are ahead of it")
+    assert said(conn, second)[1].endswith("up to 1 publication ahead of it")
     later = now(conn) + timedelta(hours=1)
     delayed = send(conn, p_deliver_at=later)
     assert explain(conn, delayed).until == later

@@ -277,7 +277,9 @@ def test_a_message_that_is_not_written_cannot_be_staged(conn: Conn, stream: int)
     (seqs,) = value(conn, "reserve", stream, 2)
     insert = f"insert into pgqueue.messages_{stream} (seq, data) values (%s, 'x')"
     conn.execute(insert.encode(), [seqs.lower])
-    with pytest.raises(psycopg.Error, match="has 2 numbers, but 1") as caught:
+    with pytest.raises(
+        psycopg.Error, match="has 2 numbers, but messages are written for 1"
+    ) as caught:
         value(conn, "stage", "sink", 0, stream, Multirange([seqs]))
     conn.execute("rollback")
     assert caught.value.sqlstate == "PQ003"

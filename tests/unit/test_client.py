@@ -111,7 +111,7 @@ REFUSED = [
     ("s", ["x"], {"headers": [{"h": "x" * 70_000}]}, "PQ003", "at most 65536 bytes"),
     ("small", ["x", "four"], {}, "PQ004", "at most 3 bytes, not 4"),
     ("s", [b"x"], {}, "PQ004", "a message of stream 's' (text) must have text as data"),
-    ("j", ["1", "{"], {}, "PQ004", "of 1 bytes, is not valid JSON"),
+    ("j", ["1", "{"], {}, "PQ004", "of 1 byte, is not valid JSON"),
     ("b", ["x"], {}, "PQ004", "a message of stream 'b' (binary) must have bytes as data"),
 ]
 

@@ -54,8 +54,8 @@ begin
     else
         return;
     end if;
-    raise warning '% messages for consumer % of stream % are no longer stored, and were dead-lettered',
-        v_claim.message_count, quote_literal(p_consumer), quote_literal(p_stream);
+    raise warning 'dead-lettered % for consumer % of stream %, no longer stored',
+        _pgqueue.counted(v_claim.message_count, 'message'), quote_literal(p_consumer), quote_literal(p_stream);
     perform _pgqueue.settle(v_claim.claim_id, null, true, 'not stored', null);
     perform _pgqueue.wake(v_claim.stream_id);  -- sessions that wait can claim the next messages
 end $$;

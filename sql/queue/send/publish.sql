@@ -155,7 +155,8 @@ begin
     if not v_fit then
         perform _pgqueue.refuse_written(p_stream, p_seqs);
     elsif v_written <> _pgqueue.cardinality(p_seqs) then
-        raise exception 'p_seqs has % numbers, but % messages are written', _pgqueue.cardinality(p_seqs), v_written
+        raise exception 'p_seqs has %, but messages are written for %',
+                        _pgqueue.counted(_pgqueue.cardinality(p_seqs), 'number'), v_written
             using errcode = 'PQ003', column = 'p_seqs', hint = 'Write a message for each number first.';
     end if;
     return v_digest;

@@ -101,10 +101,12 @@ begin
     if cardinality(p_keys) <> v_count or cardinality(p_headers) <> v_count or cardinality(p_data_bytes) <> v_count
        or cardinality(p_dedup_keys) <> v_count then
         raise exception 'p_keys, p_headers, p_data_bytes and p_dedup_keys must have one element per message or be '
-                        'null: '
-                        '% messages, % keys, % headers, % bytes, % dedup keys',
-            v_count, coalesce(cardinality(p_keys)::text, 'no'), coalesce(cardinality(p_headers)::text, 'no'),
-            coalesce(cardinality(p_data_bytes)::text, 'no'), coalesce(cardinality(p_dedup_keys)::text, 'no')
+                        'null: %, %, %, %, %',
+            _pgqueue.counted(v_count, 'message'),
+            coalesce(_pgqueue.counted(cardinality(p_keys), 'key'), 'no keys'),
+            coalesce(_pgqueue.counted(cardinality(p_headers), 'header'), 'no headers'),
+            coalesce(_pgqueue.counted(cardinality(p_data_bytes), 'binary payload'), 'no binary payloads'),
+            coalesce(_pgqueue.counted(cardinality(p_dedup_keys), 'dedup key'), 'no dedup keys')
             using errcode = 'PQ003', column = 'p_keys, p_headers, p_data_bytes, p_dedup_keys';
     end if;
     if v_count = 0 then
