@@ -72,7 +72,8 @@ language sql immutable as $$
         ('{alter_consumer, drop_consumer, retry}', '{admin}', '{probe, loop}'),
         ('{pause, resume}', '{admin}', null),
         -- schedules
-        ('{create_schedule, drop_schedule, pause_schedule, resume_schedule, schedule_times}', '{admin}', null),
+        ('{create_schedule, drop_schedule, pause_schedule, resume_schedule, schedule_times,
+            as_interval}', '{admin}', null),
         -- housekeeping
         ('{maintain, maintain_all, recover}', '{admin}', null),
         ('{is_restored, numbers_behind}', '{observer, admin}', null),

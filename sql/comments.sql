@@ -121,6 +121,7 @@ drop_schedule: Deletes a schedule; its messages remain.
 pause_schedule: Pauses a schedule: it sends nothing until it is resumed.
 resume_schedule: Resumes a paused schedule at its next time; times during the pause are skipped.
 schedule_times: Returns the next times of a cron expression or an interval, without a schedule.
+as_interval: An interval from text; an error about the text names the argument.
 send_captured: Publishes the rows that a trigger captured, in their order.
 was_truncated: Returns whether this session's last message to a stream is the truncate of a captured table, in this
     transaction.

@@ -262,7 +262,7 @@ _KINDS: dict[str, tuple[Check | None, bool, str]] = {
             "clock_timestamp() + %s::interval",
             "send.delay send_batch.delay publish_written.delay",
         ),
-        (interval, True, "%s::interval", "every"),
+        (interval, True, "pgqueue.as_interval('p_every', %s::text)", "every"),
         (time, True, "%s::timestamptz", "deliver_at expires_at before after"),
         (time, True, "%s::timestamptz", "create_schedule.start schedule_times.start"),
         (time, False, "%s::timestamptz", "until"),

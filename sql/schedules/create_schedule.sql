@@ -134,3 +134,14 @@ do $view$ begin perform _pgqueue.make_view('stream_schedules', $query$
            h.key, h.data, h.data_bytes, h.headers, h.priority, h.consumers, h.start_at, h.created_at
     from pgqueue.schedules h join pgqueue.streams s using (stream_id)
 $query$); end $view$;
+
+-- An interval from text; an error about the text names the argument. Postgres's own error names no argument. Errors:
+-- PQ003.
+create or replace function pgqueue.as_interval(p_argument text, p_text text) returns interval
+language plpgsql stable as $$
+begin
+    return p_text::interval;
+exception when data_exception then
+    raise exception '% must be an interval with a unit: 500 ms, 30 s or 5 minutes, not %', p_argument,
+                    quote_literal(left(p_text, 100)) using errcode = 'PQ003', column = p_argument;
+end $$;

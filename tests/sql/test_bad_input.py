@@ -521,6 +521,9 @@ CASES: list[Case] = [
     ),
     ("check_timeout('option t', null)", "PQ003", ["option t must be an interval", "null"]),
     ("check_timeout('option t', '-1 s')", "PQ003", ["option t must be an interval", "'-00:00:01'"]),
+    *((f"as_interval('p_every', '{text}')", "PQ003", ["p_every must be an interval with a unit: 500 ms, 30 s or 5 minutes, not '", text]) for text in (
+        "1 parsec", "soon", "", "999999999999 days",
+    )),
     ("as_jsonpath('p_where', '$[')", "PQ003", ["p_where must be a jsonpath", "'$['"]),
     ("revive_messages('txn:a', -1, '[]')", "PQ003", ["p_batch", "not 'txn:a' and -1"]),
     ("unstage('s', -1, '{}')", "PQ003", ["p_batch must be 0 to 1000000000000"]),

@@ -79,6 +79,7 @@ CALLS = [
     "pgqueue.alter_stream('s', jsonb_build_object('schema', repeat('array<', {n})))",
     "pgqueue.alter_stream('s', jsonb_build_object(repeat('dedup_window', {n}), 1))",
     "pgqueue.receive_where('s', 'c', ('$.\"' || repeat('\\\"', {n}) || '\"')::jsonpath)",
+    "pgqueue.as_interval('p_every', repeat('1 day ', {n}))",
     "pgqueue.as_jsonpath('p_where', repeat('$.**', {n}))",
     "pgqueue.set_archive('s', 's3://' || repeat('a@', {n}))",
     "_pgqueue.as_jsonb('[' || repeat('1e200000,', {n}) || '1]')",

@@ -46,7 +46,7 @@ CALLED_BY = {
         export_slices export_ranges end_export export_leftovers forget_leftover bind unbind
         test_topic create_consumer alter_consumer drop_consumer seek replay retry cancel
         postpone pause resume create_schedule drop_schedule pause_schedule resume_schedule
-        schedule_times maintain maintain_all recover
+        schedule_times as_interval maintain maintain_all recover
     """,
     "observer admin": """
         explain_message failures key_stats consumer_position scan_claimed is_restored

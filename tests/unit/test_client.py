@@ -506,6 +506,11 @@ BAD = [
     (("drop_stream", "nope"), "unknown stream 'nope'"),
     (("create_consumer", "s", "x", ("start", datetime(2026, 1, 1))), "start must have a time zone"),
     (("create_consumer", "s", "x", ("start", 7)), "start must be a str"),
+    (
+        ("create_schedule", "s", "x", "y", ("every", "1 parsec")),
+        "every must be an interval with a unit: 500 ms, 30 s or 5 minutes, not '1 parsec'",
+    ),
+    (("schedule_times", ("every", "soon")), "every must be an interval with a unit"),
     (("create_consumer", "s", "x", ("settings", 5)), "settings must be a dict, not int"),
     (("create_consumer", "s", "x", ("where", "$.data >")), "where must be a jsonpath "),
     (("seek", "s", "c", datetime(2026, 1, 1)), "to must have a time zone"),
