@@ -40,7 +40,9 @@ In a shell: `pgqueue --help`. The examples in docstrings find a stream "orders" 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -83,6 +85,9 @@ __all__ = [
     "supervised",
     "watch",
 ]
+
+if not TYPE_CHECKING and not sys.modules.get("pyspark") and find_spec("pyspark") is None:
+    __all__.remove("offsets")  # `import *` imports each name, and this one requires PySpark
 
 # Imported on first use: Spark's processes import this package for every micro-batch, and need none
 # of these modules.

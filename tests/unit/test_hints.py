@@ -87,6 +87,17 @@ def test_hints_of_python() -> None:
     assert error.value.hint == "did you mean concurrency?"
 
 
+def test_a_setting_as_an_argument_gets_its_place() -> None:
+    create: Any = partial(Client.__new__(Client).create_consumer, "s", "c")
+    for name in ("fair", "max_deliver_count", "max_attempts"):
+        with pytest.raises(TypeError) as error:
+            create(**{name: 5})
+        assert 'settings={"NAME": VALUE}' in error.value.__notes__[-1], name
+    with pytest.raises(TypeError) as error:
+        create(filter="$.data")
+    assert error.value.__notes__ == ["hint: did you mean where?"]
+
+
 def interfaces() -> dict[str, tuple[list[str], Callable[[str], str]]]:
     """The names of options by interface, and what each says of an unknown one."""
     found: dict[str, tuple[list[str], Callable[[str], str]]] = {}

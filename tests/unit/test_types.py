@@ -65,3 +65,13 @@ def test_each_exported_name_is_listed_and_exists():
     assert set(spark_pgqueue.__all__) <= set(dir(spark_pgqueue))
     for name in spark_pgqueue.__all__:
         assert getattr(spark_pgqueue, name) is not None, name
+
+
+def test_all_names_are_imported_also_without_pyspark():
+    code = """
+import sys
+sys.modules["pyspark"] = None
+from spark_pgqueue import *
+assert Consumer and watch and not "offsets" in globals()
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

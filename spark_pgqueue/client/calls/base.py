@@ -21,11 +21,14 @@ T = TypeVar("T")
 
 
 def note_meant(error: TypeError, method: Callable[..., Any], named: Iterable[str]) -> None:
-    """Add the hint for an argument that has another name in other software."""
+    """Add the hint for an argument that has another name in other software, or is a setting."""
     known = inspect.signature(method).parameters
-    for name in named:
-        if name not in known and (hint := nearest.meant(name, known)):
+    for name in [each for each in named if each not in known]:
+        hint = nearest.meant(name, known) or ""
+        if hint:
             error.add_note(f"hint: {hint}")
+        if "settings" in known and not hint.startswith("did you mean"):
+            error.add_note('hint: a setting is passed as settings={"NAME": VALUE}')
 
 
 def _hinted(method: Callable[..., Any]) -> Callable[..., Any]:
