@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -318,8 +319,9 @@ def test_what_retention_took_fails_the_query_unless_told_otherwise(
     first = query.log[0]
     query.log.append((query.start, query.latest()))
     forget_old_messages(queue)
+    gone = "(1 publication of stream 's' was|2 publications of stream 's' were) trimmed before"
     for ask in (query.latest, lambda: query.rows(*first), lambda: query.rows(*query.log[-1])):
-        with pytest.raises(PgQueueError, match=r"\d publications of stream 's' were") as error:
+        with pytest.raises(PgQueueError, match=gone) as error:
             ask()
         assert error.value.sqlstate == "PQ010"
         assert "the checkpoint" in error.value.message
@@ -328,7 +330,7 @@ def test_what_retention_took_fails_the_query_unless_told_otherwise(
     assert query.rows(*first) == []
     assert query.batch() == [("s", 0)], "it goes on with the first message that there is"
     assert query.batch() is None
-    assert "publications of stream 's' were trimmed" in caplog.text
+    assert re.search(gone, caplog.text)
     queue.send("s", 5, 5)
     caplog.clear()
     assert query.batch() == of("s", 5, 5)
