@@ -105,6 +105,7 @@ reader_lost: Returns how many messages of a micro-batch its reader has lost to o
 reader_others: Returns how many messages other readers of a consumer hold, and when their last lease ends.
 reader_plan: Returns the messages of a micro-batch as ranges of numbers [lo, hi), in the order of delivery.
 reader_query: Records the Spark query of a reader, and refuses a second reader of the same query.
+begin_write_of: Names the query whose batch write the current transaction makes in foreachBatch.
 is_published: Returns whether a batch of a sink, or a later one, was published.
 unstage: Deletes staged chunks of a batch that failed, with their messages.
 begin_write: Begins a write of a batch of a sink, and returns its number, which tasks pass to stage.

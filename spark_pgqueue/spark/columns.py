@@ -290,8 +290,17 @@ def _check_type(name: str, field: StructField, column: Taken) -> None:
     if not isinstance(field.dataType, column.types) or given != parts:
         raise PgQueueError(
             f"column {field.name} is {given}, but must be {column.words}",
-            hint=f"select {_HINTS['text']}" if name == "data" else f"cast {field.name}",
+            hint=_how_to_convert(name, field),
         )
+
+
+def _how_to_convert(name: str, field: StructField) -> str:
+    if name == "data":
+        return f"select {_HINTS['text']}"
+    if name == "headers" and isinstance(field.dataType, ArrayType):  # those of Kafka's source
+        pairs = f"transform({field.name}, h -> struct(h.key, string(h.value)))"
+        return f"select map_from_entries({pairs}) as headers; of headers with one key, choose one"
+    return f"cast {field.name}"
 
 
 def _check_together(

@@ -33,6 +33,7 @@ begin
     alter index pgqueue.late_entries_pkey rename to new_capacities_pkey;
     alter sequence pgqueue.late_entries_late_no_seq rename to new_capacities_capacity_no_seq;
     alter table pgqueue.streams rename column passed_over to unused_seqs;
+    alter table pgqueue.sink_batches add column query_id text;
     for v_table in
         select relname from pg_class
         where relnamespace = 'pgqueue'::regnamespace and relkind = 'S' and relname ~ '^room_[0-9]+$'

@@ -73,7 +73,7 @@ begin
             _pgqueue.count_named(v_one.actions),
             (select sum(hash_record_extended(row(action, seqs), 0))
              from (select action, range_agg(seqs) as seqs from unnest(v_one.actions) group by action) a),
-            null, null, '')) then
+            null, null, '', _pgqueue.writing_query())) then
             v_begun := v_begun || (v_one.consumer).consumer_id;
         end if;
     end loop;

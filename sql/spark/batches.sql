@@ -48,6 +48,7 @@ create table if not exists pgqueue.sink_batches (
     published_at  timestamptz not null default clock_timestamp(),
     done_by       text        not null default session_user,  -- the owner of the sink
     target        text        not null default '',  -- the table that its rows were written to, as SQL; '': messages
+    query_id      text,  -- of a batch write: the query that made it in foreachBatch; null: not known
     primary key (sink, stream_id, consumer_id, revived, batch, target)
 );
 
@@ -104,14 +105,53 @@ returns boolean language sql stable as $$
                      and ((stream_id = coalesce(p_stream_id, 0) and target = p_target) or _pgqueue.is_query(p_sink)))
 $$;
 
+-- Whether a batch write, or a later one, was made, and is repeated.
+--   p_new  the part of it, as begin_batch would store it
+-- Errors: PQ010 if another query made it. A query with a new checkpoint counts its batches from 0 again: to take these
+-- for repetitions would lose them.
+create or replace function _pgqueue.is_write_repeated(p_new pgqueue.sink_batches) returns boolean
+language plpgsql stable as $$
+declare
+    v_last pgqueue.sink_batches;
+begin
+    select * into v_last from pgqueue.sink_batches
+    where (sink, stream_id, target, consumer_id, revived)
+          = (p_new.sink, p_new.stream_id, p_new.target, p_new.consumer_id, p_new.revived)
+      and batch >= p_new.batch
+    order by batch limit 1;
+    if v_last.query_id <> p_new.query_id then
+        raise exception 'version % of % was published by query %, and this is query %', v_last.batch, p_new.sink,
+                        v_last.query_id, p_new.query_id
+            using errcode = 'PQ010',
+                  hint = 'A query with a new checkpoint counts its batches from 0 again, and needs another txnAppId. '
+                         'Nothing was published.';
+    end if;
+    return v_last.sink is not null;
+end $$;
+
+-- The query whose batch write this transaction makes; null: not known.
+create or replace function _pgqueue.writing_query() returns text
+language sql stable as $$ select nullif(current_setting('pgqueue.writing_query', true), '') $$;
+
+-- Names the query whose batch write the current transaction makes in foreachBatch. Then the calls that write it raise
+-- PQ010 if another query has made this write.
+create or replace function pgqueue.begin_write_of(p_query_id text) returns void
+language sql as $$ select set_config('pgqueue.writing_query', coalesce(p_query_id, ''), true) $$;
+
 -- Returns whether a batch of a sink, or a later one, was published.
 --   p_stream_id  to this stream; null: to several
 --   p_target     written to this table, with the name of open_table, and not to a stream
--- Errors: 42501 for the sink of another role.
-create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint, p_target text default '')
+--   p_query_id   the query whose batch write it is; null: not known
+-- Errors: 42501 for the sink of another role; PQ010 if another query has made this batch write.
+create or replace function pgqueue.is_published(p_sink text, p_stream_id int, p_batch bigint, p_target text default '',
+                                                p_query_id text default null)
 returns boolean language plpgsql stable as $$
 begin
     perform _pgqueue.check_sink(p_sink, true, false, p_target <> '');
+    if not _pgqueue.is_query(p_sink) then
+        return _pgqueue.is_write_repeated(row(p_sink, coalesce(p_stream_id, 0), 0, false, p_batch, null, null, null,
+                                              null, p_target, p_query_id));
+    end if;
     return _pgqueue.is_done(p_sink, p_stream_id, p_batch, p_target);
 end $$;
 
@@ -136,10 +176,7 @@ declare
     v_last pgqueue.sink_batches;
 begin
     if not _pgqueue.is_query(p_new.sink) then
-        return exists (select from pgqueue.sink_batches
-                       where (sink, stream_id, target, consumer_id, revived)
-                             = (p_new.sink, p_new.stream_id, p_new.target, p_new.consumer_id, p_new.revived)
-                         and batch >= p_new.batch);
+        return _pgqueue.is_write_repeated(p_new);
     end if;
     select b.* into v_last from pgqueue.sink_batches b
     where b.sink = p_new.sink and (b.consumer_id = 0) = (p_new.consumer_id = 0) and b.revived = p_new.revived
@@ -194,8 +231,9 @@ begin
     return case when _pgqueue.await(
         format('batch %s of sink %s', p_new.batch, p_new.sink),
         'insert into pgqueue.sink_batches '
-        '(sink, stream_id, consumer_id, revived, batch, message_count, digest, target) '
-        'select n.sink, n.stream_id, n.consumer_id, n.revived, n.batch, n.message_count, n.digest, n.target '
+        '(sink, stream_id, consumer_id, revived, batch, message_count, digest, target, query_id) '
+        'select n.sink, n.stream_id, n.consumer_id, n.revived, n.batch, n.message_count, n.digest, n.target, '
+        'n.query_id '
         'from jsonb_populate_record(null::pgqueue.sink_batches, $2) n '
         'on conflict do nothing returning 1',  -- lock: batch
         null, to_jsonb(p_new)) = '1' then true else _pgqueue.begin_batch(p_new) end;

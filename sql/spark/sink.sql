@@ -193,7 +193,7 @@ begin
     if not _pgqueue.begin_batch(row(
         p_sink, coalesce(p_stream_id, 0), 0, false, p_batch, p_rows,
         (select sum(digest) from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged)
-         having count(*) = cardinality(p_staged) and p_compare), null, null, '')) then
+         having count(*) = cardinality(p_staged) and p_compare), null, null, '', _pgqueue.writing_query())) then
         return false;
     end if;
     v_staged := array(select w from _pgqueue.staged(p_sink, p_batch, p_stream_id, p_staged) w);

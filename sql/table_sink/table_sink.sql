@@ -155,7 +155,8 @@ begin
                         coalesce(quote_literal(p_table), 'null'), coalesce(p_rows::text, 'null')
             using errcode = 'PQ003', column = 'p_table, p_rows';
     end if;
-    if not _pgqueue.begin_batch(row(p_sink, 0, 0, false, p_batch, p_rows, null, null, null, p_table)) then
+    if not _pgqueue.begin_batch(row(p_sink, 0, 0, false, p_batch, p_rows, null, null, null, p_table,
+                                     _pgqueue.writing_query())) then
         return null;
     end if;
     select * into v_write from pgqueue.table_writes where write_no = p_write_no and sink = p_sink and batch = p_batch;

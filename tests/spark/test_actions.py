@@ -69,6 +69,57 @@ def test_a_batch_is_split_into_good_and_bad_and_its_replay_changes_nothing(queue
     assert queue.sql("select lost from pgqueue.readers") == [(0,)]
 
 
+TARGETS = {
+    "stream": ("key", "data"),
+    "action": ("'ack' as action", "'in' as stream", "'c' as consumer", "seq"),
+    "table": ("data as id",),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.promise("writing: a txnAppId of another query")
+def test_a_query_with_a_new_checkpoint_and_an_old_txn_app_id_fails_and_loses_nothing(
+    queue: Queue, fails, target: str
+):
+    """Its batches have the numbers of others, and would count as repetitions of these."""
+    queue.create("in", "c")
+    queue.create("out")
+    queue.sql("create table public.bills (id text primary key)")
+    app = "first"
+    names = {"stream": "out"} if target == "stream" else {}
+    if target == "table":
+        names = {"table": "public.bills", "mergeKeys": "id"}
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        rows = batch.selectExpr(*TARGETS[target])
+        writer = rows.write.format("pgqueue").mode("append").options(url=queue.url, **names)
+        writer.options(txnAppId=app, txnVersion=str(batch_id)).save()
+
+    def written() -> int:
+        if target == "action":
+            return queue.sql("select count(*) from pgqueue.messages")[0][0] - queue.backlog(
+                "in", "c"
+            )
+        if target == "table":
+            return queue.sql("select count(*) from public.bills")[0][0]
+        return len(queue.sent("out"))
+
+    frame = queue.load("in", "c")
+    queue.send("in", 1, 3)
+    queue.collect(frame, each=write).awaitTermination()
+    queue.send("in", 4, 6)
+    assert written() == 3
+    other = queue.collect(frame, checkpoint="another", each=write)
+    message = fails(other)
+    assert "PQ010" in message
+    assert "version 0 of txn:first was published by query" in message
+    assert "needs another txnAppId" in message
+    assert queue.backlog("in", "c") == 3
+    app = "second"
+    queue.collect(frame, checkpoint="another", each=write).awaitTermination()
+    assert (written(), queue.backlog("in", "c")) == (6, 0)
+
+
 def test_a_stream_write_acts_and_sends_once_although_it_is_run_again(queue: Queue, fails):
     """Killed between the sink's commit and Spark's commit log. Rows go to the streams that they
     name; a stream that was made again is another one.

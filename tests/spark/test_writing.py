@@ -169,3 +169,16 @@ def test_what_sparks_tables_and_paths_mean(queue: Queue):
     for made in (name, name + "_3"):
         queue.spark.sql(f"drop table {made}")
     queue.spark.catalog.dropTempView(f"{name}_5")
+
+
+@pytest.mark.promise("kafka: writing, headers")
+def test_headers_as_kafkas_source_has_them_are_refused_with_what_converts_them(queue: Queue):
+    queue.create("s", "c")
+    rows = queue.spark.sql(
+        "select 'x' as data, array(named_struct('key', 'a', 'value', binary('1'))) as headers"
+    )
+    hint = (
+        refusal(rows, url=queue.url, stream="s").split("Hint: select ")[1].split(" as headers")[0]
+    )
+    queue.write(rows.withColumn("headers", F.expr(hint)), "s")
+    assert queue.sql("select headers from pgqueue.receive('s', 'c')") == [({"a": "1"},)]

@@ -97,8 +97,9 @@ class SinkOptions(Connecting):
         "a name",
         "The name of the writing application. Its writes are published once for each txnVersion "
         "and stream or table, and their actions happen once for each consumer. A write with the "
-        "last published txnVersion or a lower one writes nothing, and logs a warning. By default a "
-        "write that is repeated is published again.",
+        "last published txnVersion or a lower one writes nothing, and logs a warning; in "
+        "foreachBatch of another query or checkpoint, it fails with PQ010. By default a write that "
+        "is repeated is published again.",
         needs=("txnVersion",),
         only=BATCH,
     )

@@ -107,10 +107,10 @@ class StreamWriter:
         whether the batch is the same.
         """
         sends = self._options.action is None and "data" in self._columns
-        is_repeated = sends and skip_published and self._is_published(sink, batch)
+        is_repeated = sends and skip_published and self._is_published(sink, batch, query_id)
         staged, rows, actions = [], 0, Actions(self._options)
         streams: dict[str, TargetStream] = {}
-        table = self._table and self._table.task(sink, batch, skip_published)
+        table = self._table and self._table.task(sink, batch, query_id, skip_published)
         try:
             for rows_read in ahead(joined(batches)):
                 check_times(rows_read)
@@ -192,6 +192,8 @@ class StreamWriter:
             done = []
             refusals = self._table.refusals(table.table) if self._table and table else nullcontext()
             with refusals, statements.transaction():
+                if tasks[0].sink.startswith("txn:"):
+                    statements.row("select pgqueue.begin_write_of(%s)", [tasks[0].query_id])
                 if self._table is not None and table is not None:
                     done.append(self._table.apply(statements, table, tasks[0].sink, batch))
                 if staged:
@@ -296,10 +298,10 @@ class StreamWriter:
         check_kind(self._is_binary, target.name, target.kind)
         return target
 
-    def _is_published(self, sink: str, batch: int) -> bool:
+    def _is_published(self, sink: str, batch: int, query_id: str | None) -> bool:
         home = 0 if self._stream is None else self._stream.stream_id
-        sql = "select pgqueue.is_published($1, nullif($2, 0)::int4, $3)"
-        return self._asked(sql, sink, home, batch)[0]
+        sql = "select pgqueue.is_published($1, nullif($2, 0)::int4, $3, '', $4)"
+        return self._asked(sql, sink, home, batch, query_id)[0]
 
     def _asked(self, sql: str, *values: Any) -> tuple:
         """The row of a query, on an executor."""

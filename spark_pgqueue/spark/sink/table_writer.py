@@ -103,13 +103,13 @@ class TableWriter:
         sql = "select name, write_no from pgqueue.open_table(%s::jsonb)"
         self.name, self.write_no = statements.row(sql, [self._given])
 
-    def task(self, sink: str, batch: int, skip_written: bool) -> RowsOfTask:
+    def task(self, sink: str, batch: int, query_id: str | None, skip_written: bool) -> RowsOfTask:
         """What a task begins with, on an executor; with `skip_written`, the task stages nothing if
         the batch of the sink, or a later one, was written.
         """
         sql, values = (
-            "select pgqueue.is_published($1, null::int4, $2, $3)",
-            (sink, batch, self.name),
+            "select pgqueue.is_published($1, null::int4, $2, $3, $4)",
+            (sink, batch, self.name, query_id),
         )
         is_repeated = skip_written and asked(
             lambda cursor: call(cursor, sql, values)[0][0], self._url, self._patience
