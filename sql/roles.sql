@@ -207,6 +207,15 @@ language sql stable as $$
             and database = (select oid from pg_database where datname = current_database())) l
     join pg_stat_activity a on a.pid = l.pid
     where not has_schema_privilege(a.usesysid, 'pgqueue', 'usage')
+    union all
+    -- (as the clients judge it: spark_pgqueue/postgres/owners.py)
+    select format('other roles call no functions of %I, which owns the schema, but not the database', o.rolname),
+           format('as an administrator: create role pgqueue_owner nologin; grant pgqueue_owner to %I', o.rolname)
+    from pg_namespace n
+    join pg_roles o on o.oid = n.nspowner
+    join pg_database d on d.datname = current_database()
+    where n.nspname = 'pgqueue' and not o.rolsuper and not pg_has_role(o.oid, d.datdba, 'member')
+      and not exists (select from pg_roles r where r.rolname = 'pgqueue_owner' and pg_has_role(o.oid, r.oid, 'member'))
 $$;
 
 -- The same for all objects of an installation, except those in pgqueue.objects_before. Grants to PUBLIC are revoked

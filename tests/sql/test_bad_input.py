@@ -794,6 +794,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "end_after": "asked by PySpark 4.0, with offsets that the source was given",
         "note_captures": "goes by what it finds",
         "lock_export": "locks a number",
+        "begin_write_of": "any id: it is compared with those of earlier writes alone",
     }  # fmt: skip
     functions = conn.execute(
         "select proname, proargnames[1:pronargs] from pg_proc"

@@ -389,7 +389,8 @@ def test_all_functions_that_may_wait_are_called(conn: Conn) -> None:
         # which wait as Postgres does
         "ack", "extend", "reader_extend", "commit_offset",
         # which wait for nothing, or as others of CALLS do
-        "publish_written", "begin_write", "stage", "plan_partitions", "revive_messages", "create_roles", "listen_done",
+        "publish_written", "begin_write", "begin_write_of", "stage", "plan_partitions", "revive_messages", "create_roles",
+        "listen_done",
         # which pass over what others hold
         "unstage",
         # of a table, where the batch waits as publish_staged, and tests/sql/test_table_sink.py has the rest

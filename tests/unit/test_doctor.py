@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -129,6 +130,24 @@ def test_a_stream_whose_dedup_keys_nobody_deletes_is_warned_of(conn, url):
     assert "old dedup keys" in str(looks_at(url)["stream 's'"].advice)
     conn.execute("select pgqueue.maintain()")
     assert "stream 's'" not in looks_at(url)
+
+
+def test_an_owner_whom_other_roles_do_not_trust_is_named(empty_url):
+    owner = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    mine = make_conninfo(empty_url, user=owner)
+    with connection.connect(empty_url) as admin:
+        admin.execute(f"create role {owner} login".encode())
+        admin.execute(f"grant create on database {admin.info.dbname} to {owner}".encode())
+        with connection.connect(mine) as conn:
+            schema.install(conn)
+        check = looks_at(mine)["permissions of others"]
+        assert (check.status, f"no functions of {owner}" in check.found) == ("warn", True)
+        assert f"grant pgqueue_owner to {owner}" in str(check.advice)
+        (before,) = admin.execute("select current_user").fetchone() or ("",)
+        admin.execute(f"alter database {admin.info.dbname} owner to {owner}".encode())
+        assert "permissions of others" not in looks_at(mine)
+        admin.execute(f"alter database {admin.info.dbname} owner to {before}".encode())
+        admin.execute(f"drop owned by {owner} cascade; drop role {owner}".encode())
 
 
 @pytest.mark.parametrize(("older", "status"), [(1, "warn"), (2, "fail")])
