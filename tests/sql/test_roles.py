@@ -27,8 +27,8 @@ CALLED_BY = {
     "producer": """
         send send_batch reserve publish_written send_captured was_truncated capture release
         change_capture execute_as capture_script note_captures open_sink is_published
-        begin_write begin_write_of stage publish_staged unstage open_table open_table_write begin_table_batch
-        apply_table_batch drop_table_write
+        begin_write begin_write_of stage publish_staged unstage open_table open_table_write
+        begin_table_batch apply_table_batch drop_table_write
     """,
     "consumer": """
         claim receive receive_where ack nack defer extend is_suspected dead_letter start_waiting
