@@ -199,7 +199,6 @@ def test_waiting_ends_with_the_publication(queue, url):
     assert min(latencies) < 0.4
 
 
-@pytest.mark.previous_version
 def test_waiting_ends_with_a_delay_or_a_schedule_at_once(queue):
     """Both notify nobody: the client asks when they are due, and not each second only."""
     at = queue.send("s", "late", deliver_at=datetime.now(UTC) + 1.3 * SECOND)
