@@ -7,6 +7,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ def original(home: Path) -> Iterator[embedded.Server]:
         with connection.connect(server.url) as conn:
             schema.install(conn)
             value(conn, "create_stream", "s")
+        time.sleep(1)  # Postgres has the times of files in seconds
         yield server
 
 
