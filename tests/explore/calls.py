@@ -564,7 +564,7 @@ CALLED_BY_ANOTHER = {
 }
 WRITES_NOTHING = {
     "start_offset", "end_offset", "end_after", "read_plan", "offset_lag", "size_between",
-    "peek_at", "was_truncated", "still_publishing",
+    "peek_at", "was_truncated", "still_publishing", "begin_write_of",
 }  # fmt: skip
 OF_A_SESSION = {"start_waiting", "stop_waiting", "listen_done"}  # they write nothing, but listen
 OF_TABLES = {
