@@ -20,7 +20,6 @@ from psycopg.rows import RowFactory, tuple_row
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.client import Client, log_warnings_of
 from spark_pgqueue.client.unseen import give_back
-from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.loading import load_nearest
 from spark_pgqueue.postgres.statements import Statements, took_effect
@@ -121,7 +120,10 @@ class _Statements(Statements):
         on_loop: Callable[[Callable[[], Awaitable[Any]]], Any],
     ):
         super().__init__(
-            connection=cast("Any", connection), names=arguments.name_of, prepare=log_warnings_of
+            connection=cast("Any", connection),
+            names=arguments.name_of,
+            prepare=log_warnings_of,
+            previous=True,
         )
         self._connection = connection
         self._on_loop = on_loop
@@ -157,9 +159,6 @@ class _Statements(Statements):
             self._check(cast("Any", self._connection))
             into += self._on_loop(partial(self._rows, sql, parameters, row_factory, binary))
             return into
-
-    def _checked_version(self, conn: Any) -> int:
-        return schema.check_by(self._first_row, conn.info.dbname, previous=True)
 
     def _first_row(self, sql: LiteralString) -> tuple[Any, ...] | None:
         return next(iter(self._on_loop(partial(self._rows, sql, (), tuple_row, False))), None)

@@ -128,6 +128,8 @@ def _install(
     found: list[DryRun],
 ) -> None:
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    # as in the installation: names and definitions are written by it
+    cursor.execute("set local search_path = pg_catalog, pg_temp")
     tables = dict(cursor.execute(TABLES).fetchall())
     rows_before = {oid: count for oid, _, count in cursor.execute(ROWS)}
     before = _objects(cursor)

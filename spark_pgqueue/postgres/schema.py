@@ -192,10 +192,10 @@ def installed_version(conn: psycopg.Connection) -> int | None:
         PgQueueError: the role may not use the schema pgqueue or does not trust its owner.
     """
     with translated():
-        return _version_by(partial(_first_row, conn), owners.check(conn))
+        return _version_by(partial(first_row, conn), owners.check(conn))
 
 
-def _first_row(conn: psycopg.Connection, sql: LiteralString) -> tuple[Any, ...] | None:
+def first_row(conn: psycopg.Connection, sql: LiteralString) -> tuple[Any, ...] | None:
     # Plain rows, whatever row factory the caller's connection has.
     with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
         return cursor.execute(sql).fetchone()
@@ -311,7 +311,7 @@ def check(conn: psycopg.Connection, *, previous: bool = False) -> int:
             not trust (see `owners`); or the role sets array_nulls to off.
     """
     with translated():
-        return check_by(partial(_first_row, conn), conn.info.dbname, previous)
+        return check_by(partial(first_row, conn), conn.info.dbname, previous)
 
 
 def check_by(ask: Ask, database: str, previous: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from threading import RLock
 from typing import Any, LiteralString
@@ -14,7 +14,14 @@ from psycopg.rows import RowFactory, tuple_row
 
 from spark_pgqueue.postgres import schema
 from spark_pgqueue.postgres.connection import connect
-from spark_pgqueue.postgres.errors import Names, PgQueueError, Said, sqlstate_of, translate
+from spark_pgqueue.postgres.errors import (
+    Names,
+    PgQueueError,
+    Said,
+    sqlstate_of,
+    translate,
+    translated,
+)
 from spark_pgqueue.postgres.forks import Origin
 from spark_pgqueue.postgres.kept import keep, take
 from spark_pgqueue.postgres.loading import load_nearest
@@ -187,11 +194,12 @@ class Statements:
 
     def _check(self, conn: psycopg.Connection[Any]) -> None:
         if not self._checked:
-            self._version = self._checked_version(conn)
+            with translated():
+                self._version = schema.check_by(self._first_row, conn.info.dbname, self._previous)
             self._checked = True
 
-    def _checked_version(self, conn: psycopg.Connection[Any]) -> int:
-        return schema.check(conn, previous=self._previous)
+    def _first_row(self, sql: LiteralString) -> tuple[Any, ...] | None:
+        return schema.first_row(self.connection(), sql)
 
     def _through_upgrade(self, attempt: Callable[[], list[Any]]) -> list[Any]:
         """Repeat a statement that failed because the schema was upgraded while it ran.
@@ -217,11 +225,12 @@ class Statements:
                 return False
             if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 return False
+            with self.limited(conn), suppress(psycopg.Error):  # else the check says what is wrong
+                if self._first_row("select pgqueue.schema_version()") == (known,):
+                    return False
             self._checked = False
             with self.explained(), self.limited(conn):
                 self._check(conn)
-            if self._version == known:
-                return False
             self.disconnect()  # other plans of this session are of before, too
             return True
 

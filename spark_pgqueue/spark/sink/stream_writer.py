@@ -192,7 +192,7 @@ class StreamWriter:
             done = []
             refusals = self._table.refusals(table.table) if self._table and table else nullcontext()
             with refusals, statements.transaction():
-                if tasks[0].sink.startswith("txn:"):
+                if tasks[0].query_id is not None and tasks[0].sink.startswith("txn:"):
                     statements.row("select pgqueue.begin_write_of(%s)", [tasks[0].query_id])
                 if self._table is not None and table is not None:
                     done.append(self._table.apply(statements, table, tasks[0].sink, batch))
