@@ -18,6 +18,7 @@ from spark_pgqueue import Consumer, Reject, Retry
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.worker import failure_log
 from spark_pgqueue.worker.verdicts import of_error, trace
+from tests.processes import wait_until
 from tests.unit.test_worker import each_way, either
 
 MOMENT = timedelta(milliseconds=50)
@@ -113,6 +114,20 @@ def test_each_dead_letter_has_a_line(
     assert dead_lettered(caplog) == [
         f"{seq} dead-lettered after 2 deliveries" for seq in range(1, 6)
     ]
+
+
+def test_a_dead_letter_has_its_line_while_the_worker_runs(
+    queue: Any, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(message: Any) -> None:
+        if message.data == "bad":
+            raise ValueError("no")
+        wait_until(lambda: dead_lettered(caplog), 10)
+
+    queue.alter_consumer("s", "c", {"max_deliver_count": 1})
+    queue.send_batch("s", ["bad", "good"])
+    assert Consumer(url, "s", "c").run(handle, wait=timedelta(0), concurrency=2) == 1
+    assert dead_lettered(caplog) == ["1 dead-lettered after 1 delivery"]
 
 
 def test_each_dead_letter_of_a_batch_has_a_line(
