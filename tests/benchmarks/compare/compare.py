@@ -50,7 +50,7 @@ class Effort:
         return max(int(count * self.share), 20)
 
 
-FULL = Effort("full", rounds=3, seconds=0.6, share=1, held=20, rated=10, wakes=40)
+FULL = Effort("full", rounds=3, seconds=0.6, share=1, held=20, rated=10, wakes=200)
 QUICK = Effort("quick", rounds=1, seconds=0.2, share=0.3, held=3, rated=3, wakes=10, thorough=False)
 
 
