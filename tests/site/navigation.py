@@ -69,6 +69,7 @@ SECTIONS = {
         "Changing something": "sql/changing",
         "The Python side": "spark_pgqueue/README",
         "Tests": "tests/README",
+        "Releases, and what a host must set up": "tests/release",
     },
 }
 """The sections of the site, each with the titles of its pages and their files, without `.md`."""
