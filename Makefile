@@ -7,6 +7,8 @@
 #   make matrix  quick tests with each version of Python, PySpark and PostgreSQL
 #   make docs    the pages that are generated from the code
 #   make site    all pages as a site, with a search, in build/site
+#   make release the wheel, the sdist, the bill of materials and their sums, in dist; see
+#                tests/release.md
 #   make bench-check  the server's CPU for each operation, beside what it was at the last kept commit;
 #                     ARGS=--keep keeps it by commit, in tests/benchmarks/server_time.json
 #   make explore every interleaving of each pair of calls: hours
@@ -16,7 +18,8 @@
 #   make endure  kills of every kind beside messages through everything, counted: an hour, or
 #                ARGS="--minutes 600"; what it counts is added to tests/endure/tally.json
 .DELETE_ON_ERROR:
-.PHONY: demo quick test test-all bench bench-check explore mutants measure endure compare matrix docs site lint clean
+.PHONY: demo quick test test-all bench bench-check explore mutants measure endure compare matrix docs site release lint \
+	clean
 
 # The first of these that is 3.11 or later; or say which: make PYTHON=/path/to/python test
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -77,6 +80,9 @@ docs: .venv/dev
 site: .venv/site
 	$(BIN)/python -m tests.site $(ARGS)
 
+release: .venv/release
+	$(BIN)/python -m tests.release $(ARGS)
+
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -105,8 +111,8 @@ clean:
 		$(BIN)/pip install --quiet --editable ".[embedded]"
 	touch $@
 
-.venv/site: pyproject.toml | .venv/bin/pip
-	$(BIN)/pip install --quiet --editable ".[site]"
+.venv/site .venv/release: .venv/%: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable ".[$*]"
 	touch $@
 
 .venv/bin/pip:

@@ -20,7 +20,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from spark_pgqueue.postgres import binaries
-from tests import pages
+from tests import pages, release
 from tests.pages import blocks_of
 
 ROOT = Path(__file__).parents[1]
@@ -88,11 +88,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("folder")
-    run(
-        *(sys.executable, "-m", "hatchling", "build", "--directory", folder),
-        *("--target", "wheel", "--target", "sdist"),
-        cwd=ROOT,
-    )
+    release.build(ROOT, folder)
     return folder
 
 
@@ -295,11 +291,8 @@ def test_a_page_is_typed_in_an_environment_with_what_it_installs(
             pages.run([*programs[language], block], url, tmp_path)
 
 
-@pytest.mark.longer
-@pytest.mark.timeout(600)
-def test_an_index_can_show_what_the_package_says_of_itself(uv: Path, folder: Path, tmp_path):
-    twine = (uv, "tool", "run", "--quiet", "--python", sys.executable, "twine", "check", "--strict")
-    run(*twine, *folder.glob("spark_pgqueue-*"), cwd=tmp_path)
+def test_an_index_can_show_what_the_package_says_of_itself(built: Path):
+    release.check(built)
 
 
 @pytest.mark.longer

@@ -59,8 +59,8 @@ def as_sphinx_wants(app: Sphinx, page: str, source: list[str]) -> None:
     )
     if page == root_doc:
         source[0] += navigation.toctrees()
-    elif page == navigation.LESSONS:
-        source[0] += navigation.lessons()
+    elif page in navigation.BELOW:
+        source[0] += navigation.below(page)
 
 
 def setup(app: Sphinx) -> None:

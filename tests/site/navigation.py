@@ -67,14 +67,16 @@ SECTIONS = {
         "One receive, step by step": "sql/one-receive",
         "The rows of a consumer, step by step": "sql/rows",
         "Changing something": "sql/changing",
+        "Decisions, and what was rejected": "sql/decisions/README",
         "The Python side": "spark_pgqueue/README",
         "Tests": "tests/README",
+        "Releases, and what a host must set up": "tests/release",
     },
 }
 """The sections of the site, each with the titles of its pages and their files, without `.md`."""
 
-LESSONS = "notebooks/README"
-"""The page below which the notebooks are."""
+BELOW = {"notebooks/README": "/notebooks/*", "sql/decisions/README": "/sql/decisions/*"}
+"""Pages with pages or notebooks below them, which the sections do not name."""
 
 
 def toctrees() -> str:
@@ -87,9 +89,9 @@ def toctrees() -> str:
     )
 
 
-def lessons() -> str:
-    """The notebooks, as Sphinx wants them at the end of their page."""
-    return _toctree(["/notebooks/*"], ":glob:\n")
+def below(page: str) -> str:
+    """What is below a page, as Sphinx wants it at the end of that page."""
+    return _toctree([BELOW[page]], ":glob:\n")
 
 
 def _toctree(entries: list[str], option: str) -> str:
