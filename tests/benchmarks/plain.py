@@ -124,7 +124,7 @@ class PlainBatchReader(DataSourceReader):
 
 
 class Nothing(DataSource):
-    """Option batches: how many there are."""
+    """Options: batches, how many there are; done, a datagram socket that gets a byte at each commit."""
 
     @classmethod
     def name(cls) -> str:
@@ -137,7 +137,7 @@ class Nothing(DataSource):
         return NothingReader(int(self.options["batches"]))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NothingWriter:
-        return NothingWriter()
+        return NothingWriter(self.options.get("done"))
 
 
 class NothingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -248,8 +248,16 @@ class Written(WriterCommitMessage):
 class NothingWriter(DataSourceStreamArrowWriter):
     """Counts the rows."""
 
+    def __init__(self, done: str | None):
+        self._done = done
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return Written(sum(batch.num_rows for batch in iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        if self._done is not None:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as done:
+                done.sendto(b"x", self._done)
 
 
 class PlainWriter(DataSourceStreamArrowWriter):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import psycopg
 
+from spark_pgqueue import connect
 from tests.benchmarks.harness import Bench, Line, Target, run
 from tests.benchmarks.publish import (
     BATCH,
@@ -27,6 +29,7 @@ from tests.benchmarks.spark import batch_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import DataStreamWriter
 
 GROUP = "a running query"
 
@@ -37,6 +40,7 @@ def queries(bench: Bench) -> None:
         micro_batches(bench, conn)
         idle(bench, conn)
         latency(bench, conn)
+        exchange(bench, conn)
         memory(bench, conn)
         drop_streams(conn)
 
@@ -117,6 +121,61 @@ def latency(bench: Bench, conn: psycopg.Connection) -> None:
     median, least = (statistics.median(waited[name]) * 1e3 for name in sides)
     name = "commit to foreachBatch, median; from a signal to it with an empty Python source"
     bench.report.add(Line(GROUP, name, median, "ms", Target(most=60), median, least, "ms"))
+
+
+EXCHANGED = 1000
+"""Messages of a micro-batch that is timed from commit to commit."""
+
+
+def exchange(bench: Bench, conn: psycopg.Connection) -> None:
+    """From the commit of messages to the commit of what a query writes for them."""
+    for stream in ("received", "written"):
+        create_stream(conn, stream, 0)
+    run(conn, "select pgqueue.create_consumer('written', 'watch')")
+    signal, done = str(bench.home / "exchange"), str(bench.home / "exchanged")
+    count = 12 if bench.quick else 32
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as signals, connect(bench.url) as client:
+        signals.bind(done)
+        signals.settimeout(120)
+
+        def send() -> None:
+            client.send_batch("received", ["x" * 500] * EXCHANGED)
+
+        def written() -> None:
+            claim = client.receive("written", "watch", EXCHANGED, wait=timedelta(minutes=2))
+            if claim is None or len(claim.messages) != EXCHANGED:
+                raise RuntimeError(f"no micro-batch of {EXCHANGED}: {claim}")
+            claim.ack()
+
+        def signalled() -> None:
+            while not Path(signal).exists():  # until the source has started
+                time.sleep(0.1)
+            signals.sendto(b"x", signal)
+
+        frame = read(bench, conn, "received").select("key", "data")
+        sink = frame.writeStream.format("pgqueue").options(url=bench.url, stream="written")
+        ours = spans(sink, send, written, count)
+        empty = bench.spark.readStream.format("signalled").option("socket", signal).load()
+        least = empty.writeStream.format("nothing").options(batches=0, done=done)
+        theirs = spans(least, signalled, lambda: signals.recv(1), count)
+    name = f"{EXCHANGED:,} messages, commit to commit, beyond a query of no rows"
+    median, own = statistics.median(ours) * 1e3, statistics.median(theirs) * 1e3
+    bench.report.add(Line(GROUP, name, median - own, "ms", Target(most=250), median, own, "ms"))
+
+
+def spans(
+    writer: DataStreamWriter, begin: Callable[[], object], end: Callable[[], object], count: int
+) -> list[float]:
+    """How long it takes a query from `begin` to the return of `end`, time and again."""
+    query, taken = writer.start(), []
+    for _ in range(count):
+        begin()
+        began = time.perf_counter()
+        end()
+        taken.append(time.perf_counter() - began)
+        time.sleep(0.3)
+    query.stop()
+    return taken[2:]
 
 
 def waits(frame: DataFrame, send: Callable[[], object], count: int) -> list[float]:
