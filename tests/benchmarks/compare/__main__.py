@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +14,14 @@ from typing import Annotated
 import typer
 
 from spark_pgqueue import embedded
-from tests.benchmarks.compare import pgmq, report
+from tests.benchmarks.compare import peers as systems
+from tests.benchmarks.compare import report
 from tests.benchmarks.compare.backlog import backlog
 from tests.benchmarks.compare.compare import FULL, QUICK, Compare, Effort
 from tests.benchmarks.compare.crew import Crew, connect
 from tests.benchmarks.compare.held import held
 from tests.benchmarks.compare.keys import keys
+from tests.benchmarks.compare.others import others
 from tests.benchmarks.compare.rate import rate
 from tests.benchmarks.compare.report import Report
 from tests.benchmarks.compare.send import send
@@ -29,7 +31,7 @@ from tests.benchmarks.harness import run, timed
 from tests.benchmarks.server_cpu import ServerCpu
 
 SCENARIOS: dict[str, Callable[[Compare], None]] = {
-    each.__name__: each for each in (send, backlog, steady, rate, held, keys, wake)
+    each.__name__: each for each in (send, backlog, steady, rate, held, keys, wake, others)
 }
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tests/benchmarks/README.md"
@@ -46,6 +48,8 @@ SHOWN = ("synchronous_commit", "fsync", "full_page_writes", "autovacuum")
 
 WHERE = "An empty database of a superuser, in place of a server made here."
 APART = "Neither wait for the disk nor vacuum during a measurement."
+PEER = f"Beside these alone, of {', '.join(systems.NAMES)}."
+SQL = "Where the SQL of a peer is that no package has: pgque=PATH."
 SHOW = "Measure nothing: put the figures of the last run into the page of figures, and its picture."
 
 
@@ -56,10 +60,13 @@ def main(
     laboratory: Annotated[bool, typer.Option(help=APART)] = False,
     out: Annotated[Path, typer.Option(help="Folder of JSON and picture.")] = OUT,
     readme: Annotated[bool, typer.Option(help=SHOW)] = False,
+    peer: Annotated[list[str] | None, typer.Option(help=PEER)] = None,
+    sql: Annotated[list[str] | None, typer.Option(help=SQL)] = None,
 ) -> None:
-    """Measure spark-pgqueue beside pgmq, a row per message, and plain inserts."""
-    if unknown := set(scenario or ()) - set(SCENARIOS):
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(SCENARIOS)}")
+    """Measure spark-pgqueue beside other queues, a row per message, and plain inserts."""
+    check_names(scenario, SCENARIOS)
+    check_names(peer, systems.NAMES)
+    paths = paths_of(sql or [])
     if readme:
         found = report.read(out / "compare.json")
         report.write_readme(found, PAGE)
@@ -68,7 +75,8 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the server is to stop too
     figures = Report()
     with database(url, laboratory) as where:
-        compare(where, scenario or list(SCENARIOS), QUICK if quick else FULL, figures)
+        effort = QUICK if quick else FULL
+        compare(where, scenario or list(SCENARIOS), effort, figures, peer or systems.NAMES, paths)
     for table in figures.tables():
         figures.console.print(table)
     figures.write(out / "compare.json")
@@ -76,26 +84,51 @@ def main(
     figures.console.print(f"written to {out}/compare.json and compare.svg")
 
 
+def check_names(names: Collection[str] | None, known: Collection[str]) -> None:
+    """Refuse names that are not known."""
+    if unknown := set(names or ()) - set(known):
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(known)}")
+
+
+def paths_of(values: Sequence[str]) -> dict[str, Path]:
+    """Files by the names of peers."""
+    paths = {name: Path(path) for name, _, path in (each.partition("=") for each in values)}
+    check_names(paths, systems.BY_SQL)
+    for path in paths.values():
+        if not path.is_file():
+            raise typer.BadParameter(f"there is no file {path}")
+    return paths
+
+
 def compare(
     url: str,
     scenarios: Sequence[str],
     effort: Effort,
     figures: Report,
+    peers: Sequence[str] = systems.NAMES,
+    sql: Mapping[str, Path] | None = None,
 ) -> None:
     """Run scenarios.
+
+    Args:
+        url: of the database.
+        scenarios: their names.
+        effort: how much to do.
+        figures: where figures go.
+        peers: names of other systems.
+        sql: the SQL of those that no package has.
 
     Raises:
         RuntimeError, CountError: a worker failed, or messages were lost or came twice.
     """
-    has_pgmq = pgmq.is_installed()
-    versions = {"pgmq": pgmq.version()} if has_pgmq else {}
-    if not has_pgmq:
-        figures.console.print("[yellow]pgmq is left out: pip install pgmq[/]")
+    found = systems.find(peers, sql)
+    for sentence in found.missing:
+        figures.console.print(f"[yellow]{sentence}[/]")
     with connect(url) as conn, Crew(url, ServerCpu(conn)) as crew:
         ((postgres,),) = run(conn, "show server_version")
         settings = {name: run(conn, f"show {name}")[0][0] for name in SHOWN}
-        figures.about = report.machine(postgres.split()[0], settings, effort.name, versions)
-        it = Compare(url, conn, crew, effort, figures, has_pgmq)
+        figures.about = report.machine(postgres.split()[0], settings, effort.name, found.versions)
+        it = Compare(url, conn, crew, effort, figures, found.has_pgmq, found.sides)
         for name in scenarios:
             took = timed(lambda name=name: SCENARIOS[name](it))
             figures.console.print(f"[dim]{name}: {took:.0f} s[/]")

@@ -71,10 +71,15 @@ def backlog(compare: Compare) -> None:
             compare.case(SCENARIO, line, "", "/s", values)
 
 
-def turn(compare: Compare, side: Side, size: int, workers: int) -> float:
-    """Messages per second of all workers."""
-    is_single = isinstance(side, Ours) and side.singly
-    count = compare.effort.messages((SINGLY if is_single else SIZES)[size])
+def turn(compare: Compare, side: Side, size: int, workers: int, count: int | None = None) -> float:
+    """Messages per second of all workers.
+
+    Args:
+        count: how many messages there are; as many as in SIZES or SINGLY without it.
+    """
+    if count is None:
+        is_single = isinstance(side, Ours) and side.singly
+        count = compare.effort.messages((SINGLY if is_single else SIZES)[size])
     size = min(size, max(count // (4 * workers), 1))
     compare.fill(side, count)
     # Postgres plans a statement anew for its first five calls.

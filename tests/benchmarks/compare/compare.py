@@ -65,6 +65,7 @@ class Compare:
         effort: how much to do.
         report: where figures go.
         has_pgmq: whether pgmq is there.
+        peers: the sides of other systems that are there, for `others`.
     """
 
     url: str
@@ -73,6 +74,7 @@ class Compare:
     effort: Effort
     report: Report
     has_pgmq: bool
+    peers: Sequence[Side] = ()
     _cpu: dict[str, list[float]] = field(default_factory=dict)
 
     def sides(self, *sides: Side) -> list[Side]:
@@ -125,6 +127,10 @@ class Compare:
         """
         for turn in turns:
             turn()
+        self.forget_cpu()
+
+    def forget_cpu(self) -> None:
+        """Leave out what was noted of the server's CPU since the last report."""
         self._cpu = {}
 
     def note_cpu(self, side: Store, messages: int, seconds: float | None) -> None:

@@ -44,11 +44,11 @@ def rate(compare: Compare) -> None:
             compare.case(SCENARIO, line, "", "ms", values, higher=False)
 
 
-def turn(compare: Compare, side: Side, per_second: int) -> dict[str, float]:
+def turn(compare: Compare, side: Side, per_second: int, workers: int = WORKERS) -> dict[str, float]:
     """Figures in seconds, by their names."""
     count = max(int(compare.effort.rated * per_second), 20)
     produce = Produce(side, 0, 600.0, count, per_second=per_second)
-    *logs, sent = compare.crew.run([*[Poll(side, count)] * WORKERS, produce])
+    *logs, sent = compare.crew.run([*[Poll(side, count)] * workers, produce])
     compare.note_cpu(side, count, compare.crew.worked)
     compare.settle(side, range(count), logs)
     late = delays(sent, logs)

@@ -269,10 +269,10 @@ def draw(report: Report, path: Path) -> None:
         for scenario, axes in zip(column, panels, strict=True):
             _panel(axes, scenario, scenarios[scenario], peers)
     handles = [
-        Line2D([], [], marker="o", linestyle="", color=f"C{number}", label=peer)
+        Line2D([], [], marker=_marker(number), linestyle="", color=f"C{number}", label=peer)
         for number, peer in enumerate(peers)
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(peers), fontsize=8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(peers), 9), fontsize=8)
     figure.suptitle(
         "How many times better pgqueue is than others; in red, where it loses"
         f" (PostgreSQL {report.about['postgres']}, {report.about['cpus']} cores)",
@@ -283,11 +283,17 @@ def draw(report: Report, path: Path) -> None:
     plt.close(figure)
 
 
+def _marker(number: int) -> str:
+    """Another one where the ten colors begin again."""
+    return "osD"[number // 10]
+
+
 def _panel(axes: Any, scenario: str, cases: list[Case], peers: list[str]) -> None:
     for row, case in enumerate(cases):
         for peer in case.theirs:
             ratio = min(max(case.ratio(OURS, peer), NARROWEST), WIDEST)
-            axes.plot(ratio, row, "o", markersize=5, color=f"C{peers.index(peer)}")
+            number = peers.index(peer)
+            axes.plot(ratio, row, _marker(number), markersize=5, color=f"C{number}")
     axes.set_xscale("log")
     axes.set_xlim(NARROWEST / 1.2, WIDEST * 1.2)
     axes.set_ylim(len(cases) - 0.4, -0.6)
