@@ -142,6 +142,7 @@ def measure(
         "setup": setup.name,
         "side": side.name,
         "held": held,
+        "rate": setup.rate,
         "command": shlex.join(["python", "-m", "tests.benchmarks.published", *sys.argv[1:]]),
         "sent": len(sent),
         "drained": sum(len(numbers) for *_, numbers in rest.deliveries),
@@ -164,10 +165,12 @@ def altered(conn: psycopg.Connection, settings: dict[str, str]) -> Iterator[None
         run(conn, f"alter system set {name} = '{value}'")
     run(conn, "select pg_reload_conf()")
     time.sleep(0.2 if settings else 0)  # until the sessions have them
-    yield
-    for name in settings:
-        run(conn, f"alter system reset {name}")
-    run(conn, "select pg_reload_conf()")
+    try:
+        yield
+    finally:
+        for name in settings:
+            run(conn, f"alter system reset {name}")
+        run(conn, "select pg_reload_conf()")
 
 
 def clients(

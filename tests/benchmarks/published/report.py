@@ -12,7 +12,6 @@ from rich.table import Table
 from tests.benchmarks.published.setups import SETUPS, Setup
 
 Run = dict[str, Any]
-Minute = dict[str, Any]
 
 COLUMNS = {
     "sent": "sent",
@@ -33,31 +32,45 @@ SIDES = {"pgqueue": "ours", "row per message": "row per message", "pgmq": "pgmq"
 """The columns of a page, by the name of a side; other sides follow by their own."""
 
 
-def rate(minutes: list[Minute]) -> float | None:
-    return sum(each["done"] for each in minutes) / sum(each["seconds"] for each in minutes)
+Measure = Callable[[Run], float | None]
 
 
-def last(name: str) -> Callable[[list[Minute]], float | None]:
-    return lambda minutes: minutes[-1][name]
+def per_second(name: str) -> Measure:
+    return lambda run: _sum(run, name) / _sum(run, "seconds")
 
 
-def worst(name: str) -> Callable[[list[Minute]], float | None]:
-    return lambda minutes: max((m[name] for m in minutes if m[name] is not None), default=None)
+def last(name: str) -> Measure:
+    return lambda run: run["minutes"][-1][name]
 
 
-def size(minutes: list[Minute]) -> float:
-    return (minutes[-1]["tables"] + minutes[-1]["indexes"]) / 2**20
+def worst(name: str) -> Measure:
+    return lambda run: max((m[name] for m in run["minutes"] if m[name] is not None), default=None)
 
 
-def cpu(minutes: list[Minute]) -> float | None:
-    known = [each for each in minutes if each["cpu"] is not None]
+def owed(run: Run) -> float:
+    """Messages of the set-up's rate that are not done: producers that are held up send fewer."""
+    return max(run["rate"] * _sum(run, "seconds") - _sum(run, "done"), 0.0)
+
+
+def size(run: Run) -> float:
+    return (run["minutes"][-1]["tables"] + run["minutes"][-1]["indexes"]) / 2**20
+
+
+def cpu(run: Run) -> float | None:
+    known = [each for each in run["minutes"] if each["cpu"] is not None]
     done = sum(each["done"] for each in known)
     return sum(each["cpu"] * each["done"] for each in known) / done if done else None
 
 
-MEASURES: dict[str, tuple[str, Callable[[list[Minute]], float | None]]] = {
-    "rate": ("messages done, /s", rate),
+def _sum(run: Run, name: str) -> float:
+    return sum(each[name] for each in run["minutes"])
+
+
+MEASURES: dict[str, tuple[str, Measure]] = {
+    "sent": ("messages sent, /s", per_second("sent")),
+    "done": ("messages done, /s", per_second("done")),
     "backlog": ("backlog at the end", last("backlog")),
+    "owed": ("... with what the producers owe", owed),
     "dead": ("dead rows at the end", last("dead")),
     "claim_p50": ("a claim in the last minute, median, ms", last("claim_p50")),
     "p50": ("from commit to handler in the last minute, median, ms", last("p50")),
@@ -66,7 +79,7 @@ MEASURES: dict[str, tuple[str, Callable[[list[Minute]], float | None]]] = {
     "cpu": ("the server's CPU, µs a message", cpu),
     "bystander": ("a bystander's query in the last minute, ms", last("bystander")),
 }
-"""What a page shows, by name: its words, and how it follows from the minutes of a run."""
+"""What a page shows, by name: its words, and how it follows from a run."""
 
 
 def path_of(folder: Path, run: Run) -> Path:
@@ -116,7 +129,7 @@ def markdown(setup: Setup, runs: Iterable[Run]) -> str:
     ]
     for name, (words, of) in MEASURES.items():
         cells = [each.figures.get(name, "") for each in setup.theirs]
-        cells += [_number(of(by_side[side]["minutes"])) for side in sides]
+        cells += [_number(of(by_side[side])) for side in sides]
         if any(cells):
             lines.append(f"| {words} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

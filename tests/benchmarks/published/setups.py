@@ -164,9 +164,9 @@ PGQUE = Setup(
     theirs=(
         Published(
             "plain queue",
-            {"rate": "517", "dead": "91,593", "size": "15.1", "bystander": "2.05"},
+            {"done": "517", "dead": "91,593", "size": "15.1", "bystander": "2.05"},
         ),
-        Published("pgque", {"rate": "804", "dead": "0", "size": "27.0", "bystander": "1.45"}),
+        Published("pgque", {"done": "804", "dead": "0", "size": "27.0", "bystander": "1.45"}),
     ),
 )
 
