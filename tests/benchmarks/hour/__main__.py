@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +18,6 @@ from tests.benchmarks.hour.run import measure, prepare
 from tests.benchmarks.hour.sides import SIDES
 
 OUT = Path("build/hour")
-START = 25.0
-"""Seconds until all processes wait for messages."""
-
 PLAN = "plan.json"
 
 
@@ -62,7 +58,7 @@ def run_side(folder: Path, minutes: float, side: str, rate: int, *, spark: bool)
         naptime = Plan(side, "", "", minutes, rate, 0).naptime
         settings = {"autovacuum_naptime": f"{naptime}s"} if naptime != 60 else {}
         with embedded.start(home / "postgres", settings=settings) as server:
-            plan = Plan(side, server.url, str(shared), minutes, rate, time.time() + START, spark)
+            plan = Plan(side, server.url, str(shared), minutes, rate, 0.0, spark)
             prepare(plan)
             plan.write(folder / PLAN)
             measure(plan, folder / PLAN)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tests.benchmarks.hour.plan import CONSUMERS, PRODUCERS, SPARK, WORKERS, Plan
+from tests.benchmarks.hour.plan import CONSUMERS, PRODUCERS, READY, WORKERS, Plan
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 60.0
-"""Seconds that a process may take to end."""
+PATIENCE, SPARK_STARTS = 60.0, 300.0
+"""Seconds that a process may take to end, and Spark to start."""
 
 
 class Crew:
@@ -38,12 +38,20 @@ class Crew:
         if self._plan.side == "pgqueue":
             every = f"{self._plan.maintained:g}s"
             self._start("maintain", "spark_pgqueue", "maintain", "--every", every, plan=False)
-            if self._plan.spark:
-                self._start("spark", "tests.benchmarks.hour.query")
         if self._plan.side == "rows":
             self._start("maintain", "tests.benchmarks.hour.actors", "trim", "0")
         for index in range(PRODUCERS):
             self._start("producer", "tests.benchmarks.hour.actors", "producer", str(index))
+
+    def start_spark(self) -> None:
+        """Start the query, and wait until it runs."""
+        self._start("spark", "tests.benchmarks.hour.query")
+        end = time.monotonic() + SPARK_STARTS
+        while not (Path(self._plan.folder) / READY).exists():
+            self.sending()
+            if time.monotonic() > end:
+                raise RuntimeError(f"Spark did not start:\n{self.log('spark')}")
+            time.sleep(0.5)
 
     def pids(self) -> dict[str, list[int]]:
         """Of all processes, by role."""
@@ -78,12 +86,11 @@ class Crew:
                 process.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 print(f"{role} did not end")
-            if role == SPARK or process.poll() is None:
-                self._kill(process)
+            self._kill(process)
         self._processes = [each for each in self._processes if each not in ending]
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a process and what it started."""
+        """Kill a process, if it has not ended, and what it started."""
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -15,6 +15,9 @@ ANY_ORDER, BY_KEY, SPARK = "packing", "billing", "invoicing"
 CONSUMERS = (ANY_ORDER, BY_KEY, SPARK)
 """Of the stream. The messages of the last one are seen when they are in the second stream."""
 
+WARM_UP, READY = "warm-up", "spark is ready"
+"""The key of a message that Spark alone gets, and drops; and the file that says that it did."""
+
 PRODUCERS = 2
 WORKERS = {ANY_ORDER: 2, BY_KEY: 2}
 KEYS, SLOW_KEYS = 5000, 25

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import spark_pgqueue
 from spark_pgqueue import java
-from tests.benchmarks.hour.plan import SECOND, SPARK, STREAM, Plan
+from tests.benchmarks.hour.plan import READY, SECOND, SPARK, STREAM, WARM_UP, Plan
 
-CONFIGURATION = {
+CONFIGURATION: dict[str, bool | float | int | str | None] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
@@ -33,10 +34,17 @@ def main(path: str) -> None:
     spark_pgqueue.register(spark)
     given = {"url": plan.url, "checkpointLocation": f"{plan.folder}/checkpoint"}
     source = spark.readStream.format("pgqueue").options(stream=STREAM, consumer=SPARK, **given)
-    sink = source.load().select("key", "data").writeStream.format("pgqueue")
+    sink = (
+        source.load()
+        .where(f"not key <=> '{WARM_UP}'")
+        .select("key", "data")
+        .writeStream.format("pgqueue")
+    )
     query = sink.options(stream=SECOND, **given).trigger(processingTime="1 second").start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    (Path(plan.folder) / "spark is ready").touch()
+    while query.isActive and not any(each.numInputRows for each in query.recentProgress):
+        time.sleep(0.2)
+    (Path(plan.folder) / READY).touch()
     query.awaitTermination()
 
 

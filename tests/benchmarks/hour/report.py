@@ -50,7 +50,7 @@ def tell(folder: Path) -> bool:
 
 
 def _tell_load(plan: Plan, lines: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """Cores by role, from the first third to the end of sending, and the rate that was reached."""
+    """Cores by role, from a twelfth of the time on, and the rate that was reached."""
     inside = [line for line in lines if plan.seconds / 12 <= line["at"] <= plan.seconds]
     first, last = inside[0], inside[-1]
     seconds = last["at"] - first["at"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,9 @@ from tests.benchmarks.hour.shared import Shared, total
 from tests.benchmarks.hour.sides import SIDES
 
 LINES = "looks.jsonl"
+START = 10.0
+"""Seconds until all processes wait for messages."""
+
 DRAIN = 300.0
 """Seconds within which all is done after the last message was sent."""
 
@@ -89,6 +93,10 @@ def measure(plan: Plan, path: Path) -> None:
         RuntimeError: a process failed.
     """
     with connect(plan.url) as conn, connect(plan.url) as janitors, Crew(plan, path) as crew:
+        if plan.side == "pgqueue" and plan.spark:
+            crew.start_spark()
+        plan = replace(plan, began=time.time() + START)
+        plan.write(path)
         crew.start()
         sampler = Sampler(conn, SIDES[plan.side](), path.parent / LINES, crew.pids)
         snapshot, janitor = Snapshot(plan), Janitor(plan, janitors)
@@ -107,7 +115,7 @@ def measure(plan: Plan, path: Path) -> None:
 
 def _drain(plan: Plan, crew: Crew, janitor: Janitor) -> None:
     """Wait until each message has had its effect, and some more: for those that come twice."""
-    end = time.time() + DRAIN
+    end, missing = time.time() + DRAIN, []
     folder = Path(plan.folder)
     sent = np.fromfile(folder / "due", "f8") > 0
     while time.time() < end:

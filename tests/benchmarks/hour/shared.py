@@ -7,6 +7,7 @@ import time
 from functools import cached_property
 from math import log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,13 @@ SPARE_MINUTES = 15
 _SIZES = {"d": 8, "q": 8, "I": 4, "B": 1}
 
 
-def mapped(path: Path, count: int, kind: str) -> memoryview:
+def mapped(path: Path, count: int, kind: str) -> Any:
     """A file of so many numbers, all 0 at first."""
     with path.open("ab") as file:
         file.truncate(count * _SIZES[kind])
     with path.open("r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0)).cast(kind)  # type: ignore[arg-type]
+        of: Any = memoryview(mmap.mmap(file.fileno(), 0))
+    return of.cast(kind)
 
 
 class Shared:
@@ -41,49 +43,49 @@ class Shared:
         self._plan = plan
         self._folder = Path(plan.folder)
         self._name = name
+        self._minutes = int(plan.minutes) + SPARE_MINUTES
 
     @cached_property
-    def due(self) -> memoryview:
+    def due(self) -> Any:
         """When each message was committed, or due if that was later. 0: it was not sent."""
         return mapped(self._folder / "due", self._plan.numbers, "d")
 
     @cached_property
-    def rejected(self) -> memoryview:
+    def rejected(self) -> Any:
         """How often each message became a dead letter."""
         return mapped(self._folder / "rejected", self._plan.numbers, "B")
 
     @cached_property
-    def dropped(self) -> memoryview:
+    def dropped(self) -> Any:
         """Whether each message was deleted as a dead letter."""
         return mapped(self._folder / "dropped", self._plan.numbers, "B")
 
     @cached_property
-    def done(self) -> memoryview:
+    def done(self) -> Any:
         """How often this process has handled each message."""
         return mapped(self._folder / f"done {self._name}", self._plan.numbers, "B")
 
     @cached_property
-    def last(self) -> memoryview:
+    def last(self) -> Any:
         """By key and producer, one more than the last number that was handled."""
         return mapped(self._folder / "last", KEYS * PRODUCERS, "q")
 
     @cached_property
-    def events(self) -> memoryview:
+    def events(self) -> Any:
         """What this process has seen: failures, and messages out of order."""
         return mapped(self._folder / f"events {self._name}", 2, "q")
 
     @cached_property
-    def delays(self) -> memoryview:
+    def delays(self) -> Any:
         """Messages of this process by minute and bucket of their delay."""
-        minutes = int(self._plan.minutes) + SPARE_MINUTES
-        return mapped(self._folder / f"delays {self._name}", minutes * BUCKETS, "I")
+        return mapped(self._folder / f"delays {self._name}", self._minutes * BUCKETS, "I")
 
     def note_delay(self, number: int) -> None:
         """A message has arrived for the first time."""
         now, due = time.time(), self.due[number]
         late = now - due if due else 0.0  # the producer has not seen its commit yet
         bucket = min(int(log(late / SHORTEST) / log(STEP)), BUCKETS - 1) if late > SHORTEST else 0
-        minute = int(max(now - self._plan.began, 0) // 60)
+        minute = min(int(max(now - self._plan.began, 0) // 60), self._minutes - 1)
         self.delays[minute * BUCKETS + bucket] += 1
 
 
@@ -92,7 +94,7 @@ def total(folder: Path, what: str, consumer: str, kind: str) -> np.ndarray:
     found = [np.fromfile(path, kind) for path in sorted(folder.glob(f"{what} {consumer} *"))]
     if not found:
         raise FileNotFoundError(f"nothing of {consumer} was counted")
-    return np.sum(found, axis=0, dtype=np.int64)
+    return np.asarray(np.sum(found, axis=0, dtype=np.int64))
 
 
 def delays(folder: Path, consumer: str) -> np.ndarray:

@@ -15,7 +15,16 @@ from tests.benchmarks.compare.pgmq import READ, TIMEOUT, Pgmq, PgmqTopic, queue,
 from tests.benchmarks.compare.rows import CLAIM, DATA, INSERT, Rows
 from tests.benchmarks.compare.sides import Delivery, number_of
 from tests.benchmarks.harness import run
-from tests.benchmarks.hour.plan import ANY_ORDER, BY_KEY, CONSUMERS, SECOND, SPARK, STREAM, Plan
+from tests.benchmarks.hour.plan import (
+    ANY_ORDER,
+    BY_KEY,
+    CONSUMERS,
+    SECOND,
+    SPARK,
+    STREAM,
+    WARM_UP,
+    Plan,
+)
 
 AT_ONCE = 100
 """Messages that a worker asks for."""
@@ -39,7 +48,8 @@ class Side(Protocol):
         schemas: all tables in them are the side's.
     """
 
-    schemas: tuple[str, ...]
+    @property
+    def schemas(self) -> tuple[str, ...]: ...
 
     def create(self, conn: psycopg.Connection, plan: Plan) -> None:
         """Make what is sent to and consumed from."""
@@ -61,6 +71,9 @@ class Ours:
 
     schemas = ("pgqueue", "_pgqueue")
 
+    def __init__(self) -> None:
+        self._client: Client | None = None
+
     def create(self, conn: psycopg.Connection, plan: Plan) -> None:
         schema.install(conn)
         client = Client(conn)
@@ -75,9 +88,7 @@ class Ours:
             client.create_stream(SECOND)
             client.set_retention(SECOND, keep_for=keep)
             client.create_consumer(SECOND, SPARK)
-
-    def __init__(self) -> None:
-        self._client: Client | None = None
+            client.send(STREAM, "{}", key=WARM_UP, consumers=[SPARK])
 
     def send(
         self, conn: psycopg.Connection, data: list[str], keys: list[str | None], delay: int
