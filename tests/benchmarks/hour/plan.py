@@ -30,7 +30,7 @@ SINGLE = 0.2
 """The share of messages that are sent singly, in a transaction with other work."""
 
 LONGEST_DELAY = 30
-FILLER = f'", "shop": "{"Grey Street 12, Newcastle upon Tyne; " * 12}"}}'
+FILLER = f'", "shop": "{"Grey Street 12, Newcastle upon Tyne; " * 12}No. 42, on the left"}}'
 """So a payload has 500 bytes."""
 
 
