@@ -18,7 +18,9 @@ CONSUMERS = (ANY_ORDER, BY_KEY, SPARK)
 WARM_UP, READY = "warm-up", "spark is ready"
 """The key of a message that Spark alone gets, and drops; and the file that says that it did."""
 
-PRODUCERS = 2
+PRODUCERS = 8
+"""As many as services have: where a commit waits 20 ms for the disk, two send 600 a second."""
+
 WORKERS = {ANY_ORDER: 2, BY_KEY: 2}
 KEYS, SLOW_KEYS = 5000, 25
 """Keys, and those of which a message is delayed now and then: later ones of the key wait."""

@@ -15,6 +15,8 @@ from tests.benchmarks.hour.samples import read
 from tests.benchmarks.hour.shared import STEP, delays, percentile
 
 SUMMARY = "summary.json"
+LEAST = 0.95
+"""The share of the rate that has to be reached."""
 
 
 def summarize(plan: Plan, shared: Path, folder: Path) -> None:
@@ -32,7 +34,7 @@ def summarize(plan: Plan, shared: Path, folder: Path) -> None:
 
 
 def tell(folder: Path) -> bool:
-    """Print all; returns whether nothing grows and nothing was lost."""
+    """Print all; returns whether the rate was reached, nothing grows and nothing was lost."""
     plan, lines = Plan.read(folder / "plan.json"), read(folder / LINES)
     summary = json.loads((folder / SUMMARY).read_text())
     _tell_load(plan, lines, summary)
@@ -41,12 +43,15 @@ def tell(folder: Path) -> bool:
     found = [Count(**each) for each in summary["counts"]]
     for count in found:
         print(("" if count.ok else "WRONG: ") + str(count))
+    reached = found[0].sent >= plan.rate * plan.seconds * LEAST
+    if not reached:
+        print(f"WRONG: fewer messages were sent than {plan.rate:,} a second")
     grown = list(growth(plan, lines))
     for each in grown:
         print(f"GROWS: {each}")
     if not grown:
         print("in the last third, nothing grows")
-    return not grown and all(count.ok for count in found)
+    return reached and not grown and all(count.ok for count in found)
 
 
 def _tell_load(plan: Plan, lines: list[dict[str, Any]], summary: dict[str, Any]) -> None:
