@@ -1,0 +1,1 @@
+"""An hour of steady load, with autovacuum: what grows, and how late messages are."""
