@@ -29,7 +29,7 @@ from tests.benchmarks.spark import batch_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import DataStreamWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 GROUP = "a running query"
 

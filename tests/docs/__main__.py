@@ -7,7 +7,18 @@ from pathlib import Path
 
 from spark_pgqueue import embedded
 from spark_pgqueue.postgres import connection, schema
-from tests.docs import comments, defaults, hooks, options, promises, rows, settings, sql, stub
+from tests.docs import (
+    comments,
+    defaults,
+    figures,
+    hooks,
+    options,
+    promises,
+    rows,
+    settings,
+    sql,
+    stub,
+)
 from tests.endure import tally
 
 
@@ -15,6 +26,7 @@ def main() -> None:
     """Write all, from a schema that is installed for it."""
     for file in defaults.FILES:
         (defaults.ROOT / file).write_text(defaults.page(file))
+    figures.write()
     stub.FILE.write_text(stub.stub())
     options.PAGE.write_text(options.page(options.PAGE.read_text()))
     comments.FILE.write_text(comments.file())

@@ -83,12 +83,22 @@ def page(file: str) -> str:
         flags=re.MULTILINE,
     )
     for _, words, defaults in (each for each in STATED if each[0] == file):
-        found = re.search(words.replace(" ", r"\s+"), text)
-        if found is None:
-            raise LookupError(f"{file} lacks {words!r}: see STATED in tests/docs/defaults.py")
-        for n in reversed(range(len(defaults))):
-            if " ".join(found[n + 1].split()) != defaults[n]:
-                text = text[: found.start(n + 1)] + defaults[n] + text[found.end(n + 1) :]
+        text = restated(file, text, words, defaults)
+    return text
+
+
+def restated(file: str, text: str, words: str, values: list[str]) -> str:
+    """The text of a file, with values in the groups of a pattern.
+
+    Raises:
+        LookupError: the text lacks the words.
+    """
+    found = re.search(words.replace(" ", r"\s+"), text)
+    if found is None:
+        raise LookupError(f"{file} lacks {words!r}: see STATED in tests/docs")
+    for n in reversed(range(len(values))):
+        if " ".join(found[n + 1].split()) != values[n]:
+            text = text[: found.start(n + 1)] + values[n] + text[found.end(n + 1) :]
     return text
 
 

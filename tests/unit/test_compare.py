@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.benchmarks.compare import backlog, pgmq, report
-from tests.benchmarks.compare.__main__ import PAGE, PICTURE, SCENARIOS, compare
+from tests.benchmarks.compare.__main__ import PICTURE, SCENARIOS, compare
 from tests.benchmarks.compare.compare import Compare, Effort
 from tests.benchmarks.compare.counts import CountError, Log, check_order
 from tests.benchmarks.compare.crew import Crew, connect
@@ -17,6 +17,7 @@ from tests.benchmarks.compare.report import OURS, Case, Report
 from tests.benchmarks.compare.rows import Rows, RowsByFunctions
 from tests.benchmarks.compare.sides import Delivery, Ours
 from tests.benchmarks.server_cpu import ServerCpu, between, nanoseconds
+from tests.docs.figures import PAGE
 from tests.processes import wait_until
 
 TINY = Effort(
@@ -202,11 +203,9 @@ def test_json_and_picture_are_written_and_read(figures, tmp_path):
     assert "<svg" in (tmp_path / "compare.svg").read_text()
 
 
-def test_the_page_has_a_place_for_the_figures(figures, tmp_path):
-    copy = tmp_path / "README.md"
-    copy.write_text(PAGE.read_text())
-    report.write_readme(figures, copy)
-    report.write_readme(figures, copy)
-    assert copy.read_text().count(report.readme_of(figures)) == 1
-    assert f"({PICTURE.relative_to(PAGE.parent)})" in copy.read_text()
+def test_the_page_has_a_place_for_the_figures(figures):
+    page = PAGE.read_text()
+    text = report.written(report.written(page, figures), figures)
+    assert text.count(report.readme_of(figures)) == 1
+    assert f"({PICTURE.relative_to(PAGE.parent)})" in page
     assert PICTURE.exists()

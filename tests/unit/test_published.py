@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
-from tests.benchmarks.compare.__main__ import PAGE
 from tests.benchmarks.compare.counts import CountError
 from tests.benchmarks.compare.sides import Delivery, Ours
 from tests.benchmarks.harness import run
@@ -20,6 +19,7 @@ from tests.benchmarks.published import harness, report
 from tests.benchmarks.published.jobs import Jobs
 from tests.benchmarks.published.measure import altered, measure
 from tests.benchmarks.published.setups import PGQUE, PLANETSCALE, SETUPS, overlapping
+from tests.docs.figures import PAGE
 from tests.processes import wait_until
 
 SMALL = replace(

@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 import psycopg
 import pytest
 
-from tests.docs import promises
+from tests.docs import figures, promises
+from tests.docs.defaults import restated
 from tests.pages import blocks_of, environment_of, readers_pages, words_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-FIGURES = (ROOT / "tests/benchmarks/README.md").read_text()
 BLOCKS = blocks_of(README)
 IN_THE_SHELL = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.getOrCreate()\n"
 SUBSCRIBE = "select pgqueue.create_consumer('invoices', 'test', 'earliest')"
@@ -108,38 +108,20 @@ def test_the_commands_and_files_that_it_names_are_there():
         assert (ROOT / name).exists(), name
 
 
-HEADLINES = {
-    "send batches of 10,000 to 3 consumers": (
-        "batches of 10,000, 1 producer, consumers: 1 / 3 / 10 / 100", 1),
-    "send single messages to 3 consumers": (
-        "single messages, 1 producer, consumers: 1 / 3 / 10 / 100", 1),
-    "receive and acknowledge 100 at a time, 1 worker": (
-        "1 worker, messages at a time: 1 / 10 / 100 / 10,000", 2),
-    "receive and acknowledge 1 at a time, 1 worker": (
-        "1 worker, messages at a time: 1 / 10 / 100 / 10,000", 0),
-    "FIFO by key, 10 at a time, 1 worker": (
-        "5,000 keys, 1 worker, messages at a time: 1 / 10 / 100", 1),
-}  # fmt: skip
-"""Rows of figures in the README, and where they are in the page of all figures."""
+@pytest.mark.parametrize("file", figures.FILES)
+def test_pages_state_the_figures_that_are_kept(file):
+    assert file.read_text() == figures.page(file), "`make docs` writes the figures"
 
 
-def test_its_figures_are_those_of_the_page_of_figures():
-    """`make compare ARGS=--readme` writes that page; the README shows some of it."""
-    shown = {row[0]: row[1:] for row in rows_of(README, "against pgmq")}
-    assert shown.keys() == HEADLINES.keys()
-    for label, (line, point) in HEADLINES.items():
-        (row,) = re.findall(rf"^\| {re.escape(line)} \| (.*) \|$", FIGURES, re.MULTILINE)
-        cells = [cell.strip().split(" / ") for cell in row.split("|")]
-        ours, *theirs = [cell[point] if len(cell) > point else "" for cell in cells]
-        # By key, the page has the peers in another order.
-        pgmq, rows = (theirs[2], theirs[0]) if label.startswith("FIFO") else theirs[:2]
-        assert shown[label] == [ours.removesuffix("/s") + "/s", pgmq, rows], label
-
-
-def rows_of(page: str, heading: str) -> list[list[str]]:
-    """The rows of the only table with such a column."""
-    (table,) = [each for each in page.split("\n\n") if each.startswith("|") and heading in each]
-    return [[cell.strip() for cell in row[1:-1].split("|")] for row in table.splitlines()[2:]]
+def test_a_figure_of_a_page_is_one_of_the_kept_run(tmp_path, monkeypatch):
+    """A page that lacks its sentence, and a run that lacks a case, are errors."""
+    run = figures.kept()
+    lost = run.cases.pop(run.cases.index(figures.case_of(run, figures.HEADLINES[0])))
+    monkeypatch.setattr(figures, "kept", lambda: run)
+    with pytest.raises(LookupError, match=lost.line):
+        figures.page(figures.README)
+    with pytest.raises(LookupError, match="lacks"):
+        restated("page", "On 2 machines", r"On (\d+) cores", ["2"])
 
 
 def test_each_promise_that_a_page_lists_is_the_mark_of_a_test():
@@ -228,12 +210,11 @@ def test_tests_that_pages_name_are_there():
     assert len(tests) > 20
 
 
-def test_figures_are_those_that_were_measured():
-    """The README repeats what `make compare` wrote, to the digit; other pages link to it."""
-    figures = README.split("Throughput on 2 cores")[1].split("## ")[0]
-    assert {*re.findall(r"\d+,\d{3}|\d+\.\d+", figures)} <= (
-        {*re.findall(r"\d+,\d{3}|\d+\.\d+", FIGURES)} | {"10,000"}
-    )
+def test_other_pages_link_to_figures_and_repeat_none():
+    """What is not written from the kept run would be old after the next one."""
+    stated = figures.stated(figures.kept())
     for page in (ROOT / "sql/guide").glob("*.md"):
+        written = stated.get(page, [])
+        known = {value for _, values in written for value in values} | {"1,000"}  # of examples
         repeated = re.findall(r"(\d+,\d{3}) (?:messages )?a second", page.read_text())
-        assert {*repeated} <= {"1,000"}, page  # 1,000: of examples
+        assert {*repeated} <= known, page

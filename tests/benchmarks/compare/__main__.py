@@ -29,20 +29,26 @@ from tests.benchmarks.compare.steady import steady
 from tests.benchmarks.compare.wake import wake
 from tests.benchmarks.harness import run, timed
 from tests.benchmarks.server_cpu import ServerCpu
+from tests.docs import figures
 
 SCENARIOS: dict[str, Callable[[Compare], None]] = {
     each.__name__: each for each in (send, backlog, steady, rate, held, keys, wake, others)
 }
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "tests/benchmarks/README.md"
 PICTURE = ROOT / "tests/benchmarks/compare.svg"
 OUT = ROOT / "build/compare"
 
-# As in production: commits wait for the disk, and autovacuum runs. In the laboratory no commit
+# As it is installed: commits wait for the disk, and autovacuum runs. In the laboratory no commit
 # waits, since all sides wait equally and that hides the rest, and vacuum runs between measurements.
-SETTINGS: dict[str, str | int] = {"jit": "off", "max_wal_size": "8GB", "shared_buffers": "1GB"}
-LABORATORY = {"fsync": "off", "autovacuum": "off", "checkpoint_timeout": "30min"}
-SHOWN = ("synchronous_commit", "fsync", "full_page_writes", "autovacuum")
+LABORATORY: dict[str, str | int] = {
+    "autovacuum": "off",
+    "checkpoint_timeout": "30min",
+    "fsync": "off",
+    "jit": "off",
+    "max_wal_size": "8GB",
+    "shared_buffers": "1GB",
+}
+SHOWN = ("shared_buffers", "max_wal_size", "synchronous_commit", "fsync", "autovacuum")
 """Settings that a report names."""
 
 
@@ -50,7 +56,7 @@ WHERE = "An empty database of a superuser, in place of a server made here."
 APART = "Neither wait for the disk nor vacuum during a measurement."
 PEER = f"Beside these alone, of {', '.join(systems.NAMES)}."
 SQL = "Where the SQL of a peer is that no package has: pgque=PATH."
-SHOW = "Measure nothing: put the figures of the last run into the page of figures, and its picture."
+KEEP = "Measure nothing: keep the figures of the last run, and write them into the pages."
 
 
 def main(
@@ -59,7 +65,7 @@ def main(
     url: Annotated[str | None, typer.Option(help=WHERE)] = None,
     laboratory: Annotated[bool, typer.Option(help=APART)] = False,
     out: Annotated[Path, typer.Option(help="Folder of JSON and picture.")] = OUT,
-    readme: Annotated[bool, typer.Option(help=SHOW)] = False,
+    keep: Annotated[bool, typer.Option(help=KEEP)] = False,
     peer: Annotated[list[str] | None, typer.Option(help=PEER)] = None,
     sql: Annotated[list[str] | None, typer.Option(help=SQL)] = None,
 ) -> None:
@@ -67,21 +73,21 @@ def main(
     check_names(scenario, SCENARIOS)
     check_names(peer, systems.NAMES)
     paths = paths_of(sql or [])
-    if readme:
-        found = report.read(out / "compare.json")
-        report.write_readme(found, PAGE)
-        report.draw(found, PICTURE)
+    if keep:
+        shutil.copy(out / "compare.json", figures.KEPT)
+        report.draw(figures.kept(), PICTURE)
+        figures.write()
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the server is to stop too
-    figures = Report()
+    found = Report()
     with database(url, laboratory) as where:
         effort = QUICK if quick else FULL
-        compare(where, scenario or list(SCENARIOS), effort, figures, peer or systems.NAMES, paths)
-    for table in figures.tables():
-        figures.console.print(table)
-    figures.write(out / "compare.json")
-    report.draw(figures, out / "compare.svg")
-    figures.console.print(f"written to {out}/compare.json and compare.svg")
+        compare(where, scenario or list(SCENARIOS), effort, found, peer or systems.NAMES, paths)
+    for table in found.tables():
+        found.console.print(table)
+    found.write(out / "compare.json")
+    report.draw(found, out / "compare.svg")
+    found.console.print(f"written to {out}/compare.json and compare.svg")
 
 
 def check_names(names: Collection[str] | None, known: Collection[str]) -> None:
@@ -142,7 +148,7 @@ def database(url: str | None, laboratory: bool) -> Iterator[str]:
         return
     home = Path(tempfile.mkdtemp(prefix="pgqueue-compare-"))
     try:
-        settings = SETTINGS | (LABORATORY if laboratory else {})
+        settings = LABORATORY if laboratory else {}
         with embedded.start(home / "postgres", settings=settings) as server:
             yield server.url
     finally:

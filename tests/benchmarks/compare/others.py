@@ -1,4 +1,4 @@
-"""Job queues and a log of others beside ours and pgmq: the figures that a reader asks for first."""
+"""Other systems beside ours: the figures that a reader asks for first."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.benchmarks.compare.compare import Compare
 from tests.benchmarks.compare.pgmq import Pgmq, PgmqTopic
 from tests.benchmarks.compare.pgque import PgQue, ticking
 from tests.benchmarks.compare.procrastinate import Procrastinate
+from tests.benchmarks.compare.rows import Rows
 from tests.benchmarks.compare.sides import Ours, Side
 from tests.benchmarks.compare.storage import STORAGE, empty_storage, storage
 from tests.benchmarks.harness import alternate
@@ -36,7 +37,7 @@ Turn = Callable[[], float]
 
 def others(compare: Compare) -> None:
     """Sending, a backlog, a message at a time, and fixed rates."""
-    peers = [*compare.sides(Pgmq()), *compare.peers]
+    peers = [*compare.sides(Pgmq(), Rows()), *compare.peers]
     sent_singly(compare, peers)
     sent_together(compare, peers)
     for workers in (1, 4):
@@ -57,7 +58,10 @@ def sent_singly(compare: Compare, peers: list[Side]) -> None:
         sides: list[Side] = [Ours(), *peers]
         if consumers > 1:
             topics = [PgmqTopic(consumers=consumers) if side == Pgmq() else side for side in peers]
-            sides = [Ours(), *(each for each in topics if isinstance(each, (PgmqTopic, PgQue)))]
+            sides = [
+                Ours(),
+                *(each for each in topics if isinstance(each, (PgmqTopic, PgQue, Rows))),
+            ]
         turns = {side.name: partial(send.turn, compare, side, 1, consumers, 1) for side in sides}
         case(compare, "send single messages, consumers", f"{consumers}", "/s", turns)
 

@@ -175,7 +175,7 @@ def machine(postgres: str, settings: dict[str, Any], effort: str, versions: dict
 
 # The page of figures, tests/benchmarks/README.md
 
-BEGIN = "<!-- written by: make compare ARGS=--readme -->"
+BEGIN = "<!-- written by: make compare ARGS=--keep -->"
 END = "<!-- to here -->"
 
 
@@ -201,12 +201,11 @@ def readme_of(report: Report) -> str:
     return "\n".join(parts)
 
 
-def write_readme(report: Report, path: Path) -> None:
-    """Write the figures into the page, between the two marks."""
-    text = path.read_text()
+def written(text: str, report: Report) -> str:
+    """The text of the page, with the figures between the two marks."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    path.write_text(f"{before}{BEGIN}\n{readme_of(report)}\n{END}{after}")
+    return f"{before}{BEGIN}\n{readme_of(report)}\n{END}{after}"
 
 
 def _lines(cases: list[Case]) -> list[tuple[str, str, str]]:
@@ -221,7 +220,7 @@ def _row(cases: list[Case], line: str, ours: str, unit: str, peers: list[str]) -
     label = line + (f": {points}" if points else "") + (f"; *{variant}*" if variant else "")
     values = " / ".join(_number(c.value(ours)) for c in row)
     cells = [
-        " / ".join(_ratio(c.ratio(ours, peer)) if peer in c.values else "-" for c in row)
+        " / ".join(shown_ratio(c.ratio(ours, peer)) if peer in c.values else "-" for c in row)
         if any(peer in c.values for c in row)
         else ""
         for peer in peers
@@ -229,7 +228,13 @@ def _row(cases: list[Case], line: str, ours: str, unit: str, peers: list[str]) -
     return "| " + " | ".join([label, f"{values} {unit}".replace(" /s", "/s"), *cells]) + " |"
 
 
-def _ratio(value: float) -> str:
+def shown_value(case: Case, side: str) -> str:
+    """A figure with its unit."""
+    return f"{_number(case.value(side))} {case.unit}".replace(" /s", "/s")
+
+
+def shown_ratio(value: float) -> str:
+    """How many times better ours is; bold where it is worse."""
     shown = _number(value) if value < 100 else f"{value:,.0f}"
     return f"**{shown}**" if value < 1 else shown
 

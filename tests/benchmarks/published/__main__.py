@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from tests.benchmarks.compare import pgmq
-from tests.benchmarks.compare.__main__ import PAGE, ROOT, WHERE, database
+from tests.benchmarks.compare.__main__ import ROOT, WHERE, database
 from tests.benchmarks.compare.pgmq import Pgmq
 from tests.benchmarks.compare.rows import Rows
 from tests.benchmarks.compare.sides import Ours, Side
@@ -19,6 +19,7 @@ from tests.benchmarks.published import report
 from tests.benchmarks.published.jobs import Jobs
 from tests.benchmarks.published.measure import measure
 from tests.benchmarks.published.setups import PGQUE, PLANETSCALE, SETUPS, Setup
+from tests.docs.figures import PAGE
 
 OUT = ROOT / "build/published"
 SIDES: dict[str, Side] = {
