@@ -124,7 +124,7 @@ class PlainBatchReader(DataSourceReader):
 
 
 class Nothing(DataSource):
-    """Options: batches, how many there are; done, a datagram socket that gets a byte at each commit."""
+    """Options: batches, how many there are; done, a datagram socket for a byte at each commit."""
 
     @classmethod
     def name(cls) -> str:
