@@ -70,7 +70,7 @@ def sent_together(compare: Compare, peers: list[Side]) -> None:
     sides = [Ours(), *(side for side in peers if not isinstance(side, Absurd))]
     batch = compare.effort.messages(BATCH)
     turns = {side.name: partial(send.turn, compare, side, 1, 1, batch) for side in sides}
-    case(compare, f"send batches of {BATCH:,}", "", "/s", turns)
+    case(compare, f"send batches of {batch:,}", "", "/s", turns)
 
 
 def received(compare: Compare, peers: list[Side], workers: int) -> None:
