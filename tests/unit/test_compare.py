@@ -7,15 +7,16 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import typer
 
-from tests.benchmarks.compare import backlog, pgmq, report
-from tests.benchmarks.compare.__main__ import PICTURE, SCENARIOS, compare
+from tests.benchmarks.compare import backlog, peers, pgmq, report
+from tests.benchmarks.compare.__main__ import PICTURE, SCENARIOS, compare, paths_of
 from tests.benchmarks.compare.compare import Compare, Effort
-from tests.benchmarks.compare.counts import CountError, Log, check_order
+from tests.benchmarks.compare.counts import CountError, Log, acknowledge, check, check_order
 from tests.benchmarks.compare.crew import Crew, connect
 from tests.benchmarks.compare.report import OURS, Case, Report
 from tests.benchmarks.compare.rows import Rows, RowsByFunctions
-from tests.benchmarks.compare.sides import Delivery, Ours
+from tests.benchmarks.compare.sides import Delivery, Ours, payload
 from tests.benchmarks.server_cpu import ServerCpu, between, nanoseconds
 from tests.docs.figures import PAGE
 from tests.processes import wait_until
@@ -63,6 +64,47 @@ def test_without_pgmq_the_rest_is_measured(empty_url, monkeypatch, capsys):
     figures = run_tiny(empty_url, "wake")
     assert "pgmq is left out" in capsys.readouterr().out
     assert [case.theirs for case in figures.cases] == [["bare LISTEN"]]
+
+
+@pytest.mark.parametrize("name", [name for name in peers.NAMES if name != "pgmq"])
+def test_a_peer_delivers_what_was_sent(empty_url, name):
+    """PGQUE_SQL: the SQL of PgQue, which no package has."""
+    sql = {"pgque": Path(path)} if (path := os.environ.get("PGQUE_SQL")) else {}
+    found = peers.find([name], sql)
+    if found.missing:
+        pytest.skip(found.missing[0])
+    (side,) = found.sides
+    with connect(empty_url) as conn:
+        for _ in range(2):  # made again after it was dropped
+            side.install(conn)
+            side.create(conn, 1, by_key=False)
+            side.send(conn, payload(0), None)
+            side.fill(conn, 1, ["a"] * 5)
+            first = side.receive(conn, 1, 0, None)
+            assert 0 in first.numbers or name == "pgque", "the oldest"
+            assert side.left(conn, 0) == 6, "what was received is not acknowledged"
+            log = Log(deliveries=[(0, 0, first.numbers)])
+            if first.numbers:
+                acknowledge(side, conn, first, 0)
+            while (rest := side.receive_rest(conn, 0)).numbers:
+                acknowledge(side, conn, rest, 0)
+                log.deliveries.append((0, 0, rest.numbers))
+            check(side, conn, range(6), [log])
+            side.drop(conn)
+
+
+def test_a_peer_that_is_not_there_is_left_out_with_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(peers, "find_spec", lambda package: None)
+    found = peers.find(["absurd", "pgque"])
+    assert not found.sides
+    assert [sentence.partition(" is left out: ")[0] for sentence in found.missing] == [
+        "absurd",
+        "pgque",
+    ]
+    with pytest.raises(typer.BadParameter, match="there is no file"):
+        paths_of([f"pgque={tmp_path}/none.sql"])
+    with pytest.raises(typer.BadParameter, match="there are pgque"):
+        paths_of([f"pgmq={tmp_path}"])
 
 
 # What must fail the run

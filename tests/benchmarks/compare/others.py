@@ -26,6 +26,9 @@ BATCH = 1000
 SIZES = {1: 4000, 10: 8000, 100: 20_000}
 """Messages to receive at a time, and how many there are."""
 
+WARM_UP = 100
+"""Messages that a queue has had before messages come at a fixed rate."""
+
 MOST: dict[type, int] = {Procrastinate: 1, Absurd: 10}
 """Messages at a time, of those that receive or acknowledge one by one."""
 
@@ -71,7 +74,7 @@ def sent_together(compare: Compare, peers: list[Side]) -> None:
     sides = [Ours(), *(side for side in peers if not isinstance(side, Absurd))]
     batch = compare.effort.messages(BATCH)
     turns = {side.name: partial(send.turn, compare, side, 1, 1, batch) for side in sides}
-    case(compare, f"send batches of {BATCH:,}", "", "/s", turns)
+    case(compare, f"send batches of {batch:,}", "", "/s", turns)
 
 
 def received(compare: Compare, peers: list[Side], workers: int) -> None:
@@ -133,6 +136,9 @@ def at_rates(compare: Compare, peers: list[Side]) -> None:
 def at_rate(compare: Compare, side: Side, per_second: int) -> dict[str, float]:
     """Milliseconds from commit to handler, and what a message left in storage."""
     count = max(int(compare.effort.rated * per_second), 20)
+    # Sessions keep plans, so the planner is to know the tables as they are in use.
+    compare.fill(side, WARM_UP)
+    compare.settle(side, range(WARM_UP), [])
     before = empty_storage(compare, side)
     workers = 1 if isinstance(side, PgQue) else rates.WORKERS  # a batch at a time
     with ticking(compare.url, side):

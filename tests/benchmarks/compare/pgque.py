@@ -63,7 +63,7 @@ class PgQue:
 
     sql: Path
     shared: bool = False
-    batch: int = 1000
+    batch: int = 1
     period: float = 0.1
     variant: str = ""
     one_call: bool = False
