@@ -79,7 +79,7 @@ def sent_together(compare: Compare, peers: list[Side]) -> None:
 
 def received(compare: Compare, peers: list[Side], workers: int) -> None:
     """From a backlog: messages that were sent one by one, in batches of some sizes."""
-    ours = Ours("sent one by one", singly=True)
+    ours = Ours(singly=True)
     who = f"{workers} workers" if workers > 1 else "1 worker"
     for size, most in SIZES.items():
         sides = [ours, *(each for each in peers if size <= MOST.get(type(each), size))]
@@ -92,7 +92,13 @@ def received(compare: Compare, peers: list[Side], workers: int) -> None:
         with compare.queues(sides):
             turn = partial(backlog.turn, compare, size=size, workers=workers, count=count)
             turns: dict[str, Turn] = {side.name: partial(turn, side) for side in sides}
-            case(compare, f"backlog, {who}, messages at a time", f"{size}", "/s", turns)
+            case(
+                compare,
+                f"backlog sent one by one, {who}, messages at a time",
+                f"{size}",
+                "/s",
+                turns,
+            )
 
 
 def cycles(compare: Compare, peers: list[Side]) -> None:

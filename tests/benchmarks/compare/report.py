@@ -120,7 +120,7 @@ class Report:
         """A table per scenario: ours, theirs, and how many times better ours is."""
         for scenario, cases in self.scenarios().items():
             table = Table(title=scenario, title_justify="left", show_lines=False)
-            table.add_column("", overflow="fold")
+            table.add_column("", overflow="fold", min_width=36)
             table.add_column("unit", no_wrap=True)
             table.add_column("ours", justify="right", no_wrap=True)
             peers = _peers(cases)
@@ -335,4 +335,4 @@ def _number(value: float) -> str:
 
 
 def _width() -> int | None:
-    return None if Console().is_terminal else 150
+    return None if Console().is_terminal else 180
