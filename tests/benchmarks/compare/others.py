@@ -66,6 +66,7 @@ def sent_singly(compare: Compare, peers: list[Side]) -> None:
                 *(each for each in topics if isinstance(each, (PgmqTopic, PgQue, Rows))),
             ]
         turns = {side.name: partial(send.turn, compare, side, 1, consumers, 1) for side in sides}
+        compare.prepare(turns.values())
         case(compare, "send single messages, consumers", f"{consumers}", "/s", turns)
 
 
@@ -74,6 +75,7 @@ def sent_together(compare: Compare, peers: list[Side]) -> None:
     sides = [Ours(), *(side for side in peers if not isinstance(side, Absurd))]
     batch = compare.effort.messages(BATCH)
     turns = {side.name: partial(send.turn, compare, side, 1, 1, batch) for side in sides}
+    compare.prepare(turns.values())
     case(compare, f"send batches of {batch:,}", "", "/s", turns)
 
 
