@@ -39,7 +39,7 @@ class Figures:
         )
 
     def note(self, dimension: str, name: str, value: float) -> None:
-        self.single.setdefault(dimension, {})[name] = round(value, 3)
+        self.single.setdefault(dimension, {})[name] = round(value, 6)
         self.console.print(f"  {dimension}: {name}: {value:,.3f}")
 
     def table(self, dimension: str) -> Table:
@@ -54,7 +54,7 @@ class Figures:
             cells = [
                 f"{costs[n].cpu:,.0f} / {costs[n].blocks:,.0f}" if n in costs else "" for n in sizes
             ]
-            laws = [law({n: getattr(c, m) for n, c in costs.items()}) for m in MEASURES]
+            laws = [law({n: getattr(c, m) for n, c in costs.items()}, m) for m in MEASURES]
             table.add_row(operation, *cells, *laws)
         return table
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-CONSTANT = 1.3
-"""A cost that grows by less than this factor over the whole series is constant ..."""
+CONSTANT = {"cpu": 2.0, "blocks": 1.3}
+"""What grows by less than this factor over the whole series is constant. The CPU of the same call
+differs by up to a half, as other programs take turns with it in the caches."""
 
-NOISE = 15.0
-"""... and one that grows by less than this (blocks, or microseconds)."""
+NOISE = {"cpu": 100.0, "blocks": 15.0}
+"""So is what grows by less than this."""
 
 LINEAR = 0.45
 """The exponent of the growth itself, in the last step, from which on it is linear."""
 
 
-def law(series: Mapping[int, float]) -> str:
+def law(series: Mapping[int, float], measure: str = "blocks") -> str:
     """The law of a series, by size.
 
     A linear cost `a + b n` grows ten times as much in each decade as in the one before, a
@@ -23,7 +24,8 @@ def law(series: Mapping[int, float]) -> str:
     """
     sizes = sorted(series)
     values = [max(series[n], 0.0) for n in sizes]
-    if len(sizes) < 2 or values[-1] <= values[0] * CONSTANT or values[-1] - values[0] <= NOISE:
+    within = max(values[0] * CONSTANT[measure], values[0] + NOISE[measure])
+    if len(sizes) < 2 or values[-1] <= within:
         return "constant"
     added = values[-1] - values[0]
     before = values[-2] - values[0]

@@ -69,7 +69,7 @@ def _sending(gauge: Gauge, figures: Figures) -> None:
         gauge.ask("select pgqueue.send('s', 'x')")
         turns.append(gauge.cpu(lambda: gauge.ask(settle(1))))
     figures.note("serial", "receive 1 and ack of the only message, µs", statistics.fmean(turns))
-    gauge.ask("select pgqueue.send('s', 'x') from generate_series(1, 1000)")
+    gauge.ask("select pgqueue.send('s', 'x') from generate_series(1, 4000)")
     for size in (1, 100):
         cost = gauge.cost(settle(size), 300 // size + 5)
         figures.note("serial", f"receive {size} and ack, bytes of WAL", cost.wal / size)

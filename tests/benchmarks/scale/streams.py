@@ -7,6 +7,9 @@ from tests.benchmarks.scale.gauge import Gauge, send_batch, settle
 
 SIZES = [10, 100, 1_000, 10_000]
 QUICK = [10, 100, 500]
+RENEWED = 250
+"""A session creates so many: it keeps what it knows of each."""
+
 STATIC = 32
 """The calls of so many streams are static: the measured one is behind them at each size."""
 
@@ -22,6 +25,9 @@ def streams(url: str, figures: Figures) -> None:
             gauge.ask(f"select pgqueue.create_stream('{name}')")
             gauge.ask(f"select pgqueue.create_consumer('{name}', 'c')")
             made += 1
+            if made % RENEWED == 0:
+                gauge.conn.close()
+                gauge = Gauge(url)
         gauge.ask("vacuum analyze")
         gauge.conn.close()
         gauge = Gauge(url)  # without what creating them has left in the caches
