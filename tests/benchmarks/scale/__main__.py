@@ -40,6 +40,7 @@ ROOM = {"max_connections": 600, "max_wal_size": "2GB"}
 def main(
     only: Annotated[list[str] | None, typer.Argument(help=f"Some of {NAMES}.")] = None,
     quick: Annotated[bool, typer.Option(help="Small sizes.")] = False,
+    huge: Annotated[bool, typer.Option(help="A backlog of 100 million, too.")] = False,
     json: Annotated[Path | None, typer.Option(help="Where the figures are kept.")] = None,
 ) -> None:
     """Measure how the cost of each operation grows."""
@@ -48,7 +49,7 @@ def main(
     path = json or (Path("bench-results/scale.json") if quick else MEASURED)
     path.parent.mkdir(exist_ok=True)
     for name in only or DIMENSIONS:
-        figures = Figures(quick)
+        figures = Figures(quick, huge)
         began = time.monotonic()
         home = Path(tempfile.mkdtemp(prefix="pgqueue-scale-"))
         try:

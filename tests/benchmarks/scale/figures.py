@@ -27,6 +27,7 @@ class Figures:
     """By dimension and operation: the cost at each size; and single figures by name."""
 
     quick: bool = False
+    huge: bool = False
     series: dict[str, dict[str, dict[int, Cost]]] = field(default_factory=dict)
     single: dict[str, dict[str, float]] = field(default_factory=dict)
     console: Console = field(default_factory=lambda: Console(width=130))
