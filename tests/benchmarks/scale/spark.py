@@ -41,11 +41,13 @@ class Watch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.most: Counter[str] = Counter()
+        self.looks = 0
 
     def _run(self) -> None:
         with psycopg.connect(self._url, autocommit=True) as conn:
             mine = [*self._but, conn.info.backend_pid]
             while not self._over.wait(0.01):
+                self.looks += 1
                 row = conn.execute(WATCH, (mine,)).fetchone() or (0, 0)
                 for name, now in zip(("connections", "COPYs"), row, strict=True):
                     self.most[name] = max(self.most[name], now)
@@ -98,7 +100,7 @@ def _run(
             .start()
         )
         query.awaitTermination()
-    committed = gauge.value(transactions) - before
+    committed = gauge.value(transactions) - before - watch.looks
     progress: list[Any] = [each for each in query.recentProgress if each.numInputRows == rows]
     kind = "a message" if rows == n * FEW else f"{MANY:,} messages"
     name = f"tasks of {kind} each"
