@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 import threading
@@ -65,13 +66,15 @@ def spark(url: str, figures: Figures) -> None:
     """One session of 64 cores by name: as many tasks run at once, on what cores there are."""
     gauge = Gauge(url)
     sizes = QUICK if figures.quick else TASKS
-    started = session(Path(tempfile.mkdtemp(prefix="pgqueue-scale-spark-")), cores=sizes[-1])
+    home = Path(tempfile.mkdtemp(prefix="pgqueue-scale-spark-"))
+    started = session(home, cores=sizes[-1])  # which has the checkpoints in that folder
     gauge.ask("select pgqueue.create_stream('s')")
     gauge.ask("select pgqueue.create_stream('out')")
     for n in [1, *sizes]:  # the first one warms the JVM up
         for size, batches in ((FEW, SMALL_BATCHES), (MANY, BATCHES)):
             _run(started, gauge, figures, n, n * size, batches)
     started.stop()
+    shutil.rmtree(home, ignore_errors=True)
     gauge.conn.close()
 
 
@@ -90,12 +93,11 @@ def _run(
         frame = spark.readStream.format("pgqueue").options(
             url=gauge.url, stream="s", consumer="c", maxMessagesPerTrigger=rows, minPartitions=n
         )
-        checkpoint = tempfile.mkdtemp(prefix="pgqueue-scale-checkpoint-")
         query = (
             frame.load()
             .select("data")
             .writeStream.format("pgqueue")
-            .options(url=gauge.url, stream="out", checkpointLocation=checkpoint)
+            .options(url=gauge.url, stream="out")
             .trigger(availableNow=True)
             .start()
         )
