@@ -31,7 +31,7 @@ unix_socket_dir =
 auth_type = any
 pool_mode = {mode}
 default_pool_size = {size}
-max_client_conn = 500
+max_client_conn = 1000
 logfile = {folder}/log
 pidfile = {folder}/pid
 """

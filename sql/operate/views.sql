@@ -198,8 +198,10 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
               order by dead_id desc limit 1000) x
         where died_at > clock_timestamp() - interval '1 hour') d
     cross join lateral (
-        select case when w.o_estimated and _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog
-                      or not w.o_estimated and t.backlog >= c.max_backlog then 'full'
+        select case when case when c.max_backlog is null then false  -- all publications would be counted
+                              when w.o_estimated
+                              then _pgqueue.backlog_of(c.consumer_id, c.max_backlog) >= c.max_backlog
+                              else t.backlog >= c.max_backlog end then 'full'
                     when c.paused then 'paused'
                     -- oldest_at excludes delayed messages
                     when (t.oldest_at is not null or r.ready + l.expired > 0) and l.claims = l.expired

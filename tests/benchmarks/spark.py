@@ -16,8 +16,8 @@ JDBC = Path(os.environ.get("PGQUEUE_BENCH_JDBC", "/usr/share/java/postgresql.jar
 """The driver for Spark's JDBC, of Debian's package libpostgresql-jdbc-java, where it is there."""
 
 
-def session(home: Path) -> SparkSession:
-    """A local Spark of two cores."""
+def session(home: Path, cores: int = 2) -> SparkSession:
+    """A local Spark that runs so many tasks at once."""
     import spark_pgqueue
     from spark_pgqueue import java
 
@@ -29,7 +29,7 @@ def session(home: Path) -> SparkSession:
     from tests.benchmarks.plain import Nothing, Plain, Ready, Signalled
 
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(f"local[{cores}]")
         .appName("spark-pgqueue benchmark")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

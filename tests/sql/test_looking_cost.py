@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.sql import internals, queue
-from tests.sql.cost import cost
+from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import Conn, one, receive, rows, send_all, value
 
 RUNS = 12_000
@@ -163,3 +163,15 @@ def test_who_asks_for_some_states_reads_little_of_the_others(conn: Conn, other: 
     lanes = one(conn, "select pg_relation_size('pgqueue.consumer_messages') / 8192")
     most = [a * 1.6 + 60 + 3 * lanes for a in few]  # and the index
     assert all(b <= c for b, c in zip(many, most, strict=True)), (few, many, lanes)
+
+
+def test_the_figures_of_a_long_backlog_cost_what_those_of_a_short_one_do(
+    conn: Conn, stream: int
+) -> None:
+    """Also without max_backlog: nothing counts whether the backlog has reached it."""
+    queue.consumer(conn)
+    costs = []
+    for more in (5_000, 50_000):
+        internals.publish_singly(conn, stream, more)
+        costs.append(min(cost(conn, "select * from pgqueue.consumer_stats") for _ in range(3)))
+    assert costs[1] <= costs[0] * GROWTH, f"{costs} blocks of 5,000 and 55,000 publications"

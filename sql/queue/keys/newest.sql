@@ -51,8 +51,10 @@ begin
     ), recorded as materialized (
         select n.key, b.ctid, b.seq as before, greatest(n.seq, b.seq) as seq
         from newest n left join lateral (
+            -- the order selects the primary key: of an empty table, the other index looks as good to the planner
             select ctid, seq from pgqueue.newest_of_keys
-            where consumer_id = p_consumer.consumer_id and key = n.key offset 0) b on true
+            where consumer_id = p_consumer.consumer_id and key >= n.key and key <= n.key
+            order by key limit 1) b on true
     ), changed as (
         update pgqueue.newest_of_keys k set seq = n.seq, noted_at = _pgqueue.end_of_hour()
         from recorded n where k.ctid = n.ctid

@@ -66,19 +66,21 @@ begin
                 (v_consumer.consumer_id, hashtextextended(p_key[1], 0), lower(p_seqs), 0)::pgqueue.key_backlog] end;
         end if;
         continue when v_entries is null;
+        -- the order selects the index by key: of an empty table, the other index looks as good to the planner
         if cardinality(v_entries) = 1 then
             v_key := v_entries[1].key;
             v_full := (select case when count(*) = v_consumer.per_key_capacity then array[v_key] end
                        from (select from pgqueue.key_backlog b
-                             where b.consumer_id = v_consumer.consumer_id and b.key = v_key
-                             limit v_consumer.per_key_capacity) b);
+                             where b.consumer_id = v_consumer.consumer_id and b.key >= v_key and b.key <= v_key
+                             order by b.key limit v_consumer.per_key_capacity) b);
         else
             v_full := (select array_agg(k.key)
                        from (select n.key, count(*) as n from unnest(v_entries) n group by n.key) k
                        where k.n + (select count(*)
                                     from (select from pgqueue.key_backlog b
-                                          where b.consumer_id = v_consumer.consumer_id and b.key = k.key
-                                          limit greatest(0, v_consumer.per_key_capacity - k.n + 1)) b)
+                                          where b.consumer_id = v_consumer.consumer_id
+                                            and b.key >= k.key and b.key <= k.key
+                                          order by b.key limit greatest(0, v_consumer.per_key_capacity - k.n + 1)) b)
                              > v_consumer.per_key_capacity);
         end if;
         if v_full is not null then
