@@ -4,6 +4,12 @@
 -- skips what others hold (skip locked, a try) waits for nothing, and may take any lock at any time. Each lock of the
 -- code names its place in a comment (-- lock: bundle); tests/sql/test_lock_order.py compares the code with this list.
 --
+-- But skip locked may wait, rarely. If the version of a row that it has read was updated, by a transaction that ends
+-- just then, Postgres looks for the newest version and waits for the transaction that has locked that one: neither skip
+-- locked nor nowait prevents it (heap_lock_updated_tuple()). Among rows that are updated often, these are bundles. A
+-- claim may have locked a bundle that it does not claim, and wait for the consumer, whose holder then waits for the
+-- claim. So a claim waits for less than the second after which the holder would fail, see lock_consumer_soon().
+--
 -- Locks are held to the end of the transaction, except seqs, waiting, and those of an exception block that failed. The
 -- order holds within one call. A transaction of several calls can violate it: Postgres then aborts one of the two
 -- transactions as a deadlock, after a second.
@@ -117,9 +123,9 @@
 -- The function has the lock already, or has released the later one, or does only one of the two:
 --   pgqueue.ack: bundle before consumer.  It calls lock_claim() without the consumer.
 --   _pgqueue.claim: bundle before consumer.  It has a free bundle that does not match, for which others wait only in
---     tries.
---   _pgqueue.claim_locked: bundle before consumer.  claim_without_lock() locks nothing where it claims nothing; the
---     bundles of the last acknowledgement are locked after the consumer.
+--     tries, or where skip locked waits: lock_consumer_soon() does not.
+--   _pgqueue.claim_locked: bundle before consumer.  As _pgqueue.claim; the bundles of the last acknowledgement are
+--     locked after the consumer.
 --   _pgqueue.claim_where: bundle before consumer.  An exception block releases the bundles.
 --   _pgqueue.set_consumer: settings, consumer, bundle before stream.  Where it needs the stream's row, it locks that
 --     first.
@@ -418,7 +424,8 @@ language sql as $$
 $$;
 
 -- Locks a consumer, unless one transaction keeps the lock for longer than claims take. While the lock passes from claim
--- to claim, the call waits, as lock_consumer() does. Returns whether the caller has the lock.
+-- to claim, the call waits, as lock_consumer() does. Returns whether the caller has the lock. The caller may
+-- hold a bundle: if the holder of the lock waits for that (see above, skip locked may wait), the call returns false.
 create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
 language plpgsql as $$
 declare
@@ -439,6 +446,10 @@ begin
         exception when lock_not_available then
             v_holder := (select virtualtransaction
                          from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer_id) where granted);
+            if exists (select from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer_id) l
+                       where l.granted and pg_backend_pid() = any (pg_blocking_pids(l.pid))) then
+                return false;
+            end if;
             if v_holder = v_before or clock_timestamp() > v_until then
                 raise warning 'nothing can be claimed now: % is locked by %', _pgqueue.consumer_name(p_consumer_id),
                     _pgqueue.holders(_pgqueue.lock_class_consumer(), p_consumer_id);

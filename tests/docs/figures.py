@@ -22,6 +22,9 @@ PEERS = ("pgmq", "row per message", "procrastinate", "PgQueuer", "absurd", "PgQu
 OTHERS, KEYS = "other systems", "FIFO by key"
 """The scenarios that its rows are of."""
 
+BACKLOG = "backlog sent one by one, 1 worker, messages at a time"
+"""A line of the first."""
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -45,10 +48,12 @@ HEADLINES = (
     Headline("... to 10 consumers", OTHERS, "send single messages, consumers", "10"),
     Headline("send batches of 1,000", OTHERS, "send batches of 1,000"),
     Headline(
-        "receive, acknowledge 1 at a time", OTHERS, "backlog, 1 worker, messages at a time", "1"
+        "receive, acknowledge 1 at a time",
+        OTHERS,
+        BACKLOG,
+        "1",
     ),
-    Headline("... 4 workers", OTHERS, "backlog, 4 workers, messages at a time", "1"),
-    Headline("... 100 at a time", OTHERS, "backlog, 1 worker, messages at a time", "100"),
+    Headline("... 100 at a time", OTHERS, BACKLOG, "100"),
     Headline(
         "... FIFO by key, 10 at a time",
         KEYS,
@@ -57,10 +62,12 @@ HEADLINES = (
         {"pgmq": "pgmq, heads", "row per message": "row per message, FIFO by key"},
     ),
     Headline(
-        "commit to handler, 300/s: p99", OTHERS, "at 300 a second, from commit to handler", "p99"
+        "commit to handler at 1,000/s, 99%",
+        OTHERS,
+        "at 1,000 a second, from commit to handler",
+        "p99",
     ),
-    Headline("... 1,000/s: p99", OTHERS, "at 1,000 a second, from commit to handler", "p99"),
-    Headline("WAL of a message", OTHERS, "at 1,000 a second: WAL"),
+    Headline("write-ahead log of a message", OTHERS, "at 1,000 a second: WAL"),
 )
 
 
@@ -120,7 +127,7 @@ def stated(found: Report) -> dict[Path, list[tuple[str, list[str]]]]:
         if each.label in ("receive, acknowledge 1 at a time", "... 100 at a time")
     ]
     return {
-        README: [(r"on (\d+) cores with PostgreSQL ([\d.]+) as installed, (\S+),", machine)],
+        README: [(r"on (\d+) cores with PostgreSQL ([\d.]+) as installed, ([\d-]+):", machine)],
         QUESTIONS: [
             (
                 r"On (\d+) cores, a worker .+? ([\d,]+) messages .+? ([\d,]+) a",

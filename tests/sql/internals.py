@@ -80,6 +80,12 @@ def tables(conn: psycopg.Connection) -> list[str]:
     return [row.relname for row in rows(conn, query)]
 
 
+def vacuum(conn: psycopg.Connection) -> None:
+    """Vacuum and analyze all tables of the schema."""
+    names = ", ".join(f"pgqueue.{table}" for table in tables(conn))
+    conn.execute(f"vacuum (analyze) {names}".encode())
+
+
 def count(conn: psycopg.Connection, table: str) -> int:
     """How many rows there are of a table."""
     return rows(conn, f"select count(*) from pgqueue.{table}")[0][0]

@@ -60,7 +60,7 @@ def cpu(conn: Conn, call: Callable[[], object]) -> int:
 
 
 def check(what: str, costs: dict[int, int]) -> None:
-    (_, few), (n, many) = sorted((n, cost / 1e6) for n, cost in costs.items())
+    (_, few), (n, many) = sorted((n, cost / 1e6) for n, cost in costs.items())[-2:]
     assert many < GROWTH * few + 10, f"{what}: {n // 6:,} take {few:.0f} ms, {n:,} take {many:.0f}"
 
 
@@ -99,7 +99,9 @@ def test_scattered_messages_cost_in_proportion(
             call(conn, "send_batch", "s", ["x"] * n, sent)
         return claim_of(receive(conn, n)) if claims else None
 
-    for n in (FEW, MANY):
+    conn.execute("select pgqueue.drop_stream(stream) from pgqueue.stream_stats")
+    internals.vacuum(conn)  # of an empty table, all indexes look equally good to the planner
+    for n in (2, FEW, MANY):  # what the first one plans, the session keeps
         for name, sql in CLAIMED.items():
             run(name, sql, n, begin(n))
         for name, (before, sql) in AFTERWARDS.items():

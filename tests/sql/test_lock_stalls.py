@@ -13,10 +13,14 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
-from tests.sql import clock
+from tests.processes import wait_until
+from tests.sql import clock, internals
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream")
+
+WAITING = "select exists (select from pg_locks where pid = %s and not granted)"
+BUNDLE = "select from pgqueue.consumer_messages where token is null for update"
 
 
 @pytest.fixture
@@ -210,6 +214,39 @@ def test_what_a_hung_transaction_keeps_from_a_consumer_names_its_session(
     conn.execute("reset lock_timeout")
     (explained,) = call(conn, "explain_message", "s", "c", sent[-1])
     assert "locked" not in explained.because
+
+
+def test_a_claim_makes_no_deadlock_with_who_waits_for_a_bundle_that_it_does_not_claim(
+    conn: Conn, opened: Session
+) -> None:
+    """A claim may lock a bundle and not claim it. `skip locked` waits for it where the row was
+    updated just then; a plain lock, as here, waits always.
+    """
+    consumer_id = consumer(conn)
+    for _ in range(2):
+        value(conn, "send", "s", "x", p_expires_at=now(conn) + timedelta(hours=1))
+    receive(conn, 1)  # the other message is in a bundle that only a claim with the lock claims
+    busy, warned = opened(), []
+    internals.lock_consumer(busy, consumer_id)
+    conn.add_notice_handler(lambda notice: warned.append(notice.message_primary))
+    claiming = conn.info.backend_pid
+
+    def lock_bundle() -> None:
+        wait_until(lambda: one(busy, WAITING, claiming))
+        busy.execute(BUNDLE)
+
+    other = threading.Thread(target=lock_bundle)
+    with conn.transaction():
+        conn.execute(BUNDLE)
+        other.start()
+        began = time.monotonic()
+        assert receive(conn, 1) == []
+        assert time.monotonic() - began < 0.9, "less than the second that a deadlock takes"
+    other.join(20)
+    assert not other.is_alive()
+    busy.execute("commit")
+    assert warned == [], "nobody has to do anything"
+    assert len(receive(conn, 1)) == 1
 
 
 def test_workers_go_on_beside_a_seek_that_waits_for_an_open_claim(

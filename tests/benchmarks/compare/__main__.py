@@ -82,10 +82,12 @@ def main(
     found = Report()
     with database(url, laboratory) as where:
         effort = QUICK if quick else FULL
-        compare(where, scenario or list(SCENARIOS), effort, found, peer or systems.NAMES, paths)
+        try:
+            compare(where, scenario or list(SCENARIOS), effort, found, peer or systems.NAMES, paths)
+        finally:
+            found.write(out / "compare.json")  # also what a run measured before it failed
     for table in found.tables():
         found.console.print(table)
-    found.write(out / "compare.json")
     report.draw(found, out / "compare.svg")
     found.console.print(f"written to {out}/compare.json and compare.svg")
 
