@@ -4,11 +4,10 @@
 -- skips what others hold (skip locked, a try) waits for nothing, and may take any lock at any time. Each lock of the
 -- code names its place in a comment (-- lock: bundle); tests/sql/test_lock_order.py compares the code with this list.
 --
--- But skip locked may wait, rarely. If the version of a row that it has read was updated, by a transaction that ends
--- just then, Postgres looks for the newest version and waits for the transaction that has locked that one: neither skip
--- locked nor nowait prevents it (heap_lock_updated_tuple()). Among rows that are updated often, these are bundles. A
--- claim may have locked a bundle that it does not claim, and wait for the consumer, whose holder then waits for the
--- claim. So a claim waits for less than the second after which the holder would fail, see lock_consumer_soon().
+-- But skip locked and nowait may wait, rarely: if the version of a row that was read is updated just then, Postgres
+-- waits for the transaction that has locked the newest version (heap_lock_updated_tuple()). Only bundles are updated so
+-- often. A claim may have locked a bundle that it does not claim, and wait for the consumer, whose holder then waits
+-- for the claim: see lock_consumer_soon().
 --
 -- Locks are held to the end of the transaction, except seqs, waiting, and those of an exception block that failed. The
 -- order holds within one call. A transaction of several calls can violate it: Postgres then aborts one of the two
@@ -422,40 +421,3 @@ create or replace function _pgqueue.commit_durably() returns void
 language sql as $$
     select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off'
 $$;
-
--- Locks a consumer, unless one transaction keeps the lock for longer than claims take. While the lock passes from claim
--- to claim, the call waits, as lock_consumer() does. Returns whether the caller has the lock. The caller may
--- hold a bundle: if the holder of the lock waits for that (see above, skip locked may wait), the call returns false.
-create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
-language plpgsql as $$
-declare
-    v_until  timestamptz := clock_timestamp() + _pgqueue.patience();
-    v_before text;  -- the transaction that had the lock after the previous wait
-    v_holder text;
-begin
-    if _pgqueue.try_lock_consumer(p_consumer_id) then
-        return true;
-    end if;
-    loop
-        begin
-            perform _pgqueue.await('the lock of a consumer',
-                                   'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: consumer
-                                   p_consumer_id, jsonb_build_array(_pgqueue.lock_class_consumer()),
-                                   p_limit => _pgqueue.claim_patience());
-            return true;
-        exception when lock_not_available then
-            v_holder := (select virtualtransaction
-                         from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer_id) where granted);
-            if exists (select from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer_id) l
-                       where l.granted and pg_backend_pid() = any (pg_blocking_pids(l.pid))) then
-                return false;
-            end if;
-            if v_holder = v_before or clock_timestamp() > v_until then
-                raise warning 'nothing can be claimed now: % is locked by %', _pgqueue.consumer_name(p_consumer_id),
-                    _pgqueue.holders(_pgqueue.lock_class_consumer(), p_consumer_id);
-                return false;
-            end if;
-            v_before := v_holder;
-        end;
-    end loop;
-end $$;

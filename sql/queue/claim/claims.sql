@@ -153,6 +153,42 @@ begin
     return _pgqueue.claim_locked(v_consumer, p_max, case when v_acked is null then p_ack end);
 end $$;
 
+-- Locks a consumer, unless one transaction keeps the lock for longer than claims take. While the lock passes from claim
+-- to claim, the call waits, as lock_consumer() does. Returns whether the caller has the lock. The caller may
+-- hold a bundle: if the holder of the lock waits for that (base/locks.sql: skip locked), it returns false.
+create or replace function _pgqueue.lock_consumer_soon(p_consumer_id int) returns boolean
+language plpgsql as $$
+declare
+    v_until  timestamptz := clock_timestamp() + _pgqueue.patience();
+    v_before text;  -- the transaction that had the lock after the previous wait
+    v_holder text;
+    v_waits  boolean;  -- for this session
+begin
+    if _pgqueue.try_lock_consumer(p_consumer_id) then
+        return true;
+    end if;
+    loop
+        begin
+            perform _pgqueue.await('the lock of a consumer',
+                                   'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: consumer
+                                   p_consumer_id, jsonb_build_array(_pgqueue.lock_class_consumer()),
+                                   p_limit => _pgqueue.claim_patience());
+            return true;
+        exception when lock_not_available then
+            select virtualtransaction, pg_backend_pid() = any (pg_blocking_pids(pid)) into v_holder, v_waits
+            from _pgqueue.advisory_locks(_pgqueue.lock_class_consumer(), p_consumer_id) where granted;
+            if v_waits then
+                return false;
+            elsif v_holder = v_before or clock_timestamp() > v_until then
+                raise warning 'nothing can be claimed now: % is locked by %', _pgqueue.consumer_name(p_consumer_id),
+                    _pgqueue.holders(_pgqueue.lock_class_consumer(), p_consumer_id);
+                return false;
+            end if;
+            v_before := v_holder;
+        end;
+    end loop;
+end $$;
+
 -- Claims with the consumer's lock whatever can be claimed, see claim().
 --   p_ack  a claim to acknowledge first; null: none
 --   p_where, p_look  as in serve_claim()
