@@ -63,7 +63,7 @@ def test_without_pgmq_the_rest_is_measured(empty_url, monkeypatch, capsys):
     monkeypatch.setattr(pgmq, "is_installed", lambda: False)
     figures = run_tiny(empty_url, "wake")
     assert "pgmq is left out" in capsys.readouterr().out
-    assert {*sum((case.theirs for case in figures.cases), [])} == {"bare LISTEN"}
+    assert {peer for case in figures.cases for peer in case.theirs} == {"bare LISTEN"}
 
 
 @pytest.mark.parametrize("name", [name for name in peers.NAMES if name != "pgmq"])
