@@ -47,12 +47,7 @@ HEADLINES = (
     Headline("send single messages to 1 consumer", OTHERS, "send single messages, consumers", "1"),
     Headline("... to 10 consumers", OTHERS, "send single messages, consumers", "10"),
     Headline("send batches of 1,000", OTHERS, "send batches of 1,000"),
-    Headline(
-        "receive, acknowledge 1 at a time",
-        OTHERS,
-        BACKLOG,
-        "1",
-    ),
+    Headline("receive, acknowledge 1 at a time", OTHERS, BACKLOG, "1"),
     Headline("... 100 at a time", OTHERS, BACKLOG, "100"),
     Headline(
         "... FIFO by key, 10 at a time",

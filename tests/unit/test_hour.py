@@ -46,10 +46,12 @@ def test_what_grows_in_the_last_third_is_found():
         grows=lambda at: (at * 10_000, 0, 0),
         dies=lambda at: (MB, 300_000 + at * 200, 0),
         creeps=lambda at: (50 * MB + at * 300, 0, 10_000 + at * 0.5),
+        saws=lambda at: (at * 30_000 - at % 60 * MB + 60 * MB, 0, 0),
     )
     found = {(each.name, each.what) for each in growth(HOUR, lines)}
     assert found == {
         *(("grows", SIZE), ("dies", DEAD), ("creeps", SIZE), ("creeps", "live rows")),
+        ("saws", SIZE),
     }
 
 

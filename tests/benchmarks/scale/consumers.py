@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.benchmarks.scale.figures import Figures
-from tests.benchmarks.scale.gauge import Cost, Gauge, send_batch, settle
+from tests.benchmarks.scale.gauge import Cost, Gauge, send_batch, usual
 
 SIZES = [1, 10, 100, 1_000]
 QUICK = [1, 10, 100]
@@ -35,14 +35,7 @@ def _measure(gauge: Gauge, n: int, figures: Figures) -> None:
     def add(operation: str, query: str, calls: int = 20) -> None:
         figures.add("consumers", n, operation, gauge.cost(query, calls))
 
-    add("send", "select pgqueue.send('s', 'x')", 40)
-    add("send_batch of 100", send_batch(100), 40)
-    gauge.refill(60)
-    add("receive 1, ack", settle(1), 40)
-    gauge.refill(60)
-    add("receive 100, ack", settle(100))
-    one = "select * from pgqueue.consumer_stats where stream = 's' and consumer = 'c'"
-    add("consumer_stats of one", one)
+    usual(gauge, add)
     add("health of all, behind 70 publications", "select * from pgqueue.consumer_health", 2)
     add("stream_stats", "select * from pgqueue.stream_stats")
     add("maintain, nothing to trim", "select * from pgqueue.maintain()", 4)

@@ -129,3 +129,20 @@ def send_batch(n: int, stream: str = "s", key: str = "null") -> str:
         f"select count(*) from pgqueue.send_batch('{stream}', array_fill('x'::text, '{{{n}}}')"
         f"{keys})"
     )
+
+
+def usual(gauge: Gauge, add: Callable[..., None]) -> None:
+    """What producers, workers and operators call all the time.
+
+    Args:
+        gauge: a session; the stream is s, the consumer c.
+        add: measures: the operation, its statement, and how often it is called.
+    """
+    add("send", "select pgqueue.send('s', 'x')", 40)
+    add("send_batch of 100", send_batch(100), 40)
+    gauge.refill(60)
+    add("receive 1, ack", settle(1), 40)
+    gauge.refill(60)
+    add("receive 100, ack", settle(100))
+    one = "select * from pgqueue.consumer_stats where stream = 's' and consumer = 'c'"
+    add("consumer_stats of one", one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.benchmarks.scale.figures import Figures
-from tests.benchmarks.scale.gauge import Gauge, send_batch, settle
+from tests.benchmarks.scale.gauge import Gauge, settle, usual
 
 SIZES = [10, 100, 1_000, 10_000]
 QUICK = [10, 100, 500]
@@ -38,14 +38,7 @@ def _measure(gauge: Gauge, n: int, figures: Figures) -> None:
     def add(operation: str, query: str, calls: int = 20) -> None:
         figures.add("streams", n, operation, gauge.cost(query, calls))
 
-    add("send", "select pgqueue.send('s', 'x')", 40)
-    add("send_batch of 100", send_batch(100), 40)
-    gauge.refill(60)
-    add("receive 1, ack", settle(1), 40)
-    gauge.refill(60)
-    add("receive 100, ack", settle(100))
-    one = "select * from pgqueue.consumer_stats where stream = 's' and consumer = 'c'"
-    add("consumer_stats of one", one)
+    usual(gauge, add)
     add("health of all", "select * from pgqueue.consumer_health", 2)
     add("stream_stats of all", "select * from pgqueue.stream_stats", 2)
     add("maintain, one call", "select * from pgqueue.maintain()", 6)
