@@ -20,8 +20,9 @@ T = TypeVar("T")
 ASK_AGAIN = 1.0
 """Seconds between two polls without a notification: the end of a delay or a lease sends none."""
 
-_AT_LEAST = 0.02
-"""Seconds to pause when messages are due but could not be claimed: other workers claim them."""
+ASK_AFTER = 0.02
+"""Seconds to pause before asking when a message is due, which costs more than a poll: in a busy
+stream, a notification arrives first. Messages that are due now are claimed by other workers."""
 
 
 class LongPoll:
@@ -73,8 +74,10 @@ class LongPoll:
                 and not is_stopped()
                 and not self._current_listener().is_woken
             ):
-                until = self.until_due(stream, due)
-                heard = self.pause(stream, min(left, until)) or until < ASK_AGAIN
+                heard = self.pause(stream, min(left, ASK_AFTER))
+                if not heard and (left := end - time.monotonic()) > 0:
+                    until = self.until_due(stream, due)
+                    heard = self.pause(stream, min(left, until)) or until < ASK_AGAIN
                 found = look_again()
             if not heard:
                 self.doubt(stream)
@@ -104,7 +107,7 @@ class LongPoll:
             if is_over(found):
                 return found
             channel = listen()
-            pause = _AT_LEAST
+            pause = ASK_AFTER
             while True:
                 listener = self._current_listener()
                 if channel is not None:
@@ -122,10 +125,13 @@ class LongPoll:
                         listener.wait(channel, min(left, ASK_AGAIN))
 
     def until_due(self, stream: str, due: Callable[[], float | None]) -> float:
-        """The seconds to pause after a poll that found nothing. Arguments as in `first`."""
+        """The seconds to pause after a poll that found nothing and a pause of `ASK_AFTER`.
+
+        Arguments as in `first`.
+        """
         with self._statements.explained():
             soon = due() if self._subscription(stream).is_started else None
-        return ASK_AGAIN if soon is None else min(max(soon, _AT_LEAST), ASK_AGAIN)
+        return ASK_AGAIN if soon is None else min(max(soon, 0.0), ASK_AGAIN)
 
     def forget(self, stream: str) -> None:
         """Discard all notifications received so far. Call this before a poll."""

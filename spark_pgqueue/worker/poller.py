@@ -15,7 +15,7 @@ from functools import partial
 import psycopg
 
 from spark_pgqueue.client.client import Client, make_statements
-from spark_pgqueue.client.long_poll import ASK_AGAIN, LongPoll
+from spark_pgqueue.client.long_poll import ASK_AFTER, ASK_AGAIN, LongPoll
 from spark_pgqueue.client.messages import Claim
 from spark_pgqueue.postgres import clock
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -93,6 +93,7 @@ class Poller:
         self._mean_bytes = 0.0  # mean length of the data of a message, by the last claims
         self._call_takes: float | None = None  # mean duration of a call, in seconds
         self._settle_at = self._look_at = 0.0
+        self._ask_at = _NEVER  # when to ask until when there is nothing to claim
         self._acks_alone = False  # the next acknowledgements are separate statements
         self._is_short = False  # the last claim had fewer messages than wanted
         self._is_dry = False  # the last claim found nothing
@@ -296,6 +297,10 @@ class Poller:
             self._look_at = now  # settling may have freed messages to claim
             self._has_heard = True
         wanted = self._wanted(settles and done is not None)
+        if wanted > 0 and self._ask_at <= now < self._look_at:
+            until = self._long_poll.until_due(self._stream, self._due)
+            self._ask_at, self._look_at = _NEVER, now + until
+            self._is_last_resort = until >= ASK_AGAIN
         looks = wanted > 0 and now >= self._look_at
         if settles:
             for in_flight in news:
@@ -359,11 +364,11 @@ class Poller:
         if done is not None:
             done.forget()
             self._claims.discard(done)
-        self._is_dry = claim is None
+        self._is_dry, self._ask_at = claim is None, _NEVER
         if claim is None:
-            until = self._long_poll.until_due(self._stream, self._due)
-            self._look_at = clock.now() + until
-            self._is_short, self._is_last_resort = False, until >= ASK_AGAIN
+            now = clock.now()
+            self._ask_at, self._look_at = now + ASK_AFTER, now + ASK_AGAIN
+            self._is_short, self._is_last_resort = False, True
             return
         in_flight = InFlightClaim(
             claim,
@@ -407,7 +412,7 @@ class Poller:
         wanted = self._wanted()
         times = [in_flight.extend_at for in_flight in self._claims]
         times += [self._settle_at] if has_news else []
-        times += [self._look_at] if wanted > 0 else []
+        times += [self._look_at, self._ask_at] if wanted > 0 else []
         times += [timeout] if (timeout := self._executor.next_timeout()) is not None else []
         times += [self._stop_by] if self._jobs else []
         times += [self._failures.due_at]

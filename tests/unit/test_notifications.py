@@ -9,6 +9,7 @@ import pytest
 
 import spark_pgqueue
 from spark_pgqueue import Consumer
+from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.notifications import Listener
 from spark_pgqueue.spark.driver.waiter import PublicationWaiter
@@ -145,6 +146,46 @@ def test_a_worker_that_waits_asks_once_before_and_once_after_a_publication(
     sent = [line for line in trace.read_text().splitlines() if "\tF\t" in line]
     asked = [line for line in sent if "\tParse\t" in line or "\tQuery\t" in line]
     assert ["pgqueue.next_due(" in line for line in asked] == [False, True, False]
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+@pytest.mark.parametrize("by", ["client", "worker"])
+def test_in_a_busy_stream_a_worker_that_waits_does_not_ask_when_a_message_is_due(
+    queue, url, monkeypatch, by: str, is_busy: bool
+):
+    """It asks after a pause without a notification, and finds in time what is delayed."""
+    asked, sent, came = [], [], []
+    pause, until_due = LongPoll.pause, LongPoll.until_due
+
+    def send_and_pause(self, stream: str, seconds: float) -> bool:
+        if not self._subscription(stream).is_started or sent:
+            return pause(self, stream, seconds)
+        with spark_pgqueue.connect(url) as producer:
+            producer.send(stream, "x", delay=None if is_busy else timedelta(seconds=0.3))
+        sent.append(time.monotonic())
+        return is_busy and pause(self, stream, seconds)
+
+    def ask(*given) -> float:
+        asked.append(1)
+        return until_due(*given)
+
+    def note(message) -> None:
+        came.append((time.monotonic(), len(asked)))
+
+    monkeypatch.setattr(LongPoll, "pause", send_and_pause)
+    monkeypatch.setattr(LongPoll, "until_due", ask)
+    if by == "client":
+        note(received(queue, "s"))
+    else:
+        worker = Consumer(url, "s", "c")
+        thread = threading.Thread(target=worker.run, args=(note,), daemon=True)
+        thread.start()
+        wait_until(lambda: came)
+        worker.stop()
+        thread.join()
+    ((at, asks),) = came
+    assert (asks == 0) == is_busy
+    assert at - sent[0] < 0.9, "the poll of each second found it"
 
 
 def test_it_listens_to_every_stream_that_it_waited_for_and_again_on_a_new_connection(queue, url):
