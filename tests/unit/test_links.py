@@ -16,7 +16,7 @@ LINK = re.compile(
     re.VERBOSE,
 )
 NAMED = re.compile(r"`([\w.-]+(?:/[\w.-]+)+\.(?:md|pml|py|sql))(?:::\w+)?`")
-FOLDERS = [ROOT, *(ROOT / each for each in ("sql", "tests", "spark_pgqueue", "spark_pgqueue/spark"))]
+FOLDERS = [ROOT / each for each in (".", "sql", "tests", "spark_pgqueue", "spark_pgqueue/spark")]
 """A page names a file from the top, from its own folder, or from one of these."""
 
 OF_OTHERS = {"sql/pgque.sql", ".github/SECURITY.md"}
