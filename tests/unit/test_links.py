@@ -15,6 +15,12 @@ LINK = re.compile(
     | \b(?:src|srcset|href)="([^"]+)\"""",
     re.VERBOSE,
 )
+NAMED = re.compile(r"`([\w.-]+(?:/[\w.-]+)+\.(?:md|pml|py|sql))(?:::\w+)?`")
+FOLDERS = [ROOT / each for each in (".", "sql", "tests", "spark_pgqueue", "spark_pgqueue/spark")]
+"""A page names a file from the top, from its own folder, or from one of these."""
+
+OF_OTHERS = {"sql/pgque.sql", ".github/SECURITY.md"}
+"""Files of another repository, and of a host that is not chosen yet."""
 
 
 def links_of(page: str) -> list[str]:
@@ -55,6 +61,17 @@ def leads_somewhere(page: Path, target: str) -> bool:
     if not (file.is_relative_to(ROOT) and file.exists()):
         return False
     return not anchor or anchor in anchors_of(file.read_text())
+
+
+def test_every_file_that_a_page_names_is_there():
+    """Also where it is no link: a page once explained a file that was gone, with its words."""
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in PAGES
+        for name in NAMED.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+        if not any((folder / name).exists() for folder in (page.parent, *FOLDERS))
+    ]
+    assert {each for each in missing if each.split(": ")[1] not in OF_OTHERS} == set()
 
 
 def test_nothing_lies_about_at_the_top():
