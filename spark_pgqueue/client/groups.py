@@ -172,7 +172,7 @@ class Group:
                 self._call(handler, share.messages, self._statements.connection())
                 self._is_handling = False
             self._statements.rows(
-                "select count(pgqueue.commit_offset(l, %s::bigint[])) from"
+                "select pg_catalog.count(pgqueue.commit_offset(l, %s::bigint[])) from"
                 " pg_catalog.unnest(%s::bigint[]) l",
                 [share.offset, share.lease_ids],
             )

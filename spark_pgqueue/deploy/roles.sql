@@ -3,6 +3,10 @@
 --   pgqueue deploy roles | psql -v ON_ERROR_STOP=1
 -- Then set a password for each role, which psql sends encrypted, so that no log has it: \password queue_worker
 
+begin;
+-- Functions of other schemas, such as public.format(text, text), would run with your rights.
+set local search_path = pg_catalog, pg_temp;
+
 select pgqueue.create_roles();
 
 do $$
@@ -30,5 +34,7 @@ begin
         end if;
     end loop;
 end $$;
+
+commit;
 
 -- For the alert on open transactions, as a superuser: grant pg_read_all_stats to queue_metrics;

@@ -109,9 +109,10 @@ def judge(row: tuple[Any, ...] | None) -> Look:
             "that creates roles"
         )
     else:
+        quoted = owner.replace('"', '""')  # an administrator copies it
         hint = (
             f"to let {owner} own the queue, run as an administrator: create role pgqueue_owner "
-            f'nologin; grant pgqueue_owner to "{owner}"'
+            f'nologin; grant pgqueue_owner to "{quoted}"'
         )
     raise PgQueueError(
         f"the {what} belongs to {owner}, and is not run with the rights of {role}",

@@ -216,8 +216,9 @@ def _failed(queue: Client, stream: str, consumer: str) -> list[dict[str, Any]]:
     """
     names = ("seq", "state", "deliver_count", "not_visible_until", "last_error")
     rows = queue._statements.rows(
-        "select * from (select seq, state, deliver_count, not_visible_until, left(last_error, %s)"
-        " from pgqueue.message_states where stream = %s and consumer = %s and deliver_count > 0"
+        "select * from (select seq, state, deliver_count, not_visible_until,"
+        " left(last_error, %s::int) from pgqueue.message_states"
+        " where stream = %s and consumer = %s and deliver_count > 0"
         " and state in ('ready', 'delayed', 'waiting') limit 1000) m"
         " order by not_visible_until nulls first, seq limit %s",
         [SHOWN, stream, consumer, LISTED],
@@ -232,10 +233,10 @@ def _dead(queue: Client, stream: str, consumer: str, after: int) -> list[dict[st
         "deliver_count", "owner", "died_at",
     )  # fmt: skip
     rows = queue._statements.rows(
-        "select seq, key, left(data, %s), encode(substring(data_bytes for %s), 'hex'),"
+        "select seq, key, left(data, %s::int), encode(substring(data_bytes for %s), 'hex'),"
         " coalesce(octet_length(data), octet_length(data_bytes)),"
-        " coalesce(length(data), octet_length(data_bytes)) > %s, left(headers::text, %s), reason,"
-        " error, deliver_count, owner, died_at"
+        " coalesce(length(data), octet_length(data_bytes)) > %s, left(headers::text, %s::int),"
+        " reason, error, deliver_count, owner, died_at"
         " from pgqueue.read_dead(%s::text, %s::text, p_max => %s, p_after => %s::bigint)",
         [*[SHOWN] * 4, stream, consumer, LISTED, after],
     )

@@ -26,7 +26,7 @@ Messages = Sequence[Message]
 
 # One statement acknowledges messages with different results.
 _ACK = (
-    "select count(pgqueue.ack(%s::bigint, seqs::bigint[], result::jsonb))"
+    "select pg_catalog.count(pgqueue.ack(%s::bigint, seqs::bigint[], result::jsonb))"
     " from rows from (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[]))"
     " u (seqs, result)"
 )

@@ -44,17 +44,17 @@ language sql stable as $$
     where x.indrelid = p_table and x.indisprimary
 $$;
 
--- The names of the objects of a capture, for fill_template().
+-- The names of the objects of a capture, for fill_template(); and the OID of their owner.
 --   p_table  the captured table
 --   p_name   the name of the triggers' function, without its schema
 create or replace function _pgqueue.object_names(p_table regclass, p_name text) returns jsonb
 language sql stable as $$
     select jsonb_object_agg(n.part, _pgqueue.sql_name(c.relnamespace, n.name))
-           || jsonb_build_object('relation', _pgqueue.sql_name(p_table))
+           || jsonb_build_object('relation', _pgqueue.sql_name(p_table), 'owner', c.relowner::bigint)
     from pg_class c,
          (values ('run', p_name), ('type', p_name || '_type'), ('key', p_name || '_key'), ('row', p_name || '_row'),
                  ('now', p_name || '_now'), ('done', p_name || '_done')) n (part, name)
-    where c.oid = p_table
+    where c.oid = p_table group by c.relowner
 $$;
 
 -- The statements that create the functions of a captured table, which only its owner may execute; or those of a
@@ -75,7 +75,7 @@ declare
         select string_agg(distinct quote_ident(pg_get_userbyid(a.grantee)), ', ')
         from pg_default_acl d cross join aclexplode(d.defaclacl) a
         where d.defaclobjtype = 'f' and a.grantee not in (0, d.defaclrole)
-          and d.defaclrole = (select relowner from pg_class where oid = (p_base ->> 'relation')::regclass)));
+          and d.defaclrole = (p_base -> 'owner')::bigint::oid));
 begin
     return next _pgqueue.fill_template('create domain {type} as {relation}', p_names);
     return next _pgqueue.fill_template(

@@ -77,14 +77,20 @@ language sql stable as $$
 $$;
 
 -- The cast of a staged value, as SQL; null: it needs none. A float becomes a numeric by its shortest text, because the
--- cast of Postgres drops digits after the 15th, or the 6th. (apply_table_batch() sets extra_float_digits.)
+-- cast of Postgres drops digits after the 15th, or the 6th. (apply_table_batch() sets extra_float_digits.) The writer's
+-- search_path may begin with a schema that has a type named text or date, so these names have their schema, too. Names
+-- such as integer, timestamp(3) with time zone, and interval have none: they are keywords.
 create or replace function _pgqueue.written_cast(p_staged text, p_full text, p_base oid, p_item oid, p_dims text)
 returns text language sql stable as $$
-    select nullif(case when p_staged ~ '^(real|double precision)' and p_item = 'numeric'::regtype
-                       then 'text' || p_dims || '::' else '' end
-                  || case when i.typcategory in ('S', 'V') then format_type(p_base, -1)
-                          else p_full end, p_staged)
-    from pg_type i where i.oid = p_item
+    select case when p_staged ~ '^(real|double precision)' and p_item = 'numeric'::regtype
+                then 'pg_catalog.text' || p_dims || '::' else '' end
+           || case when i.typnamespace = 'pg_catalog'::regnamespace and i.typname <> 'interval'
+                    and regexp_replace(t.name, E'([(][^)]*[)])?(\\[\\])?$', '') = quote_ident(i.typname)
+                   then 'pg_catalog.' else '' end || t.name
+    from pg_type i
+    cross join lateral (select case when i.typcategory in ('S', 'V') then format_type(p_base, -1)
+                                    else p_full end as name) t
+    where i.oid = p_item and t.name <> p_staged
 $$;
 
 -- Whether staged text is changed by the type of a column: digits, a zone, the time of a date, or trailing spaces of

@@ -36,6 +36,8 @@ def hijack(conn: psycopg.Connection, first: bool) -> None:
         "to_regclass(text)": "regclass",
         "to_regprocedure(text)": "regprocedure",
         "jsonb_typeof(jsonb)": "text",
+        "jsonb_build_object(text, interval)": "jsonb",
+        "left(text, smallint)": "text",
     }
     for function, returns in functions.items():
         with contextlib.suppress(psycopg.errors.InvalidFunctionDefinition):
@@ -55,6 +57,10 @@ def hijack(conn: psycopg.Connection, first: bool) -> None:
             f"create operator public.{operator}"
             f" (leftarg = {left}, rightarg = {right}, function = public.{name})".encode()
         )
+    conn.execute(
+        f"create function public.count_next(bigint, text) returns bigint {body};"
+        "create aggregate public.count(text) (sfunc = public.count_next, stype = bigint)".encode()
+    )
     if first:
         path = f"alter database {conn.info.dbname} set search_path = public, pg_catalog"
         conn.execute(path.encode())

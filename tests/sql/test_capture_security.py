@@ -360,6 +360,34 @@ def test_release_drops_no_function_but_those_that_capture_made(
     call(conn, "release", "app.t", "s")
 
 
+def test_the_owner_of_the_queue_needs_no_right_in_the_schema_of_a_table(
+    empty_url: str, conn: Conn, new_role: Callable[..., str]
+) -> None:
+    """An owner that is no superuser: it may not use the schemas of others."""
+    owner, theirs = user_of(new_role()), user_of(new_role())
+    with connection.connect(empty_url) as admin:
+        database = admin.info.dbname
+        for name in owner, theirs:
+            run(
+                admin, "grant create on database {database} to {name}", database=database, name=name
+            )
+        run(admin, "alter role {owner} createrole", owner=owner)
+        with connect(empty_url, owner) as own:
+            schema.install(own)
+            call(own, "create_stream", "s")
+            own.execute("select pgqueue.create_roles()")
+        run(admin, "grant pgqueue_producer to {theirs}; alter role {owner} nocreaterole",
+            theirs=theirs, owner=owner)  # fmt: skip
+        with connect(empty_url, theirs) as producer:
+            producer.execute("create schema mine; create table mine.t (id int primary key)")
+            call(producer, "capture", "mine.t", "s")
+            producer.execute("insert into mine.t values (7)")
+            call(producer, "capture", "mine.t", "s", p_old=True)
+            call(producer, "release", "mine.t", "s")
+        assert one(admin, "select data from pgqueue.messages") == '{"id":7}'
+        run(admin, "drop owned by {owner}, {theirs} cascade", owner=owner, theirs=theirs)
+
+
 def test_a_member_of_the_owner_captures_as_the_owner(
     conn: Conn, producer: Conn, new_role: Callable[..., str], url: str
 ) -> None:

@@ -1,6 +1,7 @@
 """Tables that a query writes: what its role needs, and what another role cannot do."""
 # ruff: noqa: E501  a case is a line
 
+import psycopg
 import pytest
 
 from spark_pgqueue.postgres import schema
@@ -63,6 +64,33 @@ def test_another_producer_can_neither_read_nor_fill_nor_write_nor_drop_what_is_s
         refusal(lambda: write(writer, bills, (1, "1.00", 1, False), batch=1)).sqlstate == "42501"
     ), "the sink's role"
     assert write(writer, bills, (1, "1.00", 1, False), sink="its own")
+
+
+def test_no_type_in_the_path_of_the_writer_is_used(conn: Conn, writer: Conn) -> None:
+    """Not even if another schema comes before pg_catalog: its domains could call functions."""
+    types = {
+        "text": "x", "varchar": "x", "bpchar": "x", '"char"': "x", "name": "x", "date": "2020-02-29",
+        "uuid": "00000000-0000-0000-0000-000000000001", "jsonb": "{}", "bytea": "x", "oid": "7",
+        "inet": "::1", "numeric": "1.5", "bit": "1", "timestamptz": "2020-02-29", "interval": "1 h",
+    }  # fmt: skip
+    conn.execute("create schema evil; grant usage on schema evil to public")
+    columns, texts = {"shortest": "double"}, [1.5]
+    for n, (type_, value) in enumerate(types.items()):
+        columns |= {f"c{n}": "string", f"a{n}": "array<string>"}
+        texts += [value, [value]]
+        conn.execute(
+            f"create function evil.check_{n}(pg_catalog.{type_}) returns boolean language plpgsql"
+            " as 'begin raise exception ''hijacked''; end';"
+            f"create domain evil.{type_} as pg_catalog.{type_} check (evil.check_{n}(value))".encode()
+        )
+    made = ", ".join(f"c{n} {type_}, a{n} {type_}[]" for n, type_ in enumerate(types))
+    conn.execute(f"create table public.t (shortest numeric, {made})".encode())
+    conn.execute(f"grant insert on t to {writer.info.user}".encode())
+    staged = Write(writer, target("public.t", columns)).stage(tuple(texts))
+    writer.execute("set search_path = evil, pg_catalog")
+    with pytest.raises(psycopg.Error, match="hijacked"):
+        writer.execute("select 'x'::text")
+    assert staged.apply()
 
 
 def test_a_role_that_a_session_took_on_writes(conn: Conn, writer: Conn) -> None:

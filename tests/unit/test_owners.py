@@ -230,6 +230,12 @@ def test_a_role_that_may_become_a_privileged_one_is_one(
             conn.execute(f"drop role {group}".encode())
 
 
+def test_the_name_of_an_owner_stays_a_name_in_the_statement_of_the_hint() -> None:
+    with pytest.raises(PgQueueError) as caught:
+        owners.judge(("on", None, "schema pgqueue", 'x"; alter role x superuser; --', "me", False))
+    assert 'grant pgqueue_owner to "x""; alter role x superuser; --"' in str(caught.value.hint)
+
+
 def test_a_trigger_with_the_function_of_another_role_is_noticed(
     conn: psycopg.Connection, url: str, roles: tuple[str, str]
 ) -> None:

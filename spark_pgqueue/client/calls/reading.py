@@ -292,7 +292,8 @@ class Reading(Calls):
             the acknowledgements, the last one first.
         """
         rows = self._statements.rows(
-            "select array(select array[lower(r), upper(r) - 1] from unnest(seqs) r), message_count,"
+            "select array(select array[pg_catalog.lower(r), pg_catalog.upper(r) - 1]"
+            " from pg_catalog.unnest(seqs) r), message_count,"
             " deliver_count, result, owner, claim_id, claimed_at, done_at"
             " from pgqueue.message_history"
             " where stream = %s::text and consumer = %s::text"
@@ -391,8 +392,8 @@ class Reading(Calls):
         self._must_exist(stream)
         return self._statements.rows(
             'select stream, "group" as name, count(*)::int as partitions,'
-            " count(distinct worker)::int as workers, max(behind) as behind,"
-            " bool_or(estimated) as estimated"
+            " pg_catalog.count(distinct worker)::int as workers,"
+            " pg_catalog.max(behind) as behind, bool_or(estimated) as estimated"
             " from pgqueue.group_stats where stream = coalesce(%s::text, stream)"
             ' group by stream, "group" order by stream, "group"',
             [stream],

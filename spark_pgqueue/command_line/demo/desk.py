@@ -46,13 +46,14 @@ from pgqueue_demo.airlines where carrier = %(carrier)s
 _COUNT = "select count(*) from pgqueue_demo.rebooked"
 # Redriven dead letters come after later flights of their aircraft: only other messages are ordered.
 _FIGURES = """
-select count(*), coalesce(sum(minutes), 0)::bigint, count(*) - count(distinct seq),
-       count(*) filter (where scheduled < before)
+select count(*), coalesce(sum(minutes), 0)::bigint,
+       count(*) - pg_catalog.count(distinct seq), count(*) filter (where scheduled < before)
 from (
     select seq, minutes, null as scheduled, null as before
     from pgqueue_demo.rebooked where carrier = %(redriven)s::text
     union all
-    select seq, minutes, scheduled, lag(scheduled) over (partition by aircraft order by id)
+    select seq, minutes, scheduled,
+           pg_catalog.lag(scheduled) over (partition by aircraft order by id)
     from pgqueue_demo.rebooked where carrier is distinct from %(redriven)s::text
 ) r
 """

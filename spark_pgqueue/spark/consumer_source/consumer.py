@@ -84,7 +84,7 @@ def _create(statements: Statements, options: SourceOptions) -> None:
         statements.row(
             "select pgqueue.create_consumer(%s, %s, p_start => %s, p_ordering => %s, "
             "p_if_not_exists => true, "
-            "p_settings => jsonb_build_object('visibility_timeout', %s::interval))",
+            "p_settings => pg_catalog.jsonb_build_object('visibility_timeout', %s::interval))",
             [
                 options.stream,
                 options.consumer,

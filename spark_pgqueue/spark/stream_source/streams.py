@@ -102,7 +102,7 @@ class Streams:
             return self._found
         if names is not None:
             rows = self._statements.rows(
-                "select s.name, o.stream_id, o.kind from unnest(%s::text[]) s (name) "
+                "select s.name, o.stream_id, o.kind from pg_catalog.unnest(%s::text[]) s (name) "
                 "cross join lateral pgqueue.open_stream(s.name) o",
                 [list(names)],
             )
@@ -258,7 +258,7 @@ class Streams:
         """The number of messages after the positions, and the age of the oldest in seconds."""
         backlog, seconds = self._statements.row(
             "select coalesce(sum(l.messages), 0)::bigint, "
-            "greatest(0, extract(epoch from clock_timestamp() - min(l.since)))::float8 "
+            "greatest(0, extract(epoch from clock_timestamp() - pg_catalog.min(l.since)))::float8 "
             "from unnest(%s::text[], %s::jsonb[]) a (stream, o) "
             "cross join lateral pgqueue.offset_lag(a.stream, a.o, %s) l",
             [list(positions), _offsets(positions), self._reads_archive],
