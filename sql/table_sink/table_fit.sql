@@ -94,15 +94,19 @@ returns text language sql stable as $$
 $$;
 
 -- Whether staged text is changed by the type of a column: digits, a zone, the time of a date, or trailing spaces of
--- varchar(n), which an insert silently truncates. The value is compared with that of a wider type.
+-- varchar(n), which an insert silently truncates; also in the bounds of a range. The value is compared with that of a
+-- wider type.
 -- Returns a condition, in which %1$s is the text; it needs the time zone UTC. Null: the type never changes text, or
 -- raises an error.
 create or replace function _pgqueue.text_changes(p_item oid, p_typmod int, p_dims text) returns text
 language sql stable as $$
-    select format('%%1$s::%1$s operator(pg_catalog.<>) %%1$s::%2$s::%1$s', w.wide || p_dims,
-                  format_type(p_item, p_typmod) || p_dims
-                  || case when w.name in ('real', 'double precision') then '::text' || p_dims else '' end)
-           || case when w.name ~ '^(time|interval)'  -- more digits than microseconds
+    select case when w.name ~ '^date(multi)?range$'  -- which writes the same days with other bounds
+                then '%1$s::text operator(pg_catalog.~) '':'''
+                else format('%%1$s::%1$s operator(pg_catalog.<>) %%1$s::%2$s::%1$s', w.wide || p_dims,
+                            format_type(p_item, p_typmod) || p_dims
+                            || case when w.name in ('real', 'double precision') or w.name ~ '^ts(multi)?range$'
+                                    then '::text' || p_dims else '' end) end
+           || case when w.name ~ '^(time|interval|ts)'  -- more digits than microseconds
                    then ' or %1$s::text operator(pg_catalog.~) ''[.][0-9]{6}[0-9]*[1-9]''' else '' end
     from (select t.name, case
               when t.name in ('name', '"char"') or (t.name = 'character varying' and p_typmod >= 0) then 'text'
@@ -113,6 +117,8 @@ language sql stable as $$
               when p_dims <> '' and p_typmod >= 0 and t.name = 'character' then 'bpchar'
               when p_dims <> '' and p_typmod >= 0 and t.name ~ '^bit' then 'bit varying'
               when t.name = 'date' or t.name ~ '^timestamp' then 'timestamp with time zone'
+              when t.name ~ '^ts(tz)?(multi)?range$' then regexp_replace(t.name, '^ts(tz)?', 'tstz')
+              when t.name ~ '^date(multi)?range$' then 'text'
               when t.name ~ '^time ' then 'time with time zone'
               when t.name = 'interval' then 'interval' end as wide
           from (select format_type(p_item, null) as name) t) w

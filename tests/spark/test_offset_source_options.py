@@ -43,7 +43,8 @@ def test_defaults_and_conversions():
         (" Earliest ", "earliest"),
         ({"s": "earliest"}, "earliest"),
         ({"s": "seq 17"}, "seq 17"),
-        ({"s": "2026-01-31T12:00:00Z"}, "2026-01-31T12:00:00Z"),
+        ({"s": "2026-01-31T12:00:00Z"}, "2026-01-31T12:00:00+00:00"),
+        ({"s": "20260131T13+01"}, "2026-01-31T13:00:00+01:00"),
         ({"s": "1769860800000"}, "2026-01-31T12:00:00+00:00"),
         ({"s": OFFSET}, OFFSET),
         (OFFSET | {"stream": "s"}, OFFSET),
@@ -73,6 +74,10 @@ def test_places(given, place):
         ("endingOffsets", "now", 'must be latest, "seq 17"'),
         ("startingTimestamp", "2026-01-31T12:00:00", "a timestamp with time zone"),
         ("startingTimestamp", "9" * 16, "a timestamp with time zone"),
+        ("startingTimestamp", "9" * 15, "a timestamp with time zone"),
+        ("startingOffsets", json.dumps({"s": "9" * 15}), "earliest, latest"),
+        ("startingOffsets", "[" * 100_000, "earliest, latest"),
+        ("streamPattern", "(" * 3000, "a regular expression"),
         ("endingTimestamp", "", "milliseconds since 1970"),
         ("waitTime", "30", "a duration"),
         ("failOnDataLoss", "no", "true or false"),
@@ -166,7 +171,7 @@ def test_options_that_do_not_fit_say_so_and_what_to_do(given, streaming, says, h
 
 
 def test_a_batch_may_end_where_it_begins():
-    for place in ("seq 9", "2026-01-31T12:00:00Z"):
+    for place in ("seq 9", "2026-01-31T12:00:00+00:00"):
         places = json.dumps({"s": place})
         given = {"stream": "s", "startingOffsets": places, "endingOffsets": places}
         assert parse_stream_source(given).end_of("s") == place

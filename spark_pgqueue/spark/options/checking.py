@@ -194,7 +194,7 @@ def _value(option: Option, text: str | None) -> Any:
         return option.default
     try:
         return option.parse(text)
-    except ValueError:
+    except (ValueError, OverflowError, RecursionError):  # also a time, or a nesting, without limits
         said = "is not allowed: it" if option.is_secret else f"is {text!r}, but"
         raise PgQueueError(
             f"option {option.name} {said} must be {option.allowed}", hint=option.help

@@ -144,9 +144,7 @@ def position(text: str) -> str:
         if not {"stream", "incarnation"} <= json.loads(position).keys():
             raise ValueError
         return position
-    if datetime.fromisoformat(position).tzinfo is None:
-        raise ValueError
-    return position
+    return _moment(position)
 
 
 ACTIONS = ("ack", "nack", "dead_letter", "redrive", "retry")
@@ -164,9 +162,18 @@ def timestamp(text: str) -> str:
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,15}", text):
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text))).isoformat()
-    if datetime.fromisoformat(text).tzinfo is None:
+    return _moment(text)
+
+
+def _moment(text: str) -> str:
+    """A time with a time zone. Raises ValueError.
+
+    Python reads more forms than Postgres, such as 2026-01-31T12Z, so Postgres gets the longest one.
+    """
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
         raise ValueError
-    return text
+    return moment.isoformat()
 
 
 def pattern(text: str) -> re.Pattern[str]:
