@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -692,6 +693,31 @@ def test_work_on_the_command_line(queue, run, caplog):
     queue.purge_dead("s", "c")
     assert left(queue) == (0, 0, 0)
 
+
+def test_work_keeps_nothing_of_the_messages_that_failed(queue, run, tmp_path):
+    (tmp_path / "forgotten.py").write_text(FORGOTTEN)
+    queue.alter_consumer("s", "c", {"max_deliver_count": 1})
+    queue.send_batch("s", ["x"] * 50)
+    done = run("forgotten:fail", "s", "c", "--wait", "50ms")
+    assert done.stderr.splitlines()[-1] == "0 messages handled; 50 calls failed"
+    assert sys.modules["forgotten"].most < 10, "errors keep their calls, and these the messages"
+
+
+FORGOTTEN = """
+import gc, weakref
+
+most, errors = 0, weakref.WeakSet()
+
+class No(Exception): pass
+
+def fail(message):
+    global most
+    gc.collect()
+    most = max(most, len(errors))
+    error = No()
+    errors.add(error)
+    raise error
+"""
 
 DECORATED = """
 from datetime import timedelta
