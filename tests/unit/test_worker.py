@@ -313,6 +313,26 @@ def test_transactional_work_happens_once(queue, worker, conn, awaited):
     assert left(queue) == (0, 0, 0)
 
 
+@each_way
+def test_a_handler_that_rolls_back_by_a_statement_has_failed(queue, worker, conn, awaited):
+    """Its work is lost, so that its message is not acknowledged."""
+    queue.send_batch("s", ["good", "bad", "good"])
+    conn.execute("create table done (data text)")
+
+    async def handle(message, connection):
+        await result(connection.execute("insert into done values (%s)", [message.data]))
+        if message.data == "bad" and message.deliver_count == 1:
+            await result(connection.execute("rollback"))
+            await result(connection.execute("select 1"))
+
+    for _ in range(2):
+        worker.run(either(awaited, handle), transactional=True, wait=MOMENT)
+        queue.retry("s", "c")
+    found = [data for (data,) in conn.execute("select data from done")]
+    assert sorted(found) == ["bad", "good", "good"]
+    assert left(queue) == (0, 0, 0)
+
+
 @pytest.mark.previous_version
 def test_the_claim_is_extended_while_a_handler_works(queue, url):
     queue.create_consumer("s", "q", start="earliest", settings={"visibility_timeout": "400 ms"})

@@ -16,6 +16,7 @@ import pydantic
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
+from psycopg.types.string import TextLoader
 
 import spark_pgqueue
 from spark_pgqueue import Consumer, Defer, Message, Reject, Retry
@@ -326,11 +327,17 @@ def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, await
         " create temp table t (a int primary key, b int references t initially deferred);"
         " insert into t values (1, 1); select pg_advisory_lock(7); set role pg_monitor"
     )
-    failed = set()
+    failed, notices = set(), []
 
     async def handle(message, connection):
+        notices.clear()
+        await result(connection.execute("do $$ begin raise notice 'x'; end $$"))
         seen.append(await result((await result(connection.execute(look))).fetchone()))
+        seen[-1] = (*seen[-1], len(notices))
         connection.row_factory = dict_row
+        connection.adapters.register_loader("int8", TextLoader)
+        connection.add_notice_handler(notices.append)
+        await result(connection.execute("do $$ begin raise notice 'x'; end $$"))
         await result(connection.execute(change))
         if message.data == "y" and not failed:
             failed.add(message.seq)
