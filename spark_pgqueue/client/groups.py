@@ -19,6 +19,7 @@ from spark_pgqueue import calling
 from spark_pgqueue.client import reading
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.client.messages import StoredMessage
+from spark_pgqueue.postgres.connection import check_transaction
 from spark_pgqueue.postgres.errors import LEASE_LOST, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, is_worth_a_retry
 from spark_pgqueue.postgres.statements import Statements
@@ -169,8 +170,10 @@ class Group:
         with self._statements.turn, self._statements.transaction():
             if share.messages:
                 self._is_handling = True
-                self._call(handler, share.messages, self._statements.connection())
+                conn = self._statements.connection()
+                self._call(handler, share.messages, conn)
                 self._is_handling = False
+                check_transaction(conn)
             self._statements.rows(
                 "select pg_catalog.count(pgqueue.commit_offset(l, %s::bigint[])) from"
                 " pg_catalog.unnest(%s::bigint[]) l",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_pgqueue.postgres import owners
-from spark_pgqueue.postgres.errors import sqlstate_of
+from spark_pgqueue.postgres.errors import PgQueueError, sqlstate_of
 from spark_pgqueue.postgres.forks import cut_in_children
 from spark_pgqueue.postgres.retrying import PATIENCE, with_backoff
 from spark_pgqueue.postgres.url import conninfo, describe
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PIN_PATH",
+    "check_transaction",
     "connect",
     "connect_adbc",
     "connect_async",
@@ -53,6 +54,20 @@ def odd_settings(info: psycopg.ConnectionInfo) -> bytes:
         for name, value in _READABLE.items()
         if (info.parameter_status(name) or value).partition(",")[0] != value
     )
+
+
+def check_transaction(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Refuse to settle outside of the transaction, which a handler has ended by a statement: after
+    a rollback, its work would be lost. psycopg itself refuses `commit()` and `rollback()`.
+
+    Raises:
+        PgQueueError: no transaction is open.
+    """
+    if conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+        raise PgQueueError(
+            "the handler has ended its transaction, with which its messages are done",
+            hint="execute no commit or rollback; connection.transaction() makes a savepoint",
+        )
 
 
 def connect(

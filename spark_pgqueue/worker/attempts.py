@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
-from spark_pgqueue.postgres.connection import odd_settings
+from spark_pgqueue.postgres.connection import check_transaction, odd_settings
 from spark_pgqueue.postgres.errors import PgQueueError, translated
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.printable import summary
@@ -54,12 +54,18 @@ _MOST_LOSSES = 3
 
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
-_KEPT = ("row_factory", "cursor_factory", "prepare_threshold", "prepared_max")
+_KEPT = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold",
+         "prepared_max")  # fmt: skip
+_HANDLERS = ("_notice_handlers", "_notify_handlers")
 
 
 def kept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> dict[str, Any]:
     """The attributes of a connection that a handler may change, with their values."""
-    return {name: getattr(conn, name) for name in _KEPT}
+    return {
+        **{name: getattr(conn, name) for name in _KEPT},
+        **{name: getattr(conn, name)[:] for name in _HANDLERS},
+        "_adapters": None,  # psycopg makes it at its first use, from the program's adapters
+    }
 
 
 def set_again(
@@ -195,6 +201,8 @@ class Attempt:
                 before = kept(conn)
                 result = calling.call(self._handler, given, conn)
                 ack = ack_of(claim_id, messages, self._is_batch, result)
+                set_again(conn, before)
+                check_transaction(conn)
                 with translated():
                     cursor = psycopg.ClientCursor(conn, row_factory=tuple_row).execute(ACK, ack)
                 while cursor.nextset():

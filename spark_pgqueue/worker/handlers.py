@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,7 +17,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.worker.by_name import by_name
 from spark_pgqueue.worker.consumer import Consumer, check_handler, options_of
-from spark_pgqueue.worker.log import LOGGER
+from spark_pgqueue.worker.log import LOGGER, warn
 from spark_pgqueue.worker.options import RunOptions
 from spark_pgqueue.worker.signals import stopped_by_signals
 from spark_pgqueue.worker.supervision import supervised
@@ -128,6 +130,9 @@ def _logged(each: Handling) -> dict[str, Any]:
 def run_all(url: str | None, handled: Sequence[Handling], health: str | None = None) -> list[int]:
     """Run handlers, each with a worker of its own, until SIGTERM, SIGINT, or all are over.
 
+    A third signal ends the process: an event loop with a call that blocks, or that suppresses its
+    cancellation, does not end, nor do threads that its calls wait for.
+
     Args:
         url: as that of `Consumer`.
         handled: at least one.
@@ -141,7 +146,12 @@ def run_all(url: str | None, handled: Sequence[Handling], health: str | None = N
     """
     workers = [Consumer(url, each.stream, each.consumer) for each in handled]
 
+    at_once = itertools.count()
+
     def stop(grace: float | None = None) -> None:
+        if grace == 0 and next(at_once) > 0:
+            warn("ended by a third signal, with calls that do not end")
+            os._exit(1)
         for worker in workers:
             worker._stop(grace)
 

@@ -12,7 +12,11 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
-from spark_pgqueue.postgres.connection import connect_async, odd_settings
+from spark_pgqueue.postgres.connection import (
+    check_transaction,
+    connect_async,
+    odd_settings,
+)
 from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.worker.attempts import (
     ACK,
@@ -176,6 +180,8 @@ class Tasks(Executor):
                 before = kept(conn)
                 result = await calling.call_async(self._handler, given, conn)
                 ack = ack_of(claim_id, messages, self._options.batch is not None, result)
+                set_again(conn, before)
+                check_transaction(conn)
                 cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
                 with translated():
                     await cursor.execute(ACK, ack)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections import deque
 from collections.abc import Iterable
@@ -120,7 +121,7 @@ class Reject(Verdict):
         self.details = details
 
     def as_group(self) -> tuple[Any, ...]:
-        return *super().as_group(), repr(self.details)
+        return *super().as_group(), _key(self.details)
 
 
 class Defer(Verdict):
@@ -159,7 +160,7 @@ class Defer(Verdict):
         self.state = state
 
     def as_group(self) -> tuple[Any, ...]:
-        return *super().as_group(), self.delay, repr(self.state)
+        return *super().as_group(), self.delay, _key(self.state)
 
 
 class DeliveryState(Enum):
@@ -202,8 +203,33 @@ def of_error(error: BaseException) -> Verdict:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, Retry | Reject | Defer):
-        return error if error.__cause__ is None else _with_cause(error)
+        return _pinned(error if error.__cause__ is None else _with_cause(error))
     return Retry(reason=summary(error))
+
+
+def _pinned(verdict: Retry | Reject | Defer) -> Verdict:
+    """A verdict with a copy of its JSON, which is settled later, by another thread: until then,
+    the handler may change the original. A value that JSON cannot hold fails the message.
+    """
+    for name in ("details", "state"):
+        if (value := getattr(verdict, name, None)) is not None:
+            made = plain(verdict)
+            made.__cause__ = verdict.__cause__
+            try:
+                setattr(made, name, json.loads(arguments.json_text(name, value)))
+            except Exception as error:  # such as of a method of the value's class
+                made = Retry(reason=summary(error))
+                made.seqs = verdict.seqs
+            return made
+    return verdict
+
+
+def _key(value: Any) -> object:
+    """Equal for equal JSON, which may be nested too deep for the stack of this thread."""
+    try:
+        return repr(value)
+    except RecursionError:
+        return id(value)
 
 
 def _with_cause(verdict: Verdict) -> Verdict:

@@ -86,6 +86,19 @@ def test_an_error_of_the_handler_ends_the_run_and_undoes_what_it_did(queue, done
     assert queue.group("s", "g").run(note, wait=MOMENT) == 3
 
 
+def test_a_handler_that_rolls_back_by_a_statement_ends_the_run(queue, done):
+    queue.send_batch("s", list("abc"))
+
+    def undo(messages, conn):
+        note(messages, conn)
+        conn.execute("rollback")
+
+    with pytest.raises(PgQueueError, match="has ended its transaction"):
+        queue.group("s", "g").run(undo, wait=MOMENT)
+    assert queue.group("s", "g").run(note, wait=MOMENT) == 3
+    assert len(done()) == 3
+
+
 def test_who_sleeps_too_long_undoes_its_work_and_goes_on(queue, url, conn, done):
     sent = queue.send_batch("s", ["x"] * 20, keys=[str(i) for i in range(20)])
     slept = []

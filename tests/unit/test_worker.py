@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -309,6 +310,26 @@ def test_transactional_work_happens_once(queue, worker, conn, awaited):
     for _ in range(2):  # what the other one gives back may be too late for the first
         worker.run(either(awaited, handle), transactional=True, wait=MOMENT)
     assert sorted(conn.execute("select data from done").fetchall()) == [("a",), ("b",), ("c",)]
+    assert left(queue) == (0, 0, 0)
+
+
+@each_way
+def test_a_handler_that_rolls_back_by_a_statement_has_failed(queue, worker, conn, awaited):
+    """Its work is lost, so that its message is not acknowledged."""
+    queue.send_batch("s", ["good", "bad", "good"])
+    conn.execute("create table done (data text)")
+
+    async def handle(message, connection):
+        await result(connection.execute("insert into done values (%s)", [message.data]))
+        if message.data == "bad" and message.deliver_count == 1:
+            await result(connection.execute("rollback"))
+            await result(connection.execute("select 1"))
+
+    for _ in range(2):
+        worker.run(either(awaited, handle), transactional=True, wait=MOMENT)
+        queue.retry("s", "c")
+    found = [data for (data,) in conn.execute("select data from done")]
+    assert sorted(found) == ["bad", "good", "good"]
     assert left(queue) == (0, 0, 0)
 
 
@@ -692,6 +713,31 @@ def test_work_on_the_command_line(queue, run, caplog):
     queue.purge_dead("s", "c")
     assert left(queue) == (0, 0, 0)
 
+
+def test_work_keeps_nothing_of_the_messages_that_failed(queue, run, tmp_path):
+    (tmp_path / "forgotten.py").write_text(FORGOTTEN)
+    queue.alter_consumer("s", "c", {"max_deliver_count": 1})
+    queue.send_batch("s", ["x"] * 50)
+    done = run("forgotten:fail", "s", "c", "--wait", "50ms")
+    assert done.stderr.splitlines()[-1] == "0 messages handled; 50 calls failed"
+    assert sys.modules["forgotten"].most < 10, "errors keep their calls, and these the messages"
+
+
+FORGOTTEN = """
+import gc, weakref
+
+most, errors = 0, weakref.WeakSet()
+
+class No(Exception): pass
+
+def fail(message):
+    global most
+    gc.collect()
+    most = max(most, len(errors))
+    error = No()
+    errors.add(error)
+    raise error
+"""
 
 DECORATED = """
 from datetime import timedelta

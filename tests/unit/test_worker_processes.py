@@ -5,6 +5,8 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -310,3 +312,41 @@ def test_a_client_of_the_parent_is_refused_in_a_child(queue, url):
             await client.send("s", "x")
 
     asyncio.run(main())
+
+
+BLOCKED = """
+import asyncio, time
+
+async def blocks(message): time.sleep(600)
+
+async def waits(message): await asyncio.to_thread(time.sleep, 600)
+
+async def clings(message):
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("handler", ["blocks", "waits", "clings"])
+def test_a_third_signal_ends_a_worker_whose_call_does_not_end(queue, url, tmp_path, handler):
+    (tmp_path / "blocked.py").write_text(BLOCKED)
+    queue.send("s", "x")
+    command = [sys.executable, "-m", "spark_pgqueue", "work", f"blocked:{handler}", "s", "c"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    given = {**os.environ, "PGQUEUE_URL": url, "PYTHONPATH": path}
+    with subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) as work:
+        wait_until(lambda: queue.stats("s")[0].claimed == 1)
+        work.terminate()
+        time.sleep(0.5)
+        work.terminate()
+        wait_until(lambda: queue.stats("s")[0].claimed == 0)
+        work.terminate()
+        try:
+            said = work.communicate(timeout=10)[1]
+        finally:
+            work.kill()
+    assert work.returncode == 1
+    assert "ended by a third signal" in said

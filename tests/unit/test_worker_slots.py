@@ -16,9 +16,10 @@ import pydantic
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
+from psycopg.types.string import TextLoader
 
 import spark_pgqueue
-from spark_pgqueue import Consumer, Message, Reject, Retry
+from spark_pgqueue import Consumer, Defer, Message, Reject, Retry
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.worker import attempts, tasks, threads
 from spark_pgqueue.worker.by_name import by_name
@@ -59,6 +60,21 @@ class Odd(BaseException):
         raise MemoryError
 
 
+class OddDict(dict):  # type: ignore[type-arg]
+    """JSON can hold it once: then it changes while it is read, as by another thread."""
+
+    was_read = False
+
+    def items(self):  # type: ignore[override]
+        if self.was_read:
+            raise RuntimeError("dictionary changed size during iteration")
+        self.was_read = True
+        return super().items()
+
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
 def deep():
     return deep()
 
@@ -76,6 +92,8 @@ def fail(message):
         "no text": NoText(),
         "bare": Bare(),
         "bare reject": BareReject(),
+        "odd details": Reject("odd", details=OddDict(a=1)),
+        "odd state": Defer(timedelta(days=1), state=OddDict(a=1)),
         "odd": Odd("odd"),
         "interrupt": KeyboardInterrupt(),
         "memory": MemoryError(),
@@ -87,8 +105,8 @@ def fail(message):
         raise errors[what]
 
 
-FAULTS = ["recursion", "exit", "die", "no text", "bare", "bare reject", "odd", "interrupt",
-          "memory", "unencodable", "stop", "group"]  # fmt: skip
+FAULTS = ["recursion", "exit", "die", "no text", "bare", "bare reject", "odd details",
+          "odd state", "odd", "interrupt", "memory", "unencodable", "stop", "group"]  # fmt: skip
 
 
 async def fail_async(message):
@@ -157,6 +175,40 @@ def test_whatever_a_handler_does_its_message_is_reported_and_the_run_goes_on(
     dead = queue.dead_letters("s", "c")
     assert sum(each.messages for each in dead) == len(expected)
     assert not [each.error for each in dead if "slot" in (each.error or "")], "the last resort"
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_what_a_verdict_has_stays_as_it_was_when_it_was_raised(queue, url, way):
+    seqs, shared = queue.send_batch("s", ["x"] * 20), {}
+
+    def judge(message):
+        shared["seq"] = message.seq
+        if message.saved is None:
+            raise Defer(timedelta(0), state=shared)
+        raise Reject("judged", details={"saved": message.saved, "now": shared})
+
+    async def judge_async(message):
+        judge(message)
+
+    Consumer(url, "s", "c").run(judge if way == "threads" else judge_async, wait=MOMENT)
+    details = {each.seq: each.details for each in queue.read_dead("s", "c")}
+    assert details == {seq: {"saved": {"seq": seq}, "now": {"seq": seq}} for seq in seqs}
+
+
+def test_details_too_deep_for_the_thread_that_settles_fail_their_message(queue, url):
+    queue.send_batch("s", ["x"] * 3)
+
+    def reject(message):
+        details: list[Any] = []
+        for _ in range(700):
+            details = [details]
+        raise Reject("deep", details=details)
+
+    def run(depth):
+        return run(depth - 1) if depth else Consumer(url, "s", "c").run(reject, wait=MOMENT)
+
+    assert run(500) == 0
+    assert sum(each.messages for each in queue.dead_letters("s", "c")) == 3
 
 
 def test_a_timeout_that_a_wrap_swallows_is_a_failure(queue, url):
@@ -275,11 +327,17 @@ def test_a_transactional_handler_leaves_nothing_in_its_session(queue, url, await
         " create temp table t (a int primary key, b int references t initially deferred);"
         " insert into t values (1, 1); select pg_advisory_lock(7); set role pg_monitor"
     )
-    failed = set()
+    failed, notices = set(), []
 
     async def handle(message, connection):
+        notices.clear()
+        await result(connection.execute("do $$ begin raise notice 'x'; end $$"))
         seen.append(await result((await result(connection.execute(look))).fetchone()))
+        seen[-1] = (*seen[-1], len(notices))
         connection.row_factory = dict_row
+        connection.adapters.register_loader("int8", TextLoader)
+        connection.add_notice_handler(notices.append)
+        await result(connection.execute("do $$ begin raise notice 'x'; end $$"))
         await result(connection.execute(change))
         if message.data == "y" and not failed:
             failed.add(message.seq)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -125,12 +127,13 @@ def work(
                     each.stream, each.consumer, start="earliest", if_not_exists=True
                 )
     counts = run_all(url, [each for each, _ in handled], health)
-    failed = sum(len(failures) for _, failures in handled)
+    failures = [next(each) for _, each in handled]
+    failed = sum(failures)
     said = f"; {count_of(failed, 'call')} failed" if failed else ""
     print(f"{count_of(sum(counts))} handled{said}", file=sys.stderr)
-    for (each, failures), count in zip(handled, counts, strict=True):
+    for (each, _), count, failed in zip(handled, counts, failures, strict=True):
         fields = {"stream": each.stream, "consumer": each.consumer, "handled": count}
-        report(as_json, **fields, failed=len(failures))
+        report(as_json, **fields, failed=failed)
 
 
 def _handlings(name: str, stream: str | None, consumer: str | None) -> list[Handling]:
@@ -146,14 +149,14 @@ def _handlings(name: str, stream: str | None, consumer: str | None) -> list[Hand
     return [chosen._replace(stream=stream, consumer=consumer)]
 
 
-def _counted(each: Handling, given: dict[str, Any]) -> tuple[Handling, list[BaseException]]:
-    """A handler with the options of the command line, and what will have its failures."""
+def _counted(each: Handling, given: dict[str, Any]) -> tuple[Handling, Iterator[int]]:
+    """A handler with the options of the command line, and the counter of its failures."""
     options = {**each.options, **given}
-    failures: list[BaseException] = []
+    failures = itertools.count()  # a step is atomic; the errors themselves would keep messages
     before = options.get("on_failure")
 
     def count(messages: Any, error: BaseException) -> Any:
-        failures.append(error)
+        next(failures)
         return None if before is None else before(messages, error)
 
     return each._replace(options={**options, "on_failure": count}), failures
