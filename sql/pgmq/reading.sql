@@ -137,7 +137,7 @@ returns setof pgmq.message_record language plpgsql as $$
 declare
     v_end timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
 begin
-    while clock_timestamp() < v_end loop
+    while (clock_timestamp() < v_end) is not false loop  -- null: without an end, as in pgmq
         begin
             if how = 'read' then
                 return query select * from pgmq.read(queue_name, vt, qty, conditional);
