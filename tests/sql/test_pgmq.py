@@ -617,6 +617,57 @@ def test_a_queue_that_exists_gets_no_retention_from_create_partitioned(face: Con
     assert rows(face, retention) == [("p", "drop", 50), ("q", "keep", None)]
 
 
+SELECTED = [
+    "read('q', 30, 1, '{\"n\": 5}')",
+    "read_grouped('q', 30, 1)",
+    "read_grouped_rr('q', 30, 3)",
+    "read_grouped_head('q', 30, 3)",
+]
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["committed", "open"])
+@pytest.mark.parametrize("read", SELECTED)
+def test_no_message_is_read_twice_when_reads_of_two_kinds_take_turns(
+    impatient: Conn, session: Any, read: str, isolated: bool
+) -> None:
+    """Plain reads take single sends ahead of the cursor, which the other reads move."""
+    face, other = impatient, session()
+    face.execute("select pgmq.create('q')")
+    send = """select pgmq.send('q', jsonb_build_object('n', %s::int),
+                               jsonb_build_object('x-pgmq-group', %s::int))"""
+    for n in range(1, 9):
+        face.execute(send.encode(), [n, n % 3])
+    plain = "select message from pgmq.read('q', 30, {})"
+    got = rows(face, plain.format(1)) + rows(face, plain.format(1))
+    assert rows(face, "select pgmq.delete('q', 2)") == [(True,)]
+    if isolated:
+        other.execute("begin")
+    got += rows(other, f"select message from pgmq.{read}")
+    got += rows(face, plain.format(10))
+    if isolated:
+        other.execute("commit")
+    got += rows(face, plain.format(10))
+    assert sorted(message["n"] for (message,) in got) == list(range(1, 9))
+    checker.check(face)
+
+
+def test_a_read_with_a_condition_leaves_what_an_open_read_has(
+    impatient: Conn, session: Any
+) -> None:
+    face, other = impatient, session()
+    face.execute("select pgmq.create('q')")
+    for n in range(1, 9):
+        face.execute("select pgmq.send('q', jsonb_build_object('n', %s::int))", [n])
+    other.execute("begin")
+    assert len(rows(other, "select * from pgmq.read('q', 30, 2)")) == 2
+    for read in ("read('q', 30, 2, '{\"n\": 1}')", "read_grouped('q', 30, 1)"):
+        assert rows(face, f"select * from pgmq.{read}") == []
+    assert rows(face, "select msg_id from pgmq.read('q', 30, 1)") == [(3,)]
+    other.execute("rollback")
+    assert rows(face, "select msg_id from pgmq.read('q', 30, 9, '{\"n\": 1}')") == [(1,)]
+    checker.check(face)
+
+
 def test_a_message_is_archived_again_when_it_is_delivered_again(face: Conn) -> None:
     face.execute("select pgmq.create('q')")
     face.execute("select pgmq.send_batch('q', '{1,2}'::jsonb[])")
