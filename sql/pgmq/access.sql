@@ -48,7 +48,7 @@ begin
     for v_object in
         select p.oid::regprocedure::text from pg_proc p
         where p.pronamespace = 'pgmq'::regnamespace
-          and p.proname in ('_claim', '_claims_of', '_settle', '_hold', '_consumer', '_rows', 'metrics')
+          and p.proname in ('_claim', '_claims_of', '_settle', '_unsettled', '_hold', '_consumer', '_rows', 'metrics')
     loop
         execute format('alter function %s set plan_cache_mode = force_generic_plan set enable_seqscan = off '
                        'set enable_hashjoin = off set enable_mergejoin = off set jit = off', v_object);

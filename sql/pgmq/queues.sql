@@ -9,9 +9,14 @@ declare
 begin
     select * into v_consumer from pgqueue.consumers where stream_name = lower(queue_name) and name = 'pgmq';
     if not found then
+        perform pgmq.format_table_name(queue_name, 'q');  -- another error for a name that no queue can have
         raise exception 'relation "pgmq.q_%" does not exist', coalesce(lower(queue_name), '')
-            using errcode = 'undefined_table', hint = format('Queue %s does not exist: create it with pgmq.create.',
-                                                             coalesce(quote_literal(queue_name), 'null'));
+            using errcode = 'undefined_table', hint = case
+                when exists (select from pgmq.meta m where lower(m.queue_name) = lower(_consumer.queue_name))
+                then 'Its stream or its consumer pgmq was dropped. Call pgmq.drop_queue, which also deletes the '
+                     'archive, then pgmq.create.'
+                else format('Queue %s does not exist: create it with pgmq.create.',
+                            coalesce(quote_literal(queue_name), 'null')) end;
     end if;
     return v_consumer;
 end $$;
@@ -72,6 +77,7 @@ begin
     perform pgmq.validate_queue_name(queue_name);
     perform pgmq.acquire_queue_lock(v_stream);
     if exists (select from pgmq.meta m where lower(m.queue_name) = v_stream) then
+        perform pgmq._consumer(queue_name);  -- not a queue whose stream was dropped, which would stay so
         raise notice 'queue % already exists, skipping', quote_literal(queue_name);
         return;
     end if;
@@ -108,12 +114,19 @@ language plpgsql as $$ begin perform pgmq._create(queue_name, false, true); end 
 create or replace function pgmq.create_partitioned(queue_name text, partition_interval text default '10000',
                                                    retention_interval text default '100000', premake integer default 4)
 returns void language plpgsql as $$
+declare
+    v_before timestamptz;
 begin
+    perform pgmq.validate_queue_name(queue_name);
+    perform pgmq.acquire_queue_lock(lower(queue_name));
+    select created_at into v_before from pgmq.meta m where lower(m.queue_name) = lower(create_partitioned.queue_name);
     perform pgmq._create(queue_name, true, false);
-    perform pgqueue.set_retention(
-        lower(queue_name), p_unread => 'drop',
-        p_messages => case when retention_interval ~ '^[0-9]+$' then retention_interval::bigint end,
-        p_for => case when retention_interval !~ '^[0-9]+$' then retention_interval::interval end);
+    if v_before is null then  -- not for an existing queue: it could lose unread messages
+        perform pgqueue.set_retention(
+            lower(queue_name), p_unread => 'drop',
+            p_messages => case when retention_interval ~ '^[0-9]+$' then retention_interval::bigint end,
+            p_for => case when retention_interval !~ '^[0-9]+$' then retention_interval::interval end);
+    end if;
 end $$;
 
 -- Drops a queue with all its messages, including archived ones. Returns whether there was one.
@@ -122,6 +135,7 @@ language plpgsql as $$
 declare
     v_stream text := lower(queue_name);
 begin
+    perform pgmq.format_table_name(queue_name, 'q');
     delete from pgmq.meta m where lower(m.queue_name) = v_stream;
     if not found then
         raise notice 'queue % does not exist, skipping', coalesce(quote_literal(queue_name), 'null');

@@ -1,19 +1,31 @@
 -- Reading: read, with a condition, and by groups; each also with polling.
 
--- Begins a claim of selected messages, with the consumer's lock. Returns the consumer; null if it is paused, or its
--- lock is not available. Locks: the consumer.
+-- Begins a claim of selected messages, with the locks of the consumer and of what is new for it: other reads take new
+-- messages without the consumer's lock (../queue/claim/ahead.sql). Returns the consumer; null if it is paused, or if a
+-- lock is not available. Locks: the consumer; what is new.
 create or replace function pgmq._begin(p_consumer pgqueue.consumers) returns pgqueue.consumers
 language plpgsql as $$
 begin
     p_consumer := _pgqueue.begin_claim('claim', 1, null, p_consumer.stream_name, p_consumer.name);
-    if p_consumer.paused or not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then
+    if p_consumer.paused then
         return null;
     end if;
+    begin
+        if not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then
+            return null;
+        end if;
+        perform _pgqueue.await('what is new for a consumer',
+                               'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: new
+                               p_consumer.consumer_id, jsonb_build_array(_pgqueue.lock_class_new()),
+                               p_limit => _pgqueue.claim_patience());
+    exception when lock_not_available then  -- releases the consumer's lock
+        return null;
+    end;
     return p_consumer;
 end $$;
 
 -- Claims those messages of a set that are not claimed, or whose leases have ended, as one claim, and returns them.
--- Needs the consumer's lock. Locks: those claims, the bundles.
+-- Needs the locks of _begin(). Locks: those claims, the bundles.
 create or replace function pgmq._claim(p_consumer pgqueue.consumers, p_set int8multirange, p_lease interval)
 returns setof pgmq.message_record language plpgsql as $$
 declare
@@ -28,7 +40,8 @@ begin
     if p_set = '{}' then
         return;
     end if;
-    v_new := _pgqueue.take_early(p_consumer, (_pgqueue.release_due(p_consumer, v_stored, p_set)).o_cursor, p_set);
+    v_cursor := (_pgqueue.release_due(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set)).o_cursor;
+    v_new := _pgqueue.take_early(p_consumer, v_cursor, p_set);
     v_cursor := v_new.p_cursor;
     v_taken := _pgqueue.take_unclaimed(p_consumer, v_cursor.hints, p_set);
     v_cursor.hints := v_taken.o_hints;
@@ -137,7 +150,7 @@ returns setof pgmq.message_record language plpgsql as $$
 declare
     v_end timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
 begin
-    while clock_timestamp() < v_end loop
+    while (clock_timestamp() < v_end) is not false loop  -- null: without an end, as in pgmq
         begin
             if how = 'read' then
                 return query select * from pgmq.read(queue_name, vt, qty, conditional);

@@ -12,6 +12,43 @@ returns setof pgqueue.consumer_messages language sql stable as $$
     order by h.bundle_no
 $$;
 
+-- Those messages of a set that a queue has, except those of Spark queries. It reads all bundles of the consumer and all
+-- new publications.
+create or replace function pgmq._unsettled(p_consumer pgqueue.consumers, p_set int8multirange) returns int8multirange
+language sql stable as $$
+    select coalesce(range_agg(h.seqs), '{}')
+    from (select seqs from _pgqueue.unfinished(p_consumer.consumer_id) where reader is null
+          union all
+          select seqs from _pgqueue.new_sets(p_consumer, _pgqueue.cursor(p_consumer.consumer_id))) f
+    cross join lateral (select _pgqueue.common(f.seqs, p_set) as seqs offset 0) h
+    where h.seqs <> '{}'
+$$;
+
+-- Removes messages from a queue that are visible, delayed, or not in it. Returns those that it had. One call cancels
+-- all that the queue has, because each call searches the queue. If another session settles some of them first, the call
+-- is rolled back and repeated for each half, as its result is only a number. Locks: the consumer.
+create or replace function pgmq._cancel(p_consumer pgqueue.consumers, p_set int8multirange) returns int8multirange
+language plpgsql as $$
+declare
+    v_set   int8multirange := case when _pgqueue.cardinality(p_set) > 1 then pgmq._unsettled(p_consumer, p_set)
+                                   else p_set end;
+    v_seqs  bigint[] := array(select generate_series(lower(g), upper(g) - 1) from unnest(v_set) g);
+    v_half  int := cardinality(v_seqs) / 2;
+    v_count bigint;
+begin
+    if v_set = '{}' then
+        return '{}';
+    end if;
+    v_count := pgqueue.cancel(p_consumer.stream_name, 'pgmq', v_seqs);
+    if v_count between 1 and cardinality(v_seqs) - 1 then
+        raise exception using errcode = 'PQ099';
+    end if;
+    return case when v_count > 0 then v_set else '{}' end;
+exception when sqlstate 'PQ099' then
+    return pgmq._cancel(p_consumer, pgmq._set(v_seqs[:v_half]))
+         + pgmq._cancel(p_consumer, pgmq._set(v_seqs[v_half + 1:]));
+end $$;
+
 -- Removes messages from a queue, claimed or not. Returns those that it had. Locks: their claims; for unread messages,
 -- the consumer.
 create or replace function pgmq._settle(p_consumer pgqueue.consumers, p_set int8multirange) returns int8multirange
@@ -31,10 +68,7 @@ begin
                                 null);
         v_done := v_done + v_part;
     end loop;
-    -- the others are visible, delayed, or not in the queue
-    return v_done + pgmq._set(array(
-        select i from (select generate_series(lower(g), upper(g) - 1) as i from unnest(p_set - v_done) g) x
-        where pgqueue.cancel(p_consumer.stream_name, 'pgmq', array[i]) > 0));
+    return v_done + case when p_set = v_done then '{}' else pgmq._cancel(p_consumer, p_set - v_done) end;
 end $$;
 
 -- The numbers of an array that are in a set, in the order of the array.
@@ -64,7 +98,9 @@ begin
     insert into pgmq._archived (queue_name, msg_id, read_ct, enqueued_at, last_read_at, vt, message, headers)
     select m.queue_name, r.msg_id, r.read_ct, r.enqueued_at, r.last_read_at, r.vt, r.message, r.headers
     from unnest(v_rows) r join pgmq.meta m on lower(m.queue_name) = v_consumer.stream_name
-    where v_done @> r.msg_id;
+    where v_done @> r.msg_id
+    on conflict on constraint _archived_pkey do update  -- delivered again after seek or replay
+    set read_ct = excluded.read_ct, last_read_at = excluded.last_read_at, archived_at = now(), vt = excluded.vt;
     return query select pgmq._in_set(msg_ids, v_done);
 end $$;
 

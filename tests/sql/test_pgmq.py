@@ -446,6 +446,10 @@ BAD = [
     ("send_batch('q', null::jsonb[])", "P0001", ["msgs"]),
     ("send_batch('q', array['{}']::jsonb[], array['{}', '{}']::jsonb[])", "P0001", ["(2)", "(1)"]),
     ("read('no', 30, 1)", "42P01", ["'no'"]),
+    ("read('a--b', 30, 1)", "P0001", ["invalid characters", "a--b"]),
+    ("send('a;b', '{}')", "P0001", ["invalid characters", "a;b"]),
+    ("metrics('a$b')", "P0001", ["invalid characters", "a$b"]),
+    ("drop_queue('a;b')", "P0001", ["invalid characters", "a;b"]),
     ("read('q', 2000000000, 1)", "PQ003", ["p_visibility_timeout", "10 years"]),
     ("pop('no')", "42P01", ["'no'"]),
     ("delete('no', 1)", "42P01", ["'no'"]),
@@ -565,6 +569,135 @@ def test_a_queue_is_read_by_others_and_by_its_names_in_any_case(face: Conn) -> N
     assert rows(face, "select msg_id from pgmq.pop('mixed')") == [(1,)]
     assert rows(face, "select pgmq.drop_queue('mixed')") == [(True,)]
     assert rows(face, "select stream from pgqueue.stream_stats") == []
+
+
+def test_unread_messages_are_deleted_together(face: Conn) -> None:
+    """At the cost of one call, however many: one by one, 2,000 took twenty seconds."""
+    face.execute("select pgmq.create('q')")
+    many = "array(select to_jsonb(i) from generate_series(1, 4000) i)"
+    face.execute(f"select count(*) from pgmq.send_batch('q', {many})".encode())
+    face.execute("select count(*) from pgmq.read('q', 60, 100)")
+    settle = "select pgmq.{}('q', array(select generate_series({}, {}, {}))::bigint[])"
+    few = cost(face, settle.format("delete", 201, 204, 1))
+    for how, first, last, step in (
+        ("delete", 1001, 2000, 2), ("delete", 901, 2100, 1), ("archive", 2001, 3000, 1),
+    ):  # fmt: skip
+        assert cost(face, settle.format(how, first, last, step)) < few * 10 + 3000
+    left = [*range(1, 201), *range(205, 901), *range(3001, 4001)]
+    assert rows(face, "select array_agg(msg_id) from pgmq.q_q") == [(left,)]
+    assert rows(face, "select min(msg_id), max(msg_id) from pgmq.a_q") == [(2101, 3000)]
+    checker.check(face)
+
+
+def test_of_two_deletes_of_unread_messages_each_returns_what_it_deleted(
+    face: Conn, session: Any
+) -> None:
+    other = session()
+    face.execute("select pgmq.create('q')")
+    face.execute("select count(*) from pgmq.send_batch('q', '{1,2,3,4,5}'::jsonb[])")
+    other.execute("begin")
+    assert rows(other, "select pgmq.delete('q', 2)") == [(True,)]
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(rows, face, "select pgmq.delete('q', '{1,2,3,9}'::bigint[])")
+        time.sleep(0.3)
+        assert not waiter.done()
+        other.execute("commit")
+        assert waiter.result() == [(1,), (3,)]
+    assert rows(face, "select msg_id from pgmq.q_q") == [(4,), (5,)]
+    checker.check(face)
+
+
+def test_a_queue_that_exists_gets_no_retention_from_create_partitioned(face: Conn) -> None:
+    """It would lose unread messages."""
+    face.execute("select pgmq.create('q'), pgmq.create_partitioned('p', '10', '50')")
+    face.execute("select pgmq.create_partitioned('Q', '10', '1'), pgmq.create_partitioned('p')")
+    retention = """
+        select s.name, r.unread, r.keep_messages from pgqueue.streams s
+        join pgqueue.retention r using (stream_id) order by name"""
+    assert rows(face, retention) == [("p", "drop", 50), ("q", "keep", None)]
+
+
+SELECTED = [
+    "read('q', 30, 1, '{\"n\": 5}')",
+    "read_grouped('q', 30, 1)",
+    "read_grouped_rr('q', 30, 3)",
+    "read_grouped_head('q', 30, 3)",
+]
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["committed", "open"])
+@pytest.mark.parametrize("read", SELECTED)
+def test_no_message_is_read_twice_when_reads_of_two_kinds_take_turns(
+    impatient: Conn, session: Any, read: str, isolated: bool
+) -> None:
+    """Plain reads take single sends ahead of the cursor, which the other reads move."""
+    face, other = impatient, session()
+    face.execute("select pgmq.create('q')")
+    send = """select pgmq.send('q', jsonb_build_object('n', %s::int),
+                               jsonb_build_object('x-pgmq-group', %s::int))"""
+    for n in range(1, 9):
+        face.execute(send.encode(), [n, n % 3])
+    plain = "select message from pgmq.read('q', 30, {})"
+    got = rows(face, plain.format(1)) + rows(face, plain.format(1))
+    assert rows(face, "select pgmq.delete('q', 2)") == [(True,)]
+    if isolated:
+        other.execute("begin")
+    got += rows(other, f"select message from pgmq.{read}")
+    got += rows(face, plain.format(10))
+    if isolated:
+        other.execute("commit")
+    got += rows(face, plain.format(10))
+    assert sorted(message["n"] for (message,) in got) == list(range(1, 9))
+    checker.check(face)
+
+
+def test_a_read_with_a_condition_leaves_what_an_open_read_has(
+    impatient: Conn, session: Any
+) -> None:
+    face, other = impatient, session()
+    face.execute("select pgmq.create('q')")
+    for n in range(1, 9):
+        face.execute("select pgmq.send('q', jsonb_build_object('n', %s::int))", [n])
+    other.execute("begin")
+    assert len(rows(other, "select * from pgmq.read('q', 30, 2)")) == 2
+    for read in ("read('q', 30, 2, '{\"n\": 1}')", "read_grouped('q', 30, 1)"):
+        assert rows(face, f"select * from pgmq.{read}") == []
+    assert rows(face, "select msg_id from pgmq.read('q', 30, 1)") == [(3,)]
+    other.execute("rollback")
+    assert rows(face, "select msg_id from pgmq.read('q', 30, 9, '{\"n\": 1}')") == [(1,)]
+    checker.check(face)
+
+
+def test_a_message_is_archived_again_when_it_is_delivered_again(face: Conn) -> None:
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send_batch('q', '{1,2}'::jsonb[])")
+    for count in (1, 2):
+        face.execute("select pgqueue.seek('q', 'pgmq', 'earliest')")
+        for _ in range(count):
+            assert len(rows(face, "select * from pgmq.read('q', 0, 2)")) == 2
+        assert rows(face, "select pgmq.archive('q', 1)") == [(True,)]
+        assert rows(face, "select * from pgmq.archive('q', '{2}'::bigint[])") == [(2,)]
+        archived = "select msg_id, read_ct, message from pgmq.a_q order by 1"
+        assert rows(face, archived) == [(1, count, 1), (2, count, 2)]
+
+
+@pytest.mark.parametrize("dropped", ["drop_consumer('q', 'pgmq')", "drop_stream('q')"])
+def test_a_queue_whose_stream_was_dropped_is_dropped_and_created(face: Conn, dropped: str) -> None:
+    face.execute("select pgmq.create('q')")
+    face.execute(f"select pgqueue.{dropped}".encode())
+    for call in ("create('q')", "create_partitioned('q')", "send('q', '1')", "read('q', 1, 1)"):
+        with pytest.raises(psycopg.errors.UndefinedTable) as caught:
+            face.execute(f"select pgmq.{call}".encode())
+        assert "Call pgmq.drop_queue" in str(caught.value.diag.message_hint), call
+    face.execute("select pgmq.drop_queue('q'), pgmq.create('q')")
+    assert rows(face, "select * from pgmq.send('q', '1')") == [(1,)]
+
+
+def test_a_poll_without_an_end_returns_what_is_there(face: Conn) -> None:
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send_batch('q', '{1,2}'::jsonb[])")
+    for poll in ("read_with_poll", "read_grouped_with_poll"):
+        assert len(rows(face, f"select * from pgmq.{poll}('q', 30, 1, null, null)")) == 1
 
 
 def test_who_listens_hears_of_sends_but_not_too_often(face: Conn) -> None:
