@@ -83,3 +83,22 @@ def test_a_message_is_not_delivered_before_its_time(conn: Conn) -> None:
     assert receive(conn) == []
     clock.pass_time(conn, timedelta(seconds=60))
     assert seqs_of(receive(conn)) == [late]
+
+
+def test_a_consumer_is_not_dropped_while_its_table_is_rewritten(
+    conn: Conn, session: Session
+) -> None:
+    """Postgres shows a rewritten table as empty to an older snapshot; workers repeat the call."""
+    consumer(conn)
+    old = session()
+    old.execute("begin isolation level repeatable read; select")
+    conn.execute("alter table pgqueue.consumer_cursors set unlogged")
+    conn.execute("alter table pgqueue.consumer_cursors set logged")
+    with raises("40001", "rewritten meanwhile"):
+        value(old, "next_due", "s", "c")
+    old.execute("rollback")
+    sent = send(conn)
+    assert acked(old, "s", "c") == [sent]
+    value(conn, "drop_consumer", "s", "c")
+    with raises("PQ002"):
+        value(old, "next_due", "s", "c")

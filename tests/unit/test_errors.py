@@ -103,6 +103,7 @@ CONDITIONS = {
     "object_in_use": "55006",
     "insufficient_privilege": "42501",
     "undefined_table": "42P01",
+    "serialization_failure": "40001",
 }
 
 

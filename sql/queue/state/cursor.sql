@@ -38,7 +38,8 @@ begin
          where m.token is not null));
 end $$;
 
--- Reads a consumer's cursor, with hints. Errors: PQ002 if the consumer was dropped meanwhile.
+-- Reads a consumer's cursor, with hints. Errors: PQ002 if the consumer was dropped meanwhile; 40001 if an alter table
+-- rewrote the table meanwhile, which is then empty for an older snapshot.
 create or replace function _pgqueue.cursor(p_consumer_id int) returns pgqueue.consumer_cursors
 language plpgsql stable as $$
 declare
@@ -47,6 +48,10 @@ declare
     v_hints  pgqueue.claim_hints := v_cursor.hints;
 begin
     if v_cursor.consumer_id is null then
+        if exists (select from pgqueue.consumers where consumer_id = p_consumer_id) then  -- of the same snapshot
+            raise exception 'the cursors of consumers were rewritten meanwhile'
+                using errcode = 'serialization_failure', hint = 'Call again.';
+        end if;
         raise exception 'the consumer was dropped' using errcode = 'PQ002', hint = 'Create it again.';
     elsif v_hints.lanes is null then
         v_hints := _pgqueue.rebuild_hints(v_cursor);
