@@ -207,13 +207,14 @@ def of_error(error: BaseException) -> Verdict:
     return Retry(reason=summary(error))
 
 
-def _pinned(verdict: Retry | Reject | Defer) -> Verdict:
+def _pinned(verdict: Verdict) -> Verdict:
     """A verdict with a copy of its JSON, which is settled later, by another thread: until then,
     the handler may change the original. A value that JSON cannot hold fails the message.
     """
     for name in ("details", "state"):
         if (value := getattr(verdict, name, None)) is not None:
             made = plain(verdict)
+            assert isinstance(made, Verdict)
             made.__cause__ = verdict.__cause__
             try:
                 setattr(made, name, json.loads(arguments.json_text(name, value)))

@@ -76,7 +76,9 @@ def test_a_worker_and_those_who_look_find_nothing_in_public(hijacked: str) -> No
         assert consumer.run(lambda _: {"done": 1}, wait=timedelta(0)) == 2
         assert sum(done.message_count for done in queue.history("s", "c")) == 2
         queue.send("s", "z")
-        queue.receive("s", "c").nack(delay=timedelta(0))
+        claim = queue.receive("s", "c")
+        assert claim is not None
+        claim.nack(delay=timedelta(0))
         page = server.Page(queue, "title", False)
         for path in "/api/look", "/api/consumer", "/metrics":
             asked = {"stream": "s", "consumer": "c"}
