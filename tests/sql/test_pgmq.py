@@ -697,7 +697,7 @@ def test_a_poll_without_an_end_returns_what_is_there(face: Conn) -> None:
     face.execute("select pgmq.create('q')")
     face.execute("select pgmq.send_batch('q', '{1,2}'::jsonb[])")
     for poll in ("read_with_poll", "read_grouped_with_poll"):
-        assert len(rows(face, f"select * from pgmq.{poll}('q', 30, 1, null, null)")) == 1
+        assert len(rows(face, f"select * from pgmq.{poll}('q', 1, 1, null, null)")) == 1
 
 
 def test_who_listens_hears_of_sends_but_not_too_often(face: Conn) -> None:

@@ -111,14 +111,17 @@ def press(browser: Any, label: str, sure: bool = False) -> None:
 
 
 def press_in(browser: Any, holds: str, label: str) -> None:
-    """Click a button twice in the row of the failed messages that holds a text."""
-    for words in (label, f"{label}: sure?"):
-        browser.execute_script(
-            "[...document.querySelectorAll('#failed tbody tr')]"
-            ".find(r => r.innerText.includes(arguments[0])).querySelectorAll('button')"
-            ".forEach(b => b.innerText === arguments[1] && b.click())",
-            *(holds, words),
-        )
+    """Click a button twice in the row of the failed messages that holds a text.
+
+    In one script: between two, a refresh may replace the row.
+    """
+    browser.execute_script(
+        "const row = [...document.querySelectorAll('#failed tbody tr')]"
+        ".find(r => r.innerText.includes(arguments[0]));"
+        "for (const words of [arguments[1], `${arguments[1]}: sure?`])"
+        " [...row.querySelectorAll('button')].find(b => b.innerText === words).click()",
+        *(holds, label),
+    )
 
 
 # In the browser
