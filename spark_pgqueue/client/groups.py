@@ -19,7 +19,7 @@ from spark_pgqueue import calling
 from spark_pgqueue.client import reading
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.client.messages import StoredMessage
-from spark_pgqueue.postgres.connection import check_transaction
+from spark_pgqueue.postgres.connection import leaving_open
 from spark_pgqueue.postgres.errors import LEASE_LOST, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, is_worth_a_retry
 from spark_pgqueue.postgres.statements import Statements
@@ -171,9 +171,9 @@ class Group:
             if share.messages:
                 self._is_handling = True
                 conn = self._statements.connection()
-                self._call(handler, share.messages, conn)
-                self._is_handling = False
-                check_transaction(conn)
+                with leaving_open(conn):
+                    self._call(handler, share.messages, conn)
+                    self._is_handling = False
             self._statements.rows(
                 "select pg_catalog.count(pgqueue.commit_offset(l, %s::bigint[])) from"
                 " pg_catalog.unnest(%s::bigint[]) l",

@@ -8,6 +8,8 @@ better than pg_catalog. Where that is not enough, a transaction pins its path (s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -23,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PIN_PATH",
-    "check_transaction",
     "connect",
     "connect_adbc",
     "connect_async",
     "conninfo",
     "describe",
+    "leaving_open",
     "odd_settings",
 ]
 
@@ -56,13 +58,27 @@ def odd_settings(info: psycopg.ConnectionInfo) -> bytes:
     )
 
 
-def check_transaction(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Refuse to settle outside of the transaction, which a handler has ended by a statement: after
-    a rollback, its work would be lost. psycopg itself refuses `commit()` and `rollback()`.
+@contextmanager
+def leaving_open(
+    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+) -> Iterator[None]:
+    """Around the call of a handler, whose messages are settled in the same transaction.
 
     Raises:
-        PgQueueError: no transaction is open.
+        PgQueueError: the handler has ended the transaction by a statement: after a rollback, its
+            work would be lost (psycopg itself refuses `commit()` and `rollback()`). Or it has left
+            a COPY open, for which a rollback would wait without end: the connection is closed.
     """
+    try:
+        yield
+    finally:
+        is_busy = conn.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
+        if is_busy:
+            conn.pgconn.finish()
+    if is_busy:
+        raise PgQueueError(
+            "the handler has left a COPY open", hint="use `with cursor.copy(...) as copy`"
+        )
     if conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
         raise PgQueueError(
             "the handler has ended its transaction, with which its messages are done",

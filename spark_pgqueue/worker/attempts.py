@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
-from spark_pgqueue.postgres.connection import check_transaction, odd_settings
+from spark_pgqueue.postgres.connection import leaving_open, odd_settings
 from spark_pgqueue.postgres.errors import PgQueueError, translated
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.printable import summary
@@ -199,10 +199,10 @@ class Attempt:
             with client.transaction():
                 conn = client._statements.connection()
                 before = kept(conn)
-                result = calling.call(self._handler, given, conn)
+                with leaving_open(conn):
+                    result = calling.call(self._handler, given, conn)
                 ack = ack_of(claim_id, messages, self._is_batch, result)
                 set_again(conn, before)
-                check_transaction(conn)
                 with translated():
                     cursor = psycopg.ClientCursor(conn, row_factory=tuple_row).execute(ACK, ack)
                 while cursor.nextset():

@@ -12,11 +12,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
-from spark_pgqueue.postgres.connection import (
-    check_transaction,
-    connect_async,
-    odd_settings,
-)
+from spark_pgqueue.postgres.connection import connect_async, leaving_open, odd_settings
 from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.worker.attempts import (
     ACK,
@@ -178,10 +174,10 @@ class Tasks(Executor):
             conn = self._connections.pop() if self._connections else await connect_async(self._url)
             async with conn.transaction() as transaction:
                 before = kept(conn)
-                result = await calling.call_async(self._handler, given, conn)
+                with leaving_open(conn):
+                    result = await calling.call_async(self._handler, given, conn)
                 ack = ack_of(claim_id, messages, self._options.batch is not None, result)
                 set_again(conn, before)
-                check_transaction(conn)
                 cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
                 with translated():
                     await cursor.execute(ACK, ack)

@@ -99,6 +99,21 @@ def test_a_handler_that_rolls_back_by_a_statement_ends_the_run(queue, done):
     assert len(done()) == 3
 
 
+def test_a_handler_that_leaves_a_copy_open_ends_the_run(queue, done):
+    queue.send_batch("s", list("abc"))
+    left_open = []
+
+    def leave(messages, conn):
+        left_open.append(conn.cursor().copy("copy pg_temp.t from stdin"))
+        conn.execute("create temp table t (i int)")
+        left_open[0].__enter__()
+
+    with pytest.raises(PgQueueError, match="has left a COPY open"):
+        queue.group("s", "g").run(leave, wait=MOMENT)
+    assert queue.group("s", "g").run(note, wait=MOMENT) == 3
+    assert len(done()) == 3
+
+
 def test_who_sleeps_too_long_undoes_its_work_and_goes_on(queue, url, conn, done):
     sent = queue.send_batch("s", ["x"] * 20, keys=[str(i) for i in range(20)])
     slept = []

@@ -333,6 +333,29 @@ def test_a_handler_that_rolls_back_by_a_statement_has_failed(queue, worker, conn
     assert left(queue) == (0, 0, 0)
 
 
+@each_way
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_handler_that_leaves_a_copy_open_stops_nothing(queue, worker, conn, awaited, raises):
+    """A rollback would wait for it, without end and with the transaction's locks."""
+    queue.send_batch("s", ["good", "bad", "good"])
+    conn.execute("create table done (data text)")
+    left_open = []
+
+    async def handle(message, connection):
+        await result(connection.execute("insert into done values (%s)", [message.data]))
+        if message.data == "bad" and not left_open:
+            copy = connection.cursor().copy("copy done from stdin")
+            left_open.append(copy)
+            await (copy.__aenter__() if awaited else result(copy.__enter__()))
+            if raises:
+                raise ValueError("y")
+
+    worker.run(either(awaited, handle), transactional=True, wait=timedelta(seconds=2))
+    found = [data for (data,) in conn.execute("select data from done")]
+    assert sorted(found) == ["bad", "good", "good"]
+    assert left(queue) == (0, 0, 0)
+
+
 @pytest.mark.previous_version
 def test_the_claim_is_extended_while_a_handler_works(queue, url):
     queue.create_consumer("s", "q", start="earliest", settings={"visibility_timeout": "400 ms"})
