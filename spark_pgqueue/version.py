@@ -1,3 +1,3 @@
 """The version of this package, where there is no metadata: in a zip, and in Spark's processes."""
 
-VERSION = "0.1.2"
+VERSION = "0.2.0"
