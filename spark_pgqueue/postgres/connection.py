@@ -67,7 +67,8 @@ def leaving_open(
     Raises:
         PgQueueError: the handler has ended the transaction by a statement: after a rollback, its
             work would be lost (psycopg itself refuses `commit()` and `rollback()`). Or it has left
-            a COPY open, for which a rollback would wait without end: the connection is closed.
+            a COPY or another statement unfinished, for which a rollback could wait without end:
+            the connection is closed.
     """
     try:
         yield
@@ -77,7 +78,9 @@ def leaving_open(
             conn.pgconn.finish()
     if is_busy:
         raise PgQueueError(
-            "the handler has left a COPY open", hint="use `with cursor.copy(...) as copy`"
+            "the handler has left a COPY open, or another statement unfinished",
+            hint="use `with cursor.copy(...) as copy`, read cursor.stream() to its end, and await "
+            "each statement",
         )
     if conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
         raise PgQueueError(

@@ -298,9 +298,10 @@ class Poller:
             self._has_heard = True
         wanted = self._wanted(settles and done is not None)
         if wanted > 0 and self._ask_at <= now < self._look_at:
+            self._ask_at = _NEVER  # first: if this fails, the next step settles
             until = self._long_poll.until_due(self._stream, self._due)
-            self._ask_at, self._look_at = _NEVER, now + until
-            self._is_last_resort = until >= ASK_AGAIN
+            now = clock.now()  # from the answer on: an earlier claim would find nothing
+            self._look_at, self._is_last_resort = now + until, until >= ASK_AGAIN
         looks = wanted > 0 and now >= self._look_at
         if settles:
             for in_flight in news:

@@ -211,18 +211,19 @@ def _pinned(verdict: Verdict) -> Verdict:
     """A verdict with a copy of its JSON, which is settled later, by another thread: until then,
     the handler may change the original. A value that JSON cannot hold fails the message.
     """
-    for name in ("details", "state"):
-        if (value := getattr(verdict, name, None)) is not None:
-            made = plain(verdict)
-            assert isinstance(made, Verdict)
-            made.__cause__ = verdict.__cause__
-            try:
-                setattr(made, name, json.loads(arguments.json_text(name, value)))
-            except Exception as error:  # such as of a method of the value's class
-                made = Retry(reason=summary(error))
-                made.seqs = verdict.seqs
-            return made
-    return verdict
+    # A subclass may have an attribute of the other name, which is its own.
+    name = "details" if isinstance(verdict, Reject) else "state"
+    if isinstance(verdict, Retry) or (value := getattr(verdict, name)) is None:
+        return verdict
+    made = plain(verdict)
+    assert isinstance(made, Verdict)
+    made.__cause__ = verdict.__cause__
+    try:
+        setattr(made, name, json.loads(arguments.json_text(name, value)))
+    except Exception as error:  # such as of a method of the value's class
+        made = Retry(reason=summary(error))
+        made.seqs = verdict.seqs
+    return made
 
 
 def _key(value: Any) -> object:
