@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import multiprocessing
 import os
 import pickle
@@ -190,7 +189,7 @@ def _serve(pipe: Connection, attempt: Attempt) -> None:
                 claim_id, messages = pipe.recv()
                 outcome, result = attempt(claim_id, messages)
                 packed = _packed(outcome if isinstance(result, BaseException) else result)
-                pipe.send((_bare(outcome), packed))
+                pipe.send((plain(outcome), packed))
         except (EOFError, OSError):  # the worker has ended
             attempt.close()
 
@@ -203,15 +202,6 @@ def _end_with_parent() -> None:
     while not wait([parent.sentinel], _LOOK) and os.getppid() == parent.pid:
         pass
     os.killpg(0, signal.SIGKILL)
-
-
-def _bare(outcome: Outcome) -> Outcome:
-    """An outcome that every process can load: without objects of the handler's classes."""
-    bare = plain(outcome)
-    for name in ("details", "state"):
-        if hasattr(bare, name):
-            setattr(bare, name, json.loads(json.dumps(getattr(bare, name))))
-    return bare
 
 
 def _packed(value: Any) -> bytes:
