@@ -14,7 +14,6 @@ from spark_pgqueue.client.calls.monitoring import Monitoring
 from spark_pgqueue.client.calls.receiving import Receiving
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.forks import OfThisProcess
 from spark_pgqueue.postgres.retrying import PATIENCE
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.postgres.wake_event import WakeEvent
@@ -103,15 +102,12 @@ def make_statements(**where: Any) -> Statements:
     return Statements(**where, names=arguments.name_of, prepare=log_warnings_of, previous=True)
 
 
-# Each connection has one handler for notices, however many clients use it.
-_logged: OfThisProcess[psycopg.Connection] = OfThisProcess()
-
-
 def log_warnings_of(connection: psycopg.Connection) -> None:
     """Log the warnings of the schema's functions over a connection, once."""
-    if connection not in _logged:
+    # Each connection has one handler, however many clients use it. A worker removes it with those
+    # that a transactional handler has added.
+    if _log_warning not in connection._notice_handlers:
         connection.add_notice_handler(_log_warning)
-        _logged.add(connection)
 
 
 def _log_warning(notice: psycopg.errors.Diagnostic) -> None:
