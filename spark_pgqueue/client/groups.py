@@ -19,7 +19,7 @@ from spark_pgqueue import calling
 from spark_pgqueue.client import reading
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.client.messages import StoredMessage
-from spark_pgqueue.postgres.connection import leaving_open
+from spark_pgqueue.postgres.connection import in_open_transaction
 from spark_pgqueue.postgres.errors import LEASE_LOST, PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing, is_worth_a_retry
 from spark_pgqueue.postgres.statements import Statements
@@ -171,7 +171,7 @@ class Group:
             if share.messages:
                 self._is_handling = True
                 conn = self._statements.connection()
-                with leaving_open(conn):
+                with in_open_transaction(conn):
                     self._call(handler, share.messages, conn)
                     self._is_handling = False
             self._statements.rows(

@@ -24,6 +24,9 @@ ASK_AFTER = 0.02
 """Seconds to pause before asking when a message is due, which costs more than a poll: in a busy
 stream, a notification arrives first. Messages that are due now are claimed by other workers."""
 
+_FIRST_PAUSE = 0.02
+"""Seconds between the first two polls for a result of which no notifications come."""
+
 
 class LongPoll:
     """Polls that wait until they find messages. The connection keeps listening between them.
@@ -107,7 +110,7 @@ class LongPoll:
             if is_over(found):
                 return found
             channel = listen()
-            pause = ASK_AFTER
+            pause = _FIRST_PAUSE
             while True:
                 listener = self._current_listener()
                 if channel is not None:

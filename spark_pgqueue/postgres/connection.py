@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PIN_PATH",
+    "LeftOpenError",
     "connect",
     "connect_adbc",
     "connect_async",
     "conninfo",
     "describe",
-    "leaving_open",
+    "in_open_transaction",
     "odd_settings",
 ]
 
@@ -58,35 +59,49 @@ def odd_settings(info: psycopg.ConnectionInfo) -> bytes:
     )
 
 
+class LeftOpenError(PgQueueError):
+    """The handler has left a statement open, and its connection is closed."""
+
+
 @contextmanager
-def leaving_open(
+def in_open_transaction(
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
 ) -> Iterator[None]:
     """Around the call of a handler, whose messages are settled in the same transaction.
 
     Raises:
+        LeftOpenError: the handler has left a COPY or another result open, for which a rollback
+            could wait without end. After an error of the handler, the connection is closed, too.
         PgQueueError: the handler has ended the transaction by a statement: after a rollback, its
-            work would be lost (psycopg itself refuses `commit()` and `rollback()`). Or it has left
-            a COPY or another statement unfinished, for which a rollback could wait without end:
-            the connection is closed.
+            work would be lost. (psycopg itself refuses `commit()` and `rollback()`.)
     """
     try:
         yield
-    finally:
-        is_busy = conn.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
-        if is_busy:
-            conn.pgconn.finish()
-    if is_busy:
-        raise PgQueueError(
-            "the handler has left a COPY open, or another statement unfinished",
-            hint="use `with cursor.copy(...) as copy`, read cursor.stream() to its end, and await "
-            "each statement",
+    except BaseException:
+        _close_if_left_open(conn)
+        raise
+    if _close_if_left_open(conn):
+        raise LeftOpenError(
+            "the handler has left a COPY or the rows of a statement open",
+            hint="use `with cursor.copy(...) as copy`, and read cursor.stream() to its end",
         )
     if conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
         raise PgQueueError(
             "the handler has ended its transaction, with which its messages are done",
             hint="execute no commit or rollback; connection.transaction() makes a savepoint",
         )
+
+
+def _close_if_left_open(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Close a connection that is in the middle of a COPY or a result; returns whether it was.
+
+    A statement that the server still executes, such as one of another task, ends by itself.
+    """
+    status = conn.info.transaction_status
+    is_left = status == psycopg.pq.TransactionStatus.ACTIVE and not conn.pgconn.is_busy()
+    if is_left:
+        conn.pgconn.finish()
+    return is_left
 
 
 def connect(

@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
 from spark_pgqueue.client.messages import Message
-from spark_pgqueue.postgres.connection import leaving_open, odd_settings
+from spark_pgqueue.postgres.connection import LeftOpenError, in_open_transaction, odd_settings
 from spark_pgqueue.postgres.errors import PgQueueError, translated
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.printable import summary
@@ -56,14 +56,14 @@ _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connecti
 
 _KEPT = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold",
          "prepared_max")  # fmt: skip
-_HANDLERS = ("_notice_handlers", "_notify_handlers")
+_CALLBACKS = ("_notice_handlers", "_notify_handlers")
 
 
 def kept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> dict[str, Any]:
     """The attributes of a connection that a handler may change, with their values."""
     return {
         **{name: getattr(conn, name) for name in _KEPT},
-        **{name: getattr(conn, name)[:] for name in _HANDLERS},
+        **{name: getattr(conn, name)[:] for name in _CALLBACKS},
         "_adapters": None,  # psycopg makes it at its first use, from the program's adapters
     }
 
@@ -199,7 +199,7 @@ class Attempt:
             with client.transaction():
                 conn = client._statements.connection()
                 before = kept(conn)
-                with leaving_open(conn):
+                with in_open_transaction(conn):
                     result = calling.call(self._handler, given, conn)
                 ack = ack_of(claim_id, messages, self._is_batch, result)
                 set_again(conn, before)
@@ -224,8 +224,8 @@ class Attempt:
         self, conn: psycopg.Connection[Any], before: dict[str, Any], is_settled: bool
     ) -> None:
         try:
-            set_again(conn, before)
             if not is_settled:
+                set_again(conn, before)
                 conn.execute(RESET)
             if odd := odd_settings(conn.info):
                 conn.execute(odd)
@@ -265,7 +265,7 @@ class LostConnections:
             conn: the handler's connection; None when the handler was not called.
         """
         is_lost = is_passing(error) if conn is None else conn.closed
-        if isinstance(error, Verdict) or not is_lost:
+        if isinstance(error, Verdict | LeftOpenError) or not is_lost:
             return failed(self._of, messages, error)
         first = messages[0].seq
         if conn is not None:

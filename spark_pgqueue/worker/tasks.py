@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from spark_pgqueue import calling
-from spark_pgqueue.postgres.connection import connect_async, leaving_open, odd_settings
+from spark_pgqueue.postgres.connection import connect_async, in_open_transaction, odd_settings
 from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.worker.attempts import (
     ACK,
@@ -174,7 +174,7 @@ class Tasks(Executor):
             conn = self._connections.pop() if self._connections else await connect_async(self._url)
             async with conn.transaction() as transaction:
                 before = kept(conn)
-                with leaving_open(conn):
+                with in_open_transaction(conn):
                     result = await calling.call_async(self._handler, given, conn)
                 ack = ack_of(claim_id, messages, self._options.batch is not None, result)
                 set_again(conn, before)
@@ -202,8 +202,8 @@ async def _is_reset(
 ) -> bool:
     """Reset the session after a handler, or close it. Returns whether it is open."""
     try:
-        set_again(conn, before)
         if not is_settled:
+            set_again(conn, before)
             await conn.execute(RESET)
         if odd := odd_settings(conn.info):
             await conn.execute(odd)

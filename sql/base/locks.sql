@@ -81,7 +81,8 @@
 -- 22. new  Advisory, by the id of the consumer. Guards what is new for it. Claims ahead of the cursor try to share it.
 --        A session that takes with the cursor tries to have it exclusively, and else takes publications one by one
 --        (catch_up()). These wait, in tries: seek, replay, cancel, postpone, drop_consumer, and alter_consumer with a
---        limit of keys or per_key_latest. So no wait for it is long, and it may be taken at any time.
+--        limit of keys or per_key_latest; and reads of pgmq with a condition or by groups, for half a second. So no
+--        wait for it is long, and it may be taken at any time.
 -- 23. publication  Advisory, by a hash of the consumer's and the publication's ids. Of two claims ahead of the cursor,
 --        one takes a publication. No call waits for it.
 -- 24. bundle  A row of consumer_messages. Guards messages that are alike, and the claim that holds them: the head's row

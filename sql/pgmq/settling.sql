@@ -100,7 +100,8 @@ begin
     from unnest(v_rows) r join pgmq.meta m on lower(m.queue_name) = v_consumer.stream_name
     where v_done @> r.msg_id
     on conflict on constraint _archived_pkey do update  -- delivered again after seek or replay
-    set read_ct = excluded.read_ct, last_read_at = excluded.last_read_at, archived_at = now(), vt = excluded.vt;
+    set read_ct = excluded.read_ct, enqueued_at = excluded.enqueued_at, last_read_at = excluded.last_read_at,
+        archived_at = now(), vt = excluded.vt, message = excluded.message, headers = excluded.headers;
     return query select pgmq._in_set(msg_ids, v_done);
 end $$;
 

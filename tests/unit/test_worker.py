@@ -350,10 +350,28 @@ def test_a_handler_that_leaves_a_copy_open_stops_nothing(queue, worker, conn, aw
             if raises:
                 raise ValueError("y")
 
-    worker.run(either(awaited, handle), transactional=True, wait=timedelta(seconds=2))
+    for _ in range(2):  # after an error of the handler, the closed connection counts as lost
+        wait = timedelta(seconds=2) if raises else MOMENT
+        worker.run(either(awaited, handle), transactional=True, wait=wait)
+        queue.retry("s", "c")
     found = [data for (data,) in conn.execute("select data from done")]
     assert sorted(found) == ["bad", "good", "good"]
     assert left(queue) == (0, 0, 0)
+
+
+def test_a_statement_of_another_task_is_awaited_when_a_handler_fails(queue, worker, caplog):
+    """Its connection is not lost."""
+    queue.send("s", "x")
+    tasks = []
+
+    async def handle(message, connection):
+        tasks.append(asyncio.ensure_future(connection.execute("select pg_sleep(0.3)")))
+        await asyncio.sleep(0.1)
+        raise ValueError("y")
+
+    worker.run(handle, transactional=True, wait=MOMENT)
+    assert "ValueError: y" in caplog.text
+    assert "was lost" not in caplog.text
 
 
 @pytest.mark.previous_version

@@ -128,8 +128,8 @@ def work(
                 )
     counts = run_all(url, [each for each, _ in handled], health)
     failures = [next(each) for _, each in handled]
-    failed = sum(failures)
-    said = f"; {count_of(failed, 'call')} failed" if failed else ""
+    total = sum(failures)
+    said = f"; {count_of(total, 'call')} failed" if total else ""
     print(f"{count_of(sum(counts))} handled{said}", file=sys.stderr)
     for (each, _), count, failed in zip(handled, counts, failures, strict=True):
         fields = {"stream": each.stream, "consumer": each.consumer, "handled": count}
