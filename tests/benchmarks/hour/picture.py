@@ -102,6 +102,7 @@ def _line(axes: Any, at: np.ndarray, values: np.ndarray, label: str, **style: st
 
 def _delays(axes: Any, side: Drawn) -> None:
     for consumer, rows in side.delays.items():
+        rows = [row for row in rows if row["minute"] < side.plan.minutes]  # the rest is few
         minutes = [row["minute"] + 0.5 for row in rows]
         axes.plot(minutes, [1e3 * row["p99"] for row in rows], label=consumer, linewidth=1)
     axes.set_yscale("log")
