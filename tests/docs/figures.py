@@ -34,6 +34,7 @@ class Headline:
         label: its first cell.
         scenario, line, point: the case.
         sides: names of sides, by columns of other names.
+        ours: the name of our side.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Headline:
     line: str
     point: str = ""
     sides: dict[str, str] = field(default_factory=dict)
+    ours: str = report.OURS
 
 
 HEADLINES = (
@@ -100,14 +102,13 @@ def table(found: Report) -> str:
     lines = [f"| | spark-pgqueue | {' | '.join(peers)} |", "|---" * (len(peers) + 2) + "|"]
     for headline in HEADLINES:
         case = case_of(found, headline)
-        (ours, *_) = case.ours
         cells = [
-            report.shown_ratio(case.ratio(ours, headline.sides.get(peer, peer)))
+            report.shown_ratio(case.ratio(headline.ours, headline.sides.get(peer, peer)))
             if has(found, headline, peer)
             else ""
             for peer in peers
         ]
-        value = report.shown_value(case, ours)
+        value = report.shown_value(case, headline.ours)
         lines.append(f"| {' | '.join([headline.label, value, *cells])} |")
     return "\n".join(lines) + "\n"
 
