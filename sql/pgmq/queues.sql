@@ -115,13 +115,13 @@ create or replace function pgmq.create_partitioned(queue_name text, partition_in
                                                    retention_interval text default '100000', premake integer default 4)
 returns void language plpgsql as $$
 declare
-    v_before timestamptz;
+    v_is_new boolean;
 begin
     perform pgmq.validate_queue_name(queue_name);
     perform pgmq.acquire_queue_lock(lower(queue_name));
-    select created_at into v_before from pgmq.meta m where lower(m.queue_name) = lower(create_partitioned.queue_name);
+    v_is_new := not exists (select from pgmq.meta m where lower(m.queue_name) = lower(create_partitioned.queue_name));
     perform pgmq._create(queue_name, true, false);
-    if v_before is null then  -- not for an existing queue: it could lose unread messages
+    if v_is_new then  -- an existing queue could lose unread messages
         perform pgqueue.set_retention(
             lower(queue_name), p_unread => 'drop',
             p_messages => case when retention_interval ~ '^[0-9]+$' then retention_interval::bigint end,

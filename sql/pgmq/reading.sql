@@ -14,10 +14,12 @@ begin
         if not _pgqueue.lock_consumer_soon(p_consumer.consumer_id) then
             return null;
         end if;
-        perform _pgqueue.await('what is new for a consumer',
-                               'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: new
-                               p_consumer.consumer_id, jsonb_build_array(_pgqueue.lock_class_new()),
-                               p_limit => _pgqueue.claim_patience());
+        if not _pgqueue.try_lock_new(p_consumer.consumer_id) then
+            perform _pgqueue.await('what is new for a consumer',
+                                   'select 0 from pg_advisory_xact_lock(($2 -> 0)::int, $1::int)',  -- lock: new
+                                   p_consumer.consumer_id, jsonb_build_array(_pgqueue.lock_class_new()),
+                                   p_limit => _pgqueue.claim_patience());
+        end if;
     exception when lock_not_available then  -- releases the consumer's lock
         return null;
     end;
