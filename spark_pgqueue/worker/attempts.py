@@ -50,7 +50,7 @@ ACK: LiteralString = RESET + " select pgqueue.ack(%s::bigint, %s::bigint[], %s::
 because it is several statements; the last result is the acknowledgement's."""
 
 _MOST_LOSSES = 3
-"""The number of lost connections after which a message has failed, counted by each thread."""
+"""The number of losses after which a message has failed, counted by each thread."""
 
 _PAUSE = timedelta(seconds=1)  # before the next delivery, after a lost connection
 
@@ -153,7 +153,7 @@ class Attempt:
         self._is_transactional = options.transactional
         self._url = url
         self._client: Client | None = None
-        self._losses = LostConnections(of)
+        self._losses = Losses(of)
 
     def start(self) -> None:
         """Do nothing: a call in the same process needs no preparation."""
@@ -209,10 +209,8 @@ class Attempt:
                     pass
                 (count,) = cursor.fetchone() or (0,)
                 if count < len(messages):
-                    raise _Lost
+                    raise ClaimLostError
             is_settled = True
-        except _Lost:
-            return lost(self.of, messages), None
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
         finally:
@@ -233,15 +231,19 @@ class Attempt:
             conn.close()
 
 
-class _Lost(Exception):
-    """Another worker took over the claim, so the transaction must not be committed."""
+class ClaimLostError(Exception):
+    """The claim has not all of the messages, so the transaction must not be committed."""
+
+    def __str__(self) -> str:
+        return "messages were taken over by another worker, or cancelled"
 
 
-class LostConnections:
-    """Judges errors of transactional handlers: a lost connection is no failure of its messages.
+class Losses:
+    """Judges errors of transactional handlers: a lost connection or claim is no failure.
 
     The transaction was undone then, or was committed with its acknowledgement. But a message whose
-    handler loses its connection several times has failed: it may be what ends the connection.
+    handler loses its connection or messages several times has failed: it may be what ends the
+    connection, or cancels them.
 
     Args:
         of: the stream and the consumer, for the log.
@@ -264,7 +266,8 @@ class LostConnections:
             error: the error that the call raised.
             conn: the handler's connection; None when the handler was not called.
         """
-        is_lost = is_passing(error) if conn is None else conn.closed
+        is_claim = isinstance(error, ClaimLostError)
+        is_lost = is_claim or (is_passing(error) if conn is None else conn.closed)
         if isinstance(error, Verdict | LeftOpenError) or not is_lost:
             return failed(self._of, messages, error)
         first = messages[0].seq
@@ -273,9 +276,9 @@ class LostConnections:
             if self._times[first] > _MOST_LOSSES:
                 del self._times[first]
                 return failed(self._of, messages, error)
-        said = "%s: returned, the connection of its transaction was lost: %s"
-        warn(said, name_of(self._of, messages), error)
-        return Defer(_PAUSE)
+        lost = "rolled back" if is_claim else "returned, the connection of its transaction was lost"
+        warn("%s: %s: %s", name_of(self._of, messages), lost, error)
+        return Defer() if is_claim else Defer(_PAUSE)
 
 
 def failed(of: str, messages: Sequence[Message], error: BaseException) -> Verdict:
@@ -296,12 +299,6 @@ def timed_out(of: str, messages: Sequence[Message], timeout: timedelta | None) -
     verdict = Retry(reason=f"timed out after {timeout}")
     warn("%s: %s", name_of(of, messages), verdict.reason)
     return verdict
-
-
-def lost(of: str, messages: Sequence[Message]) -> Outcome:
-    """The outcome for messages whose transaction was undone, because the claim was taken over."""
-    warn("%s: rolled back, another worker took the claim over", name_of(of, messages))
-    return DeliveryState.gone
 
 
 def ack_of(claim_id: int, messages: Sequence[Message], is_batch: bool, result: Any) -> list[Any]:

@@ -70,6 +70,7 @@ class InFlightClaim:
         self._is_undone = is_undone
         self._keeps_results = keeps_results
         self._open = {message.seq for message in claim.messages}  # those without an outcome
+        self._is_handled = True  # so far; a claim with other outcomes is settled by numbers
         self._done: list[int] = []
         self._results: dict[str, list[int]] = {}  # as JSON
         self._unstarted: list[int] = []
@@ -92,10 +93,12 @@ class InFlightClaim:
 
     @property
     def is_done(self) -> bool:
-        """Whether acknowledging the whole claim settles everything that is left of it."""
-        return bool(self._done) and not (
-            self._open or self._results or self._unstarted or self._verdicts
-        )
+        """Whether acknowledging the whole claim settles everything that is left of it.
+
+        Only if each message was handled. The database decides what a verdict does, and a message
+        that a handler has acknowledged is in the claim again if its transaction is rolled back.
+        """
+        return bool(self._done) and self._is_handled and not (self._open or self._results)
 
     @property
     def has_returns(self) -> bool:
@@ -134,14 +137,19 @@ class InFlightClaim:
         """
         seqs = [message.seq for message in messages if message.seq in self._open]
         self._open.difference_update(seqs)
+        is_handled = outcome is DeliveryState.done or isinstance(outcome, Result)
+        self._is_handled = self._is_handled and is_handled
         if isinstance(outcome, Result) and self._keeps_results:
             self._results.setdefault(outcome.json, []).extend(seqs)
-        elif outcome is DeliveryState.done or isinstance(outcome, Result):
+        elif is_handled:
             self._done += seqs
         elif outcome is DeliveryState.unstarted:
             self._unstarted += seqs
         elif isinstance(outcome, Verdict):
-            named = {seq for seq in seqs if outcome.seqs is None or seq in outcome.seqs}
+            # Only a batch has other messages than those of the call.
+            named = set(seqs)
+            if self._is_batch and outcome.seqs is not None:
+                named &= outcome.seqs
             if named:
                 self._verdicts.append((sorted(named), outcome))
             others = [seq for seq in seqs if seq not in named]
@@ -150,10 +158,11 @@ class InFlightClaim:
                 return 0
             self._done += others
             return len(others)
-        return 0 if outcome in (DeliveryState.unstarted, DeliveryState.gone) else len(seqs)
+        return 0 if outcome is DeliveryState.unstarted else len(seqs)
 
     def give_up(self) -> None:
         """Return the messages without an outcome: the worker no longer waits for their calls."""
+        self._is_handled = self._is_handled and not self._open
         self._unstarted += self._open
         self._open.clear()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import NamedTuple
 
 from spark_pgqueue.postgres import clock
@@ -23,11 +24,17 @@ class Job:
     Attributes:
         claim: the claim of all messages.
         calls: the messages of each call. A job has several calls when their messages share a key:
-            after one has failed, the database takes back the messages behind it.
+            after one has failed, the messages behind it are returned.
     """
 
     claim: InFlightClaim
     calls: Sequence[Messages]
+
+    def note_failure(self, messages: Messages, outcome: Outcome) -> None:
+        """Record the outcome of a call, without which the calls behind it do not begin."""
+        self.claim.note(messages, outcome)
+        for behind in dropwhile(lambda call: call is not messages, self.calls):
+            self.claim.note(behind, DeliveryState.unstarted)
 
 
 class Report(NamedTuple):
@@ -143,6 +150,7 @@ class WorkerSlot:
 
     def __init__(self, queue: JobQueue):
         self._queue = queue
+        self._lock = threading.Lock()
         self.job: Job | None = None
         """The job, until all of its messages are reported."""
         self.at: tuple[Job, Messages, float] | None = None
@@ -154,6 +162,22 @@ class WorkerSlot:
         """As `JobQueue.take`."""
         self.job = self._queue.take()
         return self.job
+
+    def give_up(self, at: tuple[Job, Messages, float], interrupt: Callable[[], bool]) -> bool:
+        """End a call, or give it up: then no report comes, and the slot ends.
+
+        Args:
+            at: the call, which may have ended in the meantime.
+            interrupt: ends it if that is possible; returns whether it is.
+
+        Returns:
+            whether the call was given up.
+        """
+        with self._lock:
+            if self.at is not at or interrupt():
+                return False
+            self.is_given_up = True
+            return True
 
     def lose(self, error: BaseException) -> None:
         """Report the rest of the job, which an error outside of the handler has ended. Without a
@@ -179,15 +203,19 @@ class WorkerSlot:
                 self._report_rest(job, job.calls[i:], DeliveryState.unstarted)
                 break
             outcome = yield messages
-            if self.is_given_up:
-                return
+            with self._lock:
+                if self.is_given_up:
+                    return
+                self.at = None
             taken = clock.now() - began
             self._queue.report(Report(job, messages, outcome, taken, not rest))
             if rest and (
-                outcome is DeliveryState.gone
-                or (isinstance(outcome, Verdict) and outcome.takes_followers)
+                outcome is DeliveryState.unstarted
+                or (isinstance(outcome, Verdict) and outcome.holds_followers)
             ):
-                self._report_rest(job, rest, DeliveryState.gone)
+                # The database may have returned these, too. Those that it has left in the claim,
+                # such as behind a dead letter, must not stay there.
+                self._report_rest(job, rest, DeliveryState.unstarted)
                 break
         self.at = self.job = None
 

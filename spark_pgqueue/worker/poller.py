@@ -258,11 +258,9 @@ class Poller:
         for job, messages, reason in self._executor.give_up(now):
             warn("%s: %s", name_of(self._hooks.of, messages), reason)
             verdict = Retry(reason=reason)
-            job.claim.note(messages, verdict)
+            job.note_failure(messages, verdict)
             self._hooks.after(messages, verdict, verdict)
             self._jobs.discard(job)
-            for rest in job.calls:  # the database takes them back with the failed message
-                job.claim.note(rest, DeliveryState.gone)
 
     def _extend(self, now: float) -> None:
         """Extend the claims for which a third of the visibility timeout has passed."""

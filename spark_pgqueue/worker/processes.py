@@ -65,6 +65,10 @@ class Child:
         Raises:
             PgQueueError: the system makes no process, it ended, or was not ready within a minute.
         """
+        if self._is_interrupted and not _is_ending:  # just after the last call had ended
+            self._is_interrupted = False
+            if self._process is not None:
+                self._reap(has_died=True)
         if self._process is not None:
             return
         if _is_ending:

@@ -17,12 +17,12 @@ from spark_pgqueue.postgres.errors import translated
 from spark_pgqueue.worker.attempts import (
     ACK,
     RESET,
+    ClaimLostError,
     Hooks,
-    LostConnections,
+    Losses,
     ack_of,
     failed,
     kept,
-    lost,
     set_again,
     timed_out,
 )
@@ -69,7 +69,7 @@ class Tasks(Executor):
         self._is_over = False
         self._url = url
         self._connections: list[psycopg.AsyncConnection[Any]] = []  # idle
-        self._losses = LostConnections(of)
+        self._losses = Losses(of)
         self._pulse = pulse
         self._beat()
 
@@ -172,7 +172,7 @@ class Tasks(Executor):
         is_settled = False
         try:
             conn = self._connections.pop() if self._connections else await connect_async(self._url)
-            async with conn.transaction() as transaction:
+            async with conn.transaction():
                 before = kept(conn)
                 with in_open_transaction(conn):
                     result = await calling.call_async(self._handler, given, conn)
@@ -185,15 +185,13 @@ class Tasks(Executor):
                     pass
                 (count,) = await cursor.fetchone() or (0,)
                 if count < len(messages):
-                    raise psycopg.Rollback(transaction)
+                    raise ClaimLostError
             is_settled = True
         except Exception as error:
             return self._losses.outcome(messages, error, conn), error
         finally:
             if conn is not None and not conn.closed and await _is_reset(conn, before, is_settled):
                 self._connections.append(conn)
-        if count < len(messages):
-            return lost(self._of, messages), None
         return DeliveryState.settled, result
 
 

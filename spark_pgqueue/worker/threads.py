@@ -78,13 +78,12 @@ class Threads(Executor):
         reason = f"timed out after {timedelta(seconds=self._timeout)}"
         for slot in list(self._slots):
             at = slot.at
-            if at is None or now < at[2] + self._timeout or self._slots[slot][0].interrupt():
+            if at is None or now < at[2] + self._timeout:
                 continue
-            slot.is_given_up = True
-            if slot.at is at:
+            if slot.give_up(at, self._slots[slot][0].interrupt):
                 left.append((*at[:2], reason))
-            del self._slots[slot]
-            self._add(self._attempts())
+                del self._slots[slot]
+                self._add(self._attempts())
         return left
 
     def _dead(self, now: float) -> list[Overdue]:

@@ -34,8 +34,8 @@ class Verdict(Exception):
     reason: str | None = None
     seqs: frozenset[int] | None = None
 
-    takes_followers = True
-    """Whether later messages of the same key leave the claim with the message."""
+    holds_followers = True
+    """Whether later messages of the same key wait for the message."""
 
     def __init__(self, reason: str | None, messages: Iterable[Message] | None):
         super().__init__(reason or "")
@@ -105,7 +105,7 @@ class Reject(Verdict):
         messages: for a batch, the messages to dead-letter; None for the whole batch.
     """
 
-    takes_followers = False
+    holds_followers = False
     details: Any = None
 
     def __init__(
@@ -169,7 +169,6 @@ class DeliveryState(Enum):
     done = "handled: to be acknowledged"
     settled = "acknowledged in the handler's transaction"
     unstarted = "not started: to be returned"
-    gone = "taken over by another worker"
 
 
 class Result(NamedTuple):

@@ -72,7 +72,7 @@ begin
     end loop;
     perform _pgqueue.on_maintained(v_turn.o_ids, p_staged_age);
     perform _pgqueue.run_task('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, jsonb_build_array(stream_id))
-    from (select stream_id from pgqueue.dropped_streams limit _pgqueue.limit_maintained()) d;
+    from (select stream_id from pgqueue.dropped_streams order by random() limit _pgqueue.limit_maintained()) d;
     -- last, because these tasks keep locks of consumers
     perform _pgqueue.run_task('select 0 from _pgqueue.maintain_newest(($2 ->> 0)::interval)', null, v_ages);
     perform _pgqueue.run_task('select 0 from _pgqueue.maintain_tokens()');

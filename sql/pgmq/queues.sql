@@ -129,13 +129,14 @@ begin
     end if;
 end $$;
 
--- Drops a queue with all its messages, including archived ones. Returns whether there was one.
+-- Drops a queue with all its messages, including archived ones. Returns whether there was one. Locks: the queue's name.
 create or replace function pgmq.drop_queue(queue_name text) returns boolean
 language plpgsql as $$
 declare
     v_stream text := lower(queue_name);
 begin
     perform pgmq.format_table_name(queue_name, 'q');
+    perform pgmq.acquire_queue_lock(v_stream);
     delete from pgmq.meta m where lower(m.queue_name) = v_stream;
     if not found then
         raise notice 'queue % does not exist, skipping', coalesce(quote_literal(queue_name), 'null');

@@ -298,7 +298,8 @@ begin
 end $$;
 
 -- Writes whose staged rows will not be applied, a few of them: those older than p_age, and after an hour, in which
--- repetitions of a batch end, those of written batches.
+-- repetitions of a batch end, those of written batches. The order is random, because some may be in
+-- use for long.
 -- on maintained:
 --     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,
 --                            jsonb_build_array(w.write_no, w.staged_by))
@@ -309,5 +310,5 @@ language sql stable as $$
     where w.staged_at < clock_timestamp() - p_age
        or (w.staged_at < clock_timestamp() - least(p_age, interval '1 hour')
            and _pgqueue.is_done(w.sink, null, w.batch, w.plan ->> 'relation'))
-    order by w.write_no limit 10
+    order by random() limit 10
 $$;

@@ -80,9 +80,12 @@ def _options(options: tuple[Option, ...]) -> str:
     for option in options:
         text, default = _default(option)
         text = _marked(text, {name: code for name, code in named.items() if _is_camel(name)})
-        for title, names in (("Needs", option.needs), ("Not with", beside[option.name])):
+        for title, word, names in (
+            ("Needs", "and", option.needs),
+            ("Not with", "or", beside[option.name]),
+        ):
             if names:
-                text += f" {title} {' or '.join(f'`{name}`' for name in names)}."
+                text += f" {title} {f' {word} '.join(f'`{name}`' for name in names)}."
         if option.only:
             text += f" Only in {option.only}."
         rows.append([named[option.name], option.type, default, option.allowed, text])

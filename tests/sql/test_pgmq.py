@@ -571,6 +571,17 @@ def test_a_queue_is_read_by_others_and_by_its_names_in_any_case(face: Conn) -> N
     assert rows(face, "select stream from pgqueue.stream_stats") == []
 
 
+def test_a_queue_that_is_created_beside_an_open_drop_of_it_is_there(face: Conn, url: str) -> None:
+    face.execute("select pgmq.create('q')")
+    with connection.connect(url) as drops, ThreadPoolExecutor(1) as pool:
+        with drops.transaction():
+            assert rows(drops, "select pgmq.drop_queue('Q')") == [(True,)]
+            creates = pool.submit(rows, face, "select pgmq.create('q')")
+            wait_for_a_lock(drops)
+        creates.result(20)
+        assert rows(drops, "select pgmq.send('q', '{}')") == [(1,)]
+
+
 def test_unread_messages_are_deleted_together(face: Conn) -> None:
     """At the cost of one call, however many: one by one, 2,000 took twenty seconds."""
     face.execute("select pgmq.create('q')")

@@ -239,6 +239,25 @@ def test_maintain_drops_what_killed_writers_left_and_nothing_of_a_write_at_work(
     assert one(conn, "select count(*) from pgqueue.sink_batches where sink = 'done'") == 10
 
 
+def test_old_writes_in_use_do_not_keep_a_later_one_from_being_dropped(
+    conn: Conn, session: Session, bills: dict
+) -> None:
+    row = (1, "1.00", 1, False)
+    busy = [Write(conn, bills, sink=f"busy {number}").stage(row) for number in range(11)]
+    killed = Write(conn, bills, sink="killed").stage(row)
+    age_writes(conn, [each.write_no for each in (*busy, killed)], "2 days")
+    at_work = session()
+    with at_work.transaction():
+        for each in busy:
+            at_work.execute(f"select from pgqueue.{each.staged}".encode())
+        for _ in range(20):  # a call tries ten of the twelve
+            maintain(conn)
+            if killed.staged not in staged_tables(conn):
+                break
+        assert staged_tables(conn) >= {each.staged for each in busy}
+    assert killed.staged not in staged_tables(conn)
+
+
 def test_three_writers_with_deletes_do_not_lock_each_other_out(
     conn: Conn, session: Session, bills: dict
 ) -> None:

@@ -1,0 +1,181 @@
+"""Whatever becomes of a message, no other message of its claim is lost, or waits for a timeout."""
+
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark_pgqueue import Client, Consumer, Defer, Reject, Retry
+from spark_pgqueue.worker.attempts import Attempt
+from spark_pgqueue.worker.job_queue import WorkerSlot, next_call
+from spark_pgqueue.worker.options import Options
+from spark_pgqueue.worker.processes import Child
+from spark_pgqueue.worker.verdicts import DeliveryState
+from tests.sql.queue import ORDERINGS
+from tests.unit.test_worker import each_way, either, left, result
+
+SOON = timedelta(seconds=0.3)
+LATER = timedelta(minutes=1)
+
+pytestmark = pytest.mark.usefixtures("allowed_afterwards")
+CONSUMER = None
+
+ACKS = {"commit", "commit and raise", "roll back", "roll back and raise"}
+CANCELS = {"cancel", "cancel and raise"}
+RAISES = {"raise": RuntimeError, "retry none": lambda: Retry(messages=[]), "reject": Reject,
+          "defer": Defer}  # fmt: skip
+OUTCOMES = ["return", *ACKS, *CANCELS, *RAISES]
+
+
+class Judge:
+    """A handler that does what its message says, and knows which messages are over."""
+
+    def __init__(self, url: str, queue: Client):
+        self.url, self.queue = url, queue
+        self.begun: Counter[int] = Counter()
+        self.over: Counter[int] = Counter()
+        self._turn = threading.Lock()  # of the client
+
+    def __call__(self, message):
+        self.begun[message.seq] += 1
+        what = message.data if self.begun[message.seq] == 1 else "return"
+        if what in ACKS:
+            with psycopg.connect(self.url) as conn:
+                Client(conn).ack_message(message)
+                if what.startswith("roll back"):
+                    conn.rollback()
+        elif what in CANCELS:
+            with self._turn:
+                self.queue.cancel("s", "c", [message.seq])
+        else:
+            time.sleep(random.random() / 50)
+        if what == "return" or what.startswith(("commit", "cancel")):
+            self.over[message.seq] += 1
+        if what.endswith("raise"):
+            raise RuntimeError(what)
+        if what in RAISES:
+            raise RAISES[what]()
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_each_message_is_handled_whatever_becomes_of_those_beside_it(queue, url, ordering, most):
+    settings = {"max_deliver_count": most, "backoff_base": "0 s", "visibility_timeout": "1 s"}
+    queue.create_consumer("s", "c", ordering=ordering, settings=settings)
+    for seed in range(3):
+        chance, judge = random.Random(seed), Judge(url, queue)
+        acts = OUTCOMES * 4
+        chance.shuffle(acts)
+        sent = queue.send_batch("s", acts, keys=[f"k{chance.randrange(6)}" for _ in acts])
+        Consumer(url, "s", "c").run(judge, concurrency=4, wait=timedelta(seconds=1.5))
+        dead = {each.seq for each in queue.read_dead("s", "c", 1000)}
+        assert left(queue)[:2] == (0, 0)
+        acted = dict(zip(sent, acts, strict=True))
+        assert not {s: acted[s] for s in sent if not judge.begun[s]}, "lost without a call"
+        assert not {s: acted[s] for s in sent if not (judge.over[s] or s in dead)}, "lost"
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+def test_what_follows_a_dead_letter_comes_at_once(queue, url, ordering):
+    settings = {"max_deliver_count": 1, "visibility_timeout": LATER}
+    queue.create_consumer("s", "c", ordering=ordering, settings=settings)
+    queue.send_batch("s", ["bad", "x", "x", "slow"], keys=["a", "a", "a", "b"])
+    got = []
+
+    def handle(message):
+        got.append(message.seq)
+        if message.data == "bad":
+            raise RuntimeError
+        if message.data == "slow":
+            time.sleep(0.2)
+
+    began = time.monotonic()
+    assert Consumer(url, "s", "c").run(handle, concurrency=4, wait=SOON) == 3
+    assert time.monotonic() - began < 30
+    assert sorted(got) == [1, 2, 3, 4]
+    assert left(queue) == (0, 0, 1)
+
+
+@each_way
+def test_a_cancelled_message_of_a_transactional_batch_holds_up_no_other(queue, url, awaited):
+    """The transaction is undone, and the others come again: that is no failure of theirs."""
+    settings = {"max_deliver_count": 1, "visibility_timeout": LATER}
+    queue.create_consumer("s", "c", settings=settings)
+    queue.send_batch("s", ["x"] * 10)
+    sizes = []
+
+    async def handle(messages, connection):
+        sizes.append(len(messages))
+        await result(connection.execute("select 1"))
+        if len(sizes) == 1:
+            queue.cancel("s", "c", [messages[3].seq])
+
+    worker = Consumer(url, "s", "c")
+    assert worker.run(either(awaited, handle), batch=10, transactional=True, wait=SOON) == 9
+    assert sizes == [10, 9]
+    assert left(queue) == (0, 0, 0)
+
+
+@each_way
+def test_a_handler_that_cancels_its_message_in_its_transaction_fails_in_the_end(
+    queue, url, awaited
+):
+    """Each time, the cancellation is undone with the transaction."""
+    queue.create_consumer("s", "c", settings={"max_deliver_count": 2, "backoff_base": "0 s"})
+    queue.send("s", "x")
+    calls = []
+
+    async def handle(message, connection):
+        calls.append(message.deliver_count)
+        cancel = "select pgqueue.cancel('s', 'c', array[%s::bigint])"
+        await result(connection.execute(cancel, [message.seq]))
+
+    Consumer(url, "s", "c").run(either(awaited, handle), transactional=True, wait=SOON)
+    assert calls == [1] * 4 + [2] * 4
+    assert left(queue) == (0, 0, 1)
+    assert "cancelled" in queue.read_dead("s", "c")[0].error
+
+
+def test_a_call_that_ends_at_its_timeout_is_reported_or_given_up_and_never_neither():
+    """Of a call that has just ended, the next one is neither interrupted nor given up."""
+    queue: Any = SimpleNamespace(is_closed=False, reports=[])
+    queue.report = queue.reports.append
+    slot = WorkerSlot(queue)
+    job: Any = SimpleNamespace(claim=SimpleNamespace(until=float("inf")), calls=[["a"], ["b"]])
+    calls = slot.calls(job)
+    next(calls)
+    at = slot.at
+    assert at is not None
+    assert next_call(calls, DeliveryState.done) == ["b"]
+    interrupted = []
+    assert not slot.give_up(at, lambda: not interrupted.append("b"))
+    assert not interrupted
+    assert slot.at is not None
+    assert not slot.give_up(slot.at, lambda: True), "it was ended, and reports that"
+    assert slot.give_up(slot.at, lambda: False)
+    assert next_call(calls, DeliveryState.done) is None
+    assert [each.messages for each in queue.reports] == [["a"]], "of what is given up, the poller"
+
+
+def succeed(message):
+    """A handler."""
+
+
+def test_the_process_of_a_call_that_ended_in_time_is_replaced_before_the_next_call():
+    """It was killed for its timeout just after it had sent what it returned."""
+    child = Child(Attempt("s, c", succeed, Options(), None), timedelta(seconds=1))
+    message: Any = SimpleNamespace(seq=1, deliver_count=1, _is_acked=False)
+    try:
+        assert child(1, [message])[0] is DeliveryState.done
+        child.interrupt()
+        assert child(1, [message])[0] is DeliveryState.done
+    finally:
+        with suppress(Exception):
+            child.close()
