@@ -206,10 +206,11 @@ begin
         'array[r.arrival_no, m.seq] '
         'from unnest($1, $2, $3) r (lo, hi, arrival_no) '
         'cross join lateral (select *, %s::int as partition from pgqueue.messages_%s x '
-        'where x.seq >= r.lo and x.seq < r.hi and %s order by x.seq) m',
+        'where x.seq >= r.lo and x.seq < r.hi and %s order by x.seq) m where ($4)[m.partition + 1] is not null',
         _pgqueue.partition_sql(v_group.partitions), v_group.stream_id, v_plan.condition)
     using v_plan.lo, v_plan.hi, v_plan.arrival_nos,
-        array(select p.lease_id from _pgqueue.partitions(v_group) p order by p.partition);
+        array(select case when p.lease_id = any (v_plan.lease_ids) then p.lease_id end  -- others may have some now
+              from _pgqueue.partitions(v_group) p order by p.partition);
     return query
         select p.partition, p.lease_id, null::bigint, null::text, null::text, null::bytea, null::jsonb,
                null::timestamptz, v_plan.next_offset

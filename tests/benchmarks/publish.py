@@ -35,7 +35,7 @@ select count(seq) from sent
 PLAIN_SENT = """
 with sent as (
     insert into plain (key, data, headers)
-    select k, d, null from unnest(%s::text[], %s::text[]) x (k, d)
+    select k, d, null from unnest(%b::text[], %b::text[]) x (k, d)
     returning seq
 )
 select count(seq) from sent
@@ -78,7 +78,7 @@ def in_bulk(bench: Bench, conn: psycopg.Connection) -> None:
     sent = measure(
         {
             "plain": (PLAIN_SENT, (keys, data)),
-            "3": ("select count(*) from pgqueue.send_batch('publish_3', %s, %s)", (data, keys)),
+            "3": ("select count(*) from pgqueue.send_batch('publish_3', %b, %b)", (data, keys)),
         },
         rounds // 2,
     )

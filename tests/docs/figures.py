@@ -34,7 +34,6 @@ class Headline:
         label: its first cell.
         scenario, line, point: the case.
         sides: names of sides, by columns of other names.
-        ours: the name of our side.
     """
 
     label: str
@@ -42,7 +41,6 @@ class Headline:
     line: str
     point: str = ""
     sides: dict[str, str] = field(default_factory=dict)
-    ours: str = report.OURS
 
 
 HEADLINES = (
@@ -103,12 +101,12 @@ def table(found: Report) -> str:
     for headline in HEADLINES:
         case = case_of(found, headline)
         cells = [
-            report.shown_ratio(case.ratio(headline.ours, headline.sides.get(peer, peer)))
+            report.shown_ratio(case.ratio(report.OURS, headline.sides.get(peer, peer)))
             if has(found, headline, peer)
             else ""
             for peer in peers
         ]
-        value = report.shown_value(case, headline.ours)
+        value = report.shown_value(case, report.OURS)
         lines.append(f"| {' | '.join([headline.label, value, *cells])} |")
     return "\n".join(lines) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -155,6 +156,26 @@ def test_a_worker_that_sleeps_too_long_is_fenced(conn: Conn, group: int) -> None
     conn.execute("rollback")
     assert read(conn, list(ends(rows))) == []
     assert work_off(conn, second) == sent
+
+
+def test_partitions_that_are_taken_over_during_a_read_are_not_read_with_the_other_lease(
+    conn: Conn, group: int, session: Session
+) -> None:
+    mine = lease(conn, "one")
+    clock.end_worker_lease(conn, "one")
+    sent = send_keys(conn, "a", "b", "c", "d", "e")
+    locks, other = session(), session()
+    with ThreadPoolExecutor(2) as pool:
+        with locks.transaction():
+            internals.lock_consumer(locks, group)
+            read_late = pool.submit(read, conn, mine)  # it tries to take the new messages
+            time.sleep(0.02)
+            taken_over = pool.submit(lease, other, "two")
+            wait_for_a_lock(locks)
+        theirs, rows = taken_over.result(20), read_late.result(20)
+    assert {row.lease_id for row in rows}.isdisjoint(ids(theirs))
+    assert set(seqs(rows)).isdisjoint(seqs(read(other, theirs)))
+    assert sorted([*seqs(rows), *work_off(other, theirs)]) == sent
 
 
 def test_a_worker_that_is_back_before_it_was_needed_keeps_its_partitions(

@@ -14,7 +14,7 @@ from tests.benchmarks.compare.pgmq import Pgmq, PgmqTopic
 from tests.benchmarks.compare.pgque import PgQue, ticking
 from tests.benchmarks.compare.procrastinate import Procrastinate
 from tests.benchmarks.compare.rows import Rows
-from tests.benchmarks.compare.sides import Ours, OursByClient, Side
+from tests.benchmarks.compare.sides import Ours, Side
 from tests.benchmarks.compare.storage import STORAGE, empty_storage, storage
 from tests.benchmarks.harness import alternate
 
@@ -71,12 +71,8 @@ def sent_singly(compare: Compare, peers: list[Side]) -> None:
 
 
 def sent_together(compare: Compare, peers: list[Side]) -> None:
-    """Batches from one producer: ours by SQL, and as the client for Python sends them."""
-    sides = [
-        Ours(),
-        OursByClient(),
-        *(side for side in peers if not isinstance(side, Absurd)),
-    ]
+    """Batches from one producer."""
+    sides = [Ours(), *(side for side in peers if not isinstance(side, Absurd))]
     batch = compare.effort.messages(BATCH)
     turns = {side.name: partial(send.turn, compare, side, 1, 1, batch) for side in sides}
     compare.prepare(turns.values())

@@ -25,8 +25,8 @@ DELETE = "select pgmq.delete(queue_name=>%s::text, msg_id=>%s::bigint)"
 DELETE_BATCH = "select * from pgmq.delete(queue_name=>%s::text, msg_ids=>%s::bigint[])"
 SEND = "select * from pgmq.send(queue_name=>%s::text, msg=>%s::jsonb)"
 SEND_TOPIC = "select pgmq.send_topic(routing_key=>%s::text, msg=>%s::jsonb)"
-SEND_BATCH = "select * from pgmq.send_batch(queue_name=>%s::text, msgs=>%s::jsonb[])"
-SEND_BATCH_TOPIC = "select * from pgmq.send_batch_topic(routing_key=>%s::text, msgs=>%s::jsonb[])"
+SEND_BATCH = "select * from pgmq.send_batch(queue_name=>%s::text, msgs=>%b::jsonb[])"
+SEND_BATCH_TOPIC = "select * from pgmq.send_batch_topic(routing_key=>%s::text, msgs=>%b::jsonb[])"
 
 FILL = f"""
 select count(*) from (

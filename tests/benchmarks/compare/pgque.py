@@ -25,7 +25,7 @@ MOST = 1_000_000
 TRIES = 100
 
 SEND = "select pgque.send(%s, %s::jsonb)"
-SEND_BATCH = "select pgque.send_batch(%s, 'default', %s::jsonb[])"
+SEND_BATCH = "select pgque.send_batch(%s, 'default', %b::jsonb[])"
 RECEIVE = "select * from pgque.receive(%s, %s, %s)"
 RECEIVE_SHARED = "select * from pgque.receive_coop(%s, %s, %s, %s)"
 LEFT = """

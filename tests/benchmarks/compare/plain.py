@@ -20,7 +20,7 @@ create table plain.{table} (
 INSERT = "insert into plain.{table} (key, data) values (%s, %s) returning message_id"
 INSERT_BATCH = """
 insert into plain.{table} (key, data)
-select * from unnest(%s::text[], %s::text[]) returning message_id
+select * from unnest(%b::text[], %b::text[]) returning message_id
 """
 
 

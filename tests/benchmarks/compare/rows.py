@@ -177,7 +177,7 @@ class Rows:
         run(conn, self._insert("values (%s, %s)"), (key, data))
 
     def send_batch(self, conn: psycopg.Connection, data: list[str], keys: list[str]) -> None:
-        run(conn, self._insert("select * from unnest(%s::text[], %s::text[])"), (keys, data))
+        run(conn, self._insert("select * from unnest(%b::text[], %b::text[])"), (keys, data))
 
     def fill(self, conn: psycopg.Connection, first: int, keys: list[str]) -> None:
         rows = f"select key, data from ({NUMBERED}) n order by i"

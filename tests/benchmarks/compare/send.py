@@ -8,7 +8,7 @@ from tests.benchmarks.compare.compare import Compare
 from tests.benchmarks.compare.pgmq import Pgmq, PgmqTopic
 from tests.benchmarks.compare.plain import Plain
 from tests.benchmarks.compare.rows import Rows
-from tests.benchmarks.compare.sides import Ours, OursByClient, Store
+from tests.benchmarks.compare.sides import Ours, Store
 from tests.benchmarks.compare.work import Produce
 from tests.benchmarks.harness import alternate
 
@@ -33,7 +33,7 @@ def case(compare: Compare, producers: int, consumers: int, batch: int) -> None:
     """One number of producers and consumers."""
     is_bulk = batch > 1
     pgmq = PgmqTopic(consumers=consumers) if consumers > 1 else Pgmq()
-    ours = [Ours(), OursByClient() if is_bulk else Ours("without notify", notify=False)]
+    ours = [Ours()] if is_bulk else [Ours(), Ours("without notify", notify=False)]
     bounds = [Plain(), Plain(by_copy=True)] if is_bulk else [Plain()]
     sides: list[Store] = [*compare.sides(*ours, pgmq, Rows()), *bounds]
     rounds = 1 if is_bulk and consumers > 10 else compare.effort.rounds

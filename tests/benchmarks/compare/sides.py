@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import psycopg
 
-from spark_pgqueue.client import Client
 from spark_pgqueue.postgres import schema
 from tests.benchmarks.harness import run
 
@@ -194,7 +192,7 @@ class Ours:
         run(conn, "select pgqueue.send(%s::text, %s::text, %s::text)", (self.name, data, key))
 
     def send_batch(self, conn: psycopg.Connection, data: list[str], keys: list[str]) -> None:
-        sql = "select * from pgqueue.send_batch(%s::text, %s::text[], %s::text[])"
+        sql = "select * from pgqueue.send_batch(%s::text, %b::text[], %b::text[])"
         run(conn, sql, (self.name, data, keys))
 
     def fill(self, conn: psycopg.Connection, first: int, keys: list[str]) -> None:
@@ -223,19 +221,3 @@ class Ours:
 
     def left(self, conn: psycopg.Connection, consumer: int) -> int:
         return run(conn, LEFT, (self.name, f"c{consumer}"))[0][0]
-
-
-@dataclass(frozen=True)
-class OursByClient(Ours):
-    """The same, where batches are sent with the Python client."""
-
-    variant: str = "send_batch of the client"
-
-    def send_batch(self, conn: psycopg.Connection, data: list[str], keys: list[str]) -> None:
-        client_of(conn).send_batch(self.name, data, keys=keys)
-
-
-@cache
-def client_of(conn: psycopg.Connection) -> Client:
-    """The client of a worker's connection, which both keep."""
-    return Client(conn)

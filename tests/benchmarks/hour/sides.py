@@ -123,7 +123,7 @@ class PeerOfPgmq:
     ) -> None:
         place = topic(len(CONSUMERS))
         if len(data) > 1:
-            sql = "select count(*) from pgmq.send_batch_topic(%s::text, %s::jsonb[], %s::int)"
+            sql = "select count(*) from pgmq.send_batch_topic(%s::text, %b::jsonb[], %s::int)"
             run(conn, sql, (place, data, delay))
         else:
             run(conn, "select pgmq.send_topic(%s::text, %s::jsonb, %s)", (place, data[0], delay))
@@ -141,7 +141,7 @@ class PeerOfPgmq:
 
 LATER = """
 with sent as (
-    insert into {schema}.messages (data) select * from unnest(%s::text[]) returning message_id
+    insert into {schema}.messages (data) select * from unnest(%b::text[]) returning message_id
 )
 insert into {schema}.deliveries (consumer_id, message_id, visible_at)
 select consumer_id, message_id, now() + make_interval(secs => %s)
@@ -172,7 +172,7 @@ class PeerOfRows:
         if delay:
             run(conn, LATER.format(schema=self._rows.schema), (data, delay))
             return
-        rows = "select * from unnest(%s::text[], %s::text[])"
+        rows = "select * from unnest(%b::text[], %b::text[])"
         sql = INSERT.format(schema=self._rows.schema, rows=rows, key="null", result="count(*)")
         run(conn, sql, (keys, data))
 

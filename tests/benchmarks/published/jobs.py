@@ -65,7 +65,7 @@ class Jobs:
         run(conn, f"insert into {self.schema}.jobs (data) values (%s)", (data,))
 
     def send_batch(self, conn: psycopg.Connection, data: list[str], keys: list[str]) -> None:
-        run(conn, f"insert into {self.schema}.jobs (data) select unnest(%s::text[])", (data,))
+        run(conn, f"insert into {self.schema}.jobs (data) select unnest(%b::text[])", (data,))
 
     def fill(self, conn: psycopg.Connection, first: int, keys: list[str]) -> None:
         sql = f"insert into {self.schema}.jobs (data) select data from ({NUMBERED}) n order by i"
