@@ -40,11 +40,18 @@ end $$;
 create or replace function _pgqueue.limits_hold_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                      p_upto bigint) returns boolean
 language plpgsql as $$
+declare
+    v_below bigint;
 begin
-    return _pgqueue.is_throttled(p_consumer) and _pgqueue.throttled_until(p_consumer, p_cursor) is not null
-        and (lower(_pgqueue.new_ids(p_cursor)) <= p_upto
-             or exists (select from _pgqueue.unfinished(p_consumer.consumer_id)
-                        where state <> 'claimed' and (not_visible_until > clock_timestamp()) is not true));
+    if not _pgqueue.is_throttled(p_consumer) or _pgqueue.throttled_until(p_consumer, p_cursor) is null then
+        return false;
+    elsif lower(_pgqueue.new_ids(p_cursor)) <= p_upto then
+        return true;
+    end if;
+    -- other claimers may have taken later messages, which have higher numbers than the last publications up to p_upto
+    v_below := (select max(upper(seqs)) from _pgqueue.last_readable(p_consumer.stream_id, false, p_upto + 1, 1000));
+    return exists (select from _pgqueue.unfinished(p_consumer.consumer_id, coalesce(v_below, 9223372036854775807))
+                   where state <> 'claimed' and (not_visible_until > clock_timestamp()) is not true);
 end $$;
 
 -- The number of bytes of data of a claim, and how many of its messages fit into p_max_bytes, in the order of delivery.
