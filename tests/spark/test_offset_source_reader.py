@@ -405,6 +405,22 @@ def test_a_batch_waits_for_enough_messages_but_not_for_ever(queue: Queue, start:
     assert query.batch() == of("s", 5, 5)
 
 
+def test_a_minimum_may_be_more_than_one_read_finds(queue: Queue, start: Start):
+    queue.send("s", 1, 1)
+    query = start(minMessagesPerTrigger=300, maxTriggerDelay="1 minute")
+    assert query.batch() == of("s", 1, 1)
+    with connect(queue.url) as conn:
+        limits.set_constant(conn, "limit_read", 2)
+    send = "select count(pgqueue.send('s', i::text)) from generate_series(%s::int, %s) i"
+    queue.sql(send, 2, 300)
+    assert query.batch() is None
+    queue.sql(send, 301, 301)
+    rows = query.batch() or []
+    assert 0 < len(rows) < 300
+    assert rows == of("s", 2, 1 + len(rows))
+    assert query.batch() is None
+
+
 def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: Start):
     queue.sql("select pgqueue.create_consumer('s', 'c', p_start => 'earliest')")
     queue.sql("select pgqueue.create_group('s', 'wide', 2)")

@@ -122,10 +122,11 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         """The end of the available messages; `start` if they are too few for a micro-batch."""
         positions = self._begin(start)
         self._note(positions)
-        begins = admission.begins(0, self._since_messages())
-        if not begins:  # counted before maxBytesPerTrigger cuts them
-            found, had = self._read_messages(positions, admission.min_messages)
-            begins = admission.begins(had, self._since_messages())
+        least, since = admission.min_messages, self._since_messages()
+        begins = admission.begins(0, since)
+        if least is not None and not begins:
+            found, had = self._read_messages(positions, least)
+            begins = admission.begins(self._count_on(found, had, least), since)
         if begins:
             found, had = self._read_on(positions, admission)
         if positions.keys() == start.positions.keys():
@@ -206,6 +207,19 @@ class StreamBatches(MicroBatches[StreamOffsets]):
             most = max(1, min(had - 1, int(had * admission.max_bytes / size * 0.95)))
             found, had = self._read_messages(positions, most)
         return found, had
+
+    def _count_on(self, found: dict[str, Position], had: int, enough: int) -> int:
+        """The number of available messages, at most `enough`: `had`, and those after `found`.
+
+        A micro-batch may have fewer, because a read passes a bounded number of publications.
+        """
+        more = had
+        while more and had < enough:
+            last = StreamOffsets(found)
+            found = self._streams.read_to(found, enough - had)
+            more = StreamOffsets(found).messages - last.messages
+            had += more
+        return had
 
     def _read_messages(
         self, positions: dict[str, Position], most: int | None
