@@ -123,7 +123,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         positions = self._begin(start)
         self._note(positions)
         least, since = admission.min_messages, self._since_messages()
-        begins = admission.begins(0, since)
+        found, had, begins = positions, 0, admission.begins(0, since)
         if least is not None and not begins:
             found, had = self._read_messages(positions, least)
             begins = admission.begins(self._count_on(found, had, least), since)
