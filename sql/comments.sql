@@ -16,7 +16,8 @@ begin
         from regexp_matches($text$
 as_jsonpath: A JSON path from text; an error about the text names the argument.
 check_timeout: Rejects a visibility timeout that is out of range.
-last_publication: The last publication of a stream that is visible now; 0: none.
+last_publication: The last publication of a stream that is visible, in Postgres or in the archive, or was trimmed; 0:
+    none.
 start_offset: Returns the offset at which a reader starts.
 end_offset: Returns the offset of an end position, but never one before the reader's own offset.
 end_after: Returns the end offset after a start offset, for Spark before 4.1: never before the start.

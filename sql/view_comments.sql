@@ -160,7 +160,7 @@ stream_schedules: One row per schedule: its next time, its last message, and its
 stream_stats: One row per stream: its size, and its last number.
     kind: text, json or binary
     consumers: how many consumers it has
-    last_publication: the last publication that is visible; 0: there is none
+    last_publication: the last publication that is visible or was trimmed; 0: there is none
     messages: an estimate of the stored messages, from the planner's statistics or from sent
     bytes: bytes of its messages, with indexes
     staged_chunks: chunks of messages that Spark tasks have written and no batch has published yet

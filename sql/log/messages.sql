@@ -39,8 +39,3 @@ create table if not exists pgqueue.resolved (
     next_below bigint not null,  -- and those below this one will be, when none of the publishers is open any more
     publishers text[] not null
 );
-
--- The last publication of a stream that is visible now; 0: none.
-create or replace function pgqueue.last_publication(p_stream_id int) returns bigint
-language sql stable as $$ select coalesce((select publication_id from pgqueue.publications where stream_id = p_stream_id
-                       order by publication_id desc limit 1), 0) $$;

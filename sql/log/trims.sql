@@ -38,3 +38,11 @@ begin
     into o_publications, o_seqs, o_archive
     from (select) one left join pgqueue.trims on stream_id = p_stream_id;
 end $$;
+
+-- The last publication of a stream that is visible, in Postgres or in the archive, or was trimmed; 0: none.
+create or replace function pgqueue.last_publication(p_stream_id int) returns bigint
+language sql stable as $$
+    select greatest((select publication_id from pgqueue.publications where stream_id = p_stream_id
+                     order by publication_id desc limit 1),
+                    upper((_pgqueue.trimmed(p_stream_id)).o_publications) - 1, 0)
+$$;

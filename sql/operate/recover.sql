@@ -67,8 +67,7 @@ begin
         null);
     for v_stream in select * from pgqueue.streams s order by s.stream_id loop
         stream := v_stream.name;
-        last_publication := greatest(pgqueue.last_publication(v_stream.stream_id),
-                                     upper((_pgqueue.trimmed(v_stream.stream_id)).o_publications) - 1);
+        last_publication := pgqueue.last_publication(v_stream.stream_id);
         insert into pgqueue.incarnations (incarnation, stream_id, last_publication)
         values (v_stream.incarnation, v_stream.stream_id, recover.last_publication);
         update pgqueue.streams s set incarnation = gen_random_uuid() where s.stream_id = v_stream.stream_id;

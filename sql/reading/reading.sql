@@ -172,8 +172,13 @@ begin
         v_scan := _pgqueue.scan_publications(p_stream.stream_id, p_offset,
                                              int8multirange(int8range(p_offset.next_publication, p_upto, '[]')), p_goal,
                                              v_rows::int);
-        exit when v_scan.o_last is null;
         v_next := coalesce((v_scan.p_offset).cut_publications[1], v_scan.o_last + 1);
+        if v_next is null then  -- nothing is left but what was trimmed: the caller notices a loss now
+            v_scan.o_read := (_pgqueue.trimmed(p_stream.stream_id)).o_publications
+                * int8multirange(int8range(p_offset.next_publication, p_upto, '[]'));
+            v_next := upper(v_scan.o_read);
+            exit when v_next is null;
+        end if;
         v_holes := int8multirange(int8range(p_offset.next_publication, v_next)) - v_scan.o_read
                    - coalesce(p_known, '{}');
         if p_who = '{}' then

@@ -34,6 +34,26 @@ begin
     end loop;
 end $$;
 
+-- Whether the limits of a whole consumer (queue/claim/throttle.sql) allow no message now, although some are left that
+-- were published up to p_upto. Called before a claim, and with the consumer's lock: until its end the limits can only
+-- allow more.
+create or replace function _pgqueue.limits_hold_back(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                     p_upto bigint) returns boolean
+language plpgsql as $$
+declare
+    v_below bigint;
+begin
+    if not _pgqueue.is_throttled(p_consumer) or _pgqueue.throttled_until(p_consumer, p_cursor) is null then
+        return false;
+    elsif lower(_pgqueue.new_ids(p_cursor)) <= p_upto then
+        return true;
+    end if;
+    -- other claimers may have taken later messages, which have higher numbers than the last publications up to p_upto
+    v_below := (select max(upper(seqs)) from _pgqueue.last_readable(p_consumer.stream_id, false, p_upto + 1, 1000));
+    return exists (select from _pgqueue.unfinished(p_consumer.consumer_id, coalesce(v_below, 9223372036854775807))
+                   where state <> 'claimed' and (not_visible_until > clock_timestamp()) is not true);
+end $$;
+
 -- The number of bytes of data of a claim, and how many of its messages fit into p_max_bytes, in the order of delivery.
 -- It sums up blocks of 1,000 numbers first, and then the messages of one block. The data itself is not read.
 create or replace function _pgqueue.size_of_claim(p_stream_id int, p_claim pgqueue.claimed, p_max_bytes bigint,

@@ -37,6 +37,8 @@ $$;
 --   lost                messages acknowledged although their lease had ended: another claim may have them too
 --   next_due            when the next delayed message is due or, if there are no messages, the next lease ends
 --   bytes               the bytes of data of a new claim; null without p_max_bytes or without a new claim
+--   limited             with p_upto_publication: whether there are no messages because the limits of the consumer hold
+--                       them back
 -- A repetition with the same start returns the same end. Errors: PQ002, PQ003, PQ005, PQ006 for a group or a consumer
 -- with limits of keys, PQ007, PQ010; 55P03. Locks: the reader, the consumer, its claims, the schedules that are due,
 -- the reader's row. (More than 60 lines: one step of the protocol, in its order.)
@@ -44,7 +46,8 @@ create or replace function pgqueue.reader_claim(p_reader uuid, p_consumer_id int
                                                 p_start_messages bigint, p_max bigint default null,
                                                 p_visibility_timeout interval default null,
                                                 p_upto_publication bigint default null, p_max_bytes bigint default null)
-returns table (claim_id bigint, messages bigint, claimed bigint, lost bigint, next_due timestamptz, bytes bigint)
+returns table (claim_id bigint, messages bigint, claimed bigint, lost bigint, next_due timestamptz, bytes bigint,
+               limited boolean)
 language plpgsql as $$
 declare
     v_consumer pgqueue.consumers;
@@ -69,7 +72,7 @@ begin
     lost := v_acked.o_lost;
 
     if v_reader.last_claim > p_start_claim then
-        perform pgqueue.reader_extend(p_reader);
+        perform pgqueue.reader_extend(p_reader, p_visibility_timeout);
         claim_id := v_reader.last_claim;
         messages := v_reader.messages;
         claimed := messages - p_start_messages;
@@ -77,6 +80,8 @@ begin
         v_claim_id := _pgqueue.new_reader_claim_id();
         perform _pgqueue.refuse_behind('claims') where v_claim_id <= v_reader.last_claim;
         p_max := least(p_max, 1000000000000);
+        limited := p_upto_publication is not null
+            and _pgqueue.limits_hold_back(v_consumer, v_cursor, p_upto_publication);
         if p_max_bytes is null then
             v_fill := _pgqueue.serve_claim(v_consumer, v_cursor, p_max, p_upto_publication, p_reader);
         else
@@ -109,16 +114,22 @@ begin
     end if;
     perform _pgqueue.save_cursor(v_stored, v_cursor, v_acked.o_any or claimed > 0);
     next_due := _pgqueue.next_due(v_consumer, v_cursor, claimed = 0);
+    limited := coalesce(limited and claimed = 0, false);
     return next;
 end $$;
 
--- Extends the claims of a Spark query, as its heartbeat. The leases of the reader's live claims restart. Returns the
--- number of claims. Locks: those claims.
-create or replace function pgqueue.reader_extend(p_reader uuid) returns bigint
+-- Extends the claims of a Spark query, as its heartbeat. The leases of the reader's live claims restart.
+--   p_visibility_timeout  the claims have it from now on: the query's, which decides when it extends them again. Null:
+--                         they keep theirs
+-- Returns the number of claims. Errors: PQ003. Locks: those claims.
+create or replace function pgqueue.reader_extend(p_reader uuid, p_visibility_timeout interval default null)
+returns bigint
 language sql as $$
+    select pgqueue.check_timeout('p_visibility_timeout', p_visibility_timeout) where p_visibility_timeout is not null;
     with extended as (
         update pgqueue.consumer_messages m  -- lock: bundle
-        set lease_until = clock_timestamp() + m.visibility_timeout
+        set visibility_timeout = coalesce(p_visibility_timeout, m.visibility_timeout),
+            lease_until = clock_timestamp() + coalesce(p_visibility_timeout, m.visibility_timeout)
         from pgqueue.reader_claims r
         where r.reader = p_reader and _pgqueue.is_bundle(m.bundle_no, r.head)
           and m.token = r.token
@@ -130,10 +141,12 @@ $$;
 -- Prepares the messages of a micro-batch for a read or a repeated read. It extends the reader's claims, and claims back
 -- the free messages of those in (start, end] that the reader lost. A batch that another process had planned counts as
 -- delivered again (deliver_count).
---   p_process           the id of the calling process. Planning a batch again counts as a delivery in another process,
---                       but not in the same one. Null: nothing is counted
---   p_quarantine_after  bisect a batch that so many processes started and none finished, see spark/quarantine.sql;
---                       null: never
+--   p_process             the id of the calling process. Planning a batch again counts as a delivery in another
+--                         process, but not in the same one. Null: nothing is counted
+--   p_quarantine_after    bisect a batch that so many processes started and none finished, see spark/quarantine.sql;
+--                         null: never
+--   p_visibility_timeout  for all claims of the reader; null: they keep theirs, and messages that are claimed back get
+--                         the consumer's
 -- Returns one row:
 --   planned     the current number of messages of the batch
 --   taken_over  messages of the batch that were lost to other claims
@@ -145,7 +158,8 @@ $$;
 -- reader_claim.)
 create or replace function pgqueue.reader_resume(p_reader uuid, p_consumer_id int, p_start_claim bigint,
                                                  p_end_claim bigint, p_process uuid default null,
-                                                 p_quarantine_after bigint default null)
+                                                 p_quarantine_after bigint default null,
+                                                 p_visibility_timeout interval default null)
 returns table (planned bigint, taken_over bigint, gone bigint, returned bigint, poison bigint)
 language plpgsql as $$
 declare
@@ -162,6 +176,7 @@ begin
     perform _pgqueue.check_offset(p_reader, p_start_claim, p_end_claim);
     perform _pgqueue.check_positive('p_quarantine_after', p_quarantine_after);
     v_consumer := _pgqueue.check_kind('reader', _pgqueue.own_reader(p_reader, p_consumer_id));
+    v_consumer.visibility_timeout := coalesce(p_visibility_timeout, v_consumer.visibility_timeout);
     v_reader := _pgqueue.check_reader(p_reader, p_consumer_id, p_start_claim, p_end_claim);
     v_stored := _pgqueue.cursor(p_consumer_id);
     v_restarted := coalesce(v_reader.planned_to >= p_end_claim and v_reader.planned_by <> p_process, false);
@@ -170,7 +185,7 @@ begin
     v_cursor := v_cut.p_cursor;
     returned := v_cut.o_returned;
     poison := v_cut.o_poison;
-    perform pgqueue.reader_extend(p_reader);
+    perform pgqueue.reader_extend(p_reader, p_visibility_timeout);
     v_again := array(
         select b.bundle_no from pgqueue.reader_claims c cross join lateral _pgqueue.bundles_of(c.head, c.token) b
         where c.reader = p_reader and c.claim_id > p_start_claim

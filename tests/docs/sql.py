@@ -52,7 +52,7 @@ TOPICS: dict[str, tuple[str, str]] = {
     "For the Spark source": (
         "",
         "spark/source.sql archive/archive_files.sql spark/admission.sql spark/checkpoint.sql"
-        " spark/quarantine.sql log/messages.sql queue/send/backlog.sql operate/consumer_lag.sql"
+        " spark/quarantine.sql log/trims.sql queue/send/backlog.sql operate/consumer_lag.sql"
         " base/checks.sql",
     ),
     "For the Spark sink": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from datetime import timedelta
 
 import pytest
@@ -11,7 +12,7 @@ from spark_pgqueue.spark.columns import source_schema
 from spark_pgqueue.spark.consumer_source.batches import ConsumerBatches
 from spark_pgqueue.spark.options.admission import Admission
 from spark_pgqueue.spark.options.source import parse_source
-from tests.spark.conftest import Queue
+from tests.spark.conftest import Queue, numbers
 
 BOUNDS = {"maxMessagesPerTrigger": 100, "maxBytesPerTrigger": 1000, "minMessagesPerTrigger": 90}
 
@@ -60,6 +61,40 @@ def test_available_now_takes_everything_whatever_the_bounds(queue: Queue):
     assert all(len(batch) <= 100 and sum(batch) <= 1000 for batch in batches)
     assert len(batches) <= 7
     assert queue.backlog("s", "c") == len(batches), "what was published later"
+
+
+@pytest.mark.spark
+@pytest.mark.promise("guarantee: Available now")
+def test_available_now_waits_for_what_a_rate_allows(queue: Queue):
+    """And ends when nothing is left but what was published later."""
+    queue.create("s", "c")
+    settings = '{"rate_limit": 50, "rate_interval": "1 s"}'
+    queue.sql("select pgqueue.alter_consumer('s', 'c', %s)", settings)
+    queue.send("s", 1, 120)
+
+    def send_more(batch, batch_id):
+        queue.send("s", 1000, 1099)
+        if batch_id == 2:
+            slow = '{"rate_limit": 1, "rate_interval": "10 minutes"}'
+            queue.sql("select pgqueue.alter_consumer('s', 'c', %s)", slow)
+
+    assert queue.collect(queue.load("s", "c"), each=send_more).awaitTermination(60)
+    assert [len(queue.seen[i]) for i in sorted(queue.seen)] == [50, 50, 20]
+    assert sorted(queue.data()) == numbers(1, 120)
+
+
+@pytest.mark.spark
+@pytest.mark.promise("guarantee: Available now")
+def test_available_now_waits_for_workers_of_a_consumer_that_is_full(queue: Queue):
+    queue.create("s", "c")
+    queue.sql("select pgqueue.alter_consumer('s', 'c', %s)", '{"max_in_flight": 50}')
+    queue.send("s", 1, 120)
+    ((claim,),) = queue.sql("select distinct claim_id from pgqueue.receive('s', 'c', 50, '1 hour')")
+    worker = threading.Timer(6, queue.sql, ["select pgqueue.ack(%s)", claim])
+    worker.start()
+    assert queue.collect(queue.load("s", "c")).awaitTermination(60)
+    worker.join()
+    assert sorted(queue.data()) == numbers(51, 120)
 
 
 @pytest.mark.spark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -24,6 +25,7 @@ from tests.processes import started
 from tests.spark.conftest import Queue
 from tests.spark.test_offset_source import load
 from tests.spark.test_offset_source_reader import Query
+from tests.sql import clock
 from tests.sql.queue import maintain
 
 pytestmark = pytest.mark.spark
@@ -104,6 +106,34 @@ def test_a_streaming_query_crosses_the_border(queue: Queue, archive: Path):
     move(queue)
     queue.collect(load(queue, maxMessagesPerTrigger=17)).awaitTermination()
     assert queue.data() == list(range(1, 151))
+
+
+@pytest.mark.parametrize("keeps_one", [False, True])
+@pytest.mark.promise("archive: Spark across the border")
+def test_available_now_reads_what_is_in_the_archive_alone(
+    queue: Queue, archive: Path, keeps_one: bool
+):
+    """Also the publications have left Postgres, of an idle stream; or all but that of a message
+    that a consumer keeps.
+    """
+    queue.sql("select pgqueue.set_retention('s', '1 hour')")
+    queue.sql("select pgqueue.create_consumer('s', 'c', p_start => 'earliest')")
+    for first, last in (1, 10), (11, 50):
+        fill(queue, first, last)
+        if keeps_one and first == 1:
+            queue.sql("select pgqueue.dead_letter(claim_id) from pgqueue.receive('s', 'c', 1)")
+        queue.sql("select count(pgqueue.ack(claim_id)) from pgqueue.receive('s', 'c', 100)")
+        for _ in range(9):
+            with connect(queue.url) as conn:
+                clock.pass_time(conn, timedelta(minutes=20))
+                maintain(conn)
+            move(queue)
+    assert stored(queue) == 10 * keeps_one
+    query = Query(queue.url, stream="s")
+    query.reader.prepareForTriggerAvailableNow()
+    found = [n for batch in query.rest() for _, n in batch]
+    query.stop()
+    assert sorted(found) == list(range(1, 51))
 
 
 def test_a_plan_made_before_archiving_is_read_after_it(queue: Queue, archive: Path):

@@ -23,7 +23,7 @@ from spark_pgqueue.spark.datasource import PgQueueDataSource
 from spark_pgqueue.spark.stream_source.batches import even_shares
 from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsReader
 from tests.spark.conftest import Queue
-from tests.sql import clock
+from tests.sql import clock, limits
 from tests.sql.queue import maintain
 from tests.sql.test_standby import follow, pair  # noqa: F401
 
@@ -338,6 +338,24 @@ def test_what_retention_took_fails_the_query_unless_told_otherwise(
     assert start().batch() == [("s", 0), ("s", 5)], "earliest is what there is"
 
 
+def test_available_now_fails_too_when_retention_took_everything(queue: Queue, start: Start):
+    queue.sql("select pgqueue.set_retention('s', '1 hour')")
+    queue.look(maintain)
+    queue.send("s", 1, 1)
+    queue.send("s", 2, 2)
+    query = start(maxMessagesPerTrigger=1)
+    assert query.batch() == of("s", 1, 1)
+    for _ in range(9):
+        with connect(queue.url) as conn:
+            clock.pass_time(conn, timedelta(minutes=20))
+            maintain(conn)
+    assert queue.sql("select count(*) from pgqueue.messages") == [(0,)]
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(PgQueueError, match="1 publication of stream 's' was trimmed before"):
+        query.batch()
+
+
 def test_messages_that_vanish_while_they_are_read_are_missed(queue: Queue, start: Start, caplog):
     queue.send("s", 1, 10)
     query = start()
@@ -387,6 +405,22 @@ def test_a_batch_waits_for_enough_messages_but_not_for_ever(queue: Queue, start:
     assert query.batch() == of("s", 5, 5)
 
 
+def test_a_minimum_may_be_more_than_one_read_finds(queue: Queue, start: Start):
+    queue.send("s", 1, 1)
+    query = start(minMessagesPerTrigger=300, maxTriggerDelay="1 minute")
+    assert query.batch() == of("s", 1, 1)
+    with connect(queue.url) as conn:
+        limits.set_constant(conn, "limit_read", 2)
+    send = "select count(pgqueue.send('s', i::text)) from generate_series(%s::int, %s) i"
+    queue.sql(send, 2, 300)
+    assert query.batch() is None
+    queue.sql(send, 301, 301)
+    rows = query.batch() or []
+    assert 0 < len(rows) < 300
+    assert rows == of("s", 2, 1 + len(rows))
+    assert query.batch() is None
+
+
 def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: Start):
     queue.sql("select pgqueue.create_consumer('s', 'c', p_start => 'earliest')")
     queue.sql("select pgqueue.create_group('s', 'wide', 2)")
@@ -434,6 +468,42 @@ def test_a_batch_keeps_to_a_size(queue: Queue, start: Start):
     queue.sql("select pgqueue.send('s', repeat('0', 4000) || '1')")
     queue.sql("select pgqueue.send('s', '2')")
     assert query.rest() == [of("s", 1, 1), of("s", 2, 2)], "one message at least"
+
+
+def test_a_size_leaves_the_minimum_of_messages_as_it_is(queue: Queue, start: Start):
+    """The minimum counts what is there, and not what fits into the size."""
+    queue.sql(
+        "select count(*) from pgqueue.send_batch('s', "
+        "array(select repeat('0', 97) || i from generate_series(100, 149) i))"
+    )
+    query = start(maxBytesPerTrigger="1k", minMessagesPerTrigger=20, maxTriggerDelay="1 minute")
+    batches = query.rest()
+    read = [row for rows in batches for row in rows]
+    assert all(8 <= len(rows) <= 10 for rows in batches)
+    assert 30 < len(read) <= 40, "fewer than 20 are left"
+    query.reader.batches._had_messages -= 61
+    read += query.batch() or []
+    assert len(read) > 40
+    assert read == of("s", 100, 99 + len(read))
+
+
+def test_a_limit_holds_after_a_long_stretch_of_messages_for_others(queue: Queue, start: Start):
+    queue.create("t")
+    for stream in "st":
+        queue.sql("select pgqueue.create_consumer(%s, 'c')", stream)
+    query = start(streams="s,t", maxMessagesPerTrigger=4)
+    with connect(queue.url) as conn:
+        limits.set_constant(conn, "limit_read", 2)
+    for stream in "st":
+        queue.sql(
+            "select count(pgqueue.send(%s, 'x', p_consumers => '{c}')) "
+            "from generate_series(1, 200)",
+            stream,
+        )
+        queue.send(stream, 10, 14)
+    batches = [sorted(rows) for rows in query.rest()]
+    assert [len(rows) for rows in batches] == [4, 4, 2]
+    assert sorted(row for rows in batches for row in rows) == of("s", 10, 14) + of("t", 10, 14)
 
 
 def test_a_publication_to_any_of_its_streams_wakes_a_query_up(queue: Queue, start: Start):

@@ -251,6 +251,39 @@ def test_the_lease_is_renewed_for_as_long_as_a_batch_takes_or_its_replay(queue: 
     assert [row.lost for row in queue.look(internals.readers)] == [0]
 
 
+def test_a_replay_is_held_by_the_timeout_of_the_query_that_runs_now(queue: Queue, fails):
+    """The heartbeat comes by that, and not by the one with which the messages were claimed."""
+    queue.create("s", "c")
+    queue.send("s", 1, 10)
+    taken: list[tuple] = []
+
+    def slow(batch, batch_id):
+        time.sleep(3)
+        taken.extend(queue.sql("select seq from pgqueue.receive('s', 'c', 10)"))
+
+    fails(queue.collect(queue.load("s", "c", visibilityTimeout="1s"), each=fail))
+    queue.collect(queue.load("s", "c", visibilityTimeout="60s"), each=slow).awaitTermination()
+    assert taken == []
+    assert sorted(queue.data()) == numbers(1, 10)
+
+
+def test_claims_have_the_timeout_with_which_the_query_began(queue: Queue):
+    """Not the consumer's of now: the lease is extended every third of the former."""
+    queue.create("s", "c")
+    queue.sql("select pgqueue.alter_consumer('s', 'c', %s)", '{"visibility_timeout": "60 s"}')
+    options = parse_source({"url": queue.url, "stream": "s", "consumer": "c"})
+    session = ConsumerBatches(options, source_schema("text", include_headers=True))
+    queue.sql("select pgqueue.alter_consumer('s', 'c', %s)", '{"visibility_timeout": "1 s"}')
+    queue.send("s", 1, 10)
+    end = session.next(session.initial, Admission())
+    for plan in (None, session.plan):
+        if plan is not None:
+            plan(session.initial, end)
+        (claim,) = queue.look(internals.claims)
+        assert 50 < claim.seconds_left <= 60
+    session.close()
+
+
 @pytest.mark.promise("guarantee: A driver that is away")
 def test_what_another_claimer_took_over_is_left_to_it(queue: Queue, fails):
     """A lease that ended while the query was down: the query goes on with what is left to it."""

@@ -464,6 +464,8 @@ CASES: list[Case] = [
     ("reader_resume({reader}, {consumer}, null, 0)", "PQ003", ["p_start_claim", "must not be null"]),
     ("reader_resume({reader}, {consumer}, 0, null)", "PQ003", ["p_end_claim", "must not be null"]),
     ("reader_resume({reader}, {consumer}, 0, 0, null, 0)", "PQ003", ["p_quarantine_after", "not 0"]),
+    ("reader_resume({reader}, {consumer}, 0, 0, null, null, '0')", "PQ003", ["p_visibility_timeout", *TIMEOUT]),
+    ("reader_extend({reader}, '-1 s')", "PQ003", ["p_visibility_timeout", "'-00:00:01'", *TIMEOUT]),
     ("reader_resume({new}, {consumer}, 0, 7)", "PQ005", ["claim 7", "another database"]),
     ("reader_resume({reader}, {other}, 0, 1)", "PQ005", ["consumer 'c' of stream 't'", "'o'"]),
     ("reader_resume({reader}, {consumer}, 0, 900000000000000000)", "PQ005", ["claim 900000000000000000", "ahead"]),
@@ -766,6 +768,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "settle_messages.p_query_id": "a query that reads nothing here is nobody in particular",
         "stage.p_write_no": "any number: it is compared with those of the same role alone",
         "reader_resume.p_process": "null is nobody in particular",
+        "reader_extend.p_reader": "an unknown one has no claims",
         "reader_claim.p_upto_publication": "null is no bound, and an unknown one is a bound",
     }  # fmt: skip
     harmless = {
@@ -779,7 +782,7 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         **dict.fromkeys(
             [
                 "last_publication", "consumer_backlog", "consumer_available", "recent_size",
-                "reader_state", "consumer_lag", "reader_plan", "is_suspected", "reader_extend",
+                "reader_state", "consumer_lag", "reader_plan", "is_suspected",
                 "reader_lost", "reader_others", "is_published", "was_truncated", "archive_files",
                 "begin_export", "export_leftovers", "forget_leftover",
             ],

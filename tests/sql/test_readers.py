@@ -1,5 +1,6 @@
 """The source's side: readers that go from batch to batch, and resume from checkpoints."""
 
+import math
 import time
 import uuid
 from datetime import timedelta
@@ -266,6 +267,33 @@ def test_the_heartbeat_extends_the_live_claims_of_its_reader(conn: Conn, reader:
     assert len(receive(conn)) == 1
     assert value(conn, "reader_extend", reader.id) == 0
     assert value(conn, "reader_extend", uuid.uuid4()) == 0
+
+
+def test_the_claims_of_a_reader_get_the_timeout_of_its_query(conn: Conn, reader: Reader) -> None:
+    """Those that it claimed with another one, and those that it claims back."""
+
+    def left() -> list[int]:
+        live = [claim for claim in internals.claims(conn) if claim.live]
+        return [math.ceil(claim.seconds_left / 100) * 100 for claim in live]
+
+    send_all(conn, ["x"] * 4)
+    end = reader.ask(2, p_visibility_timeout=seconds(100))
+    assert left() == [100]
+    assert value(conn, "reader_extend", reader.id, seconds(200)) == 1
+    assert left() == [200]
+    value(conn, "reader_extend", reader.id)
+    assert left() == [200], "it is theirs now"
+    assert reader.ask(2, p_visibility_timeout=seconds(300)).claim_id == end.claim_id
+    assert left() == [300]
+    at = (reader.id, reader.consumer_id, 0, end.claim_id)
+    call(conn, "reader_resume", *at, p_visibility_timeout=seconds(400))
+    assert left() == [400]
+    clock.end_leases(conn)
+    value(conn, "nack", claim_of(receive(conn, 4)))
+    assert left() == []
+    (resumed,) = call(conn, "reader_resume", *at, p_visibility_timeout=seconds(500))
+    assert resumed.planned == 2
+    assert left() == [500]
 
 
 def test_a_bound_leaves_later_publications_for_later(

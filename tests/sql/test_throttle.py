@@ -117,6 +117,37 @@ def test_a_query_goes_by_the_limits_too(conn: Conn, stream: int) -> None:
     assert end.next_due > now(conn) + timedelta(minutes=59)
 
 
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_query_with_a_bound_learns_what_the_limits_hold_back(
+    conn: Conn, stream: int, ordering: str
+) -> None:
+    """Free messages, and new ones up to the bound; but not later, delayed or claimed ones."""
+    reader = Reader(conn, limited(conn, ordering, max_in_flight=3))
+
+    def ask() -> tuple[int, bool]:
+        row = reader.ask(p_upto_publication=bound)
+        reader.move(row)
+        return row.claimed, row.limited
+
+    send_keys(conn, *"abc")
+    bound = value(conn, "last_publication", stream)
+    send_keys(conn, *"def")
+    held = claim_of(receive(conn, 3))
+    assert ask() == (0, False), "what another claimer holds is all that there is"
+    value(conn, "nack", held, p_delay=seconds(3600))
+    held = claim_of(receive(conn, 3))
+    assert ask() == (0, False), "delayed messages are left"
+    bound = send(conn) and value(conn, "last_publication", stream)
+    assert ask() == (0, True)
+    assert not reader.ask().limited, "a query without a bound waits in any case"
+    call(conn, "pause", "s", "c")
+    assert ask() == (0, False)
+    call(conn, "resume", "s", "c")
+    value(conn, "ack", held)
+    assert ask() == (1, False)
+    assert ask() == (0, False)
+
+
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_no_more_are_delivered_in_a_time_than_the_rate_says(conn: Conn, ordering: str) -> None:
     limited(conn, ordering, rate_limit=4, rate_interval="10 minutes")

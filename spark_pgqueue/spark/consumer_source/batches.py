@@ -85,11 +85,15 @@ class ConsumerBatches(MicroBatches[Offset]):
         initial = Offset(str(uuid4()), 0, 0)
         super().__init__(options.url, [options.stream], registration, initial)
         self.position: Offset | None = initial
-        timeout = options.visibility_timeout or self._consumer.visibility_timeout
-        self._lease = Lease(options.url, timeout, self._parent)
+        # All claims get it, because it decides when they are extended: older claims of the reader
+        # may have another one, and so may the consumer later.
+        self._timeout = options.visibility_timeout or self._consumer.visibility_timeout
+        self._lease = Lease(options.url, self._timeout, self._parent)
         self._process = str(uuid4())
         self._is_estimate = False  # the backlog
         self._average: float | None = None  # mean bytes of data of a message
+        # with availableNow: the seconds to wait while the consumer's limits hold messages back
+        self._limited_for: float | None = None
         self._acknowledged: Offset | None = None
         self._warned: set[str] = set()
 
@@ -100,6 +104,9 @@ class ConsumerBatches(MicroBatches[Offset]):
             self._warn_of_starting_position()
         self._lease.hold(start.reader)
         end = super().next(start, admission)
+        while end == start and self._limited_for is not None:  # else a run with availableNow ends
+            self._waiter.wait(self._limited_for)
+            end = super().next(start, admission)
         if is_new and end == start and "others" not in self._warned:
             self._warn_of_other_readers(start)
         return end
@@ -193,13 +200,13 @@ class ConsumerBatches(MicroBatches[Offset]):
             )
         limit = admission.messages_to_ask(admission.max_messages, self._average)
         bound = None if self._bounds is None else self._bounds[self._options.stream]
-        claim, messages, claimed, lost, size, due = self._statements.row(
-            "select claim_id, messages, claimed, lost, bytes, "
+        claim, messages, claimed, lost, size, limited, due = self._statements.row(
+            "select claim_id, messages, claimed, lost, bytes, limited, "
             "extract(epoch from next_due - clock_timestamp())::float8 "
             "from pgqueue.reader_claim(%s, %s, %s, %s, %s, %s, %s, %s)",
             [
                 *(start.reader, self._consumer.consumer_id, start.claim, start.messages),
-                *(limit, self._options.visibility_timeout, bound, admission.max_bytes),
+                *(limit, self._timeout, bound, admission.max_bytes),
             ],
         )
         self._warn_of_loss(lost)
@@ -208,7 +215,9 @@ class ConsumerBatches(MicroBatches[Offset]):
         if size:
             self._average = size / claimed
         wait = self._options.wait_time.total_seconds()
-        return Offset(start.reader, claim, messages), wait if due is None else min(wait, due)
+        wait = wait if due is None else min(wait, due)
+        self._limited_for = wait if limited else None
+        return Offset(start.reader, claim, messages), wait
 
     def _acknowledge(self, start: Offset) -> None:
         if start.claim and start != self._acknowledged:
@@ -236,10 +245,10 @@ class ConsumerBatches(MicroBatches[Offset]):
         consumer = self._options.consumer
         planned, taken_over, gone, returned, poison = self._statements.row(
             "select planned, taken_over, gone, returned, poison "
-            "from pgqueue.reader_resume(%s, %s, %s, %s, %s, %s)",
+            "from pgqueue.reader_resume(%s, %s, %s, %s, %s, %s, %s)",
             [
                 *(end.reader, self._consumer.consumer_id, after, end.claim),
-                *(self._process, self._options.quarantine_after),
+                *(self._process, self._options.quarantine_after, self._timeout),
             ],
         )
         if taken_over:

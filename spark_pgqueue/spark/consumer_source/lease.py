@@ -16,6 +16,7 @@ class Lease:
     """Extends a checkpoint reader's claims every third of their visibility timeout, in a thread."""
 
     def __init__(self, url: str | None, visibility_timeout: timedelta, parent: Parent):
+        self._timeout = visibility_timeout
         self._every = visibility_timeout.total_seconds() / 3
         self._statements = Statements(url, patience=self._every, repeat=True, limit=SHORT)
         self._parent = parent
@@ -42,7 +43,9 @@ class Lease:
                 continue
             due = clock.now() + self._every
             try:
-                self._statements.row("select pgqueue.reader_extend(%s)", [self.reader])
+                self._statements.row(
+                    "select pgqueue.reader_extend(%s, %s)", [self.reader, self._timeout]
+                )
             except Exception as error:
                 # The next round tries again. If the lease is lost before, the next claim in the
                 # main thread reports it.

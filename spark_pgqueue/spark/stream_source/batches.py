@@ -122,8 +122,13 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         """The end of the available messages; `start` if they are too few for a micro-batch."""
         positions = self._begin(start)
         self._note(positions)
-        found, had = self._read_on(positions, admission)
-        begins = admission.begins(had, self._since_messages())
+        least, since = admission.min_messages, self._since_messages()
+        found, had, begins = positions, 0, admission.begins(0, since)
+        if least is not None and not begins:
+            found, had = self._read_messages(positions, least)
+            begins = admission.begins(self._count_on(found, had, least), since)
+        if begins:
+            found, had = self._read_on(positions, admission)
         if positions.keys() == start.positions.keys():
             passed = sum(found[name]["next"] - positions[name]["next"] for name in found)
             if not (begins if had else passed >= WORTH_A_BATCH):
@@ -203,21 +208,38 @@ class StreamBatches(MicroBatches[StreamOffsets]):
             found, had = self._read_messages(positions, most)
         return found, had
 
+    def _count_on(self, found: dict[str, Position], had: int, enough: int) -> int:
+        """The number of available messages, at most `enough`: `had`, and those after `found`.
+
+        A micro-batch may have fewer, because a read passes a bounded number of publications.
+        """
+        more = had
+        while more and had < enough:
+            last = StreamOffsets(found)
+            found = self._streams.read_to(found, enough - had)
+            more = StreamOffsets(found).messages - last.messages
+            had += more
+        return had
+
     def _read_messages(
         self, positions: dict[str, Position], most: int | None
     ) -> tuple[dict[str, Position], int]:
-        found = self._pass_by(positions, most)
+        here, found = self._pass_by(positions, most)
         had = {name: found[name]["messages"] - positions[name]["messages"] for name in found}
         if most is not None and sum(had.values()) > most:
             share = dict(zip(had, even_shares(list(had.values()), most), strict=True))
-            fewer = {name: positions[name] for name in had if share[name] < had[name]}
-            found |= {name: positions[name] for name in fewer if not share[name]}
+            fewer = {name: here[name] for name in had if share[name] < had[name]}
+            found |= {name: fewer[name] for name in fewer if not share[name]}
             asked = {name: fewer[name] for name in fewer if share[name]}
             found |= self._streams.read_to(asked, share, self._bounds)
         return found, sum(found[name]["messages"] - positions[name]["messages"] for name in found)
 
-    def _pass_by(self, positions: dict[str, Position], most: int | None) -> dict[str, Position]:
+    def _pass_by(
+        self, positions: dict[str, Position], most: int | None
+    ) -> tuple[dict[str, Position], dict[str, Position]]:
         """Read on as `read_to` does, past publications without messages for this query.
+
+        Returns the positions before the first messages, and after those that the last read found.
 
         The session remembers the positions, because Spark's offset may stay the same: in a batch
         that does not begin, or when transactions end that published nothing for this query.
@@ -238,7 +260,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         for name, position in positions.items():
             if found[name]["messages"] == position["messages"]:
                 self._ahead[name] = (position, found[name])
-        return found
+        return here, found
 
 
 def even_shares(available: list[int], limit: int) -> list[int]:

@@ -168,7 +168,7 @@ class Streams:
         return self._checked("endingOffsets", stream, place)
 
     def last_publications(self) -> dict[str, int]:
-        """The last visible publication of each stream."""
+        """The last publication of each stream that is visible, or was trimmed."""
         found = self.find()
         return dict(
             self._statements.rows(
