@@ -131,16 +131,18 @@ def bundles_ahead(conn: Conn, count: int) -> list[int]:
     return sent
 
 
-@pytest.mark.parametrize("ahead", [3, 1010])
+@pytest.mark.parametrize(("ahead", "is_new"), [(3, True), (3, False), (1010, False)])
 @pytest.mark.parametrize("settings", [{}, {"max_in_flight": 1}])
 def test_a_claim_behind_many_others_expires_as_any_other(
-    conn: Conn, ahead: int, settings: dict[str, int]
+    conn: Conn, ahead: int, is_new: bool, settings: dict[str, int]
 ) -> None:
+    """What is not new is claimed without the consumer's lock, unless settings need it."""
     if ahead == 3:
         limits.set_constant(conn, "limit_long", 1)
     consumer(conn, **settings)
     first = bundles_ahead(conn, ahead)[0]
     (seq,) = send_keys(conn, "y")
+    assert is_new or where(conn, "y", p_look=1) == []
     assert seqs_of(where(conn, "y", p_visibility_timeout=seconds(0.5))) == [seq]
     assert where(conn, "y") == []
     checker.check(conn)
