@@ -70,7 +70,7 @@ begin
         v_more := (v_cursor.hints).was_cut;
         exit when v_cursor.next_publication = v_before.next_publication and not v_more;
     end loop;
-    v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs);
+    v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs, _pgqueue.limit_expired());
     v_removed := _pgqueue.remove_unclaimed(p_consumer, v_due.o_cursor, p_seqs);
     if v_removed.o_gone <> '{}' then
         insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)

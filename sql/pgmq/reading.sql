@@ -63,6 +63,7 @@ begin
         v_cursor.hints := _pgqueue.record_place(v_cursor.hints, v_bundle.lane, v_bundle.place, v_bundle.first_seq,
                                                 false);
     end loop;
+    v_cursor.hints := _pgqueue.keep_in_reach(p_consumer, v_cursor.hints, v_bundles[1].bundle_no);
     perform _pgqueue.save_cursor(v_stored, _pgqueue.raise_hints(p_consumer, v_cursor), true);
     return query
         select r.seq, r.deliver_count, r.inserted_at, clock_timestamp(), clock_timestamp() + p_lease,
@@ -145,21 +146,26 @@ begin
 end $$;
 
 -- Reads until there are messages, or the time has passed. A read without messages is rolled back, so that it does not
--- hold the consumer's lock while it waits.
+-- hold the consumer's lock while it waits. Its due work would then be repeated, and messages behind many that expired
+-- would never be read: so the last read is kept, and a read that made dead letters is the last one.
 create or replace function pgmq._poll(queue_name text, vt integer, qty integer, max_poll_seconds integer,
                                       poll_interval_ms integer, how text, conditional jsonb default '{}')
 returns setof pgmq.message_record language plpgsql as $$
 declare
-    v_end timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);
+    v_end  timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);  -- null: none, as in pgmq
+    v_id   int := (pgmq._consumer(queue_name)).consumer_id;
+    v_dead bigint;
 begin
-    while (clock_timestamp() < v_end) is not false loop  -- null: without an end, as in pgmq
+    while (max_poll_seconds > 0) is not false loop
+        v_dead := (select coalesce(max(dead_id), 0) from pgqueue.dead_messages where consumer_id = v_id);
         begin
             if how = 'read' then
                 return query select * from pgmq.read(queue_name, vt, qty, conditional);
             else
                 return query select * from pgmq._read_grouped(queue_name, vt, qty, how);
             end if;
-            if found then
+            if found or clock_timestamp() >= v_end
+               or exists (select from pgqueue.dead_messages where consumer_id = v_id and dead_id > v_dead) then
                 return;
             end if;
             raise exception using errcode = 'PQ099';

@@ -35,6 +35,8 @@ begin
         v_claimed := _pgqueue.claim_bundles(p_consumer, v_bundles, p_claim.reader);
         if v_all_unassigned then
             v_hints := _pgqueue.move_all_to_long(v_hints, v_bundles);
+        else
+            v_hints := _pgqueue.keep_in_reach(p_consumer, v_hints, v_bundles[1].bundle_no);
         end if;
         update pgqueue.reader_claims
         set head = v_bundles[1].bundle_no, token = _pgqueue.token_in(v_claimed.claim_id),

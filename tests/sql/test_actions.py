@@ -485,3 +485,48 @@ def test_beside_workers_that_take_over_each_message_ends_once(
     clock.pass_time(conn, A_MINUTE)
     end(acked(conn, "s", "c"))
     assert all(n == 1 for seq, n in ended.items()), {s: n for s, n in ended.items() if n > 1}
+
+
+@pytest.mark.parametrize("settled", [150, 1])
+def test_a_write_settles_what_any_number_of_claims_had_whose_leases_ended(
+    conn: Conn, settled: int
+) -> None:
+    """However many claims hold the others, and whether or not their leases ended."""
+    if settled == 1:
+        limits.set_constant(conn, "limit_expired", 1)
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 150)
+    claims = [claim_of(receive(conn, 1)) for _ in sent]
+    clock.end_lease(conn, *claims[-settled:])
+    assert settle(conn, action("ack", sent)) == (True, settled, 150 - settled)
+    checker.check(conn)
+    assert list(states(conn)) == sent[: 150 - settled]
+
+
+def test_a_write_settles_a_message_of_a_claim_whose_lease_is_that_of_others(conn: Conn) -> None:
+    """A claim of unlike messages has one lease."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 2)
+    value(conn, "nack", claim_of(receive(conn, 1)))
+    receive(conn, 2)
+    assert settle(conn, action("ack", sent[1:])) == (True, 0, 1)
+    clock.end_leases(conn)
+    assert settle(conn, action("ack", sent[1:]), batch=1) == (True, 1, 0)
+    assert states(conn) == {sent[0]: "ready"}
+
+
+def test_a_write_passes_over_a_claim_whose_owner_is_just_settling(
+    conn: Conn, session: Session
+) -> None:
+    """Though its lease has ended; and it settles what the others had."""
+    consumer(conn)
+    sent = send_all(conn, ["x"] * 3)
+    claims = [claim_of(receive(conn, 1)) for _ in sent]
+    clock.end_leases(conn)
+    conn.execute("set statement_timeout = '5 s'")
+    other = session()
+    other.execute("begin")
+    assert value(other, "ack", claims[0]) == 1
+    assert settle(conn, action("ack", sent)) == (True, 2, 1)
+    other.execute("rollback")
+    assert list(states(conn)) == sent[:1]

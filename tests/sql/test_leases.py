@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from itertools import product
+from typing import Any
 
 import pytest
 
 from spark_pgqueue.postgres import connection
-from tests.sql import clock, internals
+from tests.sql import checker, clock, internals, limits
 from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
@@ -109,3 +110,78 @@ def test_a_claim_passes_over_a_lease_whose_owner_is_just_settling(conn: Conn, ur
     with connection.connect(url) as other, other.transaction():
         assert value(other, "ack", late) == 1
         assert claim_one(conn) == sent[1]
+
+
+# Claims behind many free bundles
+
+
+def where(conn: Conn, key: str, **options: Any) -> list[Any]:
+    """Receive a message with a key."""
+    return call(conn, "receive_where", "s", "c", f'$.key == "{key}"', **options)
+
+
+def bundles_ahead(conn: Conn, count: int) -> list[int]:
+    """Send messages x, each of which becomes a free bundle of its own."""
+    sent = []
+    for _ in range(count):
+        sent += send_keys(conn, "x")
+        assert where(conn, "y", p_look=1) == []  # takes it
+    free = "select count(*) from pgqueue.consumer_messages where token is null"
+    assert one(conn, free) == count
+    return sent
+
+
+@pytest.mark.parametrize(("ahead", "is_new"), [(3, True), (3, False), (1010, False)])
+@pytest.mark.parametrize("settings", [{}, {"max_in_flight": 1}])
+def test_a_claim_behind_many_others_expires_as_any_other(
+    conn: Conn, ahead: int, is_new: bool, settings: dict[str, int]
+) -> None:
+    """What is not new is claimed without the consumer's lock, unless settings need it."""
+    if ahead == 3:
+        limits.set_constant(conn, "limit_long", 1)
+    consumer(conn, **settings)
+    first = bundles_ahead(conn, ahead)[0]
+    (seq,) = send_keys(conn, "y")
+    assert is_new or where(conn, "y", p_look=1) == []
+    assert seqs_of(where(conn, "y", p_visibility_timeout=seconds(0.5))) == [seq]
+    assert where(conn, "y") == []
+    checker.check(conn)
+    time.sleep(0.6)
+    if settings:
+        assert claim_one(conn) == first, "the expired claim is no longer in flight"
+    else:
+        (again,) = where(conn, "y")
+        assert (again.seq, again.deliver_count) == (seq, 2)
+
+
+def test_a_claim_before_which_others_were_returned_does_not_stay_in_flight(conn: Conn) -> None:
+    """With max_in_flight, nothing is claimed before it expires."""
+    limits.set_constant(conn, "limit_long", 1)
+    consumer(conn, max_in_flight=1)
+    sent = [send(conn) for _ in range(4)]
+    for _ in sent[:3]:
+        value(conn, "nack", claim_of(receive(conn, 1)), p_delay=seconds(1000))
+    assert seqs_of(receive(conn, 1, p_visibility_timeout=seconds(0.5))) == sent[3:]
+    value(conn, "retry", "s", "c")
+    alter(conn, max_in_flight=2)
+    value(conn, "ack", claim_of(receive(conn, 1)))  # the others are ready now
+    alter(conn, max_in_flight=1)
+    time.sleep(0.6)
+    clock.pass_a_minute(conn)
+    assert claim_one(conn) == sent[1]
+
+
+def test_what_a_query_claims_back_behind_many_others_expires_as_any_other(conn: Conn) -> None:
+    reader = Reader(conn, consumer(conn))
+    firsts = [claim_of(receive(conn, 1)) for _ in send_keys(conn, *"xxx")]
+    (seq,) = send_keys(conn, "y")
+    end = reader.ask()
+    assert end.claimed == 1
+    clock.end_leases(conn)
+    value(conn, "nack", claim_of(where(conn, "y")))
+    for claim in firsts:
+        value(conn, "nack", claim)
+    limits.set_constant(conn, "limit_long", 1)
+    assert reader.resume(end) == (1, 0, 0)
+    clock.end_leases(conn)
+    assert seqs_of(where(conn, "y")) == [seq]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
@@ -709,6 +710,45 @@ def test_a_poll_without_an_end_returns_what_is_there(face: Conn) -> None:
     face.execute("select pgmq.send_batch('q', '{1,2}'::jsonb[])")
     for poll in ("read_with_poll", "read_grouped_with_poll"):
         assert len(rows(face, f"select * from pgmq.{poll}('q', 1, 1, null, null)")) == 1
+
+
+def test_a_read_with_a_condition_behind_many_messages_does_not_stay_in_flight(face: Conn) -> None:
+    limits.set_constant(face, "limit_long", 1)
+    face.execute("select pgmq.create('q')")
+    for n in (0, 0, 0, 1):  # each a bundle of its own
+        face.execute("select pgmq.send('q', %s)", [Jsonb({"n": n})])
+        assert rows(face, "select pgqueue.receive_where('q', 'pgmq', '$.key == \"x\"')") == []
+    face.execute("select pgqueue.pause('q', 'pgmq')")
+    face.execute("select pgqueue.alter_consumer('q', 'pgmq', '{\"max_in_flight\": 1}')")
+    face.execute("select pgqueue.resume('q', 'pgmq')")
+    assert rows(face, "select msg_id from pgmq.read('q', 1, 1, '{\"n\": 1}')") == [(4,)]
+    assert rows(face, "select msg_id from pgmq.read('q', 30, 1)") == []
+    checker.check(face)
+    time.sleep(1.1)
+    assert rows(face, "select msg_id from pgmq.read('q', 30, 1)") == [(1,)]
+
+
+def test_polls_pass_messages_that_expired(face: Conn) -> None:
+    """A poll that makes some dead letters ends, and keeps them: the next one reads on."""
+    limits.set_constant(face, "limit_due", 2)
+    face.execute("select pgmq.create('q')")
+    for _ in range(9):  # each a bundle of its own
+        face.execute("select pgqueue.send('q', '1', p_expires_at => now() + interval '1 s')")
+        assert rows(face, "select pgqueue.receive_where('q', 'pgmq', '$.key == \"x\"')") == []
+    face.execute("select pgmq.send('q', '2')")
+    time.sleep(2)
+    face.execute("set statement_timeout = '5 s'")
+    poll = "select msg_id from pgmq.read_with_poll('q', 30, 1, 60, 100)"
+    assert [rows(face, poll) for _ in range(3)] == [[], [], [(10,)]]
+    assert rows(face, "select count(*) from pgqueue.dead_messages") == [(9,)]
+
+
+def test_a_poll_keeps_what_its_last_read_took(face: Conn) -> None:
+    """The next one need not take it again."""
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send('q', '1', 100)")
+    assert rows(face, "select msg_id from pgmq.read_with_poll('q', 30, 1, 1, 100)") == []
+    assert rows(face, "select seqs::text from pgqueue.consumer_messages") == [("{[1,2)}",)]
 
 
 def test_who_listens_hears_of_sends_but_not_too_often(face: Conn) -> None:

@@ -211,6 +211,19 @@ def test_a_last_delivery_whose_lease_ended_is_a_dead_letter_not_dropped(conn: Co
     assert value(conn, "ack", claim_of(lost)) == 0
 
 
+def test_a_claim_whose_lease_ended_is_dropped_beside_any_number_of_others(conn: Conn) -> None:
+    limits.set_constant(conn, "limit_expired", 1)
+    retention(conn, p_for=HOUR, p_unread="drop")
+    consumer(conn, visibility_timeout=timedelta(hours=9))
+    sent = send_all(conn, ["x"] * 30)
+    claims = [claim_of(receive(conn, 1)) for _ in sent]
+    close(conn)
+    clock.end_lease(conn, claims[-1])
+    age(conn)
+    assert stats(conn).skipped == 1
+    assert list(states(conn)) == sent[:-1]
+
+
 def test_drop_goes_by_the_time_at_which_a_message_was_published(conn: Conn, stream: int) -> None:
     """A sink may have taken its number long before."""
     id_ = consumer(conn)

@@ -63,6 +63,7 @@ begin
     end loop;
     if v_parts <> '{}' then
         o_claimed := _pgqueue.claim_bundles(p_consumer, v_parts);
+        o_hints := _pgqueue.keep_in_reach(p_consumer, o_hints, v_parts[1].bundle_no);
     end if;
 end $$;
 

@@ -3,8 +3,10 @@
 -- Moves claims that are older than a second, or whose lease has ended, to lane_long(), except those that a session is
 -- settling. Returns the hints. Needs the consumer's lock.
 --   p_below  by key: also claims of bundles below this number
+--   p_all    read all bundles of the lanes, not only the first limit_long()
 create or replace function _pgqueue.move_long_claims(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
-                                                     p_now timestamptz, p_below bigint default null)
+                                                     p_now timestamptz, p_below bigint default null,
+                                                     p_all boolean default false)
 returns pgqueue.claim_hints language plpgsql as $$
 declare
     v_lane   pgqueue.lane_hint;
@@ -20,7 +22,7 @@ begin
                 from (select ctid, bundle_no, token, claimed_at, lease_until from pgqueue.consumer_messages
                       where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
                         and (place, first_seq) >= (v_lane.low_place, v_lane.low_seq)
-                      order by place, first_seq limit _pgqueue.limit_long()) o
+                      order by place, first_seq limit case when not p_all then _pgqueue.limit_long() end) o
                 where o.token is not null and (o.claimed_at < p_now - interval '1 s' or o.lease_until <= p_now
                                                or o.bundle_no < p_below)))
               and token is not null
@@ -45,6 +47,32 @@ begin
                            where l.low_place is not null order by l.lane);
     if not _pgqueue.limits_only_unclaimed(p_consumer) then
         p_hints := _pgqueue.unassign_followers(p_consumer, p_hints, array(select distinct k from unnest(v_keys) k));
+    end if;
+    return p_hints;
+end $$;
+
+-- Moves a claim that was just made to lane_long() if many bundles are before it in its lane: move_long_claims() and
+-- next_end() read only the first ones, and those may stay free for long. (Not as many as these read: a few more bundles
+-- may come before it within the next second.) Returns the hints; a caller without the consumer's lock cannot store
+-- them, and need not: claims whose leases end in the future are behind long_from. By key it does nothing, because
+-- bundles that follow the claim would have to wait. Needs the bundle's lock.
+--   p_head  the number of the claim's head; its members have no leases
+create or replace function _pgqueue.keep_in_reach(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
+                                                  p_head bigint) returns pgqueue.claim_hints
+language plpgsql as $$
+declare
+    v_head pgqueue.consumer_messages := (select b from _pgqueue.bundles(array[p_head]) b);
+    v_lane pgqueue.lane_hint := _pgqueue.lane_of(p_hints, v_head.lane);
+begin
+    if not _pgqueue.is_keyed(p_consumer.profile)
+       and (v_lane.lane is null or exists (  -- (claims in a lane without a hint are not read)
+                select from (select place, first_seq from pgqueue.consumer_messages
+                             where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
+                               and (place, first_seq) >= (v_lane.low_place, v_lane.low_seq)
+                             order by place, first_seq offset _pgqueue.limit_long() / 2 limit 1) l
+                where (l.place, l.first_seq) < (v_head.place, v_head.first_seq))) then
+        perform _pgqueue.move_to_long(p_consumer, v_head);
+        p_hints.long_from := least(p_hints.long_from, v_head.lease_until);
     end if;
     return p_hints;
 end $$;

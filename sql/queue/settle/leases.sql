@@ -24,12 +24,15 @@ returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_now   timestamptz := clock_timestamp();
     v_past  timestamptz := v_now - interval '2 s';  -- a claim may be committed a moment after its lease ended
+    v_all   boolean := false;
     v_hints pgqueue.claim_hints;
 begin
     if not _pgqueue.rebuilt_lately(p_cursor.hints) then
         p_cursor.hints := _pgqueue.rebuild_hints(p_cursor);
+        -- a claim behind many bundles, which were returned, may use up the limit: then none of these is ever claimed
+        v_all := p_consumer.max_in_flight is not null;
     end if;
-    p_cursor.hints := _pgqueue.move_long_claims(p_consumer, p_cursor.hints, v_now);
+    p_cursor.hints := _pgqueue.move_long_claims(p_consumer, p_cursor.hints, v_now, p_all => v_all);
     p_cursor := _pgqueue.expire(p_consumer, p_cursor, v_now);
     v_hints := p_cursor.hints;
     v_hints.probe_at := v_now + least(interval '1 s', p_consumer.visibility_timeout / 2);
@@ -81,11 +84,12 @@ begin
                     else '{}' end::jsonb);
 end $$;
 
--- Releases the expired claims of a consumer that hold some of these messages. Returns the cursor, and how many claims
--- it released. Needs the consumer's lock.
+-- Releases the expired claims of a consumer that hold some of these messages, except those that a session is settling.
+-- Returns the cursor, and how many claims it released. Needs the consumer's lock.
+--   p_max  claims at most; null: all
 create or replace function _pgqueue.release_due(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
-                                                p_seqs int8multirange, out o_cursor pgqueue.consumer_cursors,
-                                                out o_count int)
+                                                p_seqs int8multirange, p_max int default null,
+                                                out o_cursor pgqueue.consumer_cursors, out o_count int)
 language plpgsql as $$
 declare
     v_head    bigint;
@@ -94,12 +98,14 @@ begin
     o_cursor := p_cursor;
     o_count := 0;
     for v_head in
-        select distinct coalesce(m.head, m.bundle_no)
-        from pgqueue.consumer_messages m
-        where m.consumer_id = p_consumer.consumer_id and m.token is not null and m.first_seq < upper(p_seqs)
-          and _pgqueue.meets(m.seqs, p_seqs)
-        limit _pgqueue.limit_expired()
+        select h.bundle_no
+        from _pgqueue.bundles(array(
+            select distinct coalesce(m.head, m.bundle_no) from pgqueue.consumer_messages m
+            where m.consumer_id = p_consumer.consumer_id and m.token is not null and m.first_seq < upper(p_seqs)
+              and _pgqueue.meets(m.seqs, p_seqs))) h
+        where h.lease_until <= clock_timestamp()
     loop
+        exit when o_count >= p_max;
         v_bundles := array(select b from pgqueue.consumer_messages b
                            where _pgqueue.is_bundle(bundle_no, v_head)
                              and lease_until <= clock_timestamp()
