@@ -31,7 +31,8 @@ __all__ = [
     "acked", "action", "age_claims", "alter", "call", "claim_of", "claim_one", "consumer",
     "cursor_consumer", "dead_publication", "delivered", "maintain", "now", "one", "publish",
     "raises", "receive", "rows", "scanned", "seconds", "send", "send_all", "send_key",
-    "send_keys", "seqs_of", "settle", "stage", "state", "states", "stats", "value", "wait_for_a_lock", "warned",
+    "send_keys", "seqs_of", "settle", "stage", "state", "states", "stats", "value",
+    "wait_for_a_lock", "warned",
 ]  # fmt: skip
 
 Conn = psycopg.Connection
