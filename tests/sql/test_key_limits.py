@@ -628,17 +628,19 @@ def test_messages_without_a_key_do_not_count_for_the_key_of_their_long_claim(con
     assert seqs_of(receive(conn)) == later[1:]
 
 
-@pytest.mark.parametrize("before", [{"fair": True}, {"per_key_interval": "1 us"}], ids=str)
+@for_each("before", [{"fair": True}, {"per_key_interval": "1 us"}])
+@for_each("others", [[], [None]])
 def test_a_limit_counts_long_claims_that_were_made_before_it_was_set(
-    conn: Conn, before: dict[str, Any]
+    conn: Conn, before: dict[str, Any], others: list[None]
 ) -> None:
     limited(conn, "none", **before)
-    b, a, _ = send_keys(conn, "b", "a", None)
+    b, a, *_ = send_keys(conn, "b", "a", *others)
     rows = receive(conn)
-    assert len(rows) == 3
+    assert len(rows) == 2 + len(others)
     value(conn, "ack", claim_of(rows), [b])
     age_claims(conn)
     alter(conn, per_key_limit=1)
+    checker.check(conn)
     seqs = send_keys(conn, "a", "b")
     assert seqs_of(receive(conn)) == seqs[1:]
     value(conn, "ack", claim_of(rows), [a])
@@ -660,6 +662,18 @@ def test_a_key_whose_claim_stays_open_gets_its_next_token(conn: Conn, limit: int
     clock.pass_time(conn, seconds(3600))
     assert seqs_of(receive(conn)) == later[:1]
     assert receive(conn) == []
+    value(conn, "ack", claim)
+
+
+def test_a_key_whose_first_message_is_cancelled_waits_for_its_token(conn: Conn) -> None:
+    limited(conn, "none", per_key_limit=9, per_key_interval="1 hour")
+    _, second, third = send_keys(conn, *"aaa")
+    claim = claim_of(receive(conn))
+    value(conn, "extend", claim, seconds(7200))
+    age_claims(conn)
+    assert value(conn, "cancel", "s", "c", [second]) == 1
+    clock.pass_time(conn, seconds(3600))
+    assert seqs_of(receive(conn)) == [third]
     value(conn, "ack", claim)
 
 

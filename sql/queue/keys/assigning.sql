@@ -346,7 +346,7 @@ begin
     if v_waiting.keys is not null then
         -- if more messages of these keys wait, mark the first of them
         o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_waiting.keys, p_consumer.ordering = 'none',
-                                        case when p_consumer.ordering <> 'none' then v_waiting.bundles end);
+                                        case when p_consumer.ordering <> 'none' then v_waiting.bundles end, true);
     end if;
 end $$;
 

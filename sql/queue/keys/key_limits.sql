@@ -81,13 +81,14 @@ begin
 end $$;
 
 -- Lets the next assignments read all waiting keys, because the limits of the consumer have changed. Locks: the
--- consumer, its long claims.
+-- consumer; its long claims, if claims did not count before.
 create or replace function _pgqueue.change_limits(p_consumer pgqueue.consumers) returns void
 language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_hints  pgqueue.claim_hints;
+    v_bundle pgqueue.consumer_messages;
     v_until  timestamptz;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
@@ -98,7 +99,14 @@ begin
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
     v_hints := _pgqueue.unassign(p_consumer, v_cursor.hints);
-    perform _pgqueue.rekey_long_claims(p_consumer);
+    for v_bundle in  -- while only unclaimed messages counted, long claims did not get their keys
+        select * from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long() and key is null and keys <> '{}'
+          and not _pgqueue.limits_only_unclaimed(p_consumer)
+        for update  -- lock: bundle
+    loop
+        perform _pgqueue.move_to_long(p_consumer, v_bundle);
+    end loop;
     if p_consumer.per_key_interval is null then
         delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id;
     end if;

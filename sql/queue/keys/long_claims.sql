@@ -111,28 +111,6 @@ begin
     where _pgqueue.is_bundle(bundle_no, p_bundle.bundle_no);
 end $$;
 
--- Gives long claims their keys in the column key, or removes these, because the limits of the consumer have changed:
--- with some limits, only unclaimed messages count. Needs the consumer's lock. Locks these claims, and waits for
--- sessions that settle them.
-create or replace function _pgqueue.rekey_long_claims(p_consumer pgqueue.consumers) returns void
-language plpgsql as $$
-declare
-    v_bundle pgqueue.consumer_messages;
-begin
-    if _pgqueue.limits_only_unclaimed(p_consumer) then
-        update pgqueue.consumer_messages set key = null  -- lock: bundle
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long() and key is not null;
-        return;
-    end if;
-    for v_bundle in
-        select * from pgqueue.consumer_messages
-        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long() and key is null and keys <> '{}'
-        for update  -- lock: bundle
-    loop
-        perform _pgqueue.move_to_long(p_consumer, v_bundle);
-    end loop;
-end $$;
-
 -- Moves claims by key that many others have overtaken to lane_long(), because assignments read all bundles of the lane
 -- from the first one on. Returns the hints. Needs the consumer's lock.
 create or replace function _pgqueue.move_overtaken_claims(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints)

@@ -150,7 +150,7 @@ begin
             v_firsts := v_firsts || v_row.bundle;
         end if;
     end loop;
-    v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, v_keys, false, v_firsts, p_consumer.ordering <> 'none');
+    v_hints := _pgqueue.mark_firsts(p_consumer, v_hints, v_keys, false, v_firsts);
     v_hints.due_from := _pgqueue.first_due(p_consumer.consumer_id,
                                            coalesce(_pgqueue.time_of(v_last), v_hints.due_from));
     p_cursor.hints := v_hints;

@@ -47,7 +47,6 @@
 --   unclaimed            unfiltered, ready, unassigned, delayed  change_lanes        queue/keys/key_limits.sql
 --   unassigned           removed                                 take_for_group      groups/group_workers.sql
 --   claimed              claimed                                 move_to_long        queue/keys/long_claims.sql
---   claimed              claimed                                 rekey_long_claims   queue/keys/long_claims.sql
 --   claimed              claimed                                 move_all_to_long    queue/claim/by_key.sql
 --   claimed              claimed                                 expire              queue/settle/leases.sql
 --   claimed              claimed                                 extend              queue/settle/acknowledge.sql
