@@ -805,12 +805,16 @@ class QueueMachine(RuleBasedStateMachine):
             c.claims[claim.claim_id] = claim
         return bool(rows)
 
-    @precondition(lambda self: any(c.limits or c.ordering == "key" for c in self.consumers))
+    def keyed(self) -> list[Consumer]:
+        """Consumers that go by key, and have no expired claim: when it is released is not said."""
+        return [c for c in self.consumers if (c.limits or c.ordering == "key")
+                and not any(x.expired and x.live for x in c.claims.values())]  # fmt: skip
+
+    @precondition(lambda self: self.keyed())
     @rule(data=st.data(), size=st.sampled_from([1, 2, 3]))
     def receive_all(self, data: Any, size: int) -> None:
         """Claims until no key has a message that may be delivered beside them, and none is left."""
-        keyed = [c for c in self.consumers if c.limits or c.ordering == "key"]
-        c = data.draw(st.sampled_from(keyed))
+        c = data.draw(st.sampled_from(self.keyed()))
         empty = 0
         while empty < EMPTY_CLAIMS:
             empty = 0 if self.claim(c, size, "auto") else empty + 1
