@@ -99,13 +99,13 @@ begin
         order by min(lower(seqs))
     loop
         v_cursor.last_arrival := v_cursor.last_arrival + 1;
-        v_bundle := _pgqueue.taken_bundle(v_consumer, v_cursor.last_arrival, v_dead.priority, null, null, v_dead.seqs);
+        -- with an order, this message comes after those that are unfiltered, and a filter applies to it again
+        v_bundle := _pgqueue.taken_bundle(
+            v_consumer, v_cursor.last_arrival, v_dead.priority, null, null, v_dead.seqs,
+            v_consumer.per_key_latest
+            or (v_consumer.ordering <> 'none' and (v_cursor.hints).filter_from is not null));
         v_bundle.note := v_dead.note;
         v_bundle.deliver_count := v_dead.deliver_count;
-        -- while other messages are not filtered yet, the filter applies to this one again
-        if not v_consumer.per_key_latest and (v_consumer.ordering = 'none' or (v_cursor.hints).filter_from is null) then
-            v_bundle := _pgqueue.placed(v_consumer, v_bundle);
-        end if;
         v_cursor.hints := _pgqueue.store_placed(v_cursor.hints, v_bundle, v_dead.seqs);
         v_set := v_set + v_dead.seqs;
     end loop;

@@ -106,7 +106,9 @@ begin
         end if;
         select b.o_because, b.o_until into v_behind, v_free from _pgqueue.blocked_by(p_consumer, v_key, p_seq) b;
     end if;
-    o_until := case when o_state in ('waiting', 'ready') then v_free else p_found.not_visible_until end;
+    o_until := case when o_state in ('waiting', 'ready') then v_free
+                    when p_found.lane = _pgqueue.lane_delayed() then _pgqueue.time_of(p_found.place)
+                    else p_found.not_visible_until end;
     o_because := case when p_consumer.paused then 'the consumer is paused; ' else '' end || case o_state
         when 'unfiltered' then format('not yet %s; claims do that before they deliver it',
                                       case when p_consumer.filtered then 'checked against the consumer''s filter'

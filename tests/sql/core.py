@@ -19,7 +19,9 @@ from tests.sql.limits import limit
 
 BUNDLES = """(select b.*, case when token is not null then 'claimed'
     when lane = 1000004 then 'unfiltered'
-    when lane = 1000001 and (key is null or not_visible_until is not null) then 'delayed'
+    when lane = 1000001
+         and (key is null or place <= extract(epoch from not_visible_until) * 1000000)
+    then 'delayed'
     when lane > 1000000 then 'waiting'
     when exists (select from pgqueue.consumer_messages x where x.bundle_no = b.predecessor
                  and x.bundle_no & 1048575 = b.predecessor & 1048575) then 'waiting'
@@ -258,6 +260,17 @@ def claims(conn: psycopg.Connection) -> list[Any]:
         " extract(epoch from lease_until - clock_timestamp())::float as seconds_left"
         f" from {CLAIMS} c order by claimed_at, claim_id",
     )
+
+
+def has_all_keys(conn: psycopg.Connection, consumer_id: int) -> bool:
+    """Whether a claim may have all keys of a consumer, so that nobody gets the others."""
+    found = rows(
+        conn,
+        "select from pgqueue.consumer_messages where consumer_id = %s and lane = 1000002"
+        " and key is null and keys is null",
+        consumer_id,
+    )
+    return bool(found)
 
 
 def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:

@@ -570,12 +570,54 @@ class QueueMachine(RuleBasedStateMachine):
         call(self.conn, "resume", self.stream, c.name)
         if not altered:
             return
-        c.limits.change(limits)
+        c.limits.change(limits, self.clock)
         c.bounded = c.bounded or bool(c.limits)
         c.backoff |= {k: v for k, v in changes.items() if k.startswith("backoff")}
         if "max_deliver_count" in changes:
             c.max_deliver_count = {None: 25, "never": None}.get(
                 given := changes["max_deliver_count"], given)  # fmt: skip
+
+    @precondition(lambda self: self.latest)
+    @rule(data=st.data(), mode=MODES)
+    def change_latest(self, data: Any, mode: str) -> None:
+        """A consumer begins to keep the newest message of each key, or ceases to."""
+        c = data.draw(st.sampled_from(self.consumers))
+        held = any(m.state == "claimed" for m in c.messages.values())
+        settings = Jsonb({"per_key_latest": c.newest is None})
+        call(self.conn, "pause", self.stream, c.name)
+        try:
+            altered = self.run(
+                mode, lambda: call(self.conn, "alter_consumer", self.stream, c.name, settings)
+            )
+            assert not held, "not refused"
+        except psycopg.Error as error:
+            if error.sqlstate != "PQ003" or not held:
+                raise
+            altered = None
+        call(self.conn, "resume", self.stream, c.name)
+        if altered is not None:
+            self.judge_changed(c)
+
+    def judge_changed(self, c: Consumer) -> None:
+        """A consumer has begun to keep the newest message of each key, or has ceased to."""
+        (table,) = [t for t in checker.read_here(self.conn) if t.consumer_id == c.consumer_id]
+        unjudged = [m for m in c.messages.values() if m.seq in table.of("unfiltered")]
+        if c.newest is not None:  # they are the next, before all that is taken later
+            c.newest, arrived = None, core.arrivals(self.conn, c.consumer_id)
+            c.takes += 1
+            for m in unjudged:
+                m.state, m.position = "queued", (c.takes, arrived[m.seq])
+            return
+        for m in unjudged:
+            m.state = "new"
+        c.newest = {}
+        queued = [m for m in c.messages.values() if m.state == "queued"]
+        for m in queued:
+            if m.key is not None:
+                c.newest[m.key] = max(m.seq, c.newest.get(m.key, 0))
+        for m in queued:
+            if c.is_replaced(m):
+                m.state = "acked"
 
     def history(self, c: Consumer) -> dict[int, tuple[Publication, str | None]]:
         """All that was published to a consumer, also before it was made."""
@@ -605,7 +647,7 @@ class QueueMachine(RuleBasedStateMachine):
         expected = sum(m.state != "new" or m.seq < first for m in owed)
         unknown = c.topic or self.latest  # how many are not judged
         assert forgotten >= expected if unknown else forgotten == expected
-        c.newest = {} if self.latest else None
+        c.newest = None if c.newest is None else {}
         dead = {m.seq: m for m in c.messages.values() if m.state == "dead"}
         history = self.history(c)
         c.skipped = {seq for seq in history if seq < first}
@@ -735,12 +777,16 @@ class QueueMachine(RuleBasedStateMachine):
         c = data.draw(st.sampled_from(self.consumers))
         workers = [x for x in self.open_claims() if x.reader is None]
         done = data.draw(st.sampled_from(workers or [None])) if acks else None
+        self.claim(c, size, mode, done)
+
+    def claim(self, c: Consumer, size: int, mode: str, done: Claim | None = None) -> bool:
+        """Claim what there is, after an acknowledgement; returns whether there was something."""
         arguments = {"p_ack": done.claim_id} if done else {}
         rows = self.run(
             mode, lambda: call(self.conn, "receive", self.stream, c.name, size, **arguments)
         )
         if rows is None:
-            return
+            return False
         if done:
             self.finish(done, set(done.held), "acked")
         self.expire(c)
@@ -757,6 +803,23 @@ class QueueMachine(RuleBasedStateMachine):
         if rows:
             claim = Claim(claim_of(rows), c, set(seqs), set(seqs))
             c.claims[claim.claim_id] = claim
+        return bool(rows)
+
+    def keyed(self) -> list[Consumer]:
+        """Consumers that go by key, and have no expired claim: when it is released is not said."""
+        return [c for c in self.consumers if (c.limits or c.ordering == "key")
+                and not any(x.expired and x.live for x in c.claims.values())]  # fmt: skip
+
+    @precondition(lambda self: self.keyed())
+    @rule(data=st.data(), size=st.sampled_from([1, 2, 3]))
+    def receive_all(self, data: Any, size: int) -> None:
+        """Claims until no key has a message that may be delivered beside them, and none is left."""
+        c = data.draw(st.sampled_from(self.keyed()))
+        empty = 0
+        while empty < EMPTY_CLAIMS:
+            empty = 0 if self.claim(c, size, "auto") else empty + 1
+        left = c.with_room(self.clock)
+        assert not left or core.has_all_keys(self.conn, c.consumer_id), f"not delivered: {left}"
 
     @precondition(lambda self: self.open_claims())
     @rule(data=st.data(), whole=st.booleans(), mode=MODES,

@@ -72,13 +72,13 @@ class Limits:
         after = self.settings | changes
         return (after.get("per_key_burst") or 1) > 1 and not after.get("per_key_interval")
 
-    def change(self, changes: dict[str, Any]) -> None:
+    def change(self, changes: dict[str, Any], clock: int) -> None:
         """New settings; what is ready stays as it was assigned."""
         self.settings = self.settings | changes
         most, burst = self.allowed
         self.most, self.burst = max(self.most, most), max(self.burst, burst)
-        if not self.hours:
-            self.delivered = []
+        # (without an interval, none of them counts any longer)
+        self.delivered = [(key, min(until, clock + self.hours)) for key, until in self.delivered]
 
     def settle(self) -> None:
         """Nothing is ready that was assigned under other settings."""

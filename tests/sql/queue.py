@@ -23,15 +23,16 @@ from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.client import arguments
-from tests.sql import internals
+from tests.sql import clock, internals
 from tests.sql.internals import rows
 
 __all__ = [
     "AT_ONCE", "NEEDS", "ORDERINGS", "SETTINGS", "TAKEN_OVER", "Conn", "Reader", "Session",
-    "acked", "action", "alter", "call", "claim_of", "claim_one", "consumer", "cursor_consumer",
-    "dead_publication", "delivered", "maintain", "now", "one", "publish", "raises", "receive",
-    "rows", "scanned", "seconds", "send", "send_all", "send_key", "send_keys", "seqs_of",
-    "settle", "stage", "state", "states", "stats", "value", "wait_for_a_lock", "warned",
+    "acked", "action", "age_claims", "alter", "call", "claim_of", "claim_one", "consumer",
+    "cursor_consumer", "dead_publication", "delivered", "maintain", "now", "one", "publish",
+    "raises", "receive", "rows", "scanned", "seconds", "send", "send_all", "send_key",
+    "send_keys", "seqs_of", "settle", "stage", "state", "states", "stats", "value",
+    "wait_for_a_lock", "warned",
 ]  # fmt: skip
 
 Conn = psycopg.Connection
@@ -214,6 +215,15 @@ def dead_publication(conn: Conn) -> None:
 def receive(conn: Conn, size: int = 100, name: str = "c", **options: Any) -> list[Any]:
     """Receive messages."""
     return call(conn, "receive", "s", name, size, **options)
+
+
+def age_claims(conn: Conn, name: str = "c") -> None:
+    """All claims of a consumer become long claims; a message with another key is settled."""
+    clock.pass_time(conn, seconds(2))
+    seq = send_key(conn, "other")
+    rows = receive(conn, 100, name)
+    assert seqs_of(rows) == [seq]
+    value(conn, "ack", claim_of(rows))
 
 
 def claim_one(conn: Conn) -> int:

@@ -314,6 +314,22 @@ def test_what_comes_after_a_claim_waits_for_its_last_message(conn: Conn, keyed: 
     assert seqs_of(receive(conn, 4)) == sent[4:8]
 
 
+@pytest.mark.parametrize("first", ["a", None])
+def test_a_key_leaves_a_long_claim_that_still_has_messages_without_a_key(
+    conn: Conn, keyed: int, first: str | None
+) -> None:
+    seqs = send_keys(conn, *(["a", None] if first else [None, "a"]))
+    rows = receive(conn)
+    assert seqs_of(rows) == seqs
+    a = next(row.seq for row in rows if row.key)
+    age_claims(conn)
+    value(conn, "ack", claim_of(rows), [a])
+    (later,) = send_keys(conn, "a")
+    assert seqs_of(receive(conn)) == [later]
+    value(conn, "ack", claim_of(rows))
+    assert states(conn) == {**states(conn), later: "claimed"}
+
+
 def test_a_key_is_free_when_its_claim_is_gone_though_others_were_settled_in_part(
     conn: Conn, keyed: int
 ) -> None:

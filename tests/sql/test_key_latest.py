@@ -343,3 +343,25 @@ def test_nothing_is_delivered_while_a_newer_one_of_its_key_is_in_a_gap(
         for _ in range(40):
             got += acked(conn, "s", "c")
         assert got == [newest], f"of a gap of {n}"
+
+
+@for_each("ordering", ["key", "stream"])
+@for_each("redriven", [False, True])
+def test_messages_that_are_not_screened_yet_stay_first_when_the_newest_is_no_longer_kept(
+    conn: Conn, ordering: str, redriven: bool
+) -> None:
+    """Before a message that is sent then, and before one that is redriven then."""
+    latest(conn, ordering)
+    dead = []
+    for _ in range(2):
+        dead.append(send_key(conn))
+        value(conn, "dead_letter", claim_of(receive(conn)))
+    assert value(conn, "redrive", "s", "c", [dead[1]]) == 1
+    assert states(conn)[dead[1]] == "unfiltered"
+    value(conn, "pause", "s", "c")
+    alter(conn, per_key_latest=False)
+    if redriven:
+        assert value(conn, "redrive", "s", "c", [dead[0]]) == 1
+    sent = send_key(conn)
+    value(conn, "resume", "s", "c")
+    assert acked(conn, "s", "c", 1) == [dead[1], *([dead[0]] if redriven else []), sent]

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.sql import checker, clock, internals
 from tests.sql.cases import for_each
@@ -560,3 +561,137 @@ def test_who_retries_all_that_is_delayed_ends_no_rate(conn: Conn) -> None:
     value(conn, "nack", claim_of(receive(conn, 5)), p_delay=seconds(3600))
     value(conn, "retry", "s", "c")
     assert receive(conn, 5) == []
+
+
+@for_each("delay", [60, 7200])
+@for_each("interval", [None, "1 minute"])
+def test_a_message_of_later_waits_no_longer_than_a_new_interval(
+    conn: Conn, delay: int, interval: str | None
+) -> None:
+    """Nor does it come before its time."""
+    limited(conn, "key", per_key_interval="1 hour")
+    send_keys(conn, "a")
+    value(conn, "ack", claim_of(receive(conn)))
+    (later,) = send_all(conn, ["x"], p_keys=["a"], p_deliver_at=now(conn) + seconds(delay))
+    assert receive(conn) == []
+    checker.check(conn)
+    (row,) = call(conn, "explain_message", "s", "c", later)
+    assert row.state == "delayed"
+    assert abs((row.until - now(conn)).total_seconds() - max(delay, 3600)) < 60
+    alter(conn, per_key_interval=interval)
+    assert receive(conn) == []
+    checker.check(conn)
+    clock.pass_time(conn, seconds(delay - 30))
+    assert receive(conn) == []
+    clock.pass_time(conn, seconds(31))
+    assert seqs_of(receive(conn)) == [later]
+
+
+def test_a_message_whose_delay_has_passed_waits_for_a_token(conn: Conn) -> None:
+    limited(conn, "key", per_key_interval="1 hour")
+    send_keys(conn, "a")
+    value(conn, "ack", claim_of(receive(conn)))
+    (later,) = send_all(conn, ["x"], p_keys=["a"], p_deliver_at=now(conn) + seconds(60))
+    assert receive(conn) == []
+    clock.pass_time(conn, seconds(120))
+    assert receive(conn) == []
+    (row,) = call(conn, "explain_message", "s", "c", later)
+    why = "behind the rate limit of its key: 1 delivered within 01:00:00"
+    assert (row.state, row.because) == ("waiting", why)
+    assert row.until - now(conn) > seconds(3400)
+
+
+@for_each("ordering", BY_KEY)
+def test_a_shorter_interval_holds_for_what_was_delivered_before(conn: Conn, ordering: str) -> None:
+    limited(conn, ordering, per_key_interval="1 hour")
+    seqs = send_keys(conn, "a", "a", "a")
+    assert seqs_of(drained(conn)) == seqs[:1]
+    alter(conn, per_key_interval="1 minute")
+    assert receive(conn) == []
+    clock.pass_time(conn, seconds(61))
+    assert seqs_of(drained(conn)) == seqs[1:2]
+    alter(conn, per_key_interval="1 hour")
+    assert receive(conn) == []
+    clock.pass_time(conn, seconds(61))
+    assert seqs_of(drained(conn)) == seqs[2:]
+
+
+def test_messages_without_a_key_do_not_count_for_the_key_of_their_long_claim(conn: Conn) -> None:
+    limited(conn, "none", per_key_limit=2)
+    seqs = send_keys(conn, "a", None)
+    rows = receive(conn)
+    assert seqs_of(rows) == seqs
+    age_claims(conn)
+    later = send_keys(conn, "a", "a")
+    assert seqs_of(receive(conn)) == later[:1]
+    value(conn, "ack", claim_of(rows), seqs[:1])
+    assert seqs_of(receive(conn)) == later[1:]
+
+
+@for_each("before", [{"fair": True}, {"per_key_interval": "1 us"}])
+@for_each("others", [[], [None]])
+def test_a_limit_counts_long_claims_that_were_made_before_it_was_set(
+    conn: Conn, before: dict[str, Any], others: list[None]
+) -> None:
+    limited(conn, "none", **before)
+    b, a, *_ = send_keys(conn, "b", "a", *others)
+    rows = receive(conn)
+    assert len(rows) == 2 + len(others)
+    value(conn, "ack", claim_of(rows), [b])
+    age_claims(conn)
+    alter(conn, per_key_limit=1)
+    checker.check(conn)
+    seqs = send_keys(conn, "a", "b")
+    assert seqs_of(receive(conn)) == seqs[1:]
+    value(conn, "ack", claim_of(rows), [a])
+    assert seqs_of(receive(conn)) == seqs[:1]
+    value(conn, "ack", claim_of(rows))
+
+
+@for_each("limit", [9, None])
+def test_a_key_whose_claim_stays_open_gets_its_next_token(conn: Conn, limit: int | None) -> None:
+    """While the limit is not reached, or when it is reset."""
+    limited(conn, "none", per_key_limit=9, per_key_interval="1 hour")
+    send_keys(conn, "a")
+    claim = claim_of(receive(conn))
+    value(conn, "extend", claim, seconds(7200))
+    age_claims(conn)
+    alter(conn, per_key_limit=limit)
+    later = send_keys(conn, "a", "a")
+    assert receive(conn) == []
+    clock.pass_time(conn, seconds(3600))
+    assert seqs_of(receive(conn)) == later[:1]
+    assert receive(conn) == []
+    value(conn, "ack", claim)
+
+
+def test_a_key_whose_first_message_is_cancelled_waits_for_its_token(conn: Conn) -> None:
+    limited(conn, "none", per_key_limit=9, per_key_interval="1 hour")
+    _, second, third = send_keys(conn, *"aaa")
+    claim = claim_of(receive(conn))
+    value(conn, "extend", claim, seconds(7200))
+    age_claims(conn)
+    assert value(conn, "cancel", "s", "c", [second]) == 1
+    clock.pass_time(conn, seconds(3600))
+    assert seqs_of(receive(conn)) == [third]
+    value(conn, "ack", claim)
+
+
+def test_nothing_is_left_of_long_claims_when_the_last_limit_is_reset(conn: Conn) -> None:
+    limited(conn, "none", per_key_limit=1)
+    send_keys(conn, "a")
+    long_claim = claim_of(receive(conn))
+    clock.pass_time(conn, seconds(2))
+    (seq,) = send_keys(conn, "b")
+    claim = claim_of(receive(conn))
+    value(conn, "pause", "s", "c")
+    value(conn, "ack", long_claim)
+    value(conn, "defer", claim, p_state=Jsonb({"step": 2}))
+    alter(conn, per_key_limit=None)
+    checker.check(conn)
+    value(conn, "resume", "s", "c")
+    (row,) = receive(conn, 1)
+    assert (row.seq, row.deliver_count, row.saved) == (seq, 1, {"step": 2})
+    value(conn, "ack", claim_of([row]))
+    assert receive(conn) == []
+    assert internals.claims(conn) == []

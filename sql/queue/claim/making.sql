@@ -99,6 +99,7 @@ declare
 begin
     o_cursor := p_cursor;
     if _pgqueue.has_free(v_hints) or _pgqueue.is_screened(p_consumer)
+       or v_hints.filter_from is not null  -- these come first: per_key_latest was reset before they were screened
        or (v_keyed and (v_hints.any_waiting or v_hints.all_keys or _pgqueue.limits_keys(p_consumer))) then
         return;
     end if;

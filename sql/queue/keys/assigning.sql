@@ -190,21 +190,21 @@ create or replace function _pgqueue.store_waiting(p_consumer pgqueue.consumers, 
                                                   p_until timestamptz[], p_now timestamptz) returns pgqueue.claim_hints
 language plpgsql as $$
 declare
-    v_none        boolean := p_consumer.ordering = 'none';
-    v_assigned    pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
-    v_any_waiting boolean := p_hints.any_waiting;
-    v_res         record;
+    v_none     boolean := p_consumer.ordering = 'none';
+    v_assigned pgqueue.lane_hint := _pgqueue.lane_of(p_hints, _pgqueue.lane_assigned());
+    v_res      record;
 begin
     with used as materialized (
         select k as key, max(m.bundle_no) as tail
         from _pgqueue.assigned(p_consumer.consumer_id, v_assigned) m cross join lateral unnest(m.keys) k
         group by k
     ), ahead as materialized (
-        select * from _pgqueue.waiting_ahead(p_consumer, p_keyed) where v_any_waiting
+        select * from _pgqueue.waiting_ahead(p_consumer, p_keyed) where p_hints.any_waiting
     ), rest as materialized (
         select e.i, e.key, c.*, s.arrival_no, s.priority, s.deliver_count, s.last_delivered_at, s.note,
-               case when s.not_visible_until > p_now then s.not_visible_until end as due, t.until, a.tid,
-               e.is_due and (e.key is null or v_none) as is_free, e.is_due,
+               case when s.not_visible_until > p_now then s.not_visible_until end as due, a.tid, e.is_due,
+               case when v_none or coalesce(u.tail, a.long_claim) is null then t.until end as until,
+               e.is_due and (e.key is null or v_none) as is_free,
                row_number() over (partition by e.key order by s.arrival_no, c.first_seq) = 1
                and (a.first_seq is null or ((a.was_first or v_none)
                                             and (s.arrival_no, c.first_seq) < (a.arrival_no, a.first_seq))) as first,
@@ -224,10 +224,10 @@ begin
             consumer_id, bundle_no, lane, place, first_seq, arrival_no, priority, deliver_count, key,
             not_visible_until, last_delivered_at, note, message_count, seqs)
         select p_consumer.consumer_id, nextval('pgqueue.claim_numbers'),
-               case when is_free or (is_due and first) or (first and open is null and until is not null)
+               case when is_free or (is_due and first) or (first and until is not null)
                     then _pgqueue.lane_delayed() else _pgqueue.lane_waiting() end,
                case when is_free or (is_due and first) then _pgqueue.place_at(due)
-                    when first and open is null and until is not null then _pgqueue.place_at(until)
+                    when first and until is not null then _pgqueue.place_at(greatest(until, due))
                     when first then coalesce(open, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
                     else _pgqueue.place_behind() end,
                first_seq, arrival_no, priority, deliver_count, case when not (is_due and v_none) then key end, due,
@@ -346,7 +346,7 @@ begin
     if v_waiting.keys is not null then
         -- if more messages of these keys wait, mark the first of them
         o_hints := _pgqueue.mark_firsts(p_consumer, o_hints, v_waiting.keys, p_consumer.ordering = 'none',
-                                        case when p_consumer.ordering <> 'none' then v_waiting.bundles end);
+                                        case when p_consumer.ordering <> 'none' then v_waiting.bundles end, true);
     end if;
 end $$;
 

@@ -81,30 +81,46 @@ begin
 end $$;
 
 -- Lets the next assignments read all waiting keys, because the limits of the consumer have changed. Locks: the
--- consumer.
+-- consumer; its long claims, if claims did not count before.
 create or replace function _pgqueue.change_limits(p_consumer pgqueue.consumers) returns void
 language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
     v_hints  pgqueue.claim_hints;
+    v_bundle pgqueue.consumer_messages;
+    v_until  timestamptz;
 begin
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return;  -- the consumer is being created
     end if;
+    v_until := clock_timestamp() + p_consumer.per_key_interval;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
     v_hints := _pgqueue.unassign(p_consumer, v_cursor.hints);
+    for v_bundle in  -- while only unclaimed messages counted, long claims did not get their keys
+        select * from pgqueue.consumer_messages
+        where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_long() and key is null and keys <> '{}'
+          and not _pgqueue.limits_only_unclaimed(p_consumer)
+        for update  -- lock: bundle
+    loop
+        perform _pgqueue.move_to_long(p_consumer, v_bundle);
+    end loop;
     if p_consumer.per_key_interval is null then
         delete from pgqueue.key_tokens where consumer_id = p_consumer.consumer_id;
     end if;
-    -- whatever waits for tokens is due, and so is whatever waits for bundles
+    -- a shorter interval holds for earlier deliveries too
+    update pgqueue.key_tokens set returns_at = v_until
+    where consumer_id = p_consumer.consumer_id and returns_at > v_until;
+    -- whatever waits for tokens is due, also beyond a delay of its own, and so is whatever waits for bundles
     update pgqueue.consumer_messages
     set lane = _pgqueue.lane_waiting(), place = _pgqueue.place_of_free() + bundle_no
     where consumer_id = p_consumer.consumer_id
-      and ((lane = _pgqueue.lane_delayed() and key is not null and not_visible_until is null)
+      and ((lane = _pgqueue.lane_delayed() and key is not null
+            and (place <= _pgqueue.place_at(not_visible_until)) is not true)
            or (lane = _pgqueue.lane_waiting() and place > 0));
+    v_hints.any_waiting := true;
     v_hints.free_from := _pgqueue.place_of_free();
     v_hints.idle_until := null;
     v_cursor.hints := v_hints;
@@ -128,6 +144,9 @@ begin
     perform _pgqueue.check_idle(p_consumer, 'fair, per_key_limit and per_key_interval of a consumer with '
                                             'ordering=none are set or reset only');
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
+    -- these have no messages, and no assignment will read them
+    delete from pgqueue.consumer_messages
+    where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_freed();
     for v_bundle in select * from pgqueue.consumer_messages where consumer_id = p_consumer.consumer_id loop
         v_bundle.not_visible_until := case when v_bundle.not_visible_until > clock_timestamp()
                                            then v_bundle.not_visible_until end;

@@ -89,8 +89,8 @@ begin
 end $$;
 
 -- Moves a claimed bundle to lane_long(), at the end of its lease; a member, which has no lease, to the end of the lane.
--- By key, the bundle gets its key in the column key. If it has several keys, the others become members. Needs the
--- bundle's lock.
+-- By key, the bundle gets its key in the column key. If it has several keys, or messages with and without one, the
+-- others become members. Needs the bundle's lock.
 create or replace function _pgqueue.move_to_long(p_consumer pgqueue.consumers, p_bundle pgqueue.consumer_messages)
 returns void language plpgsql as $$
 declare
@@ -101,13 +101,13 @@ declare
     v_by_key  boolean := p_bundle.keys <> '{}' and p_bundle.message_count > 0
                          and not _pgqueue.limits_only_unclaimed(p_consumer);
 begin
-    if v_by_key and (cardinality(p_bundle.keys) > 1 or p_bundle.shrunk) then
+    if v_by_key and (p_bundle.message_count > 1 or p_bundle.shrunk) then
         v_keyed := _pgqueue.by_key(p_consumer, array[p_bundle]);
         for i in 2..coalesce(cardinality(v_keyed.keys), 0) loop
             v_part.lane := _pgqueue.lane_long();
             v_part.place := _pgqueue.place_of_members();
             v_part.key := v_keyed.keys[i];
-            v_part.keys := array[v_keyed.keys[i]];
+            v_part.keys := array_remove(array[v_keyed.keys[i]], null);
             v_part.predecessor := null;
             v_part.shrunk := false;
             v_part.lease_until := null;
@@ -132,7 +132,8 @@ begin
         key = p_bundle.key,
         keys = case when v_by_key then array_remove(array[p_bundle.key], null)
                     when p_bundle.message_count = 0 and keys is not null then '{}' else keys end,
-        shrunk = false, predecessor = null, seqs = p_bundle.seqs, message_count = p_bundle.message_count,
+        shrunk = shrunk and v_by_key is not true, predecessor = null, seqs = p_bundle.seqs,
+        message_count = p_bundle.message_count,
         members = case when v_members <> '{}' and p_bundle.head is null then coalesce(members, '{}') || v_members
                        else members end
     where _pgqueue.is_bundle(bundle_no, p_bundle.bundle_no);

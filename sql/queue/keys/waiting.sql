@@ -112,11 +112,12 @@ end $$;
 -- consumer's lock.
 --   p_had_first  false: none of the waiting bundles is marked as the first
 --   p_after      for each key a bundle that waited before all others; null: unknown
---   p_open       false: they wait for no bundle, even if one is open
+--   p_open       also without an order, they wait for a bundle that is open. Such a key may have several, or wait for
+--                tokens: so an assignment decides instead, unless it is the caller
 create or replace function _pgqueue.mark_firsts(p_consumer pgqueue.consumers, p_hints pgqueue.claim_hints,
                                                 p_keys bigint[], p_had_first boolean default true,
                                                 p_after pgqueue.consumer_messages[] default null,
-                                                p_open boolean default true) returns pgqueue.claim_hints
+                                                p_open boolean default false) returns pgqueue.claim_hints
 language plpgsql as $$
 declare
     v_place bigint;
@@ -127,7 +128,8 @@ begin
     for v_place in
         update pgqueue.consumer_messages m
         set place = coalesce(f.new_place, _pgqueue.place_of_free() + nextval('pgqueue.claim_numbers'))
-        from _pgqueue.firsts(p_consumer.consumer_id, p_hints, p_keys, p_had_first, p_after, p_open) f
+        from _pgqueue.firsts(p_consumer.consumer_id, p_hints, p_keys, p_had_first, p_after,
+                              p_open or p_consumer.ordering <> 'none') f
         where m.ctid = f.tid
         returning m.place
     loop
@@ -153,8 +155,7 @@ begin
         returning key
     )
     select array_agg(distinct key) into v_keys from deleted;
-    -- without an order a key may have more than one open bundle: the first one that is deleted frees a place
-    return _pgqueue.mark_firsts(p_consumer, p_hints, v_keys, p_open => p_consumer.ordering <> 'none');
+    return _pgqueue.mark_firsts(p_consumer, p_hints, v_keys);
 end $$;
 
 -- Moves unclaimed assigned bundles of some keys to lane_waiting(), because their predecessors are returned or became

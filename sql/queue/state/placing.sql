@@ -80,8 +80,10 @@ end $$;
 
 -- A bundle of messages that are being taken, to be stored: unfiltered, delayed, ready, or by key unassigned.
 --   p_due, p_expires_at  deliver them not before and not after these times; null: at once, and at any time
+--   p_unfiltered         store them as unfiltered; null: if the consumer screens messages
 create or replace function _pgqueue.taken_bundle(p_consumer pgqueue.consumers, p_arrival_no bigint, p_priority int,
-                                                 p_due timestamptz, p_expires_at timestamptz, p_seqs int8multirange)
+                                                 p_due timestamptz, p_expires_at timestamptz, p_seqs int8multirange,
+                                                 p_unfiltered boolean default null)
 returns pgqueue.consumer_messages language plpgsql as $$
 declare
     v_bundle pgqueue.consumer_messages;
@@ -94,7 +96,7 @@ begin
     v_bundle.not_visible_until := case when p_due > clock_timestamp() then p_due end;
     v_bundle.note := case when p_expires_at is not null then _pgqueue.expiry(p_expires_at) end;
     v_bundle.seqs := p_seqs;
-    if _pgqueue.is_screened(p_consumer) then
+    if coalesce(p_unfiltered, _pgqueue.is_screened(p_consumer)) then
         v_bundle.lane := _pgqueue.lane_unfiltered();
         v_bundle.place := _pgqueue.unfiltered_place(v_keyed, p_priority, p_arrival_no);
     else

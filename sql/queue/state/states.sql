@@ -17,7 +17,8 @@ returns table (state text, lane int, priority int, deliver_count int, arrival_no
                claimed_at timestamptz, lease_until timestamptz, claim_count bigint)
 language sql stable as $$
     select case when m.token is not null then 'claimed' when m.lane = _pgqueue.lane_unfiltered() then 'unfiltered'
-                when m.lane = _pgqueue.lane_delayed() and (m.key is null or m.not_visible_until is not null)
+                when m.lane = _pgqueue.lane_delayed()
+                     and (m.key is null or m.place <= _pgqueue.place_at(m.not_visible_until))  -- else for tokens
                 then 'delayed'
                 when m.lane >= _pgqueue.lane_delayed()
                      or (m.predecessor is not null and not _pgqueue.is_deleted(m.predecessor)) then 'waiting'
