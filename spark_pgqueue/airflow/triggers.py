@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
@@ -73,7 +74,7 @@ class PgQueueTrigger(BaseEventTrigger):
                 async with await connect_async(await self._url()) as queue:
                     async for event in self._events(queue):
                         yield event
-            except PgQueueError as error:
+            except (PgQueueError, psycopg.Error) as error:
                 if not is_worth_a_retry(error):
                     raise
                 warn("%s; trying again", error, logger="spark_pgqueue.airflow")

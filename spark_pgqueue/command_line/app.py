@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from spark_pgqueue import __version__, client, nearest
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.retrying import is_database_error
 from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
@@ -207,8 +208,9 @@ def repeat(work: Callable[[], None], every: timedelta | None, passes: Callable[.
         begun = time.monotonic()
         try:
             work()
-        except (PgQueueError, psycopg.Error, OSError) as error:
-            if every is None or not passes(error):
+        except Exception as error:
+            is_known = isinstance(error, PgQueueError | OSError) or is_database_error(error)
+            if every is None or not is_known or not passes(error):
                 raise
             print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
         if every is None:

@@ -80,7 +80,7 @@ def is_passing(error: BaseException) -> bool:
     sqlstate = sqlstate_of(error)
     if sqlstate is not None:
         return sqlstate.startswith(tuple(PASSING_SQLSTATES))
-    if not _is_database_error(error):
+    if not is_database_error(error):
         return False
     text = str(error)[:LONGEST]
     return bool(_PASSING.search(text)) and not _FINAL.search(text)
@@ -226,7 +226,8 @@ def _hint(reason: str) -> str:
     return "check url, or libpq's environment (PGHOST, PGSERVICE, ...) if there is none"
 
 
-def _is_database_error(error: BaseException) -> bool:
+def is_database_error(error: BaseException) -> bool:
+    """Whether it is an error of psycopg or of ADBC."""
     # ADBC's errors are recognized by name, so that its driver manager need not be imported. Arrow
     # converts errors of ADBC during a fetch to OSError.
     return (

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.forks import HasDescriptor
 from spark_pgqueue.postgres.url import conninfo
 from spark_pgqueue.printable import warn
@@ -93,7 +94,7 @@ def answers(url: str | None, beside: HasDescriptor) -> bool:
     """
     try:
         conn = psycopg.connect(_same_server(url, beside), autocommit=True)
-    except OSError:  # the connection is closed
+    except (OSError, PgQueueError):  # the connection is closed, or the url not complete now
         return True
     except psycopg.errors.ConnectionTimeout:
         return False

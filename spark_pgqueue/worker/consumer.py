@@ -314,7 +314,7 @@ class Consumer:
             self._stream,
             self._name,
             options,
-            hooks,
+            hooks.of,
             queue,
             wake,
             self._patience,

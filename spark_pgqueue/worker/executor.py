@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from spark_pgqueue.worker.job_queue import Job, Messages
+from spark_pgqueue.worker.verdicts import Retry
 
-Overdue = tuple[Job, Messages, str]
-"""A call from which no report will come, and the reason."""
+Overdue = tuple[Job, Messages, Retry]
+"""A call from which no report will come, and what becomes of its messages."""
 
 
 class Executor:

@@ -23,7 +23,7 @@ from spark_pgqueue.postgres.retrying import is_worth_a_retry
 from spark_pgqueue.postgres.time_limit import SHORT
 from spark_pgqueue.postgres.wake_event import WakeEvent
 from spark_pgqueue.printable import counted
-from spark_pgqueue.worker.attempts import Hooks, name_of
+from spark_pgqueue.worker.attempts import name_of
 from spark_pgqueue.worker.executor import Executor
 from spark_pgqueue.worker.failure_log import FailureLog
 from spark_pgqueue.worker.health import STARTING, Pulse
@@ -32,7 +32,7 @@ from spark_pgqueue.worker.job_queue import Job, JobQueue
 from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.meter import Meter
 from spark_pgqueue.worker.options import Options
-from spark_pgqueue.worker.verdicts import DeliveryState, Retry
+from spark_pgqueue.worker.verdicts import DeliveryState
 
 SETTLE_EVERY = 0.005
 """Seconds between two settlings. If the worker is killed, messages that were handled and not yet
@@ -53,7 +53,7 @@ class Poller:
         stream: the stream's name.
         consumer: the consumer's name.
         options: the worker's options.
-        hooks: called for messages whose call was abandoned.
+        of: the stream and the consumer, for the log.
         queue: holds the jobs and reports.
         wake: wakes the poller; set by the queue, among others.
         patience: seconds to try for the first connection. Later connections are tried without end.
@@ -66,7 +66,7 @@ class Poller:
         stream: str,
         consumer: str,
         options: Options,
-        hooks: Hooks,
+        of: str,
         queue: JobQueue,
         wake: WakeEvent,
         patience: float,
@@ -80,7 +80,7 @@ class Poller:
         self._stream = stream
         self._consumer = consumer
         self._options = options
-        self._hooks = hooks
+        self._of = of
         self._queue = queue
         self._wake = wake
         self._patience = patience
@@ -255,11 +255,9 @@ class Poller:
                 job.claim.note(messages, DeliveryState.unstarted)
 
     def _give_up_overdue(self, now: float) -> None:
-        for job, messages, reason in self._executor.give_up(now):
-            warn("%s: %s", name_of(self._hooks.of, messages), reason)
-            verdict = Retry(reason=reason)
+        for job, messages, verdict in self._executor.give_up(now):
+            warn("%s: %s", name_of(self._of, messages), verdict.reason)
             job.note_failure(messages, verdict)
-            self._hooks.after(messages, verdict, verdict)
             self._jobs.discard(job)
 
     def _extend(self, now: float) -> None:

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from spark_pgqueue import calling
 from spark_pgqueue.worker.attempts import Hooks
 from spark_pgqueue.worker.executor import Executor, Overdue
 from spark_pgqueue.worker.job_queue import Job, JobQueue, Messages, WorkerSlot, next_call
-from spark_pgqueue.worker.verdicts import Outcome
+from spark_pgqueue.worker.verdicts import Outcome, Retry
 
 _LOOK_EVERY = 1.0  # seconds between two checks for threads that died
 
@@ -81,10 +82,15 @@ class Threads(Executor):
             if at is None or now < at[2] + self._timeout:
                 continue
             if slot.give_up(at, self._slots[slot][0].interrupt):
-                left.append((*at[:2], reason))
-                del self._slots[slot]
-                self._add(self._attempts())
+                left.append(self._replace(slot, at[0], at[1], reason))
         return left
+
+    def _replace(self, slot: WorkerSlot, job: Job, messages: Messages, reason: str) -> Overdue:
+        """Let another thread take the place of a slot, and first call the hook of its call."""
+        verdict = Retry(reason=reason)
+        del self._slots[slot]
+        self._add(self._attempts(), partial(self._hooks.after, messages, verdict, verdict))
+        return job, messages, verdict
 
     def _dead(self, now: float) -> list[Overdue]:
         """The calls of threads that have died, because reporting an error failed, too. Other
@@ -97,11 +103,12 @@ class Threads(Executor):
         for slot, (_, thread) in list(self._slots.items()):
             if not thread.is_alive():
                 slot.is_given_up = True
-                del self._slots[slot]
                 if (job := slot.job) is not None:
                     at = slot.at[1] if slot.at is not None else job.calls[0]
-                    dead.append((job, at, "the worker thread crashed"))
-                self._add(self._attempts())
+                    dead.append(self._replace(slot, job, at, "the worker thread crashed"))
+                else:
+                    del self._slots[slot]
+                    self._add(self._attempts())
         return dead
 
     def end(self) -> None:
@@ -111,17 +118,18 @@ class Threads(Executor):
             if slot.at is None or slot.is_given_up:
                 thread.join(5)
 
-    def _add(self, attempts: Attempts) -> None:
+    def _add(self, attempts: Attempts, first: Callable[[], None] = lambda: None) -> None:
         slot = WorkerSlot(self._queue)
         # A daemon: a call that does not end must not keep the program from ending.
         thread = threading.Thread(
-            target=self._work, args=(slot, attempts), name="pgqueue worker", daemon=True
+            target=self._work, args=(slot, attempts, first), name="pgqueue worker", daemon=True
         )
         thread.start()
         self._slots[slot] = (attempts, thread)
 
-    def _work(self, slot: WorkerSlot, attempts: Attempts) -> None:
+    def _work(self, slot: WorkerSlot, attempts: Attempts, first: Callable[[], None]) -> None:
         try:
+            first()
             while not slot.is_given_up:
                 with suppress(Exception):  # the call tries it again, and reports why it fails
                     attempts.start()  # not in the time of a call

@@ -134,7 +134,7 @@ def bundles_ahead(conn: Conn, count: int) -> list[int]:
 @pytest.mark.parametrize(("ahead", "is_new"), [(3, True), (3, False), (1010, False)])
 @pytest.mark.parametrize("settings", [{}, {"max_in_flight": 1}])
 def test_a_claim_behind_many_others_expires_as_any_other(
-    conn: Conn, ahead: int, is_new: bool, settings: dict[str, int]
+    conn: Conn, ahead: int, is_new: bool, settings: dict[str, Any]
 ) -> None:
     """What is not new is claimed without the consumer's lock, unless settings need it."""
     if ahead == 3:

@@ -1,6 +1,7 @@
 """The errors that pass end no worker and no group: they are in one table."""
 
 import time
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import spark_pgqueue
+from spark_pgqueue.command_line.app import repeat
 from spark_pgqueue.postgres import connection, retrying
 from spark_pgqueue.worker import Consumer
 from tests.processes import wait_until
@@ -125,6 +127,22 @@ def handled(queue, url, stream, kind):
             group.stop()
 
     return group.run(handle, wait=wait)
+
+
+def test_a_command_that_repeats_its_work_outlives_errors_of_adbc(url, capsys):
+    """As of a segment that the exporter of an archive reads while Postgres restarts."""
+    times = []
+
+    def work():
+        times.append(1)
+        if len(times) == 3:
+            raise KeyboardInterrupt
+        with closing(connection.connect_adbc(url)) as conn, conn.cursor() as cursor:
+            cursor.execute("select * from no_such_table")
+
+    with pytest.raises(KeyboardInterrupt):
+        repeat(work, timedelta(milliseconds=1), lambda _: True)
+    assert capsys.readouterr().err.count("no_such_table") >= 2
 
 
 @pytest.mark.parametrize("kind", ["worker", "group"])

@@ -27,6 +27,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.postgres.retrying import is_passing
 from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.postgres.time_limit import answers
+from spark_pgqueue.postgres.url import with_credentials
 from spark_pgqueue.worker import Consumer
 from tests.conftest import Server
 from tests.processes import wait_until
@@ -276,6 +277,17 @@ def test_another_host_of_a_url_does_not_answer_for_one_that_is_frozen(url):
             assert not answers(two, conn)
     with Statements(url).connection() as conn:
         assert answers(two, conn)
+
+
+def test_a_password_file_that_is_missing_for_a_moment_says_nothing_of_the_server(url, tmp_path):
+    """As while a secret is replaced: an error would end the watch of the connection."""
+    file = tmp_path / "password"
+    file.write_text("x")
+    given = with_credentials(url, None, None, str(file))
+    with Statements(url).connection() as conn:
+        assert answers(given, conn)
+        file.unlink()
+        assert answers(given, conn)
 
 
 @pytest.mark.promise("operations: a frozen server")

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import spark_pgqueue
 from spark_pgqueue import Client, Consumer, Defer, Reject, Retry
 from spark_pgqueue.worker.attempts import Attempt
 from spark_pgqueue.worker.job_queue import WorkerSlot, next_call
@@ -141,6 +142,29 @@ def test_a_handler_that_cancels_its_message_in_its_transaction_fails_in_the_end(
     assert calls == [1] * 4 + [2] * 4
     assert left(queue) == (0, 0, 1)
     assert "cancelled" in next(queue.read_dead("s", "c")).error
+
+
+def test_the_hook_of_a_call_that_was_given_up_holds_up_nothing_else(queue, url):
+    queue.create_consumer("s", "c", settings={"max_deliver_count": 1})
+    queue.send("s", "slow")
+    release, late, seen = threading.Event(), threading.Event(), []
+
+    def handle(message):
+        if message.data == "slow":
+            release.wait(20)
+        late.set()
+
+    def report(message, error):
+        with spark_pgqueue.connect(url) as other:
+            other.send("s", "x")
+        seen.append((str(error), late.wait(10)))
+        release.set()
+
+    moment = timedelta(milliseconds=200)
+    worker = Consumer(url, "s", "c")
+    worker.run(handle, concurrency=2, timeout=moment, wait=SOON, on_failure=report)
+    assert seen == [("timed out after 0:00:00.200000", True)]
+    assert left(queue) == (0, 0, 1)
 
 
 def test_a_call_that_ends_at_its_timeout_is_reported_or_given_up_and_never_neither():

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import re
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -306,6 +307,7 @@ def test_what_is_claimed_ahead_has_a_bound_in_bytes(queue, url):
     with spark_pgqueue.connect(url) as other:
 
         def handle(message):
+            time.sleep(0.006)  # until what was handled before is settled
             most.append(other.stats()[0].claimed)
 
         Consumer(url, "s", "c").run(handle, wait=MOMENT, prefetch_bytes=300_000)
