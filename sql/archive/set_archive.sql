@@ -7,7 +7,8 @@
 --   p_uri   a folder that the exporter and all readers can access: /path, file:///path, s3://bucket/path, or a URI of
 --           gs, gcs, abfs, abfss or hdfs; null: no new segments are archived, and readers keep the existing ones
 --   p_keep  how long files are kept, from their last message; null: no limit
--- Errors: PQ001; PQ003 also for null if the stream has no archive. Locks: none that others wait for.
+-- Errors: PQ001; PQ003 also for null if the stream has no archive; PQ006 while the contents of a dropped archive are not
+-- removed. Locks: none that others wait for.
 create or replace function pgqueue.set_archive(p_stream text, p_uri text, p_keep interval default null) returns void
 language plpgsql as $$
 declare
@@ -30,6 +31,11 @@ begin
             using errcode = 'PQ003', column = 'p_uri';
     elsif p_uri is null then
         perform _pgqueue.check_archive(v_stream);
+    end if;
+    if exists (select from pgqueue.archives where stream_id = v_stream.stream_id and dropped)
+       and exists (select from pgqueue.archive_segments where stream_id = v_stream.stream_id) then
+        raise exception 'the archive of stream % was dropped, and still has segments', quote_literal(p_stream)
+            using errcode = 'PQ006', column = 'p_stream', hint = 'Call maintain() until these are removed.';
     end if;
     perform _pgqueue.check_age('p_keep', p_keep);
     perform _pgqueue.await(

@@ -112,7 +112,9 @@ begin
                     p_offset, v_partition.partition, array[v_partition.arrival_no, v_partition.seq]
                     using errcode = 'PQ003', column = 'p_offset',
                           hint = 'Roll back: another process uses this lease.';
-            elsif p_offset[1] > (_pgqueue.cursor(v_partition.consumer_id)).last_arrival then
+            elsif p_offset[1] > (_pgqueue.cursor(v_partition.consumer_id)).last_arrival
+                  or p_offset[2] > (select _pgqueue.last_seq(stream_id) from pgqueue.consumers
+                                    where consumer_id = v_partition.consumer_id) then  -- recover() relies on it
                 raise exception 'p_offset is %, which read_partitions has not returned', p_offset
                     using errcode = 'PQ003', column = 'p_offset';
             end if;

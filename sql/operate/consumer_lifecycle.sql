@@ -106,10 +106,10 @@ begin
                                               _pgqueue.defaults('consumer')))::int;
     if v_id is null then
         perform _pgqueue.stream(p_stream);  -- it may have been dropped in the meantime
-        select c.consumer_id, c.ordering, f.topic, f.condition::text as condition into v_found
+        select c.consumer_id, c.ordering, c.partitions, f.topic, f.condition::text as condition into v_found
         from pgqueue.consumers c left join pgqueue.consumer_filters f using (consumer_id)
         where c.stream_id = v_stream.stream_id and c.name = p_name;
-        v_is_same := (v_found.ordering, v_found.topic, v_found.condition)
+        v_is_same := v_found.partitions is null and (v_found.ordering, v_found.topic, v_found.condition)
                      is not distinct from (p_ordering, p_topic, p_where::text);
         if p_if_not_exists and v_is_same then
             return v_found.consumer_id;
@@ -117,14 +117,16 @@ begin
         raise exception 'consumer % of stream % already exists, with ordering %',
             quote_literal(p_name), quote_literal(p_stream),
             concat_ws(', ', v_found.ordering, 'topic ' || quote_literal(v_found.topic),
-                      'where ' || quote_literal(v_found.condition))
+                      'where ' || quote_literal(v_found.condition), 'partitions of a group: ' || v_found.partitions)
             using errcode = 'PQ006', column = 'p_if_not_exists', hint = case when v_is_same
                 then 'Set p_if_not_exists to use it as it is; to change its settings, use alter_consumer.'
                 else 'The ordering and the filter of a consumer cannot change: use another name.' end;
     end if;
     -- a statement after the one that locks the stream's row, because create_schedule locks this row too
     update pgqueue.consumers set scheduled = true  -- lock: settings
-    where consumer_id = v_id and _pgqueue.on_due(v_stream.stream_id) is not null;
+    where consumer_id = v_id  -- an older snapshot may lack the schedule: then claims look for one
+      and (_pgqueue.on_due(v_stream.stream_id) is not null
+           or current_setting('transaction_isolation') <> 'read committed');
     insert into pgqueue.consumer_filters
     select v_id, p_topic, v_regex, p_where where p_topic is not null or p_where is not null;
     perform _pgqueue.set_consumer(v_id, p_settings);

@@ -158,7 +158,6 @@ end $$;
 create or replace function pgqueue.drop_stream(p_name text) returns void
 language plpgsql as $$
 begin
-    perform _pgqueue.before_drop_stream(_pgqueue.stream(p_name));
     perform _pgqueue.await('stream ' || quote_literal(p_name), 'select 0 from _pgqueue.delete_stream($2 ->> 0)', null,
                            jsonb_build_array(p_name), p_try => interval '5 ms', p_limit => interval '30 s');
 end $$;
@@ -179,6 +178,7 @@ begin
     where stream_id = v_id
        or stream_id in (select stream_id from pgqueue.bindings where to_stream_id = v_id)
     order by stream_id for update;  -- lock: stream
+    perform _pgqueue.before_drop_stream(s) from pgqueue.streams s where stream_id = v_id;
     delete from pgqueue.bindings where v_id in (stream_id, to_stream_id);
     update pgqueue.streams s set bound = false
     where s.bound and not exists (select from pgqueue.bindings b where b.stream_id = s.stream_id);

@@ -13,9 +13,12 @@ create or replace function pgmq._sending(queue_name text) returns void
 language plpgsql as $$
 begin
     perform pgmq._consumer(queue_name);
-    update pgmq.notify_insert_throttle n set last_notified_at = clock_timestamp()
-    where lower(n.queue_name) = lower(_sending.queue_name)
-      and last_notified_at + throttle_interval_ms * interval '1 millisecond' <= clock_timestamp();
+    -- beside an open transaction that has sent and will notify, it does neither wait nor notify
+    update pgmq.notify_insert_throttle set last_notified_at = clock_timestamp()
+    where ctid = (select ctid from pgmq.notify_insert_throttle n
+                  where lower(n.queue_name) = lower(_sending.queue_name)
+                    and last_notified_at + throttle_interval_ms * interval '1 millisecond' <= clock_timestamp()
+                  for update skip locked);  -- lock: throttle
     if found then
         -- a name, which Postgres truncates to 63 bytes, as in a listen
         perform pg_notify(('pgmq.q_' || lower(queue_name) || '.INSERT')::name::text, '');
@@ -62,7 +65,8 @@ begin
     perform pgmq._check_queue(queue_name, 'it', throttle_interval_ms);
     -- one statement: programs that start at the same time all succeed
     insert into pgmq.notify_insert_throttle as n (queue_name, throttle_interval_ms)
-    values (queue_name, throttle_interval_ms)
+    select m.queue_name, enable_notify_insert.throttle_interval_ms from pgmq.meta m
+    where lower(m.queue_name) = lower(enable_notify_insert.queue_name)
     on conflict on constraint notify_insert_throttle_queue_name_key
         do update set throttle_interval_ms = excluded.throttle_interval_ms, last_notified_at = to_timestamp(0);
 end $$;
@@ -70,7 +74,7 @@ end $$;
 create or replace function pgmq.disable_notify_insert(queue_name text) returns void
 language plpgsql as $$
 begin
-    delete from pgmq.notify_insert_throttle n where n.queue_name = disable_notify_insert.queue_name;
+    delete from pgmq.notify_insert_throttle n where lower(n.queue_name) = lower(disable_notify_insert.queue_name);
 end $$;
 
 create or replace function pgmq.update_notify_insert(queue_name text, throttle_interval_ms integer) returns void
@@ -79,7 +83,7 @@ begin
     perform pgmq._check_queue(queue_name, 'the queue', throttle_interval_ms);
     update pgmq.notify_insert_throttle n
     set throttle_interval_ms = update_notify_insert.throttle_interval_ms, last_notified_at = to_timestamp(0)
-    where n.queue_name = update_notify_insert.queue_name;
+    where lower(n.queue_name) = lower(update_notify_insert.queue_name);
     if not found then
         raise exception 'Queue "%" does not have notify_insert enabled. Enable it first using '
                         'pgmq.enable_notify_insert()', queue_name using errcode = 'P0001';

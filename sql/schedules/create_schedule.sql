@@ -55,7 +55,8 @@ begin
     v_new.sent_at := v_old.sent_at;
     v_new.planned_at := v_old.planned_at;
     v_new.seq := v_old.seq;
-    if (v_old.cron, v_old.every, v_old.time_zone) is not distinct from (p_cron, p_every, p_time_zone)
+    -- (as text: 30 days equal a month, and 24 hours a day)
+    if (v_old.cron, v_old.every::text, v_old.time_zone) is not distinct from (p_cron, p_every::text, p_time_zone)
         and (p_start = v_old.start_at) is not false then
         v_new.start_at := v_old.start_at;
         v_new.next_at := v_old.next_at;

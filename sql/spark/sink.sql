@@ -113,6 +113,11 @@ declare
 begin
     perform _pgqueue.check_batch(p_sink, p_batch);
     perform _pgqueue.check_publication(p_priority, p_deliver_at, p_expires_at);
+    if p_write_no is not null
+       and (p_write_no <= pg_sequence_last_value('pgqueue.write_numbers')) is not true then  -- recover() relies on it
+        raise exception 'p_write_no must be a number of begin_write(), not %', p_write_no
+            using errcode = 'PQ003', column = 'p_write_no';
+    end if;
     v_written := _pgqueue.written_reservation(v_stream, p_seqs, _pgqueue.is_query(p_sink));
     if p_dedup_keys is not null then
         perform _pgqueue.check_dedup_keys(v_stream, p_dedup_keys, _pgqueue.cardinality(p_seqs));

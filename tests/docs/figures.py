@@ -47,7 +47,7 @@ HEADLINES = (
     Headline("send single messages to 1 consumer", OTHERS, "send single messages, consumers", "1"),
     Headline("... to 10 consumers", OTHERS, "send single messages, consumers", "10"),
     Headline("send batches of 1,000", OTHERS, "send batches of 1,000"),
-    Headline("receive, acknowledge 1 at a time", OTHERS, BACKLOG, "1"),
+    Headline("1 worker: receive, acknowledge 1 at a time", OTHERS, BACKLOG, "1"),
     Headline("... 100 at a time", OTHERS, BACKLOG, "100"),
     Headline(
         "... FIFO by key, 10 at a time",
@@ -118,7 +118,7 @@ def stated(found: Report) -> dict[Path, list[tuple[str, list[str]]]]:
     at_once = [
         report.shown_value(case_of(found, each), report.OURS).removesuffix("/s")
         for each in HEADLINES
-        if each.label in ("receive, acknowledge 1 at a time", "... 100 at a time")
+        if each.label in ("1 worker: receive, acknowledge 1 at a time", "... 100 at a time")
     ]
     return {
         README: [(r"on (\d+) cores with PostgreSQL ([\d.]+) as installed, ([\d-]+):", machine)],

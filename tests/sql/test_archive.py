@@ -437,6 +437,9 @@ def test_an_archive_that_ends_keeps_its_files_or_loses_them(
     assert read_all(conn) != seqs + more, "what is trimmed from now on is lost"
     assert read_all(conn)[:8] == seqs[:8]
     value(conn, "drop_archive", "s")
+    for uri in (None, str(archive / "new")):
+        with raises("PQ006", "still has segments", "p_stream"):
+            value(conn, "set_archive", "s", uri)
     maintain(conn)
     assert read_all(conn) == stored(conn)
     export(url)

@@ -111,6 +111,9 @@ CASES: list[Case] = [
         "stage('s', 1, {t}, null)", "stage('s', 1, {t}, '{}')", "stage('s', 1, {t}, '{[1,)}')",
         "stage('s', 1, {t}, '{(,3)}')",
     )),
+    *((call, "PQ003", ["p_write_no", "begin_write()"]) for call in (
+        "stage('s', 1, {t}, '{[1,3)}', p_write_no => 1)", "stage('s', 1, {t}, '{[1,3)}', p_write_no => 1000000000000)",
+    )),
     *((call, "PQ002", ["consumer", "dropped"]) for call in (
         "reader_claim({new}, null, 0, 0)", "reader_claim({new}, 999, 0, 0)", "reader_ack({reader}, null, 0)",
         "reader_release({reader}, null, 0)", "reader_fork({reader}, null, 0, 0)",
@@ -766,7 +769,6 @@ def test_every_argument_has_a_case(conn: Conn) -> None:
         "redrive.p_reset": "null is true",
         "retry.p_seqs": "others are passed over, and null is all that failed",
         "settle_messages.p_query_id": "a query that reads nothing here is nobody in particular",
-        "stage.p_write_no": "any number: it is compared with those of the same role alone",
         "reader_resume.p_process": "null is nobody in particular",
         "reader_extend.p_reader": "an unknown one has no claims",
         "reader_claim.p_upto_publication": "null is no bound, and an unknown one is a bound",

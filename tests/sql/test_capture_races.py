@@ -30,6 +30,22 @@ def prepared(conn: Conn, stream: int) -> None:
     conn.execute(TABLE)
 
 
+def test_a_stream_to_which_a_table_is_being_captured_is_not_dropped(
+    conn: Conn, session: Session
+) -> None:
+    """drop_stream() waits for the capture, and finds it then."""
+    other = session()
+    with ThreadPoolExecutor(1) as pool:
+        with conn.transaction():
+            call(conn, "capture", "t", "s")
+            dropped = pool.submit(call, other, "drop_stream", "s")
+            wait_for_a_lock(conn)
+        with raises("2BP01", "table public.t is captured to stream 's'"):
+            dropped.result(20)
+    conn.execute("insert into t values (1)")
+    assert len(messages(conn)) == 1
+
+
 class Writer:
     """A session that does anything to a few rows of t, in transactions of any shape."""
 

@@ -262,6 +262,22 @@ def test_workers_that_are_woken_up_together_all_find_what_one_of_them_takes(
         assert sorted(seqs(first) + seqs(found.result())) == sent
 
 
+def test_no_number_that_was_not_assigned_is_stored(conn: Conn, group: int, stream: int) -> None:
+    """recover() moves the sequences beyond those that it finds."""
+    send_keys(conn, "a")
+    leases = lease(conn, "w")
+    read(conn, leases)
+    for number in (2, 2**63 - 1):
+        with raises("PQ003", "which read_partitions has not returned"):
+            value(conn, "commit_offset", ids(leases)[0], [1, number])
+    with raises("PQ003", "must be a number of begin_write()"):
+        stage(conn, stream, 1, p_write_no=2**62)
+    given = value(conn, "begin_write")
+    with raises("PQ003", "must be a number of begin_write()"):
+        stage(conn, stream, 1, p_write_no=given + 1)
+    stage(conn, stream, 1, p_write_no=given)
+
+
 def test_what_is_no_offset_of_a_partition_is_refused(conn: Conn, group: int) -> None:
     leases = lease(conn, "w")
     for offset, said in [

@@ -583,6 +583,24 @@ def test_a_queue_that_is_created_beside_an_open_drop_of_it_is_there(face: Conn, 
         assert rows(drops, "select pgmq.send('q', '{}')") == [(1,)]
 
 
+def test_a_sender_waits_for_no_other_sender_of_a_queue_with_notifications(
+    face: Conn, url: str
+) -> None:
+    """The open transaction has used up the interval, and will notify."""
+    face.execute("select pgmq.create('Orders')")
+    for name in ("orders", "Orders"):
+        face.execute("select pgmq.enable_notify_insert(%s)", [name])
+        face.execute("select pgmq.update_notify_insert(%s, 0)", [name])
+    assert rows(face, "select queue_name from pgmq.list_notify_insert_throttles()") == [("Orders",)]
+    with connection.connect(url) as other:
+        other.execute("set lock_timeout = '1s'")
+        with face.transaction():
+            face.execute("select pgmq.send('orders', '{}')")
+            assert rows(other, "select pgmq.send('Orders', '{}')") == [(2,)]
+        other.execute("select pgmq.disable_notify_insert('orders')")
+    assert rows(face, "select * from pgmq.list_notify_insert_throttles()") == []
+
+
 def test_unread_messages_are_deleted_together(face: Conn) -> None:
     """At the cost of one call, however many: one by one, 2,000 took twenty seconds."""
     face.execute("select pgmq.create('q')")

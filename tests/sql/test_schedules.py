@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -372,6 +372,13 @@ def test_a_schedule_is_replaced_only_when_told_and_keeps_its_times(conn: Conn) -
     schedule(conn, p_data="z", p_replace=True)
     assert [m.data for m in receive(conn)] == ["z"]
     assert schedule(conn, p_cron="@yearly", p_replace=True).month == 1
+    for before, after in (("1 month", "30 days"), ("1 day", "24 hours")):  # equal for Postgres
+        schedule(conn, p_every=before, p_replace=True)
+        schedule(conn, p_every=after, p_replace=True)
+        conn.execute(
+            "update pgqueue.schedules set start_at = '2026-01-31Z', next_at = '2026-03-31Z'"
+        )
+        assert schedule(conn, p_every=before, p_replace=True) > datetime(2026, 4, 1, tzinfo=UTC)
     value(conn, "drop_schedule", "s", "h")
     for name in ("drop_schedule", "pause_schedule", "resume_schedule"):
         assert refused(conn, name, "s", "h") == ("PQ003", "p_name")
@@ -416,7 +423,13 @@ def test_a_consumer_that_is_made_meanwhile_looks_too(conn: Conn, session: Sessio
             made = pool.submit(consumer, other, "b")
             wait_for_a_lock(conn)
         made.result()
-    assert one(conn, "select array_agg(scheduled) from pgqueue.consumers") == [True, True]
+    value(conn, "drop_schedule", "s", "h")
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read")
+        assert one(conn, "select count(*) from pgqueue.schedules") == 0
+        schedule(other)
+        consumer(conn, "c")
+    assert one(conn, "select bool_and(scheduled) from pgqueue.consumers")
 
 
 # Others

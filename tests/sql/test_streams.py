@@ -24,6 +24,9 @@ def test_creating_again_answers_the_same_id_if_asked_to(conn: Conn, stream: int)
     assert consumer(conn, ordering="key", p_if_not_exists=True) == made
     assert consumer(conn, "new", p_if_not_exists=True) != made
     assert value(conn, "create_stream", "new", "json", p_if_not_exists=True) != stream
+    value(conn, "create_group", "s", "group", 4)
+    with raises("PQ006", "partitions of a group: 4"):
+        consumer(conn, "group", "key", p_if_not_exists=True)
 
 
 def test_the_same_consumer_name_is_another_consumer_in_another_stream(conn: Conn) -> None:
