@@ -99,6 +99,16 @@ class _Line:
         finally:
             self.end()
 
+    def join(self, idle: list[_Line]) -> None:
+        """Join the idle lines, after the running call has ended, whose caller may be cancelled."""
+        with self._lock:
+            is_busy = self._at is not None
+        if not is_busy:
+            idle.append(self)
+            return
+        with suppress(RuntimeError):  # the thread has ended
+            self._thread.submit(idle.append, self)
+
     def end(self) -> None:
         """End the thread after its calls have ended."""
         self.is_open = False
@@ -168,7 +178,7 @@ class _Lines:
             yield line
         finally:
             line.stop = None
-            self._idle.append(line)
+            line.join(self._idle)
 
     async def close(self) -> None:
         """Close all lines. Safe to repeat."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -273,6 +274,31 @@ def on_the_callers_connection(url, work):
 async def got(queue):
     claim = await queue.receive("s", "c", 10)
     return [] if claim is None else [m.data for m in claim.messages]
+
+
+def test_a_call_that_waits_does_not_wait_for_the_handler_of_a_cancelled_task(url):
+    begun, release = threading.Event(), threading.Event()
+
+    def handle(messages, connection):
+        begun.set()
+        release.wait(20)
+
+    async def work(queue):
+        await queue.create_group("s", "g", start="earliest")
+        await queue.send("s", "x")
+        task = asyncio.create_task((await queue.group("s", "g")).run(handle))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        began = time.monotonic()
+        assert await queue.receive("s", "c", wait=LONG) is not None
+        assert time.monotonic() - began < 10
+        release.set()
+
+    run(url, work)
+
 
 
 @pytest.mark.previous_version
