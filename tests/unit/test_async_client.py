@@ -300,7 +300,6 @@ def test_a_call_that_waits_does_not_wait_for_the_handler_of_a_cancelled_task(url
     run(url, work)
 
 
-
 @pytest.mark.previous_version
 def test_calls_on_the_callers_connection_are_part_of_its_transaction(url):
     async def work(client, conn, queue):
