@@ -42,7 +42,7 @@ _AS_COMMANDS = {
     r"select pgqueue\.create_roles\(\); grant pgqueue_(\w+) to ": r"pgqueue grant \1 ",
     r"The view pgqueue\.captures lists": "pgqueue capture lists",
     r"The view pgqueue\.stream_archives lists": "pgqueue archive list lists",
-    r"Call recover\(\)": "Run pgqueue recover",
+    r"Call (recover|maintain)\(\)": r"Run pgqueue \1",
     r"call recover\(\)": "run pgqueue recover",
     r"Use seek,": "Run pgqueue consumer seek,",
     r"Use receive, or create_group with": "Use pgqueue receive, or pgqueue group create with",
