@@ -7,8 +7,8 @@
 --   p_uri   a folder that the exporter and all readers can access: /path, file:///path, s3://bucket/path, or a URI of
 --           gs, gcs, abfs, abfss or hdfs; null: no new segments are archived, and readers keep the existing ones
 --   p_keep  how long files are kept, from their last message; null: no limit
--- Errors: PQ001; PQ003 also for null if the stream has no archive; PQ006 while the contents of a dropped archive are not
--- removed. Locks: none that others wait for.
+-- Errors: PQ001; PQ003 also for null if the stream has no archive; PQ006 before maintain() has removed a dropped one.
+-- Locks: none that others wait for.
 create or replace function pgqueue.set_archive(p_stream text, p_uri text, p_keep interval default null) returns void
 language plpgsql as $$
 declare

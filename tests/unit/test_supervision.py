@@ -24,9 +24,9 @@ CONSUMER = {"start": "earliest", "settings": {"max_deliver_count": 1}}
 
 HANGING = """
     import asyncio, sys, time
-    from datetime import timedelta
     import spark_pgqueue
     from spark_pgqueue.worker import health
+    from spark_pgqueue.worker.poller import Poller
     health.HUNG_AFTER = 1.5
     url, where, what = sys.argv[1:]
 
@@ -45,8 +45,9 @@ HANGING = """
             worker.run(block)
         elif what == "task":
             worker.run(sleep)
-        elif what == "poller":  # it calls the hook for a call that took too long
-            worker.run(wait, timeout=timedelta(seconds=0.1), on_failure=wait)
+        elif what == "poller":
+            Poller._extend = wait  # which it calls in each step
+            worker.run(print)
         elif "start" in what:
             worker.run(block if "loop" in what else wait, on_start=wait)
         else:
