@@ -1,5 +1,6 @@
 """The errors that pass end no worker and no group: they are in one table."""
 
+import signal
 import time
 from contextlib import closing
 from datetime import timedelta
@@ -140,8 +141,12 @@ def test_a_command_that_repeats_its_work_outlives_errors_of_adbc(url, capsys):
         with closing(connection.connect_adbc(url)) as conn, conn.cursor() as cursor:
             cursor.execute("select * from no_such_table")
 
-    with pytest.raises(KeyboardInterrupt):
-        repeat(work, timedelta(milliseconds=1), lambda _: True)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            repeat(work, timedelta(milliseconds=1), lambda _: True)
+    finally:
+        signal.signal(signal.SIGTERM, before)  # a command is alone in its process
     assert capsys.readouterr().err.count("no_such_table") >= 2
 
 
