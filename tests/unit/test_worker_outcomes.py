@@ -83,6 +83,25 @@ def test_each_message_is_handled_whatever_becomes_of_those_beside_it(queue, url,
         assert not {s: acted[s] for s in sent if not (judge.over[s] or s in dead)}, "lost"
 
 
+def test_an_acknowledgement_that_was_rolled_back_is_not_made_for_another_message(queue, url):
+    queue.create_consumer("s", "c", settings={"visibility_timeout": "1 s", "backoff_base": "0 s"})
+    first, _ = queue.send_batch("s", ["roll back", "slow"])
+    got = []
+
+    def handle(message):
+        got.append(message.seq)
+        if message.data == "slow":
+            time.sleep(0.3)  # it ends the claim of both
+        elif message.deliver_count == 1:
+            with psycopg.connect(url) as conn:
+                Client(conn).ack_message(message)
+                conn.rollback()
+
+    Consumer(url, "s", "c").run(handle, concurrency=2, wait=timedelta(seconds=2))
+    assert got.count(first) == 2
+    assert left(queue) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("ordering", ["key", "stream"])
 def test_what_follows_a_dead_letter_comes_at_once(queue, url, ordering):
     settings = {"max_deliver_count": 1, "visibility_timeout": LATER}
@@ -170,7 +189,12 @@ def test_the_hook_of_a_call_that_was_given_up_holds_up_nothing_else(queue, url):
 def test_a_call_that_ends_at_its_timeout_is_reported_or_given_up_and_never_neither():
     """Of a call that has just ended, the next one is neither interrupted nor given up."""
     queue: Any = SimpleNamespace(is_closed=False, reports=[])
-    queue.report = queue.reports.append
+
+    def report(each):
+        assert not slot.give_up(at, lambda: False), "it is reported"
+        queue.reports.append(each)
+
+    queue.report = report
     slot = WorkerSlot(queue)
     job: Any = SimpleNamespace(claim=SimpleNamespace(until=float("inf")), calls=[["a"], ["b"]])
     calls = slot.calls(job)
