@@ -191,6 +191,7 @@ def test_a_call_that_ends_at_its_timeout_is_reported_or_given_up_and_never_neith
     queue: Any = SimpleNamespace(is_closed=False, reports=[])
 
     def report(each):
+        assert at is not None
         assert not slot.give_up(at, lambda: False), "it is reported"
         queue.reports.append(each)
 
