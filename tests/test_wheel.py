@@ -277,7 +277,8 @@ def test_a_page_is_typed_in_an_environment_with_what_it_installs(
     python = tmp_path / "venv" / "bin" / "python"
     (wheel,) = folder.glob("spark_pgqueue-*.whl")
     lines = re.findall(r"^pip install (.*)$", text, re.MULTILINE)
-    asked = {"spark-pgqueue[web]", *(word for line in lines for word in shlex.split(line))}
+    words = [word for line in lines for word in shlex.split(line, comments=True)]
+    asked = {"spark-pgqueue[web]", *words}
     packages = [re.sub(r"^spark-pgqueue(?=$|\[)", str(wheel), each) for each in asked]
     run(uv, "pip", "install", "--quiet", "--python", python, *packages, cwd=tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -155,7 +155,7 @@ class WorkerSlot:
         """The job, until all of its messages are reported."""
         self.at: tuple[Job, Messages, float] | None = None
         """The running call, and its begin by the monotonic clock."""
-        self.is_given_up = False
+        self.is_given_up: bool = False
         """Whether the poller has given up the running call, which is the slot's last."""
 
     def take(self) -> Job | None:
