@@ -8,6 +8,7 @@ remove old rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -138,12 +139,19 @@ class _Exporter:
                 return None
             attempt = _Attempt(*found[0])
             self._on_step("begun", attempt)
-            files = self._write(attempt)
-            self._on_step("written", files)
-            (messages,) = self._lock.row(
-                "select pgqueue.end_export(%s, %s)",
-                [attempt.attempt, Jsonb([each._asdict() for each in files])],
-            )
+            try:
+                files = self._write(attempt)
+                self._on_step("written", files)
+                (messages,) = self._lock.row(
+                    "select pgqueue.end_export(%s, %s)",
+                    [attempt.attempt, Jsonb([each._asdict() for each in files])],
+                )
+            except BaseException:
+                # An exporter that has the lock meanwhile may have cleared the attempt before these
+                # files existed: an object store shows a file only when it is complete.
+                with suppress(Exception):
+                    self._delete(attempt.attempt, attempt.uri, attempt.folder)
+                raise
         size = sum(each.bytes for each in files)
         exported = Exported(stream, attempt.segment, messages, len(files), size)
         self._on_step("exported", asdict(exported))
@@ -182,10 +190,13 @@ class _Exporter:
         for attempt, uri, below in self._work.rows(
             "select attempt, uri, folder from pgqueue.export_leftovers(%s)", [self._stream_id]
         ):
-            with folder(uri, self._options, self._allow) as place:
-                layout.delete(place, below, str(attempt))
+            self._delete(attempt, uri, below)
             self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
             self._on_step("leftover", attempt)
+
+    def _delete(self, attempt: Any, uri: str, below: str) -> None:
+        with folder(uri, self._options, self._allow) as place:
+            layout.delete(place, below, str(attempt))
 
     def _rows(self, attempt: _Attempt) -> Iterator[pa.Table]:
         """The messages of the segment, with the columns of their publications."""

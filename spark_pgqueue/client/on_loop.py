@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from concurrent.futures import CancelledError as CancelledFuture
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -45,30 +46,27 @@ class CallersLine:
                 hint="for a psycopg.Connection, use Client; on a connection of another driver, "
                 "call the SQL function: select pgqueue.send(...)",
             )
-        statements = _Statements(connection, self.on_loop)
+        self._coroutines = _Coroutines()
+        statements = _Statements(connection, self._coroutines.run)
         self.client = Client(cast("Any", connection), _statements=statements)
         # Not the loop's executor: calls that wait for each other's locks could use all its threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgqueue")
         self._turn = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._statement: asyncio.Task[Any] | None = None
-        self._is_cancelled = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function in a thread. A cancelled call ends after its current statement."""
+        """Run a function in a thread. A cancelled call ends after its current statement, and then
+        settles what it holds.
+        """
         self.client._statements.check_process()
         async with self._turn:
-            self._loop, self._is_cancelled = asyncio.get_running_loop(), False
+            self._coroutines.begin()
             running = self._begun(function)
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:
-                # A later statement of this call could run outside the caller's transaction.
-                self._is_cancelled = True
-                if self._statement is not None:
-                    self._statement.cancel()
+                self._coroutines.cancel()
                 await _over(running)
-                self._is_cancelled = False
+                self._coroutines.begin()
                 await _over(self._begun(partial(give_back, running)))
                 raise
 
@@ -80,19 +78,48 @@ class CallersLine:
         """As `call`, but the function runs even if the caller is cancelled."""
         return await asyncio.shield(asyncio.ensure_future(self.call(function)))
 
-    def on_loop(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run a coroutine in the loop, for the call in this thread, and return the result."""
+
+class _Coroutines:
+    """Runs coroutines in the event loop, for the call in the thread. It refers to no client, so
+    that a client without references, and its thread, end without a full garbage collection.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
+
+    def begin(self) -> None:
+        """Begin a call, in the running loop."""
+        self._loop, self._is_cancelled = asyncio.get_running_loop(), False
+
+    def cancel(self) -> None:
+        """Raise CancelledError in the call once, in the running coroutine or in place of the next.
+        A call that catches it can still run others.
+        """
+        self._is_cancelled = True
+        if self._running is not None:
+            self._running.cancel()
+
+    def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a coroutine in the loop, and return the result."""
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(self._do(work), self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(self._do(work), self._loop).result()
+        except CancelledFuture:  # an Exception, which code of the call may catch
+            raise asyncio.CancelledError from None
 
     async def _do(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        if self._is_cancelled:
-            raise asyncio.CancelledError
-        self._statement = asyncio.current_task()
+        self._running = asyncio.current_task()
         try:
+            if self._is_cancelled:
+                raise asyncio.CancelledError
             return await work()
+        except asyncio.CancelledError:
+            self._is_cancelled = False
+            raise
         finally:
-            self._statement = None
+            self._running = None
 
 
 async def _over(running: asyncio.Future[Any]) -> None:

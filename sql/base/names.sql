@@ -100,6 +100,19 @@ begin
     return v_consumer;
 end $$;
 
+-- A consumer as it is now; null if it was dropped. Whoever gets a consumer's lock reads it again: its settings, which
+-- say where messages are stored, may have changed since they were read. The visibility timeout is kept, which may be
+-- that of the caller's claim.
+create or replace function _pgqueue.consumer_now(p_consumer pgqueue.consumers) returns pgqueue.consumers
+language plpgsql stable as $$
+declare
+    v_timeout interval := p_consumer.visibility_timeout;
+begin
+    p_consumer := c from pgqueue.consumers c where c.consumer_id = p_consumer.consumer_id;
+    p_consumer.visibility_timeout := v_timeout;
+    return p_consumer;
+end $$;
+
 -- A consumer by its name. Errors: PQ001, PQ002. Locks nothing.
 --   p_kind  consumer or group, for errors
 create or replace function _pgqueue.consumer(p_stream text, p_name text, p_kind text default 'consumer')

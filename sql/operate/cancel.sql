@@ -81,6 +81,7 @@ declare
     v_none   pgqueue.consumer_messages;  -- no claim: the messages count as cancelled
 begin
     perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
+    p_consumer := _pgqueue.consumer_now(p_consumer);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_taken := _pgqueue.take_claimed(p_consumer.consumer_id, p_set);
     v_freed := _pgqueue.remove_unclaimed(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);

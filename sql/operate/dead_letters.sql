@@ -83,6 +83,7 @@ begin
         v_notes := v_notes || '{"error": null, "attempts": null, "spark": null}';
     end if;
     perform _pgqueue.lock_consumer(v_consumer.consumer_id);
+    v_consumer := _pgqueue.consumer_now(v_consumer);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_cursor := _pgqueue.pass_taken(v_stored, false);  -- dead letters were taken before
     for v_dead in

@@ -44,6 +44,7 @@ declare
     v_count  bigint := 0;
 begin
     perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
+    p_consumer := _pgqueue.consumer_now(p_consumer);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_new := _pgqueue.take_early(p_consumer, _pgqueue.pass_taken(v_stored, true), p_set);
     v_cursor := v_new.p_cursor;

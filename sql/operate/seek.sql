@@ -46,6 +46,7 @@ declare
     v_dead   int8multirange;
 begin
     perform _pgqueue.lock_consumer_alone(p_consumer.consumer_id);
+    p_consumer := _pgqueue.consumer_now(p_consumer);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := _pgqueue.pass_taken(v_stored, true);
     v_gone := _pgqueue.delete_bundles(p_consumer.consumer_id);
@@ -111,6 +112,7 @@ begin
     perform _pgqueue.await('the lock of ' || _pgqueue.consumer_name(v_consumer.consumer_id),
                            'select 0 from _pgqueue.lock_consumer_alone($1::int)', v_consumer.consumer_id,
                            p_try => interval '5 ms', p_class => _pgqueue.lock_class_consumer());
+    v_consumer := _pgqueue.consumer_now(v_consumer);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_kept := coalesce((select range_agg(seqs)
                         from (select seqs from _pgqueue.unfinished(v_consumer.consumer_id)

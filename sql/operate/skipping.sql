@@ -60,6 +60,7 @@ begin
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
         return false;
     end if;
+    p_consumer := _pgqueue.consumer_now(p_consumer);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
     for i in 1..10 loop

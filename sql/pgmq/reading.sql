@@ -23,7 +23,7 @@ begin
     exception when lock_not_available then  -- releases the consumer's lock
         return null;
     end;
-    return p_consumer;
+    return _pgqueue.consumer_now(p_consumer);
 end $$;
 
 -- Claims those messages of a set that are not claimed, or whose leases have ended, as one claim, and returns them.

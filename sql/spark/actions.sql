@@ -195,6 +195,7 @@ begin
         'order by claim_id for update) c',  -- lock: reader claim
         p_consumer.consumer_id, jsonb_build_array(v_reader, v_named::text));
     perform _pgqueue.lock_consumer(p_consumer.consumer_id);
+    p_consumer := _pgqueue.consumer_now(p_consumer);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     v_cursor := v_stored;
     for v_claim in

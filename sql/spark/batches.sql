@@ -164,11 +164,33 @@ language sql stable as $$
                                    where s.stream_id = p_batch.stream_id) end
 $$;
 
+-- Raises PQ010 if batches of a query are lost that it published to streams before this one: it publishes every batch,
+-- also one without messages, but a restored database lacks the last ones. Without recover() since then, only a version
+-- before 0.2 can have left out some.
+create or replace function _pgqueue.check_follows(p_new pgqueue.sink_batches) returns void
+language plpgsql stable as $$
+declare
+    v_last pgqueue.sink_batches;
+begin
+    select * into v_last from pgqueue.sink_batches
+    where sink = p_new.sink and consumer_id = 0 and target = '' order by batch desc limit 1;
+    if p_new.consumer_id = 0 and p_new.target = '' and p_new.batch > v_last.batch + 1
+       and exists (select from pgqueue.servers where noted_at > v_last.published_at
+                   and server_no > (select min(server_no) from pgqueue.servers)) then
+        raise exception 'batch % of query % does not follow its batch %: the database lacks those in between',
+                        p_new.batch, p_new.sink, v_last.batch
+            using errcode = 'PQ010',
+                  hint = 'It was restored to an earlier state, or a standby that lacked the last commits was promoted. '
+                         'Start with a new checkpoint: all that it reads again is published again. If it reads a '
+                         'consumer, replay() delivers again what that has acknowledged since.';
+    end if;
+end $$;
+
 -- Whether a part of a sink's batch was applied before, and is repeated. A batch write with a txnAppId may repeat any
 -- batch. Spark repeats only the last batch of a query, with the same rows to the same streams: any other repetition is
--- from a checkpoint that was restored or copied.
+-- from a checkpoint that was restored or copied. A batch without messages is always a repetition, or new.
 --   p_new  the part, as begin_batch would store it
--- Errors: PQ010 for any other repetition of a query.
+-- Errors: PQ010 for any other repetition of a query, and as check_follows().
 create or replace function _pgqueue.is_repeat(p_new pgqueue.sink_batches) returns boolean
 language plpgsql as $$
 declare
@@ -186,6 +208,14 @@ begin
     if v_last.sink is null or v_last.batch < p_new.batch
        -- actions on another consumer
        or (v_last.batch = p_new.batch and v_last.consumer_id <> p_new.consumer_id) then
+        perform _pgqueue.check_follows(p_new);
+        return false;
+    elsif p_new.message_count = 0 then
+        return true;
+    elsif v_last.batch = p_new.batch and v_last.message_count = 0 then  -- nothing of it was published
+        delete from pgqueue.sink_batches
+        where (sink, stream_id, consumer_id, revived, batch, target)
+              = (v_last.sink, v_last.stream_id, v_last.consumer_id, v_last.revived, v_last.batch, v_last.target);
         return false;
     elsif v_same and v_last.batch = p_new.batch and v_last.message_count = p_new.message_count
           and (v_last.digest = p_new.digest) is not false then

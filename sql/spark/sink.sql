@@ -161,15 +161,16 @@ end $$;
 -- Publishes the staged chunks of a batch of a sink, once: they become visible together.
 --   p_sink       a query's id; for batch writes txn: and a txnAppId, or write: and a name used once
 --   p_stream_id  the stream of all chunks; null: they may be of several streams, and were staged with p_routed
---   p_staged     the chunks of the successful tasks; maintain() deletes those of other attempts
+--   p_staged     the chunks of the successful tasks; maintain() deletes those of other attempts. A query also publishes
+--                a batch without any, so that a restored database is known to lack batches
 --   p_rows       the number of their messages, as the tasks counted
 --   p_compare    whether a repeated batch of a query must have the same messages (data, key and headers); else only
 --                their number is compared. If the chunks were deleted, as in a second call, only the number is compared
 -- Returns true; false if this batch (of a batch write: or a later one) was published before, and nothing was changed.
 -- Errors: PQ001, PQ003; 42501 for the sink of another role; PQ008 when a chunk is missing, or one of its messages was
 -- published with another; PQ005 when a chunk is missing after a restore or a failover, until recover() is called; PQ010
--- for a query's batch that is neither the next one nor a repetition of the last one, with the same messages to the same
--- streams; PQ013. Locks: the batch against another commit of it, the reservations of its chunks, and dedup keys as
+-- for a query's batch that is neither later nor a repetition of the last one, with the same messages to the same
+-- streams, and after recover() for one that is not the next; PQ013. Locks: the batch against another commit of it, the reservations of its chunks, and dedup keys as
 -- send_batch. Duplicates are deleted. (More than 60 lines: one commit, from its checks to its errors.)
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[],
                                                   p_rows bigint, p_compare boolean default true) returns boolean
@@ -187,11 +188,6 @@ begin
         raise exception 'p_staged must be a list of chunks and p_rows their number of messages, not % and %',
                         coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null')
             using errcode = 'PQ003', column = 'p_staged, p_rows';
-    elsif p_staged = '{}'  -- a much higher number would prevent the publication of all batches before it
-          and p_batch > 1 + coalesce((select max(batch) from pgqueue.sink_batches where sink = p_sink), -1) then
-        raise exception 'p_batch must be at most the next batch if p_staged is empty, not %', p_batch
-            using errcode = 'PQ003', column = 'p_batch, p_staged',
-                  hint = 'A batch that has no messages need not be published.';
     end if;
     perform _pgqueue.stream_of(p_stream_id) where p_stream_id is not null;
     -- first, so that a second commit of the batch waits here

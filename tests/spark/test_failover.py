@@ -65,20 +65,33 @@ def test_a_query_goes_on_after_a_synchronous_failover(pair: Pair, both: Queue) -
 
 @pytest.mark.promise("restore: asynchronous failover")
 def test_after_an_asynchronous_failover_queries_are_told_that_they_are_ahead(
-    pair: Pair, both: Queue
+    pair: Pair, both: Queue, tmp_path: Path
 ) -> None:
-    """The error is PQ005, with and without a consumer, and of a query that runs meanwhile too."""
+    """The error is PQ005, with and without a consumer, and of a query that runs meanwhile too; and
+    PQ010 of one whose source is no queue.
+    """
+
+    def from_file(number: int) -> None:
+        (tmp_path / "files").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"{number}.txt").write_text(f"{number}")
+        lines = both.spark.readStream.text(str(tmp_path / "files"))
+        frame = lines.where("value <> '3'").withColumnRenamed("value", "data")
+        both.publish(frame, "files", "of files").awaitTermination(60)
 
     def read_on() -> StreamingQuery:
         source = both.spark.readStream.format("pgqueue").option("url", both.url)
         source = source.options(stream="in", startingOffsets="earliest")
         return both.collect(source.load(), "offsets")
 
+    both.create("files")
+    for number in (1, 2, 3):
+        from_file(number)
     both.send("in", 1, 100)
     query = copy(both)
     wait_until(lambda: both.backlog("in", "c") == 0, query)
     pair.follow()
     pair.cut()
+    from_file(4)
     both.send("in", 101, 200)
     wait_until(lambda: len(both.sent("out")) >= 150, query)
     read_on().awaitTermination(60)
@@ -95,3 +108,6 @@ def test_after_an_asynchronous_failover_queries_are_told_that_they_are_ahead(
             again(both).awaitTermination(100)
     assert sorted(map(int, both.sent("out"))) == list(range(1, 101))
     assert sorted({row.data for row in both.rows()}, key=int) == [f"{n}" for n in range(1, 201)]
+    with pytest.raises(StreamingQueryException, match="batch 4 of query .* its batch 2"):
+        from_file(5)
+    assert both.sent("files") == ["1", "2"]

@@ -399,6 +399,7 @@ def test_a_late_exporter_cannot_commit_an_attempt_that_was_cleared(
     with pytest.raises(PgQueueError, match="another exporter has ended this attempt"):
         export(url, on_step=cleared)
     assert archived(conn).segments == 0
+    assert not [*archive.rglob("*.parquet")], "no other exporter would delete them"
 
 
 @pytest.mark.small_limits

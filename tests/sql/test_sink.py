@@ -331,3 +331,37 @@ def test_what_an_earlier_write_publishes_just_now_is_not_deleted(
         mine = stage(conn, stream, 2, p_write_no=later)
     assert publish(conn, stream, [mine], 2) is False, "a replay"
     assert len(acked(conn, "s", "c")) == 2
+
+
+@pytest.mark.promise("restore: a Spark sink to streams that is ahead")
+def test_after_a_restore_a_query_that_is_ahead_is_refused(conn: Conn, stream: int) -> None:
+    """The batches that were lost with the last commits are named, and not passed over."""
+    consumer(conn)
+
+    def write(batch: int, rows: int = 2, sink: str = "sink") -> bool:
+        blocks = [stage(conn, stream, rows, batch, sink)] if rows else []
+        return publish(conn, stream if rows else None, blocks, rows, batch, sink)
+
+    assert [write(0), write(1, rows=0), write(2), write(5)] == [True] * 4
+    call(conn, "recover")
+    assert [write(5), write(6, rows=0), write(7)] == [False, True, True]
+    assert write(7, sink="other"), "of which nothing is known"
+    call(conn, "recover")
+    for rows in (2, 0):
+        with raises("PQ010", "batch 9 of query sink does not follow its batch 7"):
+            write(9, rows)
+    assert write(9, sink="txn:a")
+    assert [write(8), write(9), write(12)] == [True] * 3
+    assert len(acked(conn, "s", "c")) == 9 * 2
+
+
+def test_a_batch_without_messages_prevents_no_repetition_with_some(conn: Conn, stream: int) -> None:
+    """Of a query that is not deterministic: nothing of the batch was published."""
+    consumer(conn)
+    for to in (None, stream):
+        assert publish(conn, to, [], 0, 3) is (to is None)
+    assert publish(conn, stream, [stage(conn, stream, 2, 3)], 2, 3) is True
+    assert publish(conn, None, [], 0, 3) is False
+    assert publish(conn, None, [], 0, 2) is False, "and it is no error, since nothing is lost"
+    assert publish(conn, stream, [stage(conn, stream, 2, 3)], 2, 3) is False
+    assert len(acked(conn, "s", "c")) == 2

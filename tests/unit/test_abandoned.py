@@ -213,6 +213,39 @@ def test_who_asked_for_the_next_message_is_done_with_the_last(queue, url, conn, 
     all_are_there(queue, 1)
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own", "caller's"])
+def test_what_a_loop_has_done_stays_done_when_the_claim_of_the_next_is_cancelled(
+    queue, url, conn, own
+):
+    """The statement that claims acknowledges the last message; it fails, or is undone."""
+
+    async def work(client):
+        async with aclosing(client.consume("s", "c", prefetch=1)) as messages:
+            await anext(messages)
+            with conn.transaction():
+                conn.execute("lock table pgqueue.consumer_messages in access exclusive mode")
+                asking = asyncio.create_task(anext(messages))
+                await asyncio.to_thread(wait_for_a_lock, conn)
+                asking.cancel()
+                if not own:  # the statement is cancelled, and another one settles the claim
+                    await asyncio.to_thread(wait_until, lambda: not claims(conn))
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+    asyncio.run(with_client(url, own, work))
+    assert queue.outcome("s", "c", 1).state == "done"
+    all_are_there(queue, 1)
+
+
+def claims(conn):
+    """Whether a client waits in a call of receive."""
+    sql = (
+        "select exists (select from pg_stat_activity"
+        " where wait_event_type = 'Lock' and query like '%receive(%')"
+    )
+    return conn.execute(sql).fetchone()[0]
+
+
 async def with_client(url, own, work):
     if own:
         async with await spark_pgqueue.connect_async(url) as client:

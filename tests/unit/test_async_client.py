@@ -1,6 +1,7 @@
 """The client for asyncio does what the client does, and keeps no loop waiting."""
 
 import asyncio
+import gc
 import inspect
 import threading
 import time
@@ -16,6 +17,7 @@ import spark_pgqueue
 from spark_pgqueue.client import AsyncClient, Client
 from spark_pgqueue.postgres.connection import connect
 from spark_pgqueue.postgres.errors import PgQueueError
+from tests.processes import wait_until
 from tests.sql.queue import wait_for_a_lock
 
 SOON = timedelta(milliseconds=50)
@@ -361,6 +363,47 @@ def test_a_cancelled_call_begins_no_statement_outside_of_the_transaction(url):
                     raise asyncio.CancelledError
         await conn.commit()
         assert await got(queue) == []
+
+    on_the_callers_connection(url, work)
+
+
+def test_a_cancelled_call_leaves_no_transaction_of_its_own(url):
+    """`transaction` of the client, cancelled at its statement: the caller's connection is idle."""
+
+    async def work(client, conn, queue):
+        await conn.set_autocommit(True)
+        with connect(url) as other, other.transaction():
+            other.execute("lock table pgqueue.streams in access exclusive mode")
+
+            async def send():
+                async with client.transaction():
+                    await client.send("s", "a")
+
+            sending = asyncio.create_task(send())
+            await asyncio.to_thread(wait_for_a_lock, other)
+            sending.cancel()
+            await cancelled(sending)
+            assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        assert await got(queue) == []
+        await client.send("s", "b")
+        assert await got(queue) == ["b"]
+
+    on_the_callers_connection(url, work)
+
+
+def test_a_client_of_a_callers_connection_ends_with_its_last_reference(url):
+    """And its thread: a handler may make a client for each message."""
+
+    async def work(client, conn, queue):
+        gc.collect()
+        gc.disable()
+        try:
+            before = threading.active_count()
+            for _ in range(20):
+                await AsyncClient(conn).send("s", "a")
+            await asyncio.to_thread(wait_until, lambda: threading.active_count() <= before + 2, 10)
+        finally:
+            gc.enable()
 
     on_the_callers_connection(url, work)
 

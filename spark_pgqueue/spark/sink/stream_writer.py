@@ -85,6 +85,7 @@ class StreamWriter:
         self._table = None if options.table is None else TableWriter(options, schema)
         schema = schema if self._table is None else self._table.others
         self._columns = check_columns(schema, options, self._table is not None)
+        self._sends = options.action is None and "data" in self._columns
         # As in Kafka's sink, the option takes precedence.
         self._is_routed = "stream" in self._columns and options.stream is None
         self._is_binary = "data" in self._columns and isinstance(
@@ -106,8 +107,7 @@ class StreamWriter:
         published before. For a query's batch, the rows are staged and counted instead, to see
         whether the batch is the same.
         """
-        sends = self._options.action is None and "data" in self._columns
-        is_repeated = sends and skip_published and self._is_published(sink, batch, query_id)
+        is_repeated = self._sends and skip_published and self._is_published(sink, batch, query_id)
         staged, rows, actions = [], 0, Actions(self._options)
         streams: dict[str, TargetStream] = {}
         table = self._table and self._table.task(sink, batch, query_id, skip_published)
@@ -177,7 +177,9 @@ class StreamWriter:
         actions = merged(task.actions for task in tasks)
         tables = [task.table for task in tasks if task.table is not None]
         table = all_staged(tables)
-        if not staged and not actions and table is None:
+        # A query's batch without messages is recorded, too: see check_follows() in batches.sql.
+        sends = bool(staged) or (self._sends and tasks[0].sink == tasks[0].query_id)
+        if not sends and not actions and table is None:
             return not any(each.is_repeated for each in (*tasks, *tables))
         statements = Statements(self._options.url, patience=0, names=self._name)
         rows = sum(task.rows for task in tasks)
@@ -196,7 +198,7 @@ class StreamWriter:
                     statements.row("select pgqueue.begin_write_of(%s)", [tasks[0].query_id])
                 if self._table is not None and table is not None:
                     done.append(self._table.apply(statements, table, tasks[0].sink, batch))
-                if staged:
+                if sends:
                     done += statements.row(
                         "select pgqueue.publish_staged(%s, %s, %s, %s::bigint[], %s, %s)",
                         [tasks[0].sink, batch, home, staged, rows, compares],

@@ -199,7 +199,6 @@ returns pgqueue.claimed language plpgsql as $$
 declare
     v_locked   boolean := _pgqueue.try_lock_consumer(p_consumer.consumer_id);
     v_stored   pgqueue.consumer_cursors;
-    v_timeout  interval;
     v_served   record;
     v_unlocked pgqueue.claimed;
     v_free     boolean := not v_locked and p_where is null and not _pgqueue.always_locks(p_consumer);
@@ -218,13 +217,13 @@ begin
         return null;
     end if;
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
-    if _pgqueue.is_keyed(p_consumer.profile) then  -- limits of keys may have changed: they are applied when it assigns
-        v_timeout := p_consumer.visibility_timeout;
-        p_consumer := c from pgqueue.consumers c where c.consumer_id = p_consumer.consumer_id;
-        p_consumer.visibility_timeout := v_timeout;
-        v_free := v_free and not _pgqueue.claims_in_turn(p_consumer);
+    p_consumer := _pgqueue.consumer_now(p_consumer);
+    if p_consumer.paused then
+        return null;
+    elsif p_where is not null then
+        p_consumer := _pgqueue.check_kind('where', p_consumer);
     end if;
-    if v_free then  -- the session before may have left free bundles, or nothing: several claims saw one message
+    if v_free and not _pgqueue.claims_in_turn(p_consumer) then  -- the session before may have left free bundles, or nothing: several claims saw one message
         v_unlocked := _pgqueue.claim_free(p_consumer, v_stored, p_max);
         if v_unlocked.message_count is not null then
             return v_unlocked;

@@ -110,6 +110,7 @@ begin
     if not _pgqueue.has_more(p_consumer, p_cursor) or not _pgqueue.try_lock_consumer(p_consumer.consumer_id) then
         return;
     end if;
+    p_consumer := _pgqueue.consumer_now(p_consumer);
     v_stored := _pgqueue.cursor(p_consumer.consumer_id);
     if v_stored.version <> p_cursor.version then
         raise exception using errcode = 'PQ099';

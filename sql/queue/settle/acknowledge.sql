@@ -143,6 +143,7 @@ declare
 begin
     perform _pgqueue.check_isolation();
     perform _pgqueue.lock_consumer(v_consumer.consumer_id);
+    v_consumer := _pgqueue.consumer_now(v_consumer);
     v_stored := _pgqueue.cursor(v_consumer.consumer_id);
     v_cursor := v_stored;
     v_hints := v_cursor.hints;
