@@ -42,7 +42,7 @@ class Family(NamedTuple):
 STATES = ("new", "ready", "delayed", "waiting", "claimed", "dead")
 
 
-def _of_streams(value: Callable[[Stream], float]) -> Callable[[Look], Iterator[Sample]]:
+def _of_streams(value: Callable[[Stream], float | None]) -> Callable[[Look], Iterator[Sample]]:
     return lambda look: (({"stream": each.name}, value(each)) for each in look.streams)
 
 

@@ -110,7 +110,7 @@ class Server(ThreadingTCPServer):
         answer: answers a request; an exception becomes an error without details.
         names: allowed names of the server, besides localhost, addresses and its own host. Requests
             for other names are refused: a foreign page whose name resolves to this server could
-            read the answers (DNS rebinding).
+            read the answers (DNS rebinding). None allows all names.
         headers: the headers of every answer.
 
     Raises:
@@ -127,7 +127,7 @@ class Server(ThreadingTCPServer):
         where: Address,
         answer: Callable[[Request], Answer],
         *,
-        names: tuple[str, ...] = (),
+        names: tuple[str, ...] | None = (),
         headers: dict[str, str] | None = None,
     ):
         if find_spec("h11") is None:
@@ -138,7 +138,8 @@ class Server(ThreadingTCPServer):
         if ":" in where.host:
             self.address_family: int = AF_INET6
         self.answer = answer
-        all_names = (*names, where.host, "localhost")
+        self.has_any_name = names is None
+        all_names = (*(names or ()), where.host, "localhost")
         self.names: set[str] = {name.lower().rstrip(".") for name in all_names}
         self.headers: dict[str, str] = headers or {}
         self._room = BoundedSemaphore(MOST_CONNECTIONS)
@@ -153,6 +154,8 @@ class Server(ThreadingTCPServer):
 
     def may_be_called(self, host: str | None) -> bool:
         """Whether a request may have this Host."""
+        if self.has_any_name:
+            return True
         found = re.fullmatch(r"(?:([\w.-]+)|\[([\w.:%]+)\])(?::\d*)?", host or "", re.ASCII)
         if found is None:
             return False

@@ -18,7 +18,8 @@ class Stream:
         consumers: how many consumers it has.
         messages: how many messages are stored, by the planner's estimate, or by what was sent.
         bytes: the size of the messages on disk.
-        sent: how many messages were sent in total, including rolled-back transactions.
+        sent: how many messages were sent in total, including rolled-back transactions; None for a
+            moment while `maintain` skips numbers.
         settings: the settings that the stream was given, as `alter_stream` takes them.
         defaults: its other settings, which have their defaults.
     """
@@ -29,7 +30,7 @@ class Stream:
     consumers: int
     messages: int
     bytes: int
-    sent: int
+    sent: int | None
     settings: dict[str, Any]
     defaults: dict[str, Any]
 

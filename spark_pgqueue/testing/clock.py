@@ -37,6 +37,11 @@ _PLACES: LiteralString = """
 update pgqueue.consumer_messages set place = place - (extract(epoch from {by}) * 1000000)::bigint
 where lane in (_pgqueue.lane_delayed(), _pgqueue.lane_long()) and place < 1::bigint << 62
 """
+_RATES: LiteralString = """
+update pgqueue.consumer_cursors
+set delivered_at = array(select d - {by} from unnest(delivered_at) d order by d)
+where delivered_at is not null
+"""
 _EXPIRIES: LiteralString = """
 update pgqueue.consumer_messages
 set note = note || jsonb_build_object(
@@ -66,6 +71,7 @@ def pass_time(connection: psycopg.Connection, by: timedelta) -> None:
                 "update pgqueue.consumer_cursors set {} where (hints).lanes is not null"
             ).format(hints),
             sql.SQL(_PLACES).format(by=by),
+            sql.SQL(_RATES).format(by=by),
         )
 
 

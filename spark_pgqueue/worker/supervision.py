@@ -83,7 +83,8 @@ def _answering(
             return serving.as_json({"error": "see /live, /ready and /metrics"}, 404)
         return serving.as_json({"status": found.status}, 200 if answers[request.path] else 503)
 
-    with serving.Server(address, answer) as server:
+    # A port for other machines: probes and scrapers use the names that a service or container has.
+    with serving.Server(address, answer, names=() if address.is_local else None) as server:
         serve = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
         serve.start()
         try:

@@ -37,7 +37,7 @@ language sql immutable as $$
         ('seq_%s', false, 'stream', 'max(upper(seqs)) - 1 from pgqueue.publications'),
         ('seq_%s', false, 'stream', 'max(upper(seqs)) - 1 from pgqueue.reservations'),
         ('seq_%s', false, 'stream', 'max(upper(seqs)) - 1 from pgqueue.staged_chunks'),
-        ('seq_%s', false, 'stream', 'max(upper(seqs)) - 1 from pgqueue.dead_messages'),
+        ('seq_%s', false, 'consumers', 'max(upper(seqs)) - 1 from pgqueue.dead_messages'),
         ('seq_%s', false, 'consumers', 'max(upper(seqs)) - 1 from pgqueue.consumer_messages'),
         ('seq_%s', false, 'consumers', 'max(upper(seqs)) - 1 from pgqueue.completed_messages'),
         ('seq_%s', false, 'consumers', 'max(upper(seqs)) - 1 from pgqueue.reader_claims'),

@@ -115,8 +115,10 @@ begin
     return true;
 end $$;
 
--- Records that all numbers of a segment were assigned or skipped. Returns whether there was such a segment.
-create or replace function _pgqueue.record_closed(p_stream_id int) returns boolean
+-- Records that all numbers of a segment were assigned or skipped.
+--   p_used_upto  the last one that was assigned; null: the last one that is stored
+-- Returns whether there was such a segment.
+create or replace function _pgqueue.record_closed(p_stream_id int, p_used_upto bigint default null) returns boolean
 language plpgsql as $$
 declare
     v_segment pgqueue.segments;
@@ -130,9 +132,12 @@ begin
     end if;
     execute format('select max(seq) from pgqueue.%I', _pgqueue.segment_name(p_stream_id, v_segment.segment))
     into v_last;
+    v_last := coalesce(v_last, v_segment.lo - 1);
+    update pgqueue.streams set unused_seqs = unused_seqs + v_segment.hi - 1 - coalesce(p_used_upto, v_last)
+    where stream_id = p_stream_id;
     update pgqueue.segments
     set closed_at = clock_timestamp(), opened_at = coalesce(opened_at, clock_timestamp()),
-        last_seq = coalesce(v_last, lo - 1), writers = _pgqueue.writers(p_stream_id),
+        last_seq = v_last, writers = _pgqueue.writers(p_stream_id),
         closed_publication = _pgqueue.last_publication_id(p_stream_id)
     where stream_id = p_stream_id and segment = v_segment.segment;
     update pgqueue.segments set opened_at = clock_timestamp()
@@ -326,10 +331,8 @@ begin
     then
         return false;
     end if;
-    -- (a rollback does not undo the jump, which is harmless: the next call records it)
-    v_last := _pgqueue.last_seq(p_stream_id);
-    update pgqueue.streams set unused_seqs = unused_seqs + greatest(v_segment.hi - 1 - v_last, 0)
-    where stream_id = p_stream_id;
+    -- (a rollback does not undo the jump: the next call records it)
+    v_last := least(_pgqueue.last_seq(p_stream_id), v_segment.hi - 1);
     if v_segment.hi - _pgqueue.last_seq(p_stream_id) > 100000 then
         perform setval(format('pgqueue.seq_%s', p_stream_id)::regclass, v_segment.hi - 1);
     else
@@ -337,7 +340,7 @@ begin
         perform nextval(format('pgqueue.seq_%s', p_stream_id)::regclass)
         from generate_series(v_last + 1, v_segment.hi - 1);
     end if;
-    return _pgqueue.record_closed(p_stream_id);
+    return _pgqueue.record_closed(p_stream_id, v_last);
 end $$;
 
 -- Drops the empty segments, if no transaction writes to the stream. Returns whether there were some.

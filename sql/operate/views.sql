@@ -205,7 +205,10 @@ do $view$ begin perform _pgqueue.make_view('consumer_stats', $query$
                     when c.paused then 'paused'
                     -- oldest_at excludes delayed messages
                     when (t.oldest_at is not null or r.ready + l.expired > 0) and l.claims = l.expired
-                         and (a.since > clock_timestamp() - interval '1 minute') is not true then 'unattended'
+                         and (a.since > clock_timestamp() - interval '1 minute') is not true
+                         -- claims that may have nothing check no leases
+                         and (c.rate_limit is null
+                              or _pgqueue.left_in_rate(c, _pgqueue.cursor(c.consumer_id)) > 0) then 'unattended'
                     when l.stuck > 0 then 'stuck'
                     when d.died > 0 or r.often > 0 then 'failing'  -- long before it is a dead letter
                     when r.dead > 0 then 'dead_letters'
@@ -251,22 +254,26 @@ do $view$ begin perform _pgqueue.make_view('message_history', $query$
 $query$); end $view$;
 
 -- One row per stream. Retention skips many numbers: last_seq is only an upper bound of what was sent, and sent excludes
--- the skipped numbers.
+-- the skipped numbers. It is null for a moment, while others cannot see yet how many maintain() skips.
 do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
            pgqueue.last_publication(s.stream_id) as last_publication,
            -- before the planner has statistics of a table: the sent messages without the trimmed ones
-           (select coalesce(case when bool_or(t.reltuples < 0) then n.sent - n.trimmed else sum(t.reltuples) end,
-                            0)::bigint
-            from _pgqueue.message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name) as messages,
+           (select coalesce(case when bool_or(t.reltuples < 0) then n.sent - n.trimmed end,
+                            sum(greatest(t.reltuples, 0)), 0)::bigint
+            from _pgqueue.message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name
+            where pg_relation_size(t.oid) > 0) as messages,
            (select sum(x.bytes)::bigint from _pgqueue.message_tables(s.stream_id) x) as bytes,
            (select count(*) from pgqueue.staged_chunks w where w.stream_id = s.stream_id) as staged_chunks,
             n.last_seq, g.o_given as settings, g.o_defaults as defaults, n.sent
     from pgqueue.streams s
     cross join lateral _pgqueue.settings_of('stream', to_jsonb(s)) g
     cross join lateral (
-        select l.last_seq, l.last_seq - s.unused_seqs as sent,
+        select l.last_seq,
+               case when not exists (select from pgqueue.segments x
+                                     where x.stream_id = s.stream_id and x.closed_at is null and x.hi <= l.last_seq + 1)
+                    then l.last_seq - s.unused_seqs end as sent,
                coalesce((select r.message_count from pgqueue.trims r where r.stream_id = s.stream_id), 0) as trimmed
         from _pgqueue.last_seq(s.stream_id) l (last_seq)) n
 $query$); end $view$;

@@ -12,6 +12,7 @@ import pytest
 
 from spark_pgqueue.command_line import doctor
 from tests.sql import checker, clock, internals
+from tests.sql.cost import cost
 from tests.sql.internals import cursor_of
 from tests.sql.owing import SINK, assert_delivers, owed, use
 from tests.sql.queue import *
@@ -337,3 +338,17 @@ def test_each_place_that_takes_a_publication_id_compares_it() -> None:
             found += 1
         assert not re.search(r"nextval\([^)]*publication_%", text), path
     assert found == 2
+
+
+def test_doctor_reads_the_same_whatever_the_backlog(conn: Conn) -> None:
+    consumer(conn)
+    read = "select * from pgqueue.numbers_behind(true)"
+    for _ in range(3):
+        send(conn)
+    before = cost(conn, read)
+    for _ in range(2000):
+        send(conn)
+    for seq in range(1, 300):
+        value(conn, "dead_letter", claim_of(receive(conn, 1)), p_reason=f"{seq}")
+    conn.execute("vacuum analyze")
+    assert cost(conn, read) < before * 1.5 + 20

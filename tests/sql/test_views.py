@@ -136,3 +136,42 @@ def test_the_planner_takes_no_view_for_so_dear_that_it_has_the_query_compiled(co
     for (name,) in names:
         (plan,) = one(conn, f"explain (format json) select * from {name}")
         assert plan["Plan"]["Total Cost"] < compiled, name
+
+
+def test_what_was_sent_is_right_while_a_segment_is_closed_and_after_a_rollback(
+    conn: Conn, session: Session
+) -> None:
+    """A jump of the numbers is seen at once; how large it was, only after the commit."""
+
+    def sent(of: Conn) -> Any:
+        return one(of, "select sent from pgqueue.stream_stats")
+
+    value(conn, "set_retention", "s", timedelta(hours=8))
+    send_all(conn, ["x"] * 5)
+    maintain(conn)
+    other, seen = session(), []
+    for number in range(6, 30):
+        send(conn)
+        clock.pass_time(conn, timedelta(hours=2))
+        with conn.transaction() as transaction:
+            call(conn, "maintain")
+            seen.append(sent(other))
+            if number % 2:
+                raise psycopg.Rollback(transaction)
+        maintain(conn)
+        assert sent(conn) == number
+        assert seen.pop() in (number, None)
+        seen.append(one(conn, "select count(*) from pgqueue.segments where closed_at is not null"))
+    assert max(seen) > 1
+
+
+def test_numbers_that_no_message_got_are_not_counted_as_stored(conn: Conn) -> None:
+    value(conn, "set_retention", "s", timedelta(days=8))
+    send(conn)
+    maintain(conn)
+    with conn.transaction() as transaction:
+        send_all(conn, ["x"] * 1000)
+        raise psycopg.Rollback(transaction)
+    send_all(conn, ["x"] * 6)
+    conn.execute("analyze")
+    assert one(conn, "select messages from pgqueue.stream_stats") == 7

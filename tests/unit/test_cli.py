@@ -506,6 +506,8 @@ def test_retention(run, queue):
     assert "unread: drop" in run("stream", "retention", "s"), "showing it changed it"
     assert json.loads(run("stream", "retention", "s", "--json"))["keep_bytes"] == 10 << 30
     assert "keep for: 1 day 12:00:00\n" in run("stream", "retention", "s", "--for", "36h")
+    wrong = run("stream", "retention", "s", "--unread", "keep", code=1)
+    assert "--unread needs a limit" in wrong
     assert "keep for" not in run("stream", "retention", "s", "--forever")
     queue.create_consumer("s", "idle", start="earliest", if_not_exists=True)
     queue.set_retention("s", messages=1)

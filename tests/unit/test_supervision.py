@@ -296,3 +296,25 @@ def test_a_stop_counts_no_delivery(queue, url, done, way, ordering):
 def stats(queue, consumer):
     (found,) = [each for each in queue.stats("s") if each.consumer == consumer]
     return found
+
+
+@pytest.mark.parametrize(("host", "code"), [("127.0.0.1", 421), ("0.0.0.0", 200)])
+def test_a_port_for_other_machines_answers_by_the_name_that_they_use(queue, url, host, code):
+    """Such as that of a service; on a local address, a page of a browser could have such a name."""
+    where = free_address().replace("127.0.0.1", host)
+    seen = []
+
+    def look(message):
+        request = urllib.request.Request(f"http://127.0.0.1:{where.rpartition(':')[2]}/live")
+        request.add_header("Host", "worker:8080")
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                seen.append(answer.status)
+        except urllib.error.HTTPError as error:
+            seen.append(error.code)
+
+    queue.send("s", "x")
+    worker = Consumer(url, "s", "c")
+    with spark_pgqueue.supervised(worker, health=where):
+        worker.run(look, wait=timedelta(0))
+    assert seen == [code]

@@ -279,3 +279,14 @@ def test_a_database_for_a_test_is_a_copy_and_is_dropped(server, url: str) -> Non
     with connection.connect(server.url) as conn:
         left = conn.execute("select from pg_database where datname = %s", [template])
         assert left.rowcount == 0
+
+
+def test_time_that_passes_renews_a_rate(pgqueue: QueueTester) -> None:
+    settings = {"rate_limit": 2, "rate_interval": timedelta(hours=1)}
+    pgqueue.client.alter_consumer("orders", "billing", settings=settings)
+    pgqueue.client.send_batch("orders", list("abcde"))
+    handle = partial(pgqueue.drain, lambda message: None, "orders", "billing")
+    assert handle().handled == 2
+    pgqueue.advance(hours=1, minutes=5)
+    assert handle().handled == 2
+    assert handle(later=True).handled == 1

@@ -104,9 +104,12 @@ def stream_retention(
         bool, typer.Option("--done", help="Keep messages until all consumers are done.")
     ] = False,
     unread: Annotated[
-        Unread,
-        typer.Option(help="What to do with expired messages that a consumer has not finished."),
-    ] = Unread.keep,
+        Unread | None,
+        typer.Option(
+            help="What to do with expired messages that a consumer has not finished.",
+            show_default="keep",
+        ),
+    ] = None,
     keep_dead: Annotated[
         timedelta | None, lasting("Keep dead letters for this long.", "--dead")
     ] = None,
@@ -125,14 +128,16 @@ def stream_retention(
     with connect(url) as queue:
         if forever and has_limit:
             fail("--forever cannot be combined with a limit")
-        if forever or has_limit or unread != Unread.keep:
+        if unread is not None and not has_limit:
+            fail("--unread needs a limit: the options replace all earlier limits")
+        if forever or has_limit:
             queue.set_retention(
                 name,
                 keep_for=keep_for,
                 messages=messages,
                 size=size,
                 done=done,
-                unread=unread.value,
+                unread=(unread or Unread.keep).value,
                 keep_dead=keep_dead,
             )
         for each in queue.retention(name):

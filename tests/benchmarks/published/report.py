@@ -136,13 +136,14 @@ def markdown(setup: Setup, runs: Iterable[Run]) -> str:
 
 
 def page(path: Path, folder: Path) -> None:
-    """Write the tables of all set-ups into a page, between the two marks of each."""
+    """Write the tables of all set-ups that were run into a page, between the two marks of each."""
     text = path.read_text()
     for setup in SETUPS.values():
-        begin, end = marks(setup)
-        before, rest = text.split(begin)
-        _, after = rest.split(end)
-        text = f"{before}{begin}\n{markdown(setup, read(folder, setup.name))}\n{end}{after}"
+        if runs := read(folder, setup.name):
+            begin, end = marks(setup)
+            before, rest = text.split(begin)
+            _, after = rest.split(end)
+            text = f"{before}{begin}\n{markdown(setup, runs)}\n{end}{after}"
     path.write_text(text)
 
 
