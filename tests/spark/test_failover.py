@@ -108,6 +108,6 @@ def test_after_an_asynchronous_failover_queries_are_told_that_they_are_ahead(
             again(both).awaitTermination(100)
     assert sorted(map(int, both.sent("out"))) == list(range(1, 101))
     assert sorted({row.data for row in both.rows()}, key=int) == [f"{n}" for n in range(1, 201)]
-    with pytest.raises(StreamingQueryException, match="batch 4 of query .* its batch 2"):
+    with pytest.raises(StreamingQueryException, match=r"batch 4 of query .* its batch 2"):
         from_file(5)
     assert both.sent("files") == ["1", "2"]

@@ -228,7 +228,7 @@ def test_what_a_loop_has_done_stays_done_when_the_claim_of_the_next_is_cancelled
                 await asyncio.to_thread(wait_for_a_lock, conn)
                 asking.cancel()
                 if not own:  # the statement is cancelled, and another one settles the claim
-                    await asyncio.to_thread(wait_until, lambda: not claims(conn))
+                    await asyncio.to_thread(wait_until, lambda: not claims(url))
             with pytest.raises(asyncio.CancelledError):
                 await asking
 
@@ -237,13 +237,14 @@ def test_what_a_loop_has_done_stays_done_when_the_claim_of_the_next_is_cancelled
     all_are_there(queue, 1)
 
 
-def claims(conn):
-    """Whether a client waits in a call of receive."""
+def claims(url):
+    """Whether a client waits in a call of receive. (A transaction sees only one snapshot of it.)"""
     sql = (
         "select exists (select from pg_stat_activity"
         " where wait_event_type = 'Lock' and query like '%receive(%')"
     )
-    return conn.execute(sql).fetchone()[0]
+    with psycopg.connect(url) as looker:
+        return looker.execute(sql).fetchone()[0]
 
 
 async def with_client(url, own, work):
