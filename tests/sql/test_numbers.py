@@ -340,6 +340,7 @@ def test_each_place_that_takes_a_publication_id_compares_it() -> None:
     assert found == 2
 
 
+@pytest.mark.usefixtures("stream")
 def test_doctor_reads_the_same_whatever_the_backlog(conn: Conn) -> None:
     consumer(conn)
     read = "select * from pgqueue.numbers_behind(true)"

@@ -299,10 +299,10 @@ def test_a_claim_that_is_rolled_back_counts_for_nothing(conn: Conn, session: Ses
 
 def test_a_consumer_that_waits_for_its_rate_is_not_unattended(conn: Conn) -> None:
     """Its workers ask, and get nothing, for most of each hour."""
-    limited(conn, rate_limit=2, rate_interval="1 hour")
+    consumer_id = limited(conn, rate_limit=2, rate_interval="1 hour")
     send_all(conn, ["x"] * 5)
     value(conn, "ack", claim_of(receive(conn)))
-    internals.forget_claimers(conn)
+    internals.forget_claimers(conn, consumer_id)
     assert receive(conn) == []
     assert stats(conn).status == "ok"
     clock.pass_time(conn, timedelta(hours=2))

@@ -1,7 +1,11 @@
 """What the views say of a queue."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
 
+import psycopg
 import pytest
 
 from spark_pgqueue.postgres import connection
@@ -149,20 +153,21 @@ def test_what_was_sent_is_right_while_a_segment_is_closed_and_after_a_rollback(
     value(conn, "set_retention", "s", timedelta(hours=8))
     send_all(conn, ["x"] * 5)
     maintain(conn)
-    other, seen = session(), []
-    for number in range(6, 30):
-        send(conn)
-        clock.pass_time(conn, timedelta(hours=2))
-        with conn.transaction() as transaction:
-            call(conn, "maintain")
-            seen.append(sent(other))
-            if number % 2:
-                raise psycopg.Rollback(transaction)
-        maintain(conn)
-        assert sent(conn) == number
-        assert seen.pop() in (number, None)
-        seen.append(one(conn, "select count(*) from pgqueue.segments where closed_at is not null"))
-    assert max(seen) > 1
+    other = session()
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(6, 20):
+            send(conn)
+            clock.pass_time(conn, timedelta(hours=2))
+            with conn.transaction() as transaction:
+                call(conn, "maintain")
+                looking = pool.submit(sent, other)  # it may wait for the tables until the end
+                time.sleep(0.02)
+                if number % 2:
+                    raise psycopg.Rollback(transaction)
+            assert looking.result() in (number, None)
+            maintain(conn)
+            assert sent(conn) == number
+    assert one(conn, "select count(*) from pgqueue.segments where closed_at is not null") >= 2
 
 
 def test_numbers_that_no_message_got_are_not_counted_as_stored(conn: Conn) -> None:
@@ -173,5 +178,8 @@ def test_numbers_that_no_message_got_are_not_counted_as_stored(conn: Conn) -> No
         send_all(conn, ["x"] * 1000)
         raise psycopg.Rollback(transaction)
     send_all(conn, ["x"] * 6)
-    conn.execute("analyze")
+    for (table,) in rows(  # as autovacuum does, which leaves out what is empty
+        conn, "select name::text from _pgqueue.message_tables(1) where pg_relation_size(name) > 0"
+    ):
+        conn.execute(f"analyze {table}".encode())
     assert one(conn, "select messages from pgqueue.stream_stats") == 7
