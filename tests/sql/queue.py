@@ -334,7 +334,7 @@ def stage(
 
 
 def publish(
-    conn: Conn, stream: int, blocks: list[int], n: int, batch: int = 0, sink: str = "sink",
+    conn: Conn, stream: int | None, blocks: list[int], n: int, batch: int = 0, sink: str = "sink",
     **options: Any,
 ) -> bool:  # fmt: skip
     """Publish a batch of so many messages; whether it was this call that did."""

@@ -244,7 +244,7 @@ def claims(url):
         " where wait_event_type = 'Lock' and query like '%receive(%')"
     )
     with psycopg.connect(url) as looker:
-        return looker.execute(sql).fetchone()[0]
+        return looker.execute(sql).fetchone() == (True,)
 
 
 async def with_client(url, own, work):
