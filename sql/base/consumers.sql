@@ -10,7 +10,7 @@ create table if not exists pgqueue.consumers (
     filtered           boolean     not null default false,       -- it gets only messages that pass its filter
     partitions         int,                                      -- of a group (groups/groups.sql)
     paused             boolean     not null default false,       -- it claims nothing
-    scheduled          boolean     not null default false,       -- its stream has schedules
+    scheduled          boolean     not null default false,       -- its stream may have schedules
     created_at         timestamptz not null default clock_timestamp(),
     -- The names of the settings that were set. All others have their defaults from base/settings.sql.
     given              text[]      not null default '{}',

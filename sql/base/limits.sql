@@ -16,6 +16,8 @@ begin
         ('limit_take', 'int', '10000'),  -- publications that one take scans
         -- messages of publications that move to the archive at once, because their sizes are read
         ('limit_archived', 'bigint', '1000000'),
+        -- ranges of trimmed publications that are known not to be missed by readers without a consumer
+        ('limit_hidden', 'int', '1000'),
         ('limit_packed', 'bigint', '4096'),  -- publications of an archive that become one row
         ('limit_unarchived', 'bigint', '10000'),  -- publications that leave an archive at once
         ('limit_exported', 'bigint', '250000'),  -- numbers of messages that an exporter reads at once

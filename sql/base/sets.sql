@@ -106,6 +106,12 @@ language sql immutable parallel safe as $$
      order by x.chunk)
 $$;
 
+-- The last ranges of a set, at most p_max.
+create or replace function _pgqueue.last_ranges(p_set int8multirange, p_max int) returns int8multirange
+language sql immutable parallel safe as $$
+    select coalesce(range_agg(l.r), '{}') from (select r from unnest(p_set) r order by r desc limit p_max) l
+$$;
+
 -- Splits a set into parts that are in another set, or outside of it, in order.
 create or replace function _pgqueue.split_by(p_set int8multirange, p_other int8multirange)
 returns table (inside boolean, seqs int8multirange)

@@ -34,6 +34,7 @@ begin
     alter sequence pgqueue.late_entries_late_no_seq rename to new_capacities_capacity_no_seq;
     alter table pgqueue.streams rename column passed_over to unused_seqs;
     alter table pgqueue.sink_batches add column query_id text;
+    alter table pgqueue.trims add column hidden_ids int8multirange not null default '{}';
     for v_table in
         select relname from pg_class
         where relnamespace = 'pgqueue'::regnamespace and relkind = 'S' and relname ~ '^room_[0-9]+$'

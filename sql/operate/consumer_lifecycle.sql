@@ -142,6 +142,22 @@ begin
     return v_id;
 end $$;
 
+-- Resets consumers.scheduled, for maintain(), if no schedule of the stream can be due: create_consumer() also sets it
+-- if its snapshot may lack a schedule. It does nothing while another session has the stream's schedules. Locks: those;
+-- the consumers, except those that others have locked.
+create or replace function _pgqueue.reset_scheduled(p_stream_id int) returns void
+language plpgsql as $$
+begin
+    if not pg_try_advisory_xact_lock(_pgqueue.lock_class_schedules(), p_stream_id) then  -- lock: schedules
+        return;
+    end if;
+    update pgqueue.consumers set scheduled = false
+    where consumer_id = any (array(
+        select consumer_id from pgqueue.consumers
+        where stream_id = p_stream_id and scheduled and _pgqueue.on_due(p_stream_id) is null
+        for no key update skip locked));  -- lock: settings
+end $$;
+
 -- Changes settings of a consumer while it is in use.
 -- The new settings apply to the next claim, and to the next failure of a message. Open claims keep their visibility
 -- timeout. The ordering and the filter are not settings, because they cannot be changed.

@@ -71,6 +71,9 @@ begin
         exit when v_retained -> 2 <> '0';
     end loop;
     perform _pgqueue.on_maintained(v_turn.o_ids, p_staged_age);
+    perform _pgqueue.run_task('select 0 from _pgqueue.reset_scheduled($1::int)', c.stream_id)
+    from (select distinct stream_id from pgqueue.consumers where scheduled and stream_id = any (v_turn.o_ids)) c
+    where _pgqueue.on_due(c.stream_id) is null;
     perform _pgqueue.run_task('select 0 from _pgqueue.drop_tables(($2 -> 0)::int)', null, jsonb_build_array(stream_id))
     from (select stream_id from pgqueue.dropped_streams order by random() limit _pgqueue.limit_maintained()) d;
     -- last, because these tasks keep locks of consumers

@@ -191,7 +191,8 @@ begin
     v_trim := _pgqueue.delete_publications(p_stream_id, v_rules.trim_from, v_due.upto, v_due.now, v_due.aged,
                                            clock_timestamp() - v_rules.keep_for, v_decided);
     if v_trim.o_ids <> '{}' then
-        perform _pgqueue.record_trim(p_stream_id, v_trim.o_ids, '{}', v_trim.o_count, v_trim.o_archived);
+        perform _pgqueue.record_trim(p_stream_id, v_trim.o_ids, '{}', v_trim.o_count, v_trim.o_archived,
+                                     v_trim.o_hidden);
     end if;
     o_count := v_trim.o_count;
     update pgqueue.retention set trim_from = coalesce(v_trim.o_next, 1)
@@ -207,13 +208,13 @@ end $$;
 --   p_now, p_aged  messages that may be deleted; those of p_aged only if they were published before p_before
 --   p_decided      publications that were known to be visible or dead before
 -- Returns the deleted ids, with the dead ones before and among them, so that trims has one range; how many messages
--- they had; the id to continue from, null: none is left; and the ids of which no message is lost. (More than 60 lines:
--- one statement, with one snapshot.)
+-- they had; the id to continue from, null: none is left; the ids of which no message is lost; and those that readers
+-- without a consumer do not read. (More than 60 lines: one statement, with one snapshot.)
 create or replace function _pgqueue.delete_publications(p_stream_id int, p_from bigint, p_upto bigint,
                                                         p_now int8multirange, p_aged int8multirange,
                                                         p_before timestamptz, p_decided int8multirange,
                                                         out o_ids int8multirange, out o_count bigint, out o_next bigint,
-                                                        out o_archived int8multirange)
+                                                        out o_archived int8multirange, out o_hidden int8multirange)
 language plpgsql
 set enable_seqscan = off  -- rows of other streams' consumers are not read, whatever the statistics are
 set jit = off
@@ -265,7 +266,7 @@ begin
         delete from pgqueue.publications p
         using judged j
         where j.unneeded and p.stream_id = p_stream_id and p.publication_id = j.publication_id
-        returning p.publication_id, p.message_count, p.seqs, p as publication
+        returning p.publication_id, p.message_count, p.seqs, p.consumers, p as publication
     ), archived as materialized (  -- (joined with itself, it would cost its square)
         select publication, publication_id,
                bool_and(_pgqueue.less(seqs, v_kept) = '{}') over (partition by publication_id) as is_whole
@@ -281,9 +282,11 @@ begin
                and max(publication_id) < least(p_upto, (select from_publication - 1 from unfinished))
                 then max(publication_id) + 1 end,
            (select range_agg(int8range(publication_id, publication_id, '[]')) from archived where not is_whole),
+           (select range_agg(int8range(publication_id, publication_id, '[]')) from gone where consumers is null),
            (select array_agg(publication) from archived where is_whole)
-    into o_ids, o_count, o_next, o_archived, v_whole
+    into o_ids, o_count, o_next, o_archived, o_hidden, v_whole
     from checked;
+    o_hidden := o_ids - coalesce(o_hidden, '{}');
     -- a dead one is not lost, either
     o_archived := case when v_kept = '{}' then '{}' else o_ids - coalesce(o_archived, '{}') end;
     perform _pgqueue.on_trimmed(p_stream_id, v_whole) where v_whole is not null;

@@ -145,6 +145,15 @@ begin
         order by case when how = 'rr' then array_position(v_order, r.msg_id) else r.msg_id end;
 end $$;
 
+-- The number of the last dead letter that this session has made; 0: none.
+create or replace function pgmq._last_dead_id() returns bigint
+language plpgsql as $$
+begin
+    return currval(pg_get_serial_sequence('pgqueue.dead_messages', 'dead_id'));
+exception when object_not_in_prerequisite_state then
+    return 0;
+end $$;
+
 -- Reads until there are messages, or the time has passed. A read without messages is rolled back, so that it does not
 -- hold the consumer's lock while it waits. Its due work would then be repeated, and messages behind many that expired
 -- would never be read: so the last read is kept, and a read that made dead letters is the last one.
@@ -155,17 +164,22 @@ declare
     v_end  timestamptz := clock_timestamp() + make_interval(secs => max_poll_seconds);  -- null: none, as in pgmq
     v_id   int := (pgmq._consumer(queue_name)).consumer_id;
     v_dead bigint;
+    v_last bigint;
 begin
     while (max_poll_seconds > 0) is not false loop
-        v_dead := (select coalesce(max(dead_id), 0) from pgqueue.dead_messages where consumer_id = v_id);
+        v_dead := pgmq._last_dead_id();
         begin
             if how = 'read' then
                 return query select * from pgmq.read(queue_name, vt, qty, conditional);
             else
                 return query select * from pgmq._read_grouped(queue_name, vt, qty, how);
             end if;
-            if found or clock_timestamp() >= v_end
-               or exists (select from pgqueue.dead_messages where consumer_id = v_id and dead_id > v_dead) then
+            if found or clock_timestamp() >= v_end then
+                return;
+            end if;
+            v_last := pgmq._last_dead_id();
+            if v_last > v_dead  -- else other sessions made those that are new
+               and exists (select from pgqueue.dead_messages where dead_id = v_last and consumer_id = v_id) then
                 return;
             end if;
             raise exception using errcode = 'PQ099';

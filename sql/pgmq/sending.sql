@@ -11,15 +11,19 @@ language sql volatile as $$ select clock_timestamp() + make_interval(secs => coa
 -- was called.
 create or replace function pgmq._sending(queue_name text) returns void
 language plpgsql as $$
+declare
+    v_row tid;
 begin
     perform pgmq._consumer(queue_name);
-    -- beside an open transaction that has sent and will notify, it does neither wait nor notify
-    update pgmq.notify_insert_throttle set last_notified_at = clock_timestamp()
-    where ctid = (select ctid from pgmq.notify_insert_throttle n
-                  where lower(n.queue_name) = lower(_sending.queue_name)
-                    and last_notified_at + throttle_interval_ms * interval '1 millisecond' <= clock_timestamp()
-                  for update skip locked);  -- lock: throttle
+    select ctid into v_row from pgmq.notify_insert_throttle n
+    where lower(n.queue_name) = lower(_sending.queue_name)
+      and last_notified_at + throttle_interval_ms * interval '1 millisecond' <= clock_timestamp();
     if found then
+        -- Beside an open transaction that has sent, it does not wait. It notifies too, because the other one may roll
+        -- back, or commit long before this message.
+        update pgmq.notify_insert_throttle set last_notified_at = clock_timestamp()
+        where ctid = (select ctid from pgmq.notify_insert_throttle where ctid = v_row
+                      for update skip locked);  -- lock: throttle
         -- a name, which Postgres truncates to 63 bytes, as in a listen
         perform pg_notify(('pgmq.q_' || lower(queue_name) || '.INSERT')::name::text, '');
     end if;
@@ -59,6 +63,7 @@ begin
 end $$;
 
 -- Notifies the channel pgmq.q_<queue>.INSERT of sends to a queue with these functions, at most once per interval.
+-- Transactions that are open at the same time may each notify.
 create or replace function pgmq.enable_notify_insert(queue_name text, throttle_interval_ms integer default 250)
 returns void language plpgsql as $$
 begin

@@ -235,6 +235,9 @@ begin
     v_gone := v_gone * _pgqueue.unread_from(p_from)
               - (_pgqueue.unread_from(p_to) - _pgqueue.cut_between(p_from, p_to));
     if v_gone <> '{}' then
+        v_gone := v_gone - _pgqueue.trimmed_hidden(p_stream.stream_id);
+    end if;
+    if v_gone <> '{}' then
         raise exception 'retention has overtaken %: % of stream % trimmed before % read',
                         p_argument, _pgqueue.counted(_pgqueue.cardinality(v_gone), 'publication'),
                         quote_literal(p_stream.name)

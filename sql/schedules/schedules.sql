@@ -2,7 +2,8 @@
 -- stream, or maintain(), sends the due messages, unless another session is doing so. The message and the next time are
 -- written in one transaction, so each time has one message, also after a crash. Missed times share one message.
 --
--- consumers.scheduled says whether the stream has schedules: without schedules, claims do not check.
+-- consumers.scheduled says whether the stream has schedules: without schedules, claims do not check. maintain() also
+-- resets it while all are paused.
 
 -- in use: select format('schedule %s of stream %s', h.name, s.name)
 --     from pgqueue.schedules h join pgqueue.streams s using (stream_id)

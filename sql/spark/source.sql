@@ -129,7 +129,11 @@ language sql as $$
     with extended as (
         update pgqueue.consumer_messages m  -- lock: bundle
         set visibility_timeout = coalesce(p_visibility_timeout, m.visibility_timeout),
-            lease_until = clock_timestamp() + coalesce(p_visibility_timeout, m.visibility_timeout)
+            lease_until = clock_timestamp() + coalesce(p_visibility_timeout, m.visibility_timeout),
+            -- a lease that ends earlier now is found at its place; expire() corrects one that ends later
+            place = case when m.lane <> _pgqueue.lane_long() then m.place
+                         else least(m.place, _pgqueue.place_at(
+                             clock_timestamp() + coalesce(p_visibility_timeout, m.visibility_timeout))) end
         from pgqueue.reader_claims r
         where r.reader = p_reader and _pgqueue.is_bundle(m.bundle_no, r.head)
           and m.token = r.token

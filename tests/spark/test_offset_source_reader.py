@@ -356,6 +356,31 @@ def test_available_now_fails_too_when_retention_took_everything(queue: Queue, st
         query.batch()
 
 
+def test_messages_for_named_consumers_that_retention_took_are_no_loss(queue: Queue, start: Start):
+    queue.sql("select pgqueue.create_consumer('s', 'c')")
+    queue.sql("select pgqueue.set_retention('s', '1 hour')")
+    queue.look(maintain)
+    queue.send("s", 1, 1)
+    query = start(maxMessagesPerTrigger=1)
+    assert query.batch() == of("s", 1, 1)
+    for i in range(3):
+        queue.send("s", i, i, consumers=["c"])
+    received = "(select distinct claim_id from pgqueue.receive('s', 'c', 100)) r"
+    while queue.sql(f"select pgqueue.ack(claim_id) from {received}"):
+        pass
+    for _ in range(9):
+        with connect(queue.url) as conn:
+            clock.pass_time(conn, timedelta(minutes=20))
+            maintain(conn)
+    assert queue.sql("select count(*) from pgqueue.messages") == [(0,)]
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    assert not any(query.rest())
+    query.restart()
+    queue.send("s", 5, 5)
+    assert [row for rows in query.rest() for row in rows] == of("s", 5, 5)
+
+
 def test_messages_that_vanish_while_they_are_read_are_missed(queue: Queue, start: Start, caplog):
     queue.send("s", 1, 10)
     query = start()

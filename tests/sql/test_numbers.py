@@ -129,6 +129,7 @@ def test_each_column_that_keeps_numbers_of_a_stream_is_asked(conn: Conn) -> None
     assert len(columns) > 25
     known = {
         ("trims", "archive_ids"),  # among publication_ids
+        ("trims", "hidden_ids"),  # among publication_ids
         ("reader_claims", "arrival_nos"),  # places in a line
         ("consumer_gaps", "excluded"),  # what was taken before
         ("archive_packs", "seqs"),  # in a segment of the archive, which is closed

@@ -601,6 +601,21 @@ def test_a_sender_waits_for_no_other_sender_of_a_queue_with_notifications(
     assert rows(face, "select * from pgmq.list_notify_insert_throttles()") == []
 
 
+@pytest.mark.parametrize("interval", [0, 60_000])
+def test_a_sender_beside_another_that_rolls_back_notifies(
+    face: Conn, url: str, interval: int
+) -> None:
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.enable_notify_insert('q', %s)", [interval])
+    with connection.connect(url) as other:
+        other.execute('listen "pgmq.q_q.INSERT"')
+        with face.transaction(force_rollback=True):
+            face.execute("select pgmq.send('q', '{}')")
+            other.execute("select pgmq.send('q', '{}')")
+        assert len(list(other.notifies(timeout=0.5, stop_after=2))) == 1
+        assert rows(face, "select msg_id from pgmq.read('q', 30, 10)") == [(2,)]
+
+
 def test_unread_messages_are_deleted_together(face: Conn) -> None:
     """At the cost of one call, however many: one by one, 2,000 took twenty seconds."""
     face.execute("select pgmq.create('q')")
@@ -759,6 +774,22 @@ def test_polls_pass_messages_that_expired(face: Conn) -> None:
     poll = "select msg_id from pgmq.read_with_poll('q', 30, 1, 60, 100)"
     assert [rows(face, poll) for _ in range(3)] == [[], [], [(10,)]]
     assert rows(face, "select count(*) from pgqueue.dead_messages") == [(9,)]
+
+
+def test_a_poll_continues_beside_dead_letters_of_others(face: Conn, url: str) -> None:
+    face.execute("select pgmq.create('q')")
+    face.execute("select pgmq.send('q', '1')")
+    (read,) = rows(face, "select claim_id from pgqueue.receive('q', 'pgmq')")
+    (consumer_id,) = rows(face, "select consumer_id from pgqueue.consumers")[0]
+    with connection.connect(url) as polls, ThreadPoolExecutor() as pool:
+        with face.transaction():
+            internals.lock_consumer(face, consumer_id)
+            poll = "select msg_id from pgmq.read_grouped_with_poll('q', 30, 1, 10, 50)"
+            polled = pool.submit(rows, polls, poll)
+            wait_for_a_lock(face)
+            face.execute("select pgqueue.dead_letter(%s)", read)
+        face.execute("select pgmq.send('q', '2')")
+        assert polled.result(20) == [(2,)]
 
 
 def test_a_poll_keeps_what_its_last_read_took(face: Conn) -> None:

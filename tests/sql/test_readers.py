@@ -296,6 +296,22 @@ def test_the_claims_of_a_reader_get_the_timeout_of_its_query(conn: Conn, reader:
     assert left() == [500]
 
 
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_long_claim_ends_with_the_timeout_to_which_its_query_was_lowered(
+    conn: Conn, ordering: str
+) -> None:
+    reader = Reader(conn, consumer(conn, ordering=ordering))
+    sent = send_all(conn, ["x"] * 2, p_keys=["k", "l"])
+    assert reader.ask(p_visibility_timeout=seconds(3600)).claimed == 2
+    clock.pass_time(conn, seconds(2))
+    clock.look_again(conn)
+    assert receive(conn) == [], "its claim is among the long ones now"
+    assert value(conn, "reader_extend", reader.id, seconds(10)) == 1
+    assert receive(conn) == []
+    clock.pass_time(conn, seconds(20))
+    assert sorted(seqs_of(receive(conn))) == sent
+
+
 def test_a_bound_leaves_later_publications_for_later(
     conn: Conn, reader: Reader, stream: int
 ) -> None:

@@ -592,6 +592,68 @@ def test_who_reads_without_claiming_is_told_when_retention_was_faster(conn: Conn
         assert seqs_of(call(conn, "read", "s", Jsonb(offset))) == [young]
 
 
+def forget(conn: Conn) -> None:
+    """Consumer c has done all, and all goes."""
+    while rows := receive(conn, 100):
+        value(conn, "ack", claim_of(rows))
+    for _ in range(9):
+        age(conn)
+    assert stored(conn) == []
+
+
+@pytest.mark.small_limits
+def test_who_reads_without_claiming_misses_nothing_that_was_for_others(
+    conn: Conn, session: Session
+) -> None:
+    """Messages for named consumers, and what was rolled back."""
+    consumer(conn)
+    retention(conn, p_for=HOUR)
+    other = session()
+    other.execute("begin")
+    send(other)
+    before = value(conn, "start_offset", "s")
+    send(conn)
+    offset = value(conn, "read_to", "s", Jsonb(before))
+    assert "gaps" in offset
+    other.execute("rollback")
+    for _ in range(2):
+        send(conn, p_consumers=["c"])
+    with conn.transaction(force_rollback=True):
+        send(conn)
+    send(conn, p_consumers=["c"])
+    forget(conn)
+    (row,) = call(conn, "read", "s", Jsonb(offset))
+    assert row.seq is None
+    assert value(conn, "read_to", "s", Jsonb(offset)) == row.next_offset
+    assert call(conn, "read_plan", "s", Jsonb(offset), Jsonb(row.next_offset)) == []
+    with raises("PQ010", "1 publication of stream 's' was trimmed"):
+        value(conn, "read_to", "s", Jsonb(before))
+    send(conn)
+    forget(conn)
+    send(conn, p_consumers=["c"])
+    forget(conn)
+    for lost in (offset, row.next_offset):
+        with raises("PQ010", "of stream 's'"):
+            value(conn, "read_to", "s", Jsonb(lost))
+
+
+def test_what_is_noted_of_messages_for_others_is_bounded(conn: Conn) -> None:
+    limits.set_constant(conn, "limit_hidden", 1)
+    consumer(conn)
+    retention(conn, p_for=HOUR)
+    begun = value(conn, "start_offset", "s")
+    send(conn, p_consumers=["c"])
+    first = value(conn, "read_to", "s", Jsonb(begun))
+    send(conn)
+    second = value(conn, "read_to", "s", Jsonb(first))
+    send(conn, p_consumers=["c"])
+    forget(conn)
+    assert one(conn, "select count(*) from pgqueue.trims cross join unnest(hidden_ids)") == 1
+    value(conn, "read_to", "s", Jsonb(second))
+    with raises("PQ010"):
+        call(conn, "read_plan", "s", Jsonb(begun), Jsonb(first))
+
+
 @pytest.mark.promise("guarantee: Retention")
 def test_without_a_rule_nothing_goes_and_a_large_stream_says_so(conn: Conn, stream: int) -> None:
     assert kept(conn).advice is None

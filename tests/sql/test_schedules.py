@@ -432,6 +432,43 @@ def test_a_consumer_that_is_made_meanwhile_looks_too(conn: Conn, session: Sessio
     assert one(conn, "select bool_and(scheduled) from pgqueue.consumers")
 
 
+def test_a_consumer_that_was_made_with_an_older_snapshot_looks_no_longer_than_needed(
+    conn: Conn, session: Session
+) -> None:
+    flags = "select array_agg(scheduled order by consumer_id) from pgqueue.consumers"
+    for level, name in (("repeatable read", "a"), ("serializable", "b")):
+        with conn.transaction():
+            conn.execute(f"set transaction isolation level {level}".encode())
+            consumer(conn, name)
+    assert one(conn, flags) == [True, True]
+    other = session()
+    with conn.transaction():
+        conn.execute("select from pgqueue.consumers where name = 'a' for share")
+        maintain(other)
+        assert one(other, flags) == [True, False], "it waits for nobody"
+    maintain(conn)
+    assert one(conn, flags) == [False, False]
+    assert one(conn, "select array_agg(distinct profile) from pgqueue.consumers") == ["simple"]
+
+
+def test_maintain_beside_a_new_schedule_leaves_that_consumers_look(
+    conn: Conn, session: Session
+) -> None:
+    other = session()
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read")
+        consumer(conn, "a")
+    with conn.transaction():
+        schedule(conn)
+        maintain(other)
+    maintain(conn)
+    assert one(conn, "select scheduled from pgqueue.consumers")
+    value(conn, "pause_schedule", "s", "h")
+    maintain(conn)
+    value(conn, "resume_schedule", "s", "h")
+    assert one(conn, "select scheduled from pgqueue.consumers")
+
+
 # Others
 
 
