@@ -283,17 +283,25 @@ exception when lock_not_available or deadlock_detected then
 end $$;
 
 -- Drops the staged rows of a write. Returns whether the role has staged such rows, and no other session is dropping
--- them.
+-- them. If objects of other roles depend on their table (try_drop()), the rows are deleted, and maintain() drops the
+-- table later.
 create or replace function _pgqueue.drop_staged_rows(p_write_no bigint, p_role text) returns boolean
 language plpgsql as $$
+declare
+    v_name text := 'staged_rows_' || p_write_no;
 begin
     perform from pgqueue.table_writes where write_no = p_write_no and staged_by = p_role
     for update skip locked;  -- lock: table write
     if not found then
         return false;
     end if;
-    execute format('drop table if exists pgqueue.%I', 'staged_rows_' || p_write_no);  -- lock: staged rows
-    delete from pgqueue.table_writes where write_no = p_write_no;
+    if _pgqueue.try_drop(format('drop table if exists pgqueue.%I', v_name)) then  -- lock: staged rows
+        delete from pgqueue.table_writes where write_no = p_write_no;
+    else
+        execute format('truncate pgqueue.%I', v_name);  -- lock: staged rows
+        -- not again at once: maintain() tries a few writes in a call
+        update pgqueue.table_writes set staged_at = clock_timestamp() where write_no = p_write_no;
+    end if;
     return true;
 end $$;
 
