@@ -138,7 +138,7 @@ language sql immutable as $$ select null, false, null where false
     union all values
         ('publication_%s', true, 'select max(last_publication) from pgqueue.archive_packs where stream_id = %1$s')
     -- table_sink/table_sink.sql
-    union all values ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes')
+    union all values ('table_write_numbers', false, 'select max(write_no >> 24) from pgqueue.table_writes')
     -- end
 $$;
 

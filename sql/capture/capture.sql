@@ -15,8 +15,9 @@
 create or replace function _pgqueue.capturable_table(p_table regclass) returns pg_class
 language plpgsql stable as $$
 declare
-    v_table pg_class;
-    v_part  pg_class;
+    v_table  pg_class;
+    v_part   pg_class;
+    v_schema record;
 begin
     select * into v_table from pg_class where oid = p_table;
     if not found then
@@ -48,6 +49,15 @@ begin
             using errcode = 'PQ003', column = 'p_table',
                   hint = format('Run first: alter table %s owner to %I.', _pgqueue.sql_name(v_part.oid),
                                 pg_get_userbyid(v_table.relowner));
+    end if;
+    select * into v_schema from _pgqueue.foreign_schema(p_table);
+    if found then
+        raise exception 'p_table: schema %, of table % or its partitions, belongs to role %, which could replace the '
+                        'functions of the capture', quote_ident(v_schema.name), _pgqueue.sql_name(p_table),
+                        v_schema.owner
+            using errcode = 'PQ003', column = 'p_table',
+                  hint = format('Capture a table in a schema of its owner, %1$I; or, if %2$I may do all that %1$I may, '
+                                'run first: grant %1$I to %2$I.', pg_get_userbyid(v_table.relowner), v_schema.owner);
     end if;
     return v_table;
 end $$;
@@ -330,8 +340,8 @@ end $$;
 --   p_columns  columns of the row to publish; null: all, including columns that are added later
 --   p_old      data is {"old": ..., "new": ...}, with the row before and after
 --   p_outbox   only inserts are captured, and the trigger deletes the inserted rows, by their primary key
--- Errors: PQ001; PQ003, also when the table's owner may not send; PQ007; 55P03 when the table is in use for 30 s.
--- Locks: the table against writers; a captured table also against readers.
+-- Errors: PQ001; PQ003, also when the table's owner may not send, or the owner of its schema may not act as it; PQ007;
+-- 55P03 when the table is in use for 30 s. Locks: the table against writers; a captured table also against readers.
 create or replace function pgqueue.capture(p_table regclass, p_stream text, p_keys text[] default null,
                                            p_columns text[] default null, p_old boolean default false,
                                            p_outbox boolean default false) returns void
@@ -345,7 +355,7 @@ language sql as $$ select pgqueue.change_capture(p_table, p_stream, false) $$;
 
 -- Creates and records the triggers of partitions that are newer than the capture of their table; for maintain(). Only
 -- if table, partition and function belong to the owner of this schema: other owners call capture() again. Partitions in
--- use wait for the next call; those whose columns have another order, for capture().
+-- use wait for the next call; those whose columns have another order, or whose schema is foreign, for capture().
 -- on maintain: perform _pgqueue.run_task('select 0 from _pgqueue.capture_partitions()');
 create or replace function _pgqueue.capture_partitions() returns void
 language plpgsql set lock_timeout = '50ms' as $$
@@ -367,6 +377,7 @@ begin
         join pg_class x on x.oid = r.relid and x.relowner = o.oid and x.relkind in ('r', 'p')
         where r.level > 0 and _pgqueue.column_names(r.relid) = _pgqueue.column_names(c.oid)
           and _pgqueue.capture_trigger(r.relid, d.stream_id) is null
+          and not exists (select from _pgqueue.foreign_schema(r.relid))
         order by r.relid
     loop
         begin

@@ -44,6 +44,25 @@ language sql stable as $$
     where x.indrelid = p_table and x.indisprimary
 $$;
 
+-- The first schema of a table and its partitions whose owner may not act as the table's owner; no row: there is none.
+-- The owner of a schema may drop any function in it, create another with its name, or rename the schema. So it could
+-- have the triggers of a captured table call its own functions, with the rights of the table's owner.
+-- (pg_database_owner stands for the owner of the database.)
+create or replace function _pgqueue.foreign_schema(p_table regclass) returns table (name name, owner name)
+language sql stable as $$
+    select n.nspname, pg_get_userbyid(o.owner)
+    from pg_class t
+    cross join lateral (select t.oid union select relid from pg_partition_tree(t.oid)) r (relid)
+    join pg_class c on c.oid = r.relid and c.relkind in ('r', 'p')
+    join pg_namespace n on n.oid = c.relnamespace
+    cross join lateral (select case n.nspowner
+                                   when 'pg_database_owner'::regrole
+                                       then (select datdba from pg_database where datname = current_database())
+                                   else n.nspowner end as owner) o
+    where t.oid = p_table and not pg_has_role(o.owner, t.relowner, 'member')  -- (a superuser is a member of all)
+    order by n.oid limit 1
+$$;
+
 -- The names of the objects of a capture, for fill_template(); and the OID of their owner.
 --   p_table  the captured table
 --   p_name   the name of the triggers' function, without its schema

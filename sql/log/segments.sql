@@ -16,7 +16,8 @@
 --            published, up to a recorded id
 --   emptied  all these publications are trimmed (operate/retention.sql). Its table was truncated, which locks only this
 --            segment
---   dropped  at a moment when no transaction writes to the stream
+--   dropped  at a moment when no transaction writes to the stream. If objects of other roles depend on it, such as a
+--            view, it is only detached, and dropped when these are gone
 -- maintain() waits at most 50 ms for a lock that others need (maintain_segments()).
 --
 -- A statement that reads a stream's messages is planned each time (execute), or names one segment. Postgres (18.4)
@@ -327,7 +328,8 @@ begin
         or v_segment.hi - v_last > 2 * _pgqueue.segment_size()) is not true
        -- while nothing can be trimmed, segments grow with the stored messages, so that their number stays limited
        or (v_bytes * _pgqueue.segment_count() < (select sum(bytes) from _pgqueue.message_tables(p_stream_id))
-           and (select count(*) from pgqueue.segments where stream_id = p_stream_id) > 4 * _pgqueue.segment_count())
+           and (select count(*) from pgqueue.segments where stream_id = p_stream_id and not emptied)
+               > 4 * _pgqueue.segment_count())
     then
         return false;
     end if;
@@ -343,18 +345,49 @@ begin
     return _pgqueue.record_closed(p_stream_id, v_last);
 end $$;
 
--- Drops the empty segments, if no transaction writes to the stream. Returns whether there were some.
+-- Drops the empty segments, if no transaction writes to the stream; or detaches one that cannot be dropped. Returns
+-- whether it changed something.
 create or replace function _pgqueue.drop_segments(p_stream_id int) returns boolean
 language plpgsql as $$
 declare
-    v_names text := (select string_agg(format('pgqueue.%I', _pgqueue.segment_name(stream_id, segment)), ', ')
-                     from pgqueue.segments where stream_id = p_stream_id and emptied);
+    v_segment record;
+    v_changed boolean := false;
 begin
-    if v_names is null then
-        return false;
+    for v_segment in
+        select s.segment, n.name, c.relispartition as attached
+        from pgqueue.segments s
+        cross join lateral _pgqueue.segment_name(s.stream_id, s.segment) n (name)
+        left join pg_class c on c.oid = to_regclass(format('pgqueue.%I', n.name))
+        where s.stream_id = p_stream_id and s.emptied order by s.segment
+    loop
+        if _pgqueue.try_drop(format('drop table if exists pgqueue.%I', v_segment.name)) then  -- lock: table
+            delete from pgqueue.segments where stream_id = p_stream_id and segment = v_segment.segment;
+            v_changed := true;
+        elsif v_segment.attached then
+            -- lock: table
+            execute format('alter table pgqueue.messages_%s detach partition pgqueue.%I', p_stream_id, v_segment.name);
+            v_changed := true;
+        end if;
+    end loop;
+    if v_changed then
+        perform _pgqueue.make_stream_functions(p_stream_id);
     end if;
-    execute 'drop table ' || v_names;  -- lock: table
-    delete from pgqueue.segments where stream_id = p_stream_id and emptied;
-    perform _pgqueue.make_stream_functions(p_stream_id);
+    return v_changed;
+end $$;
+
+-- Drops what the queue does not use any more, for maintain(). Any role that may use the schema can create objects that
+-- depend on it: a view, for which it needs no right on the table, or a default with a sequence. Then this function
+-- warns. Returns whether it was dropped.
+--   p_statement  drops it
+create or replace function _pgqueue.try_drop(p_statement text) returns boolean
+language plpgsql as $$
+declare
+    v_by text;
+begin
+    execute p_statement;
     return true;
+exception when dependent_objects_still_exist then
+    get stacked diagnostics v_by = pg_exception_detail;
+    raise warning '%: %', sqlerrm, v_by using hint = 'Drop what depends on it. Each maintain() tries again.';
+    return false;
 end $$;

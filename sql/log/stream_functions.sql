@@ -115,7 +115,7 @@ language sql stable as $$
                                               format(p_within, g.lo, g.hi),
                                               format(p_statements, _pgqueue.segment_name(p_stream_id, g.segment),
                                                      d.data, s.kind)), '' order by g.lo desc), '')
-            from pgqueue.segments g where g.stream_id = p_stream_id)
+            from pgqueue.segments g where g.stream_id = p_stream_id and not g.emptied)
         || format(p_statements, format('messages_%s', p_stream_id), d.data, s.kind)
     from pgqueue.streams s
     cross join lateral (select case s.kind when 'json' then 'data::jsonb' when 'text' then 'to_jsonb(data)'

@@ -191,13 +191,18 @@ end $$;
 
 -- Drops the tables of a stream that was dropped; or, while transactions that may use the stream are open, records
 -- these. The sequences come first: their locks wait for prepared transactions that have a number of the stream. For the
--- last lock, of messages, the senders of all streams wait. Locks: the maintenance of the stream, if it is free; the
--- tables.
+-- last lock, of messages, the senders of all streams wait. If objects of other roles depend on them (try_drop()), the
+-- messages are deleted, and the next call tries again to drop the rest. Tables stay with their sequences, because
+-- numbers() reads both. Locks: the maintenance of the stream, if it is free; the tables.
 create or replace function _pgqueue.drop_tables(p_stream_id int) returns void
 language plpgsql as $$
 declare
     v_dropped pgqueue.dropped_streams;
     v_open    text[];
+    v_table   text := 'messages_' || p_stream_id;
+    v_first   boolean;
+    v_left    boolean := false;
+    v_name    text;
 begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_maintain(), p_stream_id) then  -- lock: maintain
         return;
@@ -213,12 +218,31 @@ begin
         return;
     end if;
     perform _pgqueue.on_clear_stream(p_stream_id);
-    execute format('drop sequence pgqueue.seq_%1$s, pgqueue.publication_%1$s', p_stream_id);  -- lock: table
-    execute format('lock table pgqueue.messages_%s in access exclusive mode', p_stream_id);  -- lock: table
-    execute format('alter table pgqueue.messages detach partition pgqueue.messages_%s', p_stream_id);  -- lock: table
-    execute 'drop function if exists ' || array_to_string(_pgqueue.functions_of(p_stream_id), ', ');
-    execute format('drop table pgqueue.messages_%s', p_stream_id);  -- lock: table
-    delete from pgqueue.dropped_streams where stream_id = p_stream_id;
+    v_name := (select string_agg('pgqueue.' || s, ', ') from unnest(_pgqueue.sequences_of(p_stream_id)) s
+               where to_regclass('pgqueue.' || s) is not null);
+    if v_name is not null then
+        v_left := not _pgqueue.try_drop('drop sequence ' || v_name);  -- lock: table
+    end if;
+    v_first := (select relispartition from pg_class where oid = to_regclass('pgqueue.' || v_table));
+    if v_first then
+        execute format('lock table pgqueue.%I in access exclusive mode', v_table);  -- lock: table
+        execute format('alter table pgqueue.messages detach partition pgqueue.%I', v_table);  -- lock: table
+        execute 'drop function if exists ' || array_to_string(_pgqueue.functions_of(p_stream_id), ', ');
+    end if;
+    for v_name in
+        select relname from pg_class  -- also segments that were detached
+        where relnamespace = 'pgqueue'::regnamespace and relkind in ('r', 'p') and not relispartition
+          and relname ~ format('^%s(_[0-9]+)?$', v_table) and not v_left
+    loop
+        if not _pgqueue.try_drop(format('drop table pgqueue.%I', v_name)) then  -- lock: table
+            v_left := true;
+        end if;
+    end loop;
+    if not v_left then
+        delete from pgqueue.dropped_streams where stream_id = p_stream_id;
+    elsif v_first and to_regclass('pgqueue.' || v_table) is not null then
+        execute format('truncate pgqueue.%I', v_table);  -- lock: table
+    end if;
 end $$;
 
 -- The functions of existing streams are created again: version.sql drops functions that this installation does not

@@ -8,7 +8,7 @@
 -- The writes to tables with staged rows, each in its own table staged_rows_<write_no>. The rows of a killed write
 -- remain until the next write of its batch, or until maintain().
 -- in use: select format('the staged rows of write %s', write_no) from pgqueue.table_writes
--- on numbers: union all values ('write_numbers', false, 'select max(write_no >> 32) from pgqueue.table_writes')
+-- on numbers: union all values ('table_write_numbers', false, 'select max(write_no >> 24) from pgqueue.table_writes')
 create table if not exists pgqueue.table_writes (
     write_no  bigint      primary key,      -- of open_table(): one write of a batch
     sink      text        not null,
@@ -19,6 +19,18 @@ create table if not exists pgqueue.table_writes (
     staged_by text        not null default session_user,
     staged_at timestamptz not null default clock_timestamp()
 );
+
+-- The counter of these writes, of 39 bits. It is not that of begin_write(), which a producer could advance by billions
+-- in an hour. A call of open_table() checks a table first: at 1,000 calls a second, the numbers last for 17 years.
+do $$
+begin
+    if to_regclass('pgqueue.table_write_numbers') is null then
+        create sequence pgqueue.table_write_numbers maxvalue 549755813887 owned by pgqueue.table_writes.write_no;
+        -- above the numbers of 0.1.1, which had a counter of 31 bits
+        perform setval('pgqueue.table_write_numbers', (max(write_no) >> 24) + 1)
+        from pgqueue.table_writes having count(*) > 0;
+    end if;
+end $$;
 
 -- Checks a write to a table, before rows are staged: the target, the columns, the unique index, and the rights.
 --   p_target  an object: table, with its schema, quoted as in SQL; columns, a list of objects with name and type, as in
@@ -34,16 +46,16 @@ begin
     perform _pgqueue.check_target(p_target, p_role);
     perform _pgqueue.keep_secret();
     return query select _pgqueue.table_plan(p_target, p_role) ->> 'relation',
-                        _pgqueue.signed_write_no(nextval('pgqueue.write_numbers'));
+                        _pgqueue.signed_write_no(nextval('pgqueue.table_write_numbers'));
 end $$;
 
--- The number of a write, for the role that opened it: a counter of 31 bits, and 32 bits that prove that open_table()
+-- The number of a write, for the role that opened it: a counter of 39 bits, and 24 bits that prove that open_table()
 -- returned the number to this role, so that no other role can use it first.
 create or replace function _pgqueue.signed_write_no(p_number bigint) returns bigint
 language sql stable as $$
-    select (p_number << 32) | ('x' || encode(substr(sha256(
+    select (p_number << 24) | ('x' || encode(substr(sha256(
                int8send(pg_sequence_last_value('pgqueue.claim_secret')) || int8send(p_number)
-               || textsend('write of ' || session_user)), 1, 4), 'hex'))::bit(32)::bigint
+               || textsend('write of ' || session_user)), 1, 3), 'hex'))::bit(24)::bigint
 $$;
 
 -- Raises PQ003 for an object that open_table() does not accept, or an unknown role.
@@ -88,7 +100,7 @@ begin
     if (p_write_no > 0) is not true then
         raise exception 'p_write_no must be a number of open_table(), not %', coalesce(p_write_no::text, 'null')
             using errcode = 'PQ003', column = 'p_write_no';
-    elsif (p_write_no = _pgqueue.signed_write_no(p_write_no >> 32)) is not true then
+    elsif (p_write_no = _pgqueue.signed_write_no(p_write_no >> 24)) is not true then
         raise exception 'p_write_no % is not a number that open_table() returned to role %', p_write_no, session_user
             using errcode = 'PQ008', column = 'p_write_no', hint = 'Run the batch again.';
     end if;
@@ -283,17 +295,25 @@ exception when lock_not_available or deadlock_detected then
 end $$;
 
 -- Drops the staged rows of a write. Returns whether the role has staged such rows, and no other session is dropping
--- them.
+-- them. If objects of other roles depend on their table (try_drop()), the rows are deleted, and maintain() drops the
+-- table later.
 create or replace function _pgqueue.drop_staged_rows(p_write_no bigint, p_role text) returns boolean
 language plpgsql as $$
+declare
+    v_name text := 'staged_rows_' || p_write_no;
 begin
     perform from pgqueue.table_writes where write_no = p_write_no and staged_by = p_role
     for update skip locked;  -- lock: table write
     if not found then
         return false;
     end if;
-    execute format('drop table if exists pgqueue.%I', 'staged_rows_' || p_write_no);  -- lock: staged rows
-    delete from pgqueue.table_writes where write_no = p_write_no;
+    if _pgqueue.try_drop(format('drop table if exists pgqueue.%I', v_name)) then  -- lock: staged rows
+        delete from pgqueue.table_writes where write_no = p_write_no;
+    else
+        execute format('truncate pgqueue.%I', v_name);  -- lock: staged rows
+        -- not again at once: maintain() tries a few writes in a call
+        update pgqueue.table_writes set staged_at = clock_timestamp() where write_no = p_write_no;
+    end if;
     return true;
 end $$;
 

@@ -195,7 +195,7 @@ def test_names_that_move_meanwhile_lead_nobody_to_make_something_for_somebody_el
     """The owner of the schema moves its names, before and after each step of the way.
 
     A superuser captures and releases a table of the schema's owner, and calls maintain for a table
-    of its own in that schema.
+    of its own in that schema, whose owner may act as the superuser: else it were refused.
     """
     conn.execute(PAUSE.encode())
     producer.execute(TABLES.encode())
@@ -203,6 +203,7 @@ def test_names_that_move_meanwhile_lead_nobody_to_make_something_for_somebody_el
     if done == "maintain":
         conn.execute(f"alter table app.t owner to {name_of(conn)}".encode())
         conn.execute(f"alter table app.t1 owner to {name_of(conn)}".encode())
+        run(conn, "grant {owner} to {role}", owner=name_of(conn), role=name_of(producer))
     # functions that take the place of those that are made
     for name, arguments, returns in (
         ("", "", "trigger"), ("_key", "record", "text"), ("_row", "record", "json"),
@@ -323,6 +324,81 @@ def test_partitions_of_others_are_not_captured(conn: Conn, producer: Conn, stran
         with raises("PQ003", r"partition app\.t1 .* belongs to"):
             call(who, "capture", "app.t", "s")
     assert conn.execute("select from pg_trigger where tgname like 'pgqueue%'").fetchall() == []
+
+
+def test_a_table_in_a_schema_of_somebody_else_is_refused(
+    conn: Conn, producer: Conn, stranger: Conn
+) -> None:
+    """The schema's owner may drop the functions of a capture, and create some with their names."""
+    owner, other = name_of(producer), name_of(stranger)
+    run(stranger, "create schema app; grant all on schema app to {owner}", owner=owner)
+    producer.execute(
+        "create table app.t (id int primary key); create schema mine;"
+        "create table mine.t (id int primary key) partition by list (id);"
+        "create table app.t1 partition of mine.t for values in (1)"
+    )
+
+    def is_refused(*tables: str) -> None:
+        for who in (producer, conn):
+            for table in tables:
+                with raises("PQ003", rf"schema app, of table {table} .*belongs to role {other}"):
+                    call(who, "capture", table, "s")
+
+    def is_captured(*tables: str) -> None:
+        for table in tables:
+            call(producer, "capture", table, "s")
+            call(conn, "release", table, "s")
+
+    is_refused("app.t", "mine.t")
+    run(conn, "grant {owner} to {other}", owner=owner, other=other)
+    is_captured("app.t", "mine.t")
+    run(conn, "revoke {owner} from {other}", owner=owner, other=other)
+    is_refused("app.t", "mine.t")
+    run(conn, "alter schema app owner to {to}", to=name_of(conn))
+    run(conn, "grant all on schema app to {owner}", owner=owner)
+    is_captured("app.t", "mine.t")
+
+
+def test_a_table_in_public_is_refused_unless_the_databases_owner_may_act_as_its_owner(
+    conn: Conn, producer: Conn, stranger: Conn
+) -> None:
+    database, before = conn.info.dbname, name_of(conn)
+    owner, other = name_of(producer), name_of(stranger)
+    run(conn, "grant create on schema public to {owner}", owner=owner)
+    producer.execute("create table public.t (id int primary key)")
+    try:
+        for to in (other, owner, before):
+            run(conn, "alter database {database} owner to {to}", database=database, to=to)
+            if to == other:
+                with raises("PQ003", f"schema public, .*belongs to role {other}") as caught:
+                    call(producer, "capture", "public.t", "s")
+                assert f"grant {owner} to {other}" in str(caught.value.diag.message_hint)
+            else:
+                call(producer, "capture", "public.t", "s")
+    finally:
+        run(conn, "alter database {database} owner to {to}", database=database, to=before)
+
+
+def test_maintain_captures_no_partition_in_a_schema_of_somebody_else(
+    conn: Conn, stranger: Conn
+) -> None:
+    conn.execute(
+        "create schema app; create table app.t (id int primary key) partition by list (id)"
+    )
+    call(conn, "capture", "app.t", "s")
+    stranger.execute("create schema theirs")
+    conn.execute(
+        "create table theirs.t1 partition of app.t for values in (1);"
+        "create table app.t2 partition of app.t for values in (2)"
+    )
+    call(conn, "maintain")
+    captured = "select relation::text from pgqueue.captured where relation <> root"
+    assert conn.execute(captured.encode()).fetchall() == [("app.t2",)]
+    conn.execute("insert into app.t values (1), (2)")
+    assert len(messages(conn)) == 2
+    run(conn, "alter schema theirs owner to {to}", to=name_of(conn))
+    call(conn, "maintain")
+    assert one(conn, "select uncaptured_partitions from pgqueue.captures") == 0
 
 
 def test_release_is_the_owners(

@@ -86,7 +86,7 @@ def test_each_sequence_is_compared_and_moved(conn: Conn, url: str, bills: dict[s
     call(conn, "recover")
     assert one(conn, "select pg_sequence_last_value('pgqueue.claim_secret') > 0")
     assert call(conn, "numbers_behind") == []
-    assert Write(conn, bills).write_no >> 32 == (table_write.write_no >> 32) + 1
+    assert Write(conn, bills).write_no >> 24 == (table_write.write_no >> 24) + 1
     for name, number in highest.items():
         assert one(conn, f"select nextval('{name}')") > number
     assert_delivers(conn, known, before)
@@ -99,9 +99,9 @@ def test_a_tables_write_is_compared_by_its_number_alone(conn: Conn) -> None:
     for forgotten in (False, True):
         Write(conn, given, f"sink {forgotten}").stage((1,))
         if forgotten:
-            forget(conn, "write_numbers")
+            forget(conn, "table_write_numbers")
             ((sequence, last, highest),) = call(conn, "numbers_behind")
-            assert (sequence, last, highest) == ("pgqueue.write_numbers", 0, 2)
+            assert (sequence, last, highest) == ("pgqueue.table_write_numbers", 0, 2)
         else:
             assert call(conn, "numbers_behind") == []
         call(conn, "recover")

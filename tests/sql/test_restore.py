@@ -282,7 +282,10 @@ def test_captured_tables_are_captured_after_a_restore(
         assert one(restored, "select count(*) from pg_proc where proname like 'pgqueue\\_%'") == 0
 
 
-SEQUENCES = ("seq_*", "publication_*", "*_seq", "claim_numbers", "gap_numbers", "write_numbers")
+SEQUENCES = (
+    *("seq_*", "publication_*", "*_seq", "claim_numbers", "gap_numbers"),
+    *("write_numbers", "table_write_numbers"),
+)
 
 
 @pytest.mark.parametrize(

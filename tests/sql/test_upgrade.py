@@ -28,6 +28,7 @@ from tests.sql.catalogue import catalogue, offered
 from tests.sql.owing import assert_delivers, make_streams, owed, use
 from tests.sql.owing_features import FEATURES, owed_of_all, pgmq, use_features
 from tests.sql.queue import *
+from tests.sql.table_writes import Write, content, staged_tables, target, write
 
 DIGESTS = {
     1: "641bcafe71e12953618066fd85946700552b725ba791d822266bb0c170794c64",
@@ -205,6 +206,25 @@ def test_the_recorded_backlog_of_a_consumer_is_kept(empty_url: str) -> None:
         value(old, "send", "s", "x")
         with pytest.raises(psycopg.Error, match="has a backlog of 2"):
             value(old, "send", "s", "x")
+
+
+def test_a_batch_that_was_being_written_to_a_table_is_written_by_the_new_version(
+    empty_url: str,
+) -> None:
+    """Its number is above those of version 2, whose counter had other bits."""
+    with connection.connect(empty_url) as old:
+        freeze.install(old, 2)
+        old.execute("create table public.bills (id int)")
+        given = target("public.bills", {"id": "int"})
+        killed = [Write(old, given, batch=batch).stage((1,)) for batch in range(3)]
+        schema.install(old)
+        for batch, each in enumerate(killed):
+            with pytest.raises(psycopg.Error, match="is not a number that open_table") as caught:
+                each.stage((1,))
+            assert caught.value.sqlstate == "PQ008"
+            assert write(old, given, (batch + 10,), batch=batch)
+        assert content(old, "bills") == [(10,), (11,), (12,)]
+        assert staged_tables(old) == set()
 
 
 APART = ("per_key_capacity", "max_deliver_count")  # the first one contradicts on_full=drop_oldest

@@ -209,8 +209,8 @@ def test_a_write_to_a_table_takes_only_numbers_of_its_own(
     own = Write(mean, bills_of_all, "own", 0)
     for number in (
         *(theirs.write_no, theirs.write_no + 1, own.write_no + 1, own.write_no - 1),
-        *((own.write_no >> 32) + 1, 1, 0, -1, 2**63 - 1, None),
-        *((each >> 32 << 32) + 2**32 for each in (own.write_no, theirs.write_no)),
+        *((own.write_no >> 24) + 1, 1, 0, -1, 2**63 - 1, None),
+        *((each >> 24 << 24) + 2**24 for each in (own.write_no, theirs.write_no)),
     ):
         with pytest.raises(psycopg.Error, match=r"p_write_no .* number .*open_table") as caught:
             value(mean, "open_table_write", number, "own", 0, given)
@@ -229,9 +229,27 @@ def test_a_write_to_a_table_takes_only_numbers_of_its_own(
 def test_a_later_write_has_a_higher_number(conn: Conn, bills: dict[str, Any]) -> None:
     numbers = [Write(conn, bills).write_no for _ in range(20)]
     assert numbers == sorted(numbers)
-    conn.execute("select setval('pgqueue.write_numbers', 2147483646)")
+    conn.execute("select setval('pgqueue.table_write_numbers', 549755813886)")
     assert numbers[-1] < Write(conn, bills).write_no < 2**63
-    assert len({number & 0xFFFFFFFF for number in numbers}) == 20
+    assert len({number & 0xFFFFFF for number in numbers}) == 20
+    with pytest.raises(psycopg.Error, match="reached maximum value of sequence"):
+        Write(conn, bills)
+
+
+@pytest.mark.promise("operations: numbers of table writes")
+def test_numbers_that_a_producer_uses_up_are_not_those_of_writes_to_a_table(
+    conn: Conn, opened: Opened, bills_of_all: dict[str, Any]
+) -> None:
+    """A producer can call begin_write() billions of times, in hours."""
+    owner = opened("producer")
+    before = Write(owner, bills_of_all, "killed", 0)
+    for last in (2**31 - 1, 2**32, 2**40):
+        conn.execute("select setval('pgqueue.write_numbers', %s)", [last])
+        assert value(owner, "begin_write") == last + 1
+        later = Write(owner, bills_of_all, f"sink {last}", 0)
+        assert later.stage().staged == f"staged_rows_{later.write_no}"
+        assert later.write_no >> 24 == (before.write_no >> 24) + 1
+        before = later
 
 
 # Observers, who see no payload

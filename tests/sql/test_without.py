@@ -55,7 +55,9 @@ USES: dict[str, tuple[Callable[[Conn], Any], str]] = {
 
 def made_by(*names: str) -> set[str]:
     """The functions, tables and views of features, by the text of their files."""
-    made = re.compile(r"^ *create (?:or replace )?\w+(?: if not exists)? (_?pgqueue\.\w+)", re.M)
+    made = re.compile(  # a sequence goes with its table
+        r"^ *create (?:or replace )?(?!sequence)\w+(?: if not exists)? (_?pgqueue\.\w+)", re.M
+    )
     view = re.compile(r"make_view\('(\w+)'")
     found = set[str]()
     for file in schema.sql_files():

@@ -24,7 +24,9 @@ import spark_pgqueue
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.command_line.arguments import duration
 from spark_pgqueue.command_line.commands.deploy import FOLDER, Where
-from tests.pages import run_commands
+from spark_pgqueue.postgres import embedded
+from tests import conftest
+from tests.pages import environment_of, run_commands
 from tests.processes import started, wait_until
 from tests.unit.test_supervision import free_address, probe
 
@@ -189,11 +191,39 @@ def bill(message):
 """
 
 
+@pytest.fixture
+def url_of_the_services(servers_home: Path) -> Iterator[str]:
+    """A server on which the script of the compose file ran; the url of the services' role."""
+    (file,) = documents("compose")
+    postgres = file["services"]["postgres"]
+    (mounted,) = postgres["configs"]
+    assert re.fullmatch(r"/docker-entrypoint-initdb\.d/\w+\.sh", mounted["target"])
+    script = file["configs"][mounted["source"]]["content"].replace("$$", "$")
+    role = file["x-app"]["environment"]
+    with embedded.start(servers_home / "compose", settings=dict(conftest.SETTINGS)) as server:
+        given = {"POSTGRES_PASSWORD": 'it\'s "one"'}
+        subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            env={**environment_of(server.url), **given}, check=True, timeout=60,
+        )  # fmt: skip
+        yield make_conninfo(server.url_of(role["PGDATABASE"]), user=role["PGUSER"])
+    shutil.rmtree(servers_home / "compose")
+
+
 @pytest.mark.promise("deploy: pgqueue takes the commands in them")
 def test_the_services_of_the_compose_file_do_their_work(
-    empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url_of_the_services: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other, as it says, without the containers."""
+    """One after the other, as it says, without the containers; and not as a superuser."""
+    url = url_of_the_services
+    with psycopg.connect(url) as conn:
+        role = "select rolsuper, rolcreaterole, rolcreatedb from pg_roles where rolname = user"
+        assert conn.execute(role).fetchone() == (False, False, False)
+        owner = "select pg_get_userbyid(datdba) = user from pg_database where datname = 'queue'"
+        assert conn.execute(owner).fetchone() == (True,)
+    with psycopg.connect(make_conninfo(url, user="postgres")) as conn:
+        passwords = "select rolname, rolpassword like 'SCRAM%' from pg_authid where rolcanlogin"
+        assert dict(conn.execute(passwords).fetchall()) == {"postgres": None, "queue": True}
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "jobs.py").write_text(JOBS)
     monkeypatch.chdir(tmp_path)
@@ -205,12 +235,12 @@ def test_the_services_of_the_compose_file_do_their_work(
     test = services()["worker"]["healthcheck"]["test"]
     assert test[:3] == ["CMD", "python", "-c"]
     check = [sys.executable, "-c", test[3].replace("127.0.0.1:8080", where)]
-    with started(*given["install"], url=empty_url) as process:
+    with started(*given["install"], url=url) as process:
         assert process.wait(60) == 0
     with (
-        started(*given["worker"], url=empty_url) as worker,
-        started(*given["maintain"], url=empty_url) as maintain,
-        spark_pgqueue.connect(empty_url) as queue,
+        started(*given["worker"], url=url) as worker,
+        started(*given["maintain"], url=url) as maintain,
+        spark_pgqueue.connect(url) as queue,
     ):
         wait_until(lambda: subprocess.run(check, capture_output=True).returncode == 0)
         queue.send("orders", "order 1")

@@ -140,7 +140,7 @@ begin
           and not exists (select from pgqueue.consumers o where o.consumer_id = substr(c.relname, 9)::int)
     loop
         begin
-            execute format('drop sequence pgqueue.%I', v_name);  -- lock: table
+            perform _pgqueue.try_drop(format('drop sequence pgqueue.%I', v_name));  -- lock: table
         exception when undefined_table or lock_not_available then
             null;  -- another maintain() drops it, or an open transaction that sends has read it
         end;
