@@ -29,8 +29,8 @@ $$;
 -- Lists the sequences that are behind their rows, because they were restored or replicated without their values.
 -- Sends, and other calls that need their numbers, fail (PQ011) until recover() has advanced them.
 --   p_quick  read only rows that an index finds, as for doctor: they show that values of sequences are missing
--- Returns the sequence, its last number, and the highest number in a row. No row: no sequence is behind. Unless p_quick,
--- reads whole tables. Locks nothing.
+-- Returns the sequence, its last number, and the highest number in a row. No row: no sequence is behind. Without
+-- p_quick, it reads whole tables. Locks nothing.
 create or replace function pgqueue.numbers_behind(p_quick boolean default false)
 returns table (sequence text, last_number bigint, highest bigint)
 language sql stable as $$

@@ -170,8 +170,9 @@ end $$;
 -- Errors: PQ001, PQ003; 42501 for the sink of another role; PQ008 when a chunk is missing, or one of its messages was
 -- published with another; PQ005 when a chunk is missing after a restore or a failover, until recover() is called; PQ010
 -- for a query's batch that is neither later nor a repetition of the last one, with the same messages to the same
--- streams, and after recover() for one that is not the next; PQ013. Locks: the batch against another commit of it, the reservations of its chunks, and dedup keys as
--- send_batch. Duplicates are deleted. (More than 60 lines: one commit, from its checks to its errors.)
+-- streams, and after recover() for one that is not the next; PQ013. Locks: the batch against another commit of it, the
+-- reservations of its chunks, and dedup keys as send_batch. Duplicates are deleted. (More than 60 lines: one commit,
+-- from its checks to its errors.)
 create or replace function pgqueue.publish_staged(p_sink text, p_batch bigint, p_stream_id int, p_staged bigint[],
                                                   p_rows bigint, p_compare boolean default true) returns boolean
 language plpgsql as $$

@@ -223,7 +223,8 @@ begin
     elsif p_where is not null then
         p_consumer := _pgqueue.check_kind('where', p_consumer);
     end if;
-    if v_free and not _pgqueue.claims_in_turn(p_consumer) then  -- the session before may have left free bundles, or nothing: several claims saw one message
+    -- the session before may have left free bundles, or nothing: several claims saw one message
+    if v_free and not _pgqueue.claims_in_turn(p_consumer) then
         v_unlocked := _pgqueue.claim_free(p_consumer, v_stored, p_max);
         if v_unlocked.message_count is not null then
             return v_unlocked;
