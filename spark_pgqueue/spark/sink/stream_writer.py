@@ -345,21 +345,20 @@ class StreamWriter:
         """The stream of the options, and the number of this write.
 
         There is no stream where rows name their streams, and neither of the two where no rows are
-        sent.
+        sent: the role may then be one that only settles messages.
         """
         options = self._options
         statements = Statements(options.url, patience=self._patience, repeat=True, names=self._name)
         with statements.kept():
             if self._table is not None:
                 self._table.begin(statements)
-            if options.action is not None or (self._table and "data" not in self._columns):
+            if options.action is not None or "data" not in self._columns:
                 statements.row("select pgqueue.schema_version()")
                 return None, None
             if options.stream is None:
                 return None, statements.row("select pgqueue.begin_write()")[0]
             target, write_no = self._open_home(statements, options.stream)
-        if "data" in self._columns:
-            check_kind(self._is_binary, target.name, target.kind)
+        check_kind(self._is_binary, target.name, target.kind)
         return target, write_no
 
     def _open_home(self, statements: Statements, stream: str) -> tuple[TargetStream, int]:
