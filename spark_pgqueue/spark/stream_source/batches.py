@@ -84,6 +84,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
 
     def plan(self, start: StreamOffsets, end: StreamOffsets) -> list[OffsetPartition]:
         """The partitions of the micro-batch between two offsets."""
+        self._check_named(end)  # a replay begins here, and not with the next micro-batch
         if self._options.group is not None:
             self._check_log(start, end, "noted")
         self.position: StreamOffsets | None = end
@@ -168,19 +169,24 @@ class StreamBatches(MicroBatches[StreamOffsets]):
             self._streams.note(new)
             self._noted |= new
 
+    def _check_named(self, offset: StreamOffsets) -> None:
+        """Raise unless the options name all streams of an offset of the checkpoint."""
+        names, pattern = self._options.names, self._options.stream_pattern
+        for name in sorted(offset.positions):
+            if not (name in names if names is not None else pattern and pattern.fullmatch(name)):
+                raise PgQueueError(
+                    f"the checkpoint belongs to a query that read stream {name!r}, which the "
+                    "options no longer name",
+                    hint="name it again, or give the query a checkpointLocation of its own. "
+                    "(Streams can be added to a query, and are read from their first message.)",
+                    sqlstate=FOREIGN_CHECKPOINT,
+                )
+
     def _check_still_there(self, start: StreamOffsets, found: Mapping[str, Any]) -> None:
+        self._check_named(start)
         gone = sorted(start.positions.keys() - found.keys())
         if not gone:
             return
-        pattern = self._options.stream_pattern
-        if pattern is None or not pattern.fullmatch(gone[0]):
-            raise PgQueueError(
-                f"the checkpoint belongs to a query that read stream {gone[0]!r}, which the "
-                "options no longer name",
-                hint="name it again, or give the query a checkpointLocation of its own. (Streams "
-                "can be added to a query, and are read from their first message.)",
-                sqlstate=FOREIGN_CHECKPOINT,
-            )
         message = f"stream {gone[0]!r}, which the query has read, was dropped"
         if self._options.fail_on_data_loss:
             raise PgQueueError(
