@@ -174,6 +174,33 @@ def test_who_is_no_query_acts_on_what_nobody_works_on(queue: Queue):
     assert len(dead(queue)) == 4, "it is dead, and nobody's to acknowledge"
 
 
+DETAILS = [
+    '{"b": 12345678901234567890123456789.123456789, "a": 1.10}',
+    "1e400",
+    "-0.00000000000000000000000000000000001",
+    "12345678901234567890123456789012345678",
+    r'["\\u0000", "\ud83d\ude00", "]}"]',
+    '{"a": 1, "a": 2}',
+    ' "text" ',
+    "[" * 1000 + "]" * 1000,
+]
+
+
+def test_details_are_stored_as_they_are_written(queue: Queue):
+    """No number goes through a float; what jsonb can hold reaches it, and all else is refused."""
+    queue.create("in", "c")
+    queue.send("in", 1, len(DETAILS))
+    rows = queue.spark.createDataFrame(list(enumerate(DETAILS, 1)), "seq long, details string")
+    act(queue, rows, "dead_letter")
+    found = queue.sql(
+        "select d.details::text, i.text::jsonb::text from pgqueue.read_dead('in', 'c') d "
+        "join unnest(%s::text[]) with ordinality i (text, seq) using (seq) order by seq",
+        DETAILS,
+    )
+    assert len(found) == len(DETAILS)
+    assert [details for details, _ in found] == [expected for _, expected in found]
+
+
 def test_what_was_read_along_with_messages_may_stay_in_rows_with_an_action():
     """Of every table of messages, and of the source with all of its columns."""
     options = parse_sink({"stream": "s", "consumer": "c", "action": "ack"}, streaming=False)
@@ -211,8 +238,13 @@ BAD_FRAMES: list[tuple[str, dict[str, str | None], str]] = [
         {"action": "nack"},
         "column delay must be null or an interval from 0 to 10 years",
     ),
-    ("1L as seq, '{' as details", {"action": "dead_letter"}, "details is not JSON"),
-    ("1L as seq, 'NaN' as details", {"action": "dead_letter"}, "details is not JSON"),
+    *(
+        (f"1L as seq, {details} as details", {"action": "dead_letter"}, "details is not JSON")
+        for details in (
+            *("'{'", "'NaN'", "'1e131072'", "'1e-16384'", "repeat('[', 1001) || repeat(']', 1001)"),
+            *(f"r'{text}'" for text in (r'["\u0000"]', r'"\ud800"', r'{"\udc00\ud800": 1}')),
+        )
+    ),
     (
         "explode(array(1L, 1L)) as seq, uuid() as reason",
         {"action": "dead_letter"},
