@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import check_columns, source_schema
 from spark_pgqueue.spark.options.sink import parse_sink
 from spark_pgqueue.spark.options.table import CONSUMER_OF, parse_table
+from spark_pgqueue.spark.sink.stream_writer import StreamWriter
 from spark_pgqueue.spark.table_source.tables import TABLES, table_schema
 from tests.spark.conftest import Queue, no_commit_log, refusal
 
@@ -172,6 +177,30 @@ def test_who_is_no_query_acts_on_what_nobody_works_on(queue: Queue):
     assert len(dead(queue)) == 4, "once for this version"
     act(queue, rows.where("seq = 3"), "ack")
     assert len(dead(queue)) == 4, "it is dead, and nobody's to acknowledge"
+
+
+@pytest.mark.parametrize("action", ["ack", "redrive"])
+def test_a_repeated_batch_acts_on_the_same_messages_or_only_on_as_many(url: str, action: str):
+    """As option compareRepeats says."""
+    queue = Queue(url, Path())
+    queue.create("in", "c")
+    queue.send("in", 1, 2)
+    given = {"url": url, "stream": "in", "consumer": "c", "action": action}
+
+    def write(batch: int, seq: int, compares: str) -> bool:
+        options = parse_sink(given | {"compareRepeats": compares}, streaming=True)
+        writer = StreamWriter(options, StructType().add("seq", "long"))
+        rows = pa.RecordBatch.from_pydict({"seq": [seq]})
+        return writer.publish([writer.stage(iter([rows]), "query", batch, "query")], batch)
+
+    assert write(0, 1, "content")
+    assert not write(0, 1, "content")
+    assert not write(0, 2, "count")
+    with pytest.raises(PgQueueError, match="with other messages than it has now") as error:
+        write(0, 2, "content")
+    assert "compareRepeats = count" in (error.value.hint or "")
+    assert write(1, 2, "count")
+    assert not write(1, 1, "count")
 
 
 DETAILS = [

@@ -216,11 +216,12 @@ class StreamWriter:
         self, statements: Statements, actions: dict[Action, str], task: Staged, batch: int
     ) -> bool:
         """Perform actions; returns whether this call did it."""
-        sql, values = "pgqueue.revive_messages(%s, %s, %s::jsonb)", []
+        sql, values = "pgqueue.revive_messages(%s, %s, %s::jsonb, %s)", []
         if not next(iter(actions)).revives:
-            sql = "pgqueue.settle_messages(%s, %s, %s::jsonb, %s, %s)"
+            sql = "pgqueue.settle_messages(%s, %s, %s::jsonb, %s, %s, %s)"
             may_repeat = task.query_id is not None or task.sink.startswith("txn:")
             values = [task.query_id, may_repeat]  # as a whole, with its batch
+        values.append(self._options.compare_repeats == "content")
         done, changed, passed_over = statements.row(
             f"select done, changed, passed_over from {sql}",
             [task.sink, batch, as_json(actions), *values],
