@@ -456,6 +456,40 @@ def test_a_minimum_may_be_more_than_one_read_finds(queue: Queue, start: Start):
     assert query.batch() is None
 
 
+@pytest.mark.parametrize("tells_start", [True, False])
+def test_a_query_of_one_batch_reads_all_that_is_published(
+    queue: Queue, start: Start, monkeypatch, tells_start: bool
+):
+    """However many reads that takes, beside open transactions and messages for others. PySpark 4.0
+    and 4.1 tell of no trigger, so each batch without a limit is such a one.
+    """
+    queue.create("t", "c")
+    queue.send("s", 1, 1)
+    limit = ReadAllAvailable() if tells_start else None
+    query = start(streams="s,t")
+    assert query.batch(limit) == of("s", 1, 1)
+    with connect(queue.url) as conn:
+        limits.set_constant(conn, "limit_read", 2)
+    monkeypatch.setattr("spark_pgqueue.spark.driver.micro_batches.TELLS_START", tells_start)
+    send = "select count(pgqueue.send('s', i::text)) from generate_series(%s::int, %s) i"
+    for_c = "select count(pgqueue.send('t', 'x', p_consumers => '{c}')) from generate_series(1, 99)"
+    with connect(queue.url) as other:
+        queue.sql(send, 2, 300)
+        other.execute("begin")
+        other.execute("select pgqueue.send('s', '999')")
+        queue.sql(send, 301, 400)
+        queue.sql(for_c)
+        queue.send("t", 1, 3)
+        assert sorted(query.batch(limit) or []) == of("s", 2, 400) + of("t", 1, 3)
+        assert query.batch(limit) is None
+        other.execute("commit")
+    assert query.batch(limit) == of("s", 999, 999)
+    assert query.start["streams"]["s"]["messages"] == 401
+    queue.sql(send, 401, 500)
+    query.restart(maxMessagesPerTrigger=3)
+    assert query.batch() == of("s", 401, 403)
+
+
 def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: Start):
     queue.sql("select pgqueue.create_consumer('s', 'c', p_start => 'earliest')")
     queue.sql("select pgqueue.create_group('s', 'wide', 2)")

@@ -200,6 +200,8 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         self, positions: dict[str, Position], admission: Admission
     ) -> tuple[dict[str, Position], int]:
         """The positions after the messages of the next micro-batch, and the number of messages."""
+        if admission.is_only:
+            return self._read_all(positions)
         most = admission.max_messages
         if admission.max_bytes is not None and self._average is None:
             most = min(most or FIRST_MESSAGES, FIRST_MESSAGES)
@@ -213,6 +215,17 @@ class StreamBatches(MicroBatches[StreamOffsets]):
             most = max(1, min(had - 1, int(had * admission.max_bytes / size * 0.95)))
             found, had = self._read_messages(positions, most)
         return found, had
+
+    def _read_all(self, positions: dict[str, Position]) -> tuple[dict[str, Position], int]:
+        """The positions after all messages that are published now, and their number. A read passes
+        a bounded number of publications, so there may be several.
+        """
+        bounds = dict.fromkeys(positions, 0) | self._streams.last_publications()
+        here: dict[str, Position] = {}
+        found = positions
+        while found != here:
+            here, found = found, self._streams.read_to(found, None, bounds)
+        return found, StreamOffsets(found).messages - StreamOffsets(positions).messages
 
     def _count_on(self, found: dict[str, Position], had: int, enough: int) -> int:
         """The number of available messages, at most `enough`: `had`, and those after `found`.
