@@ -132,9 +132,9 @@ class SourceOptions(Connecting, Admitting):
     quarantine_after: int | None = option(
         positive,
         NUMBER,
-        "Bisect a micro-batch that was started this many times and never finished, until the "
-        "message that stops the query is alone in its batch; that message is dead-lettered. By "
-        "default the query fails at each start.",
+        "Bisect a micro-batch that was started that often and never finished, until the message "
+        "that stops the query is alone; dead-letter that message. By default the query fails at "
+        "each start.",
     )
     checkpoint_location: Path | None = option(
         local_folder,
