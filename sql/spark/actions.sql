@@ -32,7 +32,7 @@ end $$;
 --                too, without a failure. Only for messages that a claim of a query holds
 --   dead_letter  the message becomes a dead letter, with reason (by default rejected) and details
 --   p_query_id   the Spark query of the write, if known
---   p_replayed  whether a micro-batch that has the messages keeps them when it is replayed
+--   p_replayed   whether a micro-batch that has the messages keeps them when it is replayed
 --   p_compare    whether a repeated batch of a query must name the same messages for each action; else only their
 --                number is compared
 -- Returns whether actions were applied, which is false for a repeated batch; how many messages this call changed; and
