@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from pyspark.sql import DataFrame
 
 from spark_pgqueue.postgres import schema
