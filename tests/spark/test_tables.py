@@ -365,26 +365,6 @@ def test_where_reads_bytes_and_lists(conn: Conn, url: str) -> None:
     assert [row["seq"] for row in found] == [3, 4]
 
 
-def test_where_compares_times_of_any_year_exactly(conn: Conn, url: str) -> None:
-    """Also those that Python cannot hold, of a state, beside the content of messages."""
-    value(conn, "create_stream", "f")
-    value(conn, "create_consumer", "f", "c")
-    times = (
-        *("0044-03-15 12:00:00.000001+00 BC", "0001-01-01 00:00:00.5+00 BC"),
-        *("1969-12-31 23:59:59.999999+00", "2026-03-29 01:30:00.123457+00"),
-        *("9999-12-31 23:59:59.999999+00", "294246-12-31 23:59:59.999999+00"),
-    )
-    for number, at in enumerate(times, 1):
-        value(conn, "send", "f", "x", p_deliver_at=at)
-        where = f"deliver_at = '{at}' and data <> ''"
-        found = look(url, "messages", stream="f", columns="seq", where=where)
-        assert [row["seq"] for row in found] == [number], at
-    call(conn, "receive", "f", "c", 9)
-    where = "not_visible_until > now() and data <> '' and lease_until is null"
-    found = look(url, "pending", stream="f", consumer="c", columns="seq", where=where)
-    assert [row["seq"] for row in found] == [5, 6]
-
-
 def test_where_needs_no_more_rights_than_its_columns(
     conn: Conn, url: str, used: owing.Known, members: dict[str, str]
 ) -> None:

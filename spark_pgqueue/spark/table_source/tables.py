@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql import types as t
@@ -255,30 +256,6 @@ def check_types(cursor: dbapi.Cursor, where: Where, kind: str) -> None:
     call(cursor, f"select 1 from (select {row}) m where ({where.condition})")
 
 
-_TIME = "timestamptz"
-
-
-def _plain(values: pa.Table) -> pa.Table:
-    """Values that JSON can hold; times in microseconds since 1970, as Python's end in 9999."""
-    import pyarrow as pa
-
-    for place, field in enumerate(values.schema):
-        if pa.types.is_timestamp(field.type):
-            micros = values.column(place).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-            values = values.set_column(place, field.name, micros)
-    return values
-
-
-def _time_sql(micros: str, name: str) -> str:
-    """The time of a number of microseconds since 1970, exactly: a double holds both parts of it."""
-    day = 86_400_000_000
-    time = (
-        f"timestamp '1970-01-01' + {micros} / {day} * interval '1 day'"
-        f" + {micros} % {day} * interval '1 microsecond'"
-    )
-    return f"({time}) at time zone 'UTC' as {name}"
-
-
 def messages_sql(
     table: Table,
     where: Where,
@@ -291,22 +268,20 @@ def messages_sql(
     with the number `no` of their range. `known` has the known columns of the ranges; `reads` is
     whether the content of messages is needed, for the condition or otherwise.
     """
-    types = {name: column(name)[0] for name in where.columns if name in known.column_names}
-    values = _plain(known.select(["lo", *types]).take([each.no for each in ranges])).to_pylist()
+    names = [name for name in where.columns if name in known.column_names]
+    values = known.select(["lo", *names]).take([each.no for each in ranges]).to_pylist()
     rows = [more | each._asdict() for each, more in zip(ranges, values, strict=True)]
+    types = [f"{name} {column(name)[0]}" for name in names]
     # Texts of users come as digits: no setting of the session changes how these are read.
-    digits = json.dumps(rows).encode().hex()
-    stored = [f"{name} {'int8' if type == _TIME else type}" for name, type in types.items()]
+    digits = json.dumps(rows, default=datetime.isoformat).encode().hex()
     source = (
         f"json_to_recordset(convert_from(decode('{digits}', 'hex'), 'UTF8')::json)"
-        f" as r ({', '.join(['lo int8', 'hi int8', 'no int4', *stored])})"
+        f" as r ({', '.join(['lo int8', 'hi int8', 'no int4', *types])})"
     )
     # The bounds of all ranges let the planner leave out the other segments of the stream.
     lo, hi = min(each.lo for each in ranges), max(each.hi for each in ranges)
     messages = f"select * from pgqueue.messages_{stream.stream_id} where seq >= {lo} and seq < {hi}"
-    columns = ["r.no"]
-    for name, type in types.items():
-        columns.append(_time_sql(f"r.{name}", name) if type == _TIME else f"r.{name}")
+    columns = ["r.no", *(f"r.{name}" for name in names)]
     if reads:
         data = "x.data_bytes" if stream.kind == "binary" else "x.data"
         columns += ["x.key", "x.headers", "x.inserted_at", "x.data_bytes", f"{data} as data"]
