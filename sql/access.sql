@@ -45,7 +45,8 @@ language sql immutable as $$
         ('{reader_plan, reader_query, reader_lost, reader_others, consumer_backlog, consumer_lag, reader_state,
             reader_fork, recent_size, check_timeout, end_after}', '{consumer}', null),
         -- Spark's sink
-        ('{open_sink, is_published, begin_write, begin_write_of, stage, publish_staged, unstage}', '{producer}', null),
+        ('{open_sink, is_published, begin_write, stage, publish_staged, unstage}', '{producer}', null),
+        ('{begin_write_of}', '{producer, consumer, admin}', null),  -- before messages, and before actions
         ('{settle_messages}', '{consumer}', '{plan, probe, loop}'),
         ('{revive_messages}', '{admin}', null),
         -- ... into a table

@@ -151,16 +151,22 @@ def _is_text(values: list[Any]) -> bool:
     return "\0" not in whole
 
 
+class JsonText(str):
+    """JSON that was written elsewhere. It is sent as it is: a float has fewer digits than a number
+    of Postgres.
+    """
+
+
 def json_text(name: str, value: Any) -> str:
     try:
-        written = json.dumps(value, allow_nan=False)
+        written = value if isinstance(value, JsonText) else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise PgQueueError(f"{name} must be serializable as JSON: {error}") from None
     if "\\u0000" in written.replace("\\\\", ""):
         raise PgQueueError(f"{name} holds a NUL character, which Postgres cannot store in JSON")
-    if "\\ud" in written:  # half of a character beyond U+FFFF; both halves are a character
+    if "\\ud" in written.lower():  # half of a character beyond U+FFFF; both halves are a character
         try:
-            json.dumps(json.loads(written), ensure_ascii=False).encode()
+            json.dumps(json.loads(written, parse_int=str), ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise PgQueueError(
                 f"{name} holds a lone surrogate, which Postgres cannot store in JSON"

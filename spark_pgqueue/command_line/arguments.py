@@ -129,9 +129,17 @@ def default_of(method: Callable[..., Any], name: str) -> Any:
     return inspect.signature(method).parameters[name].default
 
 
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is a word of JavaScript")
+
+
 def json_value(text: str) -> Any:
+    from spark_pgqueue.client.arguments import JsonText
+
     try:
-        return json.loads(text)
+        # Only to check it: Python's numbers have other limits than those of Postgres.
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_no_constant)
+        return JsonText(text)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{text!r} is not JSON: {error}") from None
 

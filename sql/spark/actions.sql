@@ -33,33 +33,38 @@ end $$;
 --   dead_letter  the message becomes a dead letter, with reason (by default rejected) and details
 --   p_query_id   the Spark query of the write, if known
 --   p_replayed   whether a micro-batch that has the messages keeps them when it is replayed
+--   p_compare    whether a repeated batch of a query must name the same messages for each action; else only their
+--                number is compared
 -- Returns whether actions were applied, which is false for a repeated batch; how many messages this call changed; and
 -- how many it ignored (passed_over): done, dead or not published; held by other claims; for a nack, not claimed; or of
 -- a consumer for which the batch was applied before. Errors: PQ001, PQ002, PQ003, PQ006 for a group, PQ007, PQ010.
 -- Locks: the batch; then, consumer by consumer in the order of their ids: claims, the consumer, bundles.
 create or replace function pgqueue.settle_messages(p_sink text, p_batch bigint, p_actions jsonb,
-                                                   p_query_id text default null, p_replayed boolean default true)
+                                                   p_query_id text default null, p_replayed boolean default true,
+                                                   p_compare boolean default true)
 returns table (done boolean, changed bigint, passed_over bigint)
 language sql as $$
     select * from _pgqueue.run_actions(p_sink, p_batch, _pgqueue.actions(p_actions, '{ack,nack,dead_letter}'), false,
-                                       p_query_id, p_replayed)
+                                       p_query_id, p_replayed, p_compare)
 $$;
 
 -- Redrives or retries messages by their numbers, for a batch of a sink, once for each consumer. Action redrive is for
 -- dead letters, retry for delayed messages; see redrive and retry. Arguments, returns, errors and locks: as
 -- settle_messages. It ignores messages that are not dead, or not delayed.
-create or replace function pgqueue.revive_messages(p_sink text, p_batch bigint, p_actions jsonb)
+create or replace function pgqueue.revive_messages(p_sink text, p_batch bigint, p_actions jsonb,
+                                                   p_compare boolean default true)
 returns table (done boolean, changed bigint, passed_over bigint)
 language sql as $$
     select * from _pgqueue.run_actions(p_sink, p_batch, _pgqueue.actions(p_actions, '{redrive,retry}'), true, null,
-                                       null)
+                                       null, p_compare)
 $$;
 
 -- Runs the actions of a batch, once for each consumer. For arguments, returns, errors and locks see settle_messages.
 --   p_revived  the actions are redrive and retry
 create or replace function _pgqueue.run_actions(p_sink text, p_batch bigint, p_actions pgqueue.action[],
                                                 p_revived boolean, p_query_id text, p_replayed boolean,
-                                                out done boolean, out changed bigint, out passed_over bigint)
+                                                p_compare boolean, out done boolean, out changed bigint,
+                                                out passed_over bigint)
 language plpgsql as $$
 declare
     v_begun int[] := '{}';  -- the consumers for which the batch was not applied before
@@ -72,7 +77,8 @@ begin
             p_sink, (v_one.consumer).stream_id, (v_one.consumer).consumer_id, p_revived, p_batch,
             _pgqueue.count_named(v_one.actions),
             (select sum(hash_record_extended(row(action, seqs), 0))
-             from (select action, range_agg(seqs) as seqs from unnest(v_one.actions) group by action) a),
+             from (select action, range_agg(seqs) as seqs from unnest(v_one.actions) group by action) a
+             having p_compare),
             null, null, '', _pgqueue.writing_query())) then
             v_begun := v_begun || (v_one.consumer).consumer_id;
         end if;

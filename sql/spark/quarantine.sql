@@ -12,7 +12,9 @@
 -- Its message is dead-lettered after a start with only this message in the whole micro-batch has failed.
 --
 -- A batch that a sink of this database has published is not suspected: it was finished, but not recorded in Spark's
--- log.
+-- log. Nor is one that a write in foreachBatch has published, whatever failed afterwards: the write is skipped when the
+-- batch is replayed, so the other half, in a batch of its own, would be published again. Actions prevent nothing: in
+-- another batch they find their messages settled.
 
 -- Bisects the micro-batch of a checkpoint reader, if it is suspected: the messages that the reader holds, without those
 -- that it lost and claims back. Needs the locks of the reader and the consumer. Locks its claims.
@@ -46,7 +48,8 @@ begin
     v_aside := exists (select from _pgqueue.sibling_readers(p_reader) where isolate);
     if not (v_aside or _pgqueue.is_suspect(p_reader, p_start_claim, p_end_claim, p_quarantine_after))
        or exists (select from pgqueue.sink_batches
-                  where sink = p_reader.query_id and published_at >= p_reader.first_start) then
+                  where published_at >= p_reader.first_start
+                    and (sink = p_reader.query_id or (query_id = p_reader.query_id and consumer_id = 0))) then
         return;
     elsif v_left = 1 and not v_aside and not p_reader.alone then
         o_isolate := true;

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.columns import check_columns, source_schema
 from spark_pgqueue.spark.options.sink import parse_sink
 from spark_pgqueue.spark.options.table import CONSUMER_OF, parse_table
+from spark_pgqueue.spark.sink.stream_writer import StreamWriter
 from spark_pgqueue.spark.table_source.tables import TABLES, table_schema
 from tests.spark.conftest import Queue, no_commit_log, refusal
 
@@ -174,6 +179,57 @@ def test_who_is_no_query_acts_on_what_nobody_works_on(queue: Queue):
     assert len(dead(queue)) == 4, "it is dead, and nobody's to acknowledge"
 
 
+@pytest.mark.parametrize("action", ["ack", "redrive"])
+def test_a_repeated_batch_acts_on_the_same_messages_or_only_on_as_many(url: str, action: str):
+    """As option compareRepeats says."""
+    queue = Queue(url, Path())
+    queue.create("in", "c")
+    queue.send("in", 1, 2)
+    given = {"url": url, "stream": "in", "consumer": "c", "action": action}
+
+    def write(batch: int, seq: int, compares: str) -> bool:
+        options = parse_sink(given | {"compareRepeats": compares}, streaming=True)
+        writer = StreamWriter(options, StructType().add("seq", "long"))
+        rows = pa.RecordBatch.from_pydict({"seq": [seq]})
+        return writer.publish([writer.stage(iter([rows]), "query", batch, "query")], batch)
+
+    assert write(0, 1, "content")
+    assert not write(0, 1, "content")
+    assert not write(0, 2, "count")
+    with pytest.raises(PgQueueError, match="with other messages than it has now") as error:
+        write(0, 2, "content")
+    assert "compareRepeats = count" in (error.value.hint or "")
+    assert write(1, 2, "count")
+    assert not write(1, 1, "count")
+
+
+DETAILS = [
+    '{"b": 12345678901234567890123456789.123456789, "a": 1.10}',
+    "1e400",
+    "-0.00000000000000000000000000000000001",
+    "12345678901234567890123456789012345678",
+    r'["\\u0000", "\ud83d\ude00", "]}"]',
+    '{"a": 1, "a": 2}',
+    ' "text" ',
+    "[" * 1000 + "]" * 1000,
+]
+
+
+def test_details_are_stored_as_they_are_written(queue: Queue):
+    """No number goes through a float; what jsonb can hold reaches it, and all else is refused."""
+    queue.create("in", "c")
+    queue.send("in", 1, len(DETAILS))
+    rows = queue.spark.createDataFrame(list(enumerate(DETAILS, 1)), "seq long, details string")
+    act(queue, rows, "dead_letter")
+    found = queue.sql(
+        "select d.details::text, i.text::jsonb::text from pgqueue.read_dead('in', 'c') d "
+        "join unnest(%s::text[]) with ordinality i (text, seq) using (seq) order by seq",
+        DETAILS,
+    )
+    assert len(found) == len(DETAILS)
+    assert [details for details, _ in found] == [expected for _, expected in found]
+
+
 def test_what_was_read_along_with_messages_may_stay_in_rows_with_an_action():
     """Of every table of messages, and of the source with all of its columns."""
     options = parse_sink({"stream": "s", "consumer": "c", "action": "ack"}, streaming=False)
@@ -211,8 +267,13 @@ BAD_FRAMES: list[tuple[str, dict[str, str | None], str]] = [
         {"action": "nack"},
         "column delay must be null or an interval from 0 to 10 years",
     ),
-    ("1L as seq, '{' as details", {"action": "dead_letter"}, "details is not JSON"),
-    ("1L as seq, 'NaN' as details", {"action": "dead_letter"}, "details is not JSON"),
+    *(
+        (f"1L as seq, {details} as details", {"action": "dead_letter"}, "details is not JSON")
+        for details in (
+            *("'{'", "'NaN'", "'1e131072'", "'1e-16384'", "repeat('[', 1001) || repeat(']', 1001)"),
+            *(f"r'{text}'" for text in (r'["\u0000"]', r'"\ud800"', r'{"\udc00\ud800": 1}')),
+        )
+    ),
     (
         "explode(array(1L, 1L)) as seq, uuid() as reason",
         {"action": "dead_letter"},

@@ -277,6 +277,40 @@ def test_streams_of_a_pattern_are_noticed_while_it_runs_and_read_from_their_firs
     assert error.value.sqlstate == "PQ005"
 
 
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize("option", ["streams", "streamPattern"])
+def test_a_stream_that_the_options_no_longer_name_is_one_clear_error(
+    queue: Queue, start: Start, option: str, loss: str
+):
+    """Also in the replay of an unfinished batch, which Spark begins without asking for its end."""
+    queue.create("t")
+    queue.send("s", 1, 2)
+    queue.send("t", 1, 3)
+    both = "s,t" if option == "streams" else "s|t"
+    query = start(**{option: both, "failOnDataLoss": loss})
+    query.log = [(query.start, query.latest())]
+    for ask in (lambda: query.rows(*query.log[0]), query.latest):
+        query.restart(**{option: "s"})
+        with pytest.raises(PgQueueError, match="read stream 't', which the options no") as error:
+            ask()
+        assert error.value.sqlstate == "PQ005"
+    query.restart(**{option: both})
+    assert sorted(query.rows(*query.log[0])) == of("s", 1, 2) + of("t", 1, 3)
+
+
+def test_a_dropped_stream_hides_no_stream_that_is_no_longer_named(queue: Queue, start: Start):
+    for stream in ("a1", "b1"):
+        queue.create(stream)
+        queue.send(stream, 1, 1)
+    query = start(streamPattern="[abc]1", failOnDataLoss="false")
+    assert sorted(query.batch() or []) == of("a1", 1, 1) + of("b1", 1, 1)
+    queue.create("c1")
+    queue.sql("select pgqueue.drop_stream('a1')")
+    query.restart(streamPattern="[ac]1")
+    with pytest.raises(PgQueueError, match="read stream 'b1', which the options no"):
+        query.latest()
+
+
 @pytest.mark.promise("kafka: without a consumer, a stream made again")
 def test_a_stream_that_was_dropped_and_made_again_is_one_clear_error(queue: Queue, start: Start):
     queue.send("s", 1, 3)
@@ -444,6 +478,40 @@ def test_a_minimum_may_be_more_than_one_read_finds(queue: Queue, start: Start):
     assert 0 < len(rows) < 300
     assert rows == of("s", 2, 1 + len(rows))
     assert query.batch() is None
+
+
+@pytest.mark.parametrize("tells_start", [True, False])
+def test_a_query_of_one_batch_reads_all_that_is_published(
+    queue: Queue, start: Start, monkeypatch, tells_start: bool
+):
+    """However many reads that takes, beside open transactions and messages for others. PySpark 4.0
+    and 4.1 tell of no trigger, so each batch without a limit is such a one.
+    """
+    queue.create("t", "c")
+    queue.send("s", 1, 1)
+    limit = ReadAllAvailable() if tells_start else None
+    query = start(streams="s,t")
+    assert query.batch(limit) == of("s", 1, 1)
+    with connect(queue.url) as conn:
+        limits.set_constant(conn, "limit_read", 2)
+    monkeypatch.setattr("spark_pgqueue.spark.driver.micro_batches.TELLS_START", tells_start)
+    send = "select count(pgqueue.send('s', i::text)) from generate_series(%s::int, %s) i"
+    for_c = "select count(pgqueue.send('t', 'x', p_consumers => '{c}')) from generate_series(1, 99)"
+    with connect(queue.url) as other:
+        queue.sql(send, 2, 300)
+        other.execute("begin")
+        other.execute("select pgqueue.send('s', '999')")
+        queue.sql(send, 301, 400)
+        queue.sql(for_c)
+        queue.send("t", 1, 3)
+        assert sorted(query.batch(limit) or []) == of("s", 2, 400) + of("t", 1, 3)
+        assert query.batch(limit) is None
+        other.execute("commit")
+    assert query.batch(limit) == of("s", 999, 999)
+    assert query.start["streams"]["s"]["messages"] == 401
+    queue.sql(send, 401, 500)
+    query.restart(maxMessagesPerTrigger=3)
+    assert query.batch() == of("s", 401, 403)
 
 
 def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: Start):

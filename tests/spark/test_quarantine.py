@@ -63,3 +63,26 @@ def test_a_query_gets_past_a_message_that_stops_it(
     ((data, reason, error),) = dead
     assert (data, reason) == (poison, "poison")
     assert "but never finished" in error
+
+
+@pytest.mark.promise("checkpoints: The whole way")
+def test_a_batch_that_foreach_batch_has_published_is_not_bisected(queue: Queue, fails):
+    """Its write is skipped in a replay; the other half would be another batch, published again."""
+    queue.create("in", "c")
+    queue.create("out")
+    queue.send("in", 1, 4)
+    poison = {"4"}
+
+    def publish_then_work(batch: DataFrame, batch_id: int) -> None:
+        queue.write(batch.select("data"), "out", txnAppId="a", txnVersion=str(batch_id))
+        if poison & {row.data for row in batch.collect()}:
+            raise RuntimeError("no such customer")
+
+    frame = queue.load("in", "c", quarantineAfter=1)
+    for _ in range(3):
+        assert "no such customer" in fails(queue.collect(frame, each=publish_then_work))
+        assert queue.sent("out") == ["1", "2", "3", "4"]
+    poison.clear()
+    queue.collect(frame, each=publish_then_work).awaitTermination()
+    assert queue.sent("out") == ["1", "2", "3", "4"]
+    assert queue.backlog("in", "c") == 0

@@ -176,9 +176,10 @@ def test_what_went_back_is_not_lost_and_never_had_back(conn: Conn, ordering: str
     assert set(states(conn)) >= set(sent[2:])
 
 
+@pytest.mark.parametrize("sink", ["query 1", "txn:a"])
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_batch_that_a_sink_of_this_database_published_is_finished(
-    conn: Conn, stream: int, ordering: str
+    conn: Conn, stream: int, ordering: str, sink: str
 ) -> None:
     """The process died before Spark noted it: a cut would publish the second half again."""
     reader = Reader(conn, consumer(conn, ordering=ordering))
@@ -186,7 +187,11 @@ def test_a_batch_that_a_sink_of_this_database_published_is_finished(
     first = reader.ask(2)
     value(conn, "reader_query", reader.id, "query 1")
     reader.start(first, AFTER)
-    value(conn, "publish_staged", "query 1", 0, stream, [stage(conn, stream, 2, 0, "query 1")], 2)
+    chunk = stage(conn, stream, 2, 0, sink)
+    with conn.transaction():
+        if sink != "query 1":  # in foreachBatch
+            value(conn, "begin_write_of", "query 1")
+        value(conn, "publish_staged", sink, 0, stream, [chunk], 2)
     for _ in range(9):
         assert reader.start(first, AFTER).planned == 2
     reader.move(first)
@@ -337,12 +342,19 @@ def test_a_query_of_two_sources_gives_up_the_message_to_blame_and_no_other(
     ]
 
 
-def test_what_is_left_of_a_batch_is_judged_without_what_the_query_acted_on(conn: Conn) -> None:
+@pytest.mark.parametrize("query", [None, "query 1"])
+def test_what_is_left_of_a_batch_is_judged_without_what_the_query_acted_on(
+    conn: Conn, query: str | None
+) -> None:
     """A message that is alone since the query settled the other one dies like any that is alone."""
     reader = Reader(conn, consumer(conn))
     sent = send_all(conn, ["x"] * 2)
     end = reader.ask()
-    settle(conn, action("ack", sent[:1]))
+    value(conn, "reader_query", reader.id, "query 1")
+    reader.start(end, None)
+    with conn.transaction():
+        value(conn, "begin_write_of", query)
+        settle(conn, action("ack", sent[:1]), sink="txn:a", p_query_id=query)
     rows = [reader.start(end, AFTER) for _ in range(AFTER + 2)]
     assert sum(row.poison for row in rows) == 1
     assert states(conn) == {sent[1]: "dead"}

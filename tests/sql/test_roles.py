@@ -24,10 +24,11 @@ CALLED_BY = {
     "producer consumer observer admin": "schema_version open_stream schema_of outcome server_of",
     "consumer observer admin": "open_consumer scan scan_bounds scan_where read_dead",
     "producer consumer": "listen_done",
+    "producer consumer admin": "begin_write_of",
     "producer": """
         send send_batch reserve publish_written send_captured was_truncated capture release
         change_capture execute_as capture_script note_captures open_sink is_published
-        begin_write begin_write_of stage publish_staged unstage open_table open_table_write
+        begin_write stage publish_staged unstage open_table open_table_write
         begin_table_batch apply_table_batch drop_table_write
     """,
     "consumer": """

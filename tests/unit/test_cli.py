@@ -78,6 +78,27 @@ def test_history_and_outcomes(queue, run):
     assert "JSON" in run("ack", claim.claim_id, "--result", "{", code=2)
 
 
+def test_json_is_stored_as_it_is_typed(queue, conn, run):
+    """Its numbers go through no float."""
+    run("consumer", "set", "s", "c", "keep_history=1 day")
+    refused = {"NaN": ("NaN is", 2), r'"\u0000"': ("NUL", 1), r'"\uD83D"': ("surrogate", 1)}
+    for text in (
+        *("1.234567890123456789012345", "1e400", f"[{'9' * 5000}]"),
+        r'["\\u0000", "\uD83D\uDE00"]',
+    ):
+        seq = queue.send("s", "x")
+        claim = queue.receive("s", "c").claim_id
+        for word, (says, code) in refused.items():
+            assert says in run("ack", claim, "--result", word, code=code)
+        run("ack", claim, "--result", text)
+        stored = "select result = %s::jsonb from pgqueue.outcome('s', 'c', %s)"
+        assert conn.execute(stored, [text, seq]).fetchone()[0], text
+    queue.send("s", "x")
+    run("defer", queue.receive("s", "c").claim_id, "--state", "1.234567890123456789012345")
+    state = "select saved::text from pgqueue.receive('s', 'c')"
+    assert conn.execute(state).fetchone() == ("1.234567890123456789012345",)
+
+
 def test_schedules(queue, run):
     create = ("schedule", "create", "s", "nightly", "--data", "x", "--cron")
     at = run(*create, "0 3 * * *", "--time-zone", "Europe/Berlin", "--key", "k").strip()

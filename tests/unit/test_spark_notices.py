@@ -227,6 +227,38 @@ def test_each_time_that_postgres_can_hold_arrives(conn: Conn, url: str) -> None:
     assert conn.execute(sql).fetchall() == [(each,) for each in full]
 
 
+def test_a_row_that_expires_in_the_second_of_its_delivery_is_sent(conn: Conn, url: str) -> None:
+    """As `send` does; rounded up, its times are still one after the other."""
+    day = 86_400_000_000
+    rows = {
+        # deliver_at, expires_at: those of its publication, in seconds
+        (day + 200_000, day + 800_000): (86_401, 86_402),
+        (day + 200_000, day + 1_000_000): (86_401, 86_402),
+        (day, day + 1): (86_400, 86_401),
+        (day + 1, day + 2_000_000): (86_401, 86_402),
+        (None, day + 800_000): (None, 86_401),
+        (day + 200_000, None): (86_401, None),
+    }
+    deliver_at, expires_at = (numbers("at", list(each)) for each in zip(*rows, strict=True))
+    data = pa.array(["x"] * len(rows))
+    stream = {"url": url, "stream": "orders"}
+    write(stream, data=data, deliver_at=deliver_at, expires_at=expires_at)
+    found = conn.execute(
+        "select extract(epoch from deliver_at)::int, extract(epoch from expires_at)::int"
+        " from pgqueue.publications p, unnest(p.seqs) r, generate_series(lower(r), upper(r) - 1) i"
+        " order by i"
+    ).fetchall()
+    assert found == list(rows.values())
+    for late, early in ((800_000, 200_000), (800_000, 800_000), (1_000_000, 200_000)):
+        with pytest.raises(PgQueueError, match="expires_at must be a finite time after"):
+            write(
+                stream,
+                data=pa.array(["x"]),
+                deliver_at=numbers("at", [late]),
+                expires_at=numbers("at", [early]),
+            )
+
+
 @pytest.mark.parametrize("how", ["consumer", "group"])
 def test_a_run_of_one_micro_batch_is_warned_of_once(
     conn: Conn, url: str, caplog: pytest.LogCaptureFixture, how: str

@@ -31,6 +31,7 @@ from spark_pgqueue.spark.options.stream_source import StreamSourceOptions
 from spark_pgqueue.spark.platform.error_format import plain_errors
 from spark_pgqueue.spark.platform.process import Parent
 from spark_pgqueue.spark.platform.pyspark_compat import (
+    TELLS_START,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
@@ -245,7 +246,9 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._has_warned = True
                 warn("%s", warning)
         begin = self.batches.position if start is None else self.offset_type.parse(start)
-        admission = Admission() if is_once else self._options.admission
+        admission = Admission(is_only=True) if is_once else self._options.admission
+        if not TELLS_START and (admission.max_messages or admission.max_bytes) is None:
+            admission = replace(admission, is_only=True)  # it does not tell of its trigger either
         return self.batches.next(begin, admission).as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -7,7 +7,8 @@ silently use wrong rows, so the second micro-batch fails. Outside of streaming q
 warning after some time.
 
 A planner process makes a `PlanGuard`, and executors read with it. They cannot communicate, so files
-of the user, on each machine, record the first reader of each plan.
+of the user, on each machine, record the first reader of each plan. (So on a cluster, an executor
+that reads the first time notices nothing.)
 """
 
 from __future__ import annotations

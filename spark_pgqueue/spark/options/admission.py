@@ -18,6 +18,7 @@ class Admission:
     max_bytes: int | None = None  # the highest number of bytes of data, but at least one message
     min_messages: int | None = None  # the query waits for this many messages,
     max_delay: timedelta = timedelta.max  # ... at most this long after its last one with messages
+    is_only: bool = False  # Spark may ask for no other micro-batch: it has all that is published
 
     def begins(self, available: int, since: float) -> bool:
         """Whether a micro-batch of `available` messages begins, `since` seconds after the last one;

@@ -113,8 +113,8 @@ class SinkOptions(Connecting):
     compare_repeats: str = option(
         compared,
         "content or count",
-        "How a micro-batch that is run again after it was published is compared: its rows must be "
-        "the same in number and in data, key and headers, or the query fails with PQ010. count "
+        "How a repeated micro-batch is compared: its rows must be the same in number and in data, "
+        "key and headers (with an action: in action and seq), or the query fails with PQ010. count "
         "compares only the number, for a query whose rows differ each time (uuid, rand, "
         "deliver_count). Rows of a table are always compared by number. By default {default}.",
         default="content",

@@ -55,7 +55,11 @@ class SourceOptions(Connecting, Admitting):
         "The consumer whose messages the query claims and acknowledges.",
         required=True,
     )
-    max_messages_per_trigger: int | None = use(MAX_MESSAGES_PER_TRIGGER)
+    max_messages_per_trigger: int | None = use(
+        MAX_MESSAGES_PER_TRIGGER,
+        help="At most this many messages in a micro-batch. By default all messages of up to "
+        "1,000,000 publications.",
+    )
     max_bytes_per_trigger: int | None = use(MAX_BYTES_PER_TRIGGER)
     min_messages_per_trigger: int | None = use(MIN_MESSAGES_PER_TRIGGER)
     max_trigger_delay: timedelta = use(MAX_TRIGGER_DELAY)
@@ -128,9 +132,9 @@ class SourceOptions(Connecting, Admitting):
     quarantine_after: int | None = option(
         positive,
         NUMBER,
-        "Bisect a micro-batch that was started this many times and never finished, until the "
-        "message that stops the query is alone in its batch; that message is dead-lettered. By "
-        "default the query fails at each start.",
+        "Bisect a micro-batch that was started that often and never finished, until the message "
+        "that stops the query is alone; dead-letter that message. By default the query fails at "
+        "each start.",
     )
     checkpoint_location: Path | None = option(
         local_folder,

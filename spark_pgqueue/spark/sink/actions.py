@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from spark_pgqueue.postgres.errors import NOT_ALLOWED, PgQueueError
+from spark_pgqueue.spark.executor.typed import read_json
 from spark_pgqueue.spark.options.sink import SinkOptions
 from spark_pgqueue.spark.options.values import ACTIONS, REVIVING
 from spark_pgqueue.spark.sink.rows import multirange
@@ -20,6 +23,9 @@ _SAYS = {
     "details": ("ack", "dead_letter"),
 }
 """Columns with details, and the actions that take them."""
+
+DEEPEST = 1000
+"""The levels of details. Postgres reads JSON by recursion, and ends at some thousands."""
 
 
 class Action(NamedTuple):
@@ -118,17 +124,18 @@ def merged(tasks: Iterable[tuple[tuple[Action, str], ...]]) -> dict[Action, str]
 
 
 def as_json(actions: dict[Action, str]) -> str:
-    """The actions as SQL takes them."""
-    return json.dumps(
-        [
-            {
-                **action._asdict(),
-                "details": None if action.details is None else json.loads(action.details),
-                "seqs": seqs,
-            }
-            for action, seqs in actions.items()
-        ]
-    )
+    """The actions as SQL takes them; details as the user wrote them, because a float has fewer
+    digits than a number of Postgres.
+    """
+
+    def described(action: Action, seqs: str) -> str:
+        fields = {name: json.dumps(value) for name, value in action._asdict().items()}
+        if action.details is not None:
+            fields["details"] = action.details
+        fields["seqs"] = json.dumps(seqs)
+        return ", ".join(f'"{name}": {value}' for name, value in fields.items())
+
+    return f"[{', '.join(f'{{{described(*each)}}}' for each in actions.items())}]"
 
 
 def _action(row: dict) -> Action:
@@ -150,17 +157,22 @@ def _action(row: dict) -> Action:
 
 
 def _json(text: str | None) -> str | None:
-    """JSON that Postgres accepts, in one form for equal values."""
+    """The same text, if jsonb can hold it: else the commit would fail, at each start."""
     if text is None:
         return None
     try:
-        value = json.loads(text, parse_constant=lambda _: _refuse("details", "is not JSON"))
-    except ValueError:
-        _refuse("details", "is not JSON", "select to_json(struct(...)) as details")
-    shown = json.dumps(value, sort_keys=True)
-    if "\\u0000" in shown:
-        _refuse("details", "contains a NUL character")
-    return shown
+        read_json(text)
+        outside = re.sub(r'"(?:[^"\\]|\\.)*"|[^][{}]', "", text)
+        if max(accumulate((1 if each in "[{" else -1 for each in outside), initial=0)) > DEEPEST:
+            raise ValueError("too many levels")
+    except (ValueError, ArithmeticError):
+        _refuse(
+            "details",
+            "is not JSON that Postgres can hold",
+            "select to_json(struct(...)) as details; jsonb holds no NUL character, no half of a "
+            f"surrogate pair, numbers as numeric does, and here at most {DEEPEST} levels",
+        )
+    return text
 
 
 def _refuse(column: str, what: str, hint: str | None = None) -> NoReturn:

@@ -168,9 +168,8 @@ def to_staged_chunks(rows: pa.Table, seqs: pa.Int64Array) -> tuple[pa.Table, lis
     keys = pa.table({"seq": seqs, "dedup_key": dedup_keys})
     if "priority" in given:
         keys = keys.append_column("priority", rows["priority"].cast(pa.int64()).fill_null(0))
-    for name in ("deliver_at", "expires_at"):
-        if name in given:
-            keys = keys.append_column(name, _rounded_up(rows[name]))
+    for name, times in _rounded_times(rows).items():
+        keys = keys.append_column(name, times)
     if "consumers" in given:
         keys = keys.append_column("consumers", _joined(rows["consumers"]))
     # One thread keeps the numbers of a chunk in order.
@@ -225,6 +224,26 @@ def multirange(seqs: pa.Int64Array) -> str:
     starts = [first, *behind.filter(is_gap).to_pylist()]
     ends = [*before.filter(is_gap).to_pylist(), last]
     return "{" + ",".join(f"[{lo},{hi + 1})" for lo, hi in zip(starts, ends, strict=True)) + "}"
+
+
+def _rounded_times(rows: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """The columns deliver_at and expires_at, rounded up to seconds since 1970. A message that
+    expires after its delivery does so afterwards, too: a second later.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = [name for name in ("deliver_at", "expires_at") if name in rows.column_names]
+    rounded = {name: _rounded_up(rows[name]) for name in names}
+    if len(names) == 2:
+        before, after = (
+            rows[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64()) for name in names
+        )
+        is_alike = pc.call_function("equal", [rounded["deliver_at"], rounded["expires_at"]])
+        is_later = pc.call_function("greater", [after, before])
+        more = pc.call_function("and", [is_alike, is_later]).cast(pa.int64()).fill_null(0)
+        rounded["expires_at"] = pc.call_function("add", [rounded["expires_at"], more])
+    return rounded
 
 
 def _rounded_up(times: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -218,11 +218,12 @@ class StreamWriter:
         self, statements: Statements, actions: dict[Action, str], task: Staged, batch: int
     ) -> bool:
         """Perform actions; returns whether this call did it."""
-        sql, values = "pgqueue.revive_messages(%s, %s, %s::jsonb)", []
+        sql, values = "pgqueue.revive_messages(%s, %s, %s::jsonb, %s)", []
         if not next(iter(actions)).revives:
-            sql = "pgqueue.settle_messages(%s, %s, %s::jsonb, %s, %s)"
+            sql = "pgqueue.settle_messages(%s, %s, %s::jsonb, %s, %s, %s)"
             may_repeat = task.query_id is not None or task.sink.startswith("txn:")
             values = [task.query_id, may_repeat]  # as a whole, with its batch
+        values.append(self._options.compare_repeats == "content")
         done, changed, passed_over = statements.row(
             f"select done, changed, passed_over from {sql}",
             [task.sink, batch, as_json(actions), *values],
@@ -347,21 +348,20 @@ class StreamWriter:
         """The stream of the options, and the number of this write.
 
         There is no stream where rows name their streams, and neither of the two where no rows are
-        sent.
+        sent: the role may then be one that only settles messages.
         """
         options = self._options
         statements = Statements(options.url, patience=self._patience, repeat=True, names=self._name)
         with statements.kept():
             if self._table is not None:
                 self._table.begin(statements)
-            if options.action is not None or (self._table and "data" not in self._columns):
+            if options.action is not None or "data" not in self._columns:
                 statements.row("select pgqueue.schema_version()")
                 return None, None
             if options.stream is None:
                 return None, statements.row("select pgqueue.begin_write()")[0]
             target, write_no = self._open_home(statements, options.stream)
-        if "data" in self._columns:
-            check_kind(self._is_binary, target.name, target.kind)
+        check_kind(self._is_binary, target.name, target.kind)
         return target, write_no
 
     def _open_home(self, statements: Statements, stream: str) -> tuple[TargetStream, int]:

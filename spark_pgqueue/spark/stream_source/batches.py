@@ -84,6 +84,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
 
     def plan(self, start: StreamOffsets, end: StreamOffsets) -> list[OffsetPartition]:
         """The partitions of the micro-batch between two offsets."""
+        self._check_named(end)  # a replay begins here, and not with the next micro-batch
         if self._options.group is not None:
             self._check_log(start, end, "noted")
         self.position: StreamOffsets | None = end
@@ -168,19 +169,24 @@ class StreamBatches(MicroBatches[StreamOffsets]):
             self._streams.note(new)
             self._noted |= new
 
+    def _check_named(self, offset: StreamOffsets) -> None:
+        """Raise unless the options name all streams of an offset of the checkpoint."""
+        names, pattern = self._options.names, self._options.stream_pattern
+        for name in sorted(offset.positions):
+            if not (name in names if names is not None else pattern and pattern.fullmatch(name)):
+                raise PgQueueError(
+                    f"the checkpoint belongs to a query that read stream {name!r}, which the "
+                    "options no longer name",
+                    hint="name it again, or give the query a checkpointLocation of its own. "
+                    "(Streams can be added to a query, and are read from their first message.)",
+                    sqlstate=FOREIGN_CHECKPOINT,
+                )
+
     def _check_still_there(self, start: StreamOffsets, found: Mapping[str, Any]) -> None:
+        self._check_named(start)
         gone = sorted(start.positions.keys() - found.keys())
         if not gone:
             return
-        pattern = self._options.stream_pattern
-        if pattern is None or not pattern.fullmatch(gone[0]):
-            raise PgQueueError(
-                f"the checkpoint belongs to a query that read stream {gone[0]!r}, which the "
-                "options no longer name",
-                hint="name it again, or give the query a checkpointLocation of its own. (Streams "
-                "can be added to a query, and are read from their first message.)",
-                sqlstate=FOREIGN_CHECKPOINT,
-            )
         message = f"stream {gone[0]!r}, which the query has read, was dropped"
         if self._options.fail_on_data_loss:
             raise PgQueueError(
@@ -194,6 +200,8 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         self, positions: dict[str, Position], admission: Admission
     ) -> tuple[dict[str, Position], int]:
         """The positions after the messages of the next micro-batch, and the number of messages."""
+        if admission.is_only:
+            return self._read_all(positions)
         most = admission.max_messages
         if admission.max_bytes is not None and self._average is None:
             most = min(most or FIRST_MESSAGES, FIRST_MESSAGES)
@@ -207,6 +215,17 @@ class StreamBatches(MicroBatches[StreamOffsets]):
             most = max(1, min(had - 1, int(had * admission.max_bytes / size * 0.95)))
             found, had = self._read_messages(positions, most)
         return found, had
+
+    def _read_all(self, positions: dict[str, Position]) -> tuple[dict[str, Position], int]:
+        """The positions after all messages that are published now, and their number. A read passes
+        a bounded number of publications, so there may be several.
+        """
+        bounds = dict.fromkeys(positions, 0) | self._streams.last_publications()
+        here: dict[str, Position] = {}
+        found = positions
+        while found != here:
+            here, found = found, self._streams.read_to(found, None, bounds)
+        return found, StreamOffsets(found).messages - StreamOffsets(positions).messages
 
     def _count_on(self, found: dict[str, Position], had: int, enough: int) -> int:
         """The number of available messages, at most `enough`: `had`, and those after `found`.
