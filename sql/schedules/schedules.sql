@@ -92,9 +92,9 @@ declare
 begin
     begin
         v_next_at := _pgqueue.next_time(p_schedule, p_now);
-        if p_stream.schema is not null then  -- the schema may be newer than the schedule
-            perform _pgqueue.check_payload(p_stream, p_schedule.data, p_schedule.data_bytes, p_schedule.key, null);
-        end if;
+        -- the limits and the schema of the stream may be newer than the schedule
+        perform _pgqueue.check_payload(p_stream, p_schedule.data, p_schedule.data_bytes, p_schedule.key,
+                                       _pgqueue.scheduled_headers(p_schedule));
         v_seq := nextval(p_stream.message_numbers);
         insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
         values (v_seq, p_stream.stream_id, p_schedule.key, p_schedule.data, p_schedule.data_bytes,
