@@ -22,7 +22,7 @@ create or replace function _pgqueue.on_due(p_stream_id int) returns timestamptz
 language sql stable as $$ select least(null::timestamptz
         -- on due
         -- schedules/schedules.sql
-        , _pgqueue.schedule_due(p_stream_id)
+        , _pgqueue.schedules_sendable(p_stream_id)
         -- end
     ) $$;
 

@@ -477,7 +477,10 @@ def test_a_transaction_that_stays_open_with_a_schedule_keeps_nobody_waiting(
     assert len(receive(open_one, name="other")) == 2
     conn.execute("set lock_timeout = '2s'")
     assert len(receive(conn)) == 1
+    assert now(conn) < value(conn, "next_due", "s", "c") <= now(conn) + seconds(1)
+    assert value(open_one, "next_due", "s", "c") > now(conn) + seconds(1), "it has sent it"
     open_one.execute("rollback")
+    assert value(conn, "next_due", "s", "c") <= now(conn)
     assert len(receive(conn)) == 1
 
 
