@@ -45,7 +45,6 @@ still_publishing: Returns which of some transactions may still be publishing to 
 next_due: Returns when a consumer that received nothing should claim again: when a delay or lease ends, or a schedule is
     due.
 stop_waiting: Stops waiting: producers need not notify this session.
-set_retention: Sets how long the messages of a stream are kept; without limits, the default, they are never deleted.
 seek: Moves a consumer, or a group, to a position in its stream, as if it were created there.
 replay: Delivers messages between two positions again to a consumer that has finished or skipped them.
 pause: Pauses a consumer: it claims nothing until it is resumed.
@@ -64,6 +63,7 @@ leave_group: Ends a worker of a group: its partitions are free, except those tha
 commit_offset: Commits the offset of a partition of a group, in the worker's own transaction.
 plan_partitions: Returns the next messages of a group's worker, as ranges [lo, hi) of seq in the order of delivery.
 read_partitions: Reads the next messages of a worker's partitions, in order.
+set_retention: Sets how long the messages of a stream are kept; without limits, the default, they are never deleted.
 test_topic: Returns whether a topic matches a key.
 bind: Copies messages of a topic to another stream, from now on.
 unbind: Stops copying messages of a topic to another stream.

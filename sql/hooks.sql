@@ -22,7 +22,7 @@ create or replace function _pgqueue.on_due(p_stream_id int) returns timestamptz
 language sql stable as $$ select least(null::timestamptz
         -- on due
         -- schedules/schedules.sql
-        , _pgqueue.schedule_due(p_stream_id)
+        , _pgqueue.schedules_sendable(p_stream_id)
         -- end
     ) $$;
 
@@ -220,11 +220,11 @@ language plpgsql as $$ begin
     delete from pgqueue.key_tokens where consumer_id = p_consumer_id;
     -- queue/send/key_capacity.sql
     perform _pgqueue.delete_old_entries(p_consumer_id);
-    -- operate/skipping.sql
-    delete from pgqueue.skips where consumer_id = p_consumer_id;
     -- groups/groups.sql
     delete from pgqueue.group_partitions where consumer_id = p_consumer_id;
     delete from pgqueue.group_workers where consumer_id = p_consumer_id;
+    -- operate/skipping.sql
+    delete from pgqueue.skips where consumer_id = p_consumer_id;
     -- operate/dead_letters.sql
     delete from pgqueue.dead_messages where consumer_id = p_consumer_id;
     -- spark/reader.sql

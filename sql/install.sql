@@ -81,13 +81,13 @@ set local check_function_bodies = off;
 \ir queue/claim/receive.sql
 \ir queue/claim/receive_where.sql
 \ir queue/claim/listen.sql
-\ir operate/skipping.sql
-\ir operate/retention.sql
 \ir operate/seek.sql
 \ir operate/consumer_lifecycle.sql
 \ir operate/stream_lifecycle.sql
 \ir groups/groups.sql
 \ir groups/group_workers.sql
+\ir operate/skipping.sql
+\ir operate/retention.sql
 \ir operate/bindings.sql
 \ir operate/dead_letters.sql
 \ir operate/cancel.sql

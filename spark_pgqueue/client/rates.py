@@ -32,14 +32,16 @@ def rates(before: Look | None, after: Look) -> dict[tuple[str, str], Rates]:
     """
     seconds = (after.at - before.at).total_seconds() if before else 0.0
     sent = {each.name: each.sent for each in before.streams} if before else {}
-    settled = {(s.stream, s.consumer): s.settled for s in before.consumers} if before else {}
+    earlier = {(s.stream, s.consumer): s for s in before.consumers} if before else {}
     now_sent = {each.name: each.sent for each in after.streams}
     found = {}
     for each in after.consumers:
         name = (each.stream, each.consumer)
         coming = _rate(sent.get(each.stream), now_sent.get(each.stream), seconds)
-        going = _rate(settled.get(name), each.settled, seconds)
-        less = (going or 0.0) - (coming or 0.0)
+        was = earlier.get(name)
+        going = _rate(was.settled if was else None, each.settled, seconds)
+        # not from the rates: a consumer may get only some of the messages of its stream
+        less = (was.backlog - each.backlog) / seconds if was and going is not None else 0.0
         found[name] = Rates(coming, going, each.backlog / less if less > 0 else None)
     return found
 

@@ -38,11 +38,12 @@ def messages(
     kind: str,
     ranges: list[tuple[int, int]],
     condition: str = "true",
+    limit: int | None = None,
 ) -> list[StoredMessage]:
     """The messages of at least one range, in order. In Python, a statement is faster than COPY.
 
     A range has the first number, and the number after the last. The database provides the
-    condition, on columns of the messages.
+    condition, on columns of the messages. Of more messages than the limit, the first are returned.
     """
     data = "data_bytes" if kind == "binary" else "data"
     columns = _sql(f"m.seq, m.key, m.{data}, m.headers::text, m.inserted_at, null::text")
@@ -59,8 +60,9 @@ def messages(
             " (select * from {} where seq operator(pg_catalog.>=) r.lo"
             " and seq operator(pg_catalog.<) r.hi and {} order by seq) m"
         ).format(*(Literal(list(each)) for each in zip(*ranges, strict=True)), table, mine)
+    query = SQL("select {} {} limit {}").format(columns, where, Literal(limit))
     return statements.rows(
-        SQL("select {} {}").format(columns, where),  # type: ignore[arg-type]
+        query,  # type: ignore[arg-type]
         row_factory=lambda cursor: _stored,
         binary=True,
     )

@@ -79,7 +79,7 @@
 --        replay, settle_messages, recover; lease_partitions, leave_group, note_offset; reader_claim, reader_resume and
 --        reader_release. In tries: alter_consumer with a limit of keys or per_key_latest; seek, cancel, postpone and
 --        drop_consumer, for 10 s. claim_locked(), prefetch(), skip(), take_for_group(),
---        maintain_newest(), maintain_tokens() and delete_readers() try, and continue without it.
+--        try_delete_passed(), maintain_newest(), maintain_tokens() and delete_readers() try, and continue without it.
 -- 22. new  Advisory, by the id of the consumer. Guards what is new for it. Claims ahead of the cursor try to share it.
 --        A session that takes with the cursor tries to have it exclusively, and else takes publications one by one
 --        (catch_up()). These wait, in tries: seek, replay, cancel, postpone, drop_consumer, and alter_consumer with a

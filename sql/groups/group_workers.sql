@@ -274,7 +274,6 @@ language plpgsql as $$
 declare
     v_stored pgqueue.consumer_cursors;
     v_cursor pgqueue.consumer_cursors;
-    v_passed bigint[];
 begin
     for v_try in 0..8 loop
         exit when _pgqueue.try_lock_consumer(p_group.consumer_id);
@@ -294,13 +293,50 @@ begin
     if not _pgqueue.rebuilt_lately(v_cursor.hints) then
         v_cursor.hints := _pgqueue.rebuild_hints(v_cursor);
     end if;
-    v_passed := (select min(array[p.arrival_no, p.seq]) from _pgqueue.partitions(p_group) p);
+    v_cursor := (_pgqueue.delete_passed(p_group, v_cursor)).o_cursor;
+    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+end $$;
+
+-- Deletes the bundles of a group that all its partitions have processed. Returns the cursor, and how many it deleted;
+-- none of a consumer that is not a group. Needs the group's lock.
+create or replace function _pgqueue.delete_passed(p_group pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                                  out o_cursor pgqueue.consumer_cursors, out o_count int)
+language plpgsql as $$
+declare
+    v_passed bigint[] := (select min(array[p.arrival_no, p.seq]) from _pgqueue.partitions(p_group) p);
+begin
+    o_cursor := p_cursor;
     delete from pgqueue.consumer_messages
     where consumer_id = p_group.consumer_id and lane = _pgqueue.lane_unassigned()
-      and place >= (_pgqueue.lane_of(v_cursor.hints, _pgqueue.lane_unassigned())).place
+      and place >= (_pgqueue.lane_of(p_cursor.hints, _pgqueue.lane_unassigned())).place
       and place <= v_passed[1] and array[place, upper(seqs) - 1] <= v_passed;
-    if found then
-        v_cursor := _pgqueue.raise_hints(p_group, v_cursor);
+    get diagnostics o_count = row_count;
+    if o_count > 0 then
+        o_cursor := _pgqueue.raise_hints(p_group, p_cursor);
     end if;
-    perform _pgqueue.save_cursor(v_stored, v_cursor, true);
+end $$;
+
+-- Deletes what a group has processed, for retention: the last messages would stay until a worker takes new ones.
+-- Returns whether it deleted something; false also if another session has the group's lock. Locks, if it deleted
+-- something: the group.
+create or replace function _pgqueue.try_delete_passed(p_group pgqueue.consumers) returns boolean
+language plpgsql as $$
+declare
+    v_stored pgqueue.consumer_cursors;
+    v_passed record;
+begin
+    if not _pgqueue.try_lock_consumer(p_group.consumer_id) then
+        return false;
+    end if;
+    if exists (select from pgqueue.consumers where consumer_id = p_group.consumer_id) then  -- it was not dropped
+        v_stored := _pgqueue.cursor(p_group.consumer_id);
+        v_passed := _pgqueue.delete_passed(p_group, v_stored);
+        if v_passed.o_count > 0 then
+            perform _pgqueue.save_cursor(v_stored, v_passed.o_cursor, true);
+            return true;
+        end if;
+    end if;
+    raise exception using errcode = 'PQ099';
+exception when sqlstate 'PQ099' then
+    return false;  -- the exception releases the lock, as in skip()
 end $$;

@@ -55,34 +55,54 @@ create or replace function pgqueue.create_group(p_stream text, p_group text, p_p
                                                 p_start text default 'latest', p_if_not_exists boolean default false)
 returns int language plpgsql as $$
 declare
+    v_id int;
+begin
+    perform _pgqueue.check_number('p_partitions', p_partitions, 1, _pgqueue.max_partitions());
+    v_id := _pgqueue.existing_group(p_stream, p_group, p_partitions, p_if_not_exists);
+    if v_id is not null then
+        return v_id;
+    end if;
+    begin
+        v_id := pgqueue.create_consumer(p_stream, p_group, p_start, 'key');
+    exception when sqlstate 'PQ006' then  -- another session has created it in the meantime
+        v_id := _pgqueue.existing_group(p_stream, p_group, p_partitions, p_if_not_exists);
+        if v_id is null then
+            raise;
+        end if;
+        return v_id;
+    end;
+    update pgqueue.consumers set partitions = p_partitions where consumer_id = v_id;  -- lock: settings
+    insert into pgqueue.group_partitions (consumer_id, partition, version, arrival_no, seq)
+    select v_id, p, 1, 0, 0 from generate_series(0, p_partitions - 1) p;
+    return v_id;
+end $$;
+
+-- The id of an existing group, for create_group; null: there is none. Errors: PQ001; PQ006 unless it may be used as it
+-- is.
+create or replace function _pgqueue.existing_group(p_stream text, p_group text, p_partitions int,
+                                                   p_if_not_exists boolean) returns int
+language plpgsql as $$
+declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
     v_group  pgqueue.consumers;
 begin
-    perform _pgqueue.check_number('p_partitions', p_partitions, 1, _pgqueue.max_partitions());
     select * into v_group from pgqueue.consumers where stream_id = v_stream.stream_id and name = p_group;
-    if found then
-        if p_if_not_exists and v_group.partitions = p_partitions then
-            return v_group.consumer_id;
-        elsif v_group.partitions <> p_partitions then
-            raise exception 'group % of stream % already exists, with %, not %: the number cannot change, '
-                            'because keys would move to other partitions',
-                            quote_literal(p_group), quote_literal(p_stream),
-                            _pgqueue.counted(v_group.partitions, 'partition'), p_partitions
-                using errcode = 'PQ006', column = 'p_partitions',
-                      hint = 'Pass that number, or create a new group and drop this one when it has caught up.';
-        end if;
-        raise exception '% % of stream % already exists',
-            case when v_group.partitions is null then 'a consumer that is not a group,' else 'group' end,
-            quote_literal(p_group), quote_literal(p_stream)
-            using errcode = 'PQ006', column = 'p_if_not_exists', hint = case
-                when v_group.partitions is null then 'Use another name.'
-                else 'Set p_if_not_exists to use it as it is.' end;
+    if not found or (p_if_not_exists and v_group.partitions = p_partitions) then
+        return v_group.consumer_id;
+    elsif v_group.partitions <> p_partitions then
+        raise exception 'group % of stream % already exists, with %, not %: the number cannot change, '
+                        'because keys would move to other partitions',
+                        quote_literal(p_group), quote_literal(p_stream),
+                        _pgqueue.counted(v_group.partitions, 'partition'), p_partitions
+            using errcode = 'PQ006', column = 'p_partitions',
+                  hint = 'Pass that number, or create a new group and drop this one when it has caught up.';
     end if;
-    v_group.consumer_id := pgqueue.create_consumer(p_stream, p_group, p_start, 'key');
-    update pgqueue.consumers set partitions = p_partitions where consumer_id = v_group.consumer_id;  -- lock: settings
-    insert into pgqueue.group_partitions (consumer_id, partition, version, arrival_no, seq)
-    select v_group.consumer_id, p, 1, 0, 0 from generate_series(0, p_partitions - 1) p;
-    return v_group.consumer_id;
+    raise exception '% % of stream % already exists',
+        case when v_group.partitions is null then 'a consumer that is not a group,' else 'group' end,
+        quote_literal(p_group), quote_literal(p_stream)
+        using errcode = 'PQ006', column = 'p_if_not_exists', hint = case
+            when v_group.partitions is null then 'Use another name.'
+            else 'Set p_if_not_exists to use it as it is.' end;
 end $$;
 
 -- Sets a group to the offset of a reader that keeps its own offset, as a Spark query does.

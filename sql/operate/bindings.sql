@@ -12,8 +12,9 @@ end $$;
 
 -- Copies messages of a topic to another stream, from now on.
 -- The copy is made in the sender's transaction, with payload, key, headers, priority and time of delivery. A stream
--- gets one copy of a message, however many bindings match. Messages that are sent to named consumers are not copied,
--- and neither are messages whose send is in progress. Safe to repeat.
+-- gets a copy of a message for each path of bindings that leads to it, however many topics match. Messages that are
+-- sent to named consumers are not copied, and neither are messages whose send is in progress, or that a Spark write has
+-- staged. Safe to repeat.
 --   p_topic      as p_pattern of test_topic
 --   p_to_stream  of the same kind, with limits at least as large, with no schema or one that is part of the schema of
 --                p_stream, and not copied to p_stream itself

@@ -144,9 +144,9 @@ language sql stable as $$
 $$;
 
 -- Trims a bounded part of the messages of a stream that are due. Returns how many messages it trimmed, whether there
--- may be more, and whether it skipped messages of consumers, whose locks it then has. Locks, to the end of the
--- transaction: the history, if it is free; if unread messages are dropped, the consumers whose locks are free and that
--- have some: then there may be more.
+-- may be more, and whether it removed messages from consumers, whose locks it then has: what groups have processed, or
+-- what it skipped. Locks, to the end of the transaction: the history, if it is free; these consumers, if their locks
+-- are free: then there may be more.
 create or replace function _pgqueue.trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
 language plpgsql as $$
 declare
@@ -173,6 +173,8 @@ begin
         perform _pgqueue.record_holders(p_stream_id, _pgqueue.history_holders(p_stream_id));
         return;
     end if;
+    o_skipped := coalesce((select bool_or(_pgqueue.try_delete_passed(c)) from pgqueue.consumers c
+                           where c.stream_id = p_stream_id and c.partitions is not null), false);
     if v_rules.unread = 'drop' and v_due.drop <> '{}' then
         -- a publication that came long after its numbers were assigned is not old yet
         v_due.drop := v_due.drop - coalesce((select range_agg(p.seqs) from pgqueue.publications p
@@ -181,7 +183,7 @@ begin
                                                and p.published_at >= clock_timestamp() - v_rules.keep_for
                                                and _pgqueue.less(p.seqs, v_due.now) <> '{}'), '{}');
         o_skipped := coalesce((select bool_or(_pgqueue.skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c
-                               where c.stream_id = p_stream_id), false);
+                               where c.stream_id = p_stream_id), false) or o_skipped;
     end if;
     v_due.now := v_due.now + (_pgqueue.trimmed(p_stream_id)).o_seqs;
     v_due.aged := v_due.aged + v_due.now;
@@ -399,8 +401,9 @@ begin
     where stream_id = p_stream_id and (maintained_at > clock_timestamp() - interval '1 minute') is not true;
     o_more := _pgqueue.on_retained(p_stream_id) or v_trim.o_more or o_dead > 0 or o_count > 0;
     -- not with locks of consumers
-    if (o_count = 0 and not v_trim.o_skipped)
-       or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep') then
+    if not v_trim.o_skipped
+       and (o_count = 0
+            or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep')) then
         o_more := _pgqueue.maintain_segments(p_stream_id) or o_more;
     end if;
 end $$;

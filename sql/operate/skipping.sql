@@ -55,6 +55,7 @@ declare
     v_before  pgqueue.consumer_cursors;
     v_more    boolean := false;
     v_due     record;
+    v_passed  record;
     v_removed record;
 begin
     if not exists (select from pgqueue.consumer_cursors where consumer_id = p_consumer.consumer_id) then
@@ -72,7 +73,8 @@ begin
         exit when v_cursor.next_publication = v_before.next_publication and not v_more;
     end loop;
     v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs, _pgqueue.limit_expired());
-    v_removed := _pgqueue.remove_unclaimed(p_consumer, v_due.o_cursor, p_seqs);
+    v_passed := _pgqueue.delete_passed(p_consumer, v_due.o_cursor);  -- what a group has processed is not skipped
+    v_removed := _pgqueue.remove_unclaimed(p_consumer, v_passed.o_cursor, p_seqs);
     if v_removed.o_gone <> '{}' then
         insert into pgqueue.skips as s (consumer_id, seqs, message_count, skipped_at)
         values (p_consumer.consumer_id, v_removed.o_gone, _pgqueue.cardinality(v_removed.o_gone), clock_timestamp())
@@ -81,7 +83,7 @@ begin
             skipped_at = excluded.skipped_at;
     end if;
     perform _pgqueue.save_cursor(v_stored, v_removed.o_cursor, true);
-    return v_due.o_count > 0 or v_removed.o_count > 0 or v_cursor.next_publication > v_stored.next_publication
-        or v_cursor.taken > v_stored.taken
+    return v_due.o_count > 0 or v_passed.o_count > 0 or v_removed.o_count > 0
+        or v_cursor.next_publication > v_stored.next_publication or v_cursor.taken > v_stored.taken
         or v_more or _pgqueue.gap_ids(v_cursor) <> _pgqueue.gap_ids(v_stored);
 end $$;

@@ -44,11 +44,26 @@ create table if not exists pgqueue.schedule_turns (
 );
 
 -- When the next schedule of a stream is due; null: never.
--- on due: , _pgqueue.schedule_due(p_stream_id)
 create or replace function _pgqueue.schedule_due(p_stream_id int) returns timestamptz
 language plpgsql stable as $$
 begin
     return (select due_at from pgqueue.schedule_turns where stream_id = p_stream_id order by version desc limit 1);
+end $$;
+
+-- When a claim should send the next message of a schedule; null: never. A second later while another session is sending
+-- what is due: a claim would send nothing.
+-- on due: , _pgqueue.schedules_sendable(p_stream_id)
+create or replace function _pgqueue.schedules_sendable(p_stream_id int) returns timestamptz
+language plpgsql stable as $$
+declare
+    v_due timestamptz := _pgqueue.schedule_due(p_stream_id);
+begin
+    if v_due <= clock_timestamp()
+       and exists (select from _pgqueue.advisory_locks(_pgqueue.lock_class_schedules(), p_stream_id)
+                   where pid is distinct from pg_backend_pid()) then
+        return clock_timestamp() + interval '1 s';
+    end if;
+    return v_due;
 end $$;
 
 -- Sends a bounded number of due messages of a stream's schedules, unless another session is doing so. It does not wait.
@@ -93,9 +108,9 @@ declare
 begin
     begin
         v_next_at := _pgqueue.next_time(p_schedule, p_now);
-        if p_stream.schema is not null then  -- the schema may be newer than the schedule
-            perform _pgqueue.check_payload(p_stream, p_schedule.data, p_schedule.data_bytes, p_schedule.key, null);
-        end if;
+        -- the limits and the schema of the stream may be newer than the schedule
+        perform _pgqueue.check_payload(p_stream, p_schedule.data, p_schedule.data_bytes, p_schedule.key,
+                                       _pgqueue.scheduled_headers(p_schedule));
         v_seq := nextval(p_stream.message_numbers);
         insert into pgqueue.messages (seq, stream_id, key, data, data_bytes, headers)
         values (v_seq, p_stream.stream_id, p_schedule.key, p_schedule.data, p_schedule.data_bytes,

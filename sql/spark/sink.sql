@@ -304,7 +304,8 @@ begin
     select count(*), coalesce(sum(message_count), 0) into o_chunks, o_rows from chunk;
     insert into pgqueue.key_backlog select e.consumer_id, e.key, e.seq, v_id from unnest(v_entries) e;
     if p_stream.bound then
-        perform _pgqueue.route(p_stream.stream_id, seqs, priority, deliver_at, expires_at)
+        perform _pgqueue.route(p_stream.stream_id, seqs, priority, deliver_at, expires_at,
+                               (select min(staged_at) from unnest(p_chunks)))
         from pgqueue.publications where stream_id = p_stream.stream_id and publication_id = v_id and consumers is null;
     end if;
     if p_stream.notify and _pgqueue.is_waited_for(p_stream.stream_id) then

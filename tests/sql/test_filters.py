@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import checker, internals
@@ -291,6 +292,32 @@ def test_copies_are_copied_on_and_a_sinks_batch_too(conn: Conn, stream: int) -> 
     assert acked(conn, "t", "c") == []
     publish(conn, stream, [block], 3)
     assert len(acked(conn, "t", "c")) == len(acked(conn, "u", "c")) == 3
+
+
+@pytest.mark.usefixtures("targets")
+def test_each_path_of_bindings_makes_a_copy(conn: Conn) -> None:
+    for stream, to in (("s", "t"), ("s", "u"), ("t", "u")):
+        bind(conn, "#", to, stream)
+        bind(conn, "a", to, stream)
+    send_key(conn, "a")
+    assert len(acked(conn, "t", "c")) == 1
+    assert len(acked(conn, "u", "c")) == 2
+
+
+@pytest.mark.usefixtures("targets")
+def test_what_was_staged_before_a_binding_is_not_copied(conn: Conn, stream: int) -> None:
+    """It may not fit the limits by which the binding was allowed."""
+    bind(conn, "#", "u")
+    large = stage(conn, stream, 1, data="x" * 2000)
+    for name in ("s", "t"):
+        value(conn, "alter_stream", name, Jsonb({"max_bytes": 1000}))
+    bind(conn, "#", "t")
+    small = stage(conn, stream, 2)
+    publish(conn, stream, [large, small], 3)
+    assert len(acked(conn, "u", "c")) == 3
+    assert acked(conn, "t", "c") == []
+    publish(conn, stream, [stage(conn, stream, 2, batch=1)], 2, batch=1)
+    assert len(acked(conn, "u", "c")) == len(acked(conn, "t", "c")) == 2
 
 
 @pytest.mark.usefixtures("targets")

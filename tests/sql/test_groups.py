@@ -74,6 +74,27 @@ def test_one_worker_gets_everything_in_order(conn: Conn, group: int) -> None:
     assert work_off(conn, leases) == [late]
 
 
+@pytest.mark.parametrize("partitions", [4, 8])
+def test_a_group_that_another_session_is_creating_is_used(
+    conn: Conn, stream: int, session: Session, opened: Session, partitions: int
+) -> None:
+    """If it has as many partitions: two processes of an application start at once."""
+    first = opened()
+    made = value(first, "create_group", "s", "g", 4)
+    other = session()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(
+            value, other, "create_group", "s", "g", partitions, p_if_not_exists=True
+        )
+        wait_for_a_lock(conn)
+        first.execute("commit")
+        if partitions == 4:
+            assert found.result() == made
+        else:
+            with raises("PQ006", "with 4 partitions, not 8", column="p_partitions"):
+                found.result()
+
+
 def test_a_key_is_always_in_the_same_partition(conn: Conn, group: int) -> None:
     keys = [f"key {i % 20}" for i in range(100)]
     send_keys(conn, *keys)

@@ -77,6 +77,67 @@ def test_messages_go_when_a_reader_has_noted_that_it_has_them(conn: Conn) -> Non
         assert stored(conn) == (sent if read == 2 else [])
 
 
+@pytest.mark.parametrize("unread", ["keep", "drop"])
+def test_what_a_group_has_processed_is_neither_kept_nor_skipped(conn: Conn, unread: str) -> None:
+    """Also if no worker reads after the last commit."""
+    retention(conn, p_for=HOUR, p_unread=unread)
+    value(conn, "create_group", "s", "g", 1, "earliest")
+    value(conn, "create_group", "s", "late", 2, "earliest")
+    sent = send_all(conn, ["x"] * 3, p_keys=["a", "b", "c"])
+    for group in ("g", "late"):
+        leases = [r.lease_id for r in call(conn, "lease_partitions", "s", group, "w")]
+        rows = call(conn, "read_partitions", "s", group, leases)
+        ends = {r.lease_id: r.next_offset for r in rows if r.seq is None}
+        assert len(ends) == len(leases)
+        for lease_id in leases[: 1 if group == "late" else None]:
+            value(conn, "commit_offset", lease_id, ends[lease_id])
+    close(conn)
+    young = send(conn)
+    age(conn, 0.9)
+    if unread == "keep":
+        assert stored(conn) == [*sent, young]
+        assert kept(conn).held_by == ["consumer late"]
+        value(conn, "commit_offset", leases[1], ends[leases[1]])
+        maintain(conn)
+    assert stored(conn) == [young]
+    assert stats(conn, "g").skipped == 0
+    assert stats(conn, "late").skipped == (0 if unread == "keep" else 3)
+
+
+def group_that_has_processed(conn: Conn, count: int) -> int:
+    """A group of one partition that has processed so many messages; its id."""
+    group = value(conn, "create_group", "s", "g", 1, "earliest")
+    send_all(conn, ["x"] * count)
+    (leased,) = call(conn, "lease_partitions", "s", "g", "w")
+    found = call(conn, "read_partitions", "s", "g", [leased.lease_id])
+    value(conn, "commit_offset", leased.lease_id, found[-1].next_offset)
+    return group
+
+
+def test_nothing_that_a_group_has_processed_is_skipped_because_it_is_missing(conn: Conn) -> None:
+    group_that_has_processed(conn, 3)
+    conn.execute("delete from pgqueue.messages where seq = 2")
+    call(conn, "recover")
+    assert stats(conn, "g").skipped == 0
+
+
+def test_what_a_group_has_processed_is_kept_while_its_lock_is_held(
+    conn: Conn, session: Session
+) -> None:
+    """Nobody waits for it."""
+    retention(conn, p_for=HOUR)
+    group = group_that_has_processed(conn, 3)
+    close(conn)
+    conn.execute("set lock_timeout = '1 s'")
+    other = session()
+    with other.transaction():
+        internals.lock_consumer(other, group)
+        age(conn)
+        assert len(stored(conn)) == 3
+    maintain(conn)
+    assert stored(conn) == []
+
+
 @pytest.mark.parametrize("rule", ["p_messages", "p_bytes"])
 def test_messages_go_when_more_than_is_kept_came_after_them(conn: Conn, rule: str) -> None:
     limit = 100 if rule == "p_messages" else 32 * 8192

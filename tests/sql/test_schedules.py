@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
+from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
 from tests.sql import clock, internals, limits
@@ -330,12 +331,39 @@ def test_what_cannot_be_sent_any_more_fails_no_claim(conn: Conn) -> None:
     clock.pass_time(conn, timedelta(hours=1))
     assert len(receive(conn)) == 2
     failed, lost = row(conn, "none"), row(conn, "nowhere")
-    assert "null value" in failed.last_error
+    assert "must have text as p_data, not null" in failed.last_error
     assert failed.last_seq is None
     assert failed.next_at > now(conn)
     assert "X/Y" in lost.last_error
     assert lost.paused
     assert row(conn, "fine").last_error is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "message", "said"),
+    [
+        ("max_bytes", {"p_data": "x" * 2000}, "at most 1000 bytes, not 2000"),
+        ("max_header_bytes", {"p_headers": Jsonb({"h": "x" * 2000})}, "object of at most 1000"),
+    ],
+)
+def test_a_message_that_the_limits_of_its_stream_no_longer_allow_is_not_sent(
+    conn: Conn, limit: str, message: dict[str, Any], said: str
+) -> None:
+    """Nor copied to a stream with these limits."""
+    consumer(conn)
+    schedule(conn, **message)
+    value(conn, "alter_stream", "s", Jsonb({limit: 1000}))
+    value(conn, "create_stream", "t", p_settings=Jsonb({limit: 1000}))
+    value(conn, "bind", "s", "#", "t")
+    clock.pass_time(conn, timedelta(hours=1))
+    assert receive(conn) == []
+    assert said in row(conn).last_error
+    assert one(conn, "select count(*) from pgqueue.messages") == 0
+    value(conn, "alter_stream", "t", Jsonb({limit: 9000}))
+    value(conn, "alter_stream", "s", Jsonb({limit: 9000}))
+    clock.pass_time(conn, timedelta(hours=1))
+    assert len(receive(conn)) == 1
+    assert row(conn).last_error is None
 
 
 # Changing them
@@ -486,7 +514,10 @@ def test_a_transaction_that_stays_open_with_a_schedule_keeps_nobody_waiting(
     assert len(receive(open_one, name="other")) == 2
     conn.execute("set lock_timeout = '2s'")
     assert len(receive(conn)) == 1
+    assert now(conn) < value(conn, "next_due", "s", "c") <= now(conn) + seconds(1)
+    assert value(open_one, "next_due", "s", "c") > now(conn) + seconds(1), "it has sent it"
     open_one.execute("rollback")
+    assert value(conn, "next_due", "s", "c") <= now(conn)
     assert len(receive(conn)) == 1
 
 

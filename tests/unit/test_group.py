@@ -59,6 +59,54 @@ def test_a_worker_works_off_everything_once(queue, url, conn, done):
     assert {p.worker for p in queue.partitions("s", "g")} == {None}
 
 
+def test_a_burst_after_single_messages_comes_in_calls_of_the_wanted_size(queue, url):
+    """A poll that finds one message does not say that most messages are for other workers."""
+    queue.create_group("s", "one", partitions=1, start="earliest")
+    calls = []
+    with spark_pgqueue.connect(url) as producer:
+
+        def handle(messages, conn):
+            calls.append([m.seq for m in messages])
+            if len(calls) < 8:
+                producer.send("s", "x")
+            elif len(calls) == 8:
+                producer.send_batch("s", ["x"] * 300)
+
+        producer.send("s", "x")
+        assert queue.group("s", "one").run(handle, max_messages=10, wait=MOMENT) == 308
+    assert max(map(len, calls)) == 10
+    assert [seq for call in calls for seq in call] == list(range(1, 309))
+
+
+def test_a_worker_of_some_partitions_gets_its_messages_in_calls_of_the_wanted_size(
+    queue, conn, done
+):
+    """In order and once, however many messages are for others, and over several publications."""
+    conn.execute("select from pgqueue.lease_partitions('s', 'g', 'other')")
+    conn.execute("select from pgqueue.lease_partitions('s', 'g', 'w')")
+    conn.execute(
+        "select pgqueue.commit_offset(lease_id, null, true)"
+        " from pgqueue.lease_partitions('s', 'g', 'other') where to_release"
+    )
+    for _ in range(10):
+        queue.send_batch("s", ["x"] * 40, keys=[str(i) for i in range(40)])
+    planned = conn.execute(
+        "select seq from pgqueue.read_partitions('s', 'g', (select array_agg(lease_id)"
+        " from pgqueue.lease_partitions('s', 'g', 'w'))) where seq is not null"
+    ).fetchall()
+    sizes = []
+
+    def handle(messages, conn):
+        sizes.append(len(messages))
+        note(messages, conn)
+
+    queue.group("s", "g").run(handle, worker="w", max_messages=7, wait=MOMENT)
+    assert [seq for seq, _, _ in done()] == [seq for (seq,) in planned]
+    assert 100 < len(planned) < 300
+    assert max(sizes) == 7
+    assert len(sizes) < len(planned) / 4, sizes
+
+
 def test_a_stop_that_comes_before_the_run_ends_it(queue):
     queue.send("s", "x")
     worker = queue.group("s", "g")

@@ -132,6 +132,24 @@ def test_rates_are_told_by_two_looks(queue: Client) -> None:
     assert spark_pgqueue.client.rates(second, queue.look())["s", "c"].settled is None
 
 
+def test_a_backlog_that_shrinks_is_empty_in_a_time_whatever_else_the_stream_gets(
+    queue: Client,
+) -> None:
+    queue.create_consumer("s", "c")
+    queue.create_consumer("s", "other")
+    queue.send_batch("s", ["x"] * 30, consumers=["c"])
+    first = queue.look()
+    queue.send_batch("s", ["x"] * 1000, consumers=["other"])
+    claim = queue.receive("s", "c", 20)
+    assert claim is not None
+    claim.ack()
+    second = queue.look()
+    took = (second.at - first.at).total_seconds()
+    rates = spark_pgqueue.client.rates(first, second)
+    assert rates["s", "c"].empty_in == pytest.approx(took / 2)  # 10 of 30 are left
+    assert rates["s", "other"].empty_in is None
+
+
 def test_it_is_served_to_who_may_ask(queue: Client) -> None:
     """Nobody's page may read it whose name was made to lead here (DNS rebinding)."""
     where = serving.Address("127.0.0.1", 0)

@@ -13,10 +13,12 @@ from spark_pgqueue.client import long_poll
 from spark_pgqueue.client.long_poll import LongPoll
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.notifications import Listener
+from spark_pgqueue.postgres.statements import Statements
 from spark_pgqueue.spark.driver.waiter import PublicationWaiter
 from spark_pgqueue.spark.platform.process import Parent
 from spark_pgqueue.worker import poller
 from tests.processes import wait_until
+from tests.sql import clock
 
 
 @pytest.fixture
@@ -191,6 +193,27 @@ def test_in_a_busy_stream_a_worker_that_waits_does_not_ask_when_a_message_is_due
     ((at, asks),) = came
     assert (asks == 0) == is_busy
     assert at - sent[0] < 0.9, "the poll of each second found it"
+
+
+def test_a_transaction_that_has_sent_a_due_schedule_does_not_make_who_waits_poll_all_the_time(
+    queue, conn, url, monkeypatch
+):
+    queue.create_consumer("s", "other")
+    queue.create_schedule("s", "h", "x", every=timedelta(hours=1))
+    clock.pass_time(conn, timedelta(hours=1))
+    asked = []
+    rows = Statements.rows
+
+    def note(self, *args, **named):
+        asked.append(args[0])
+        return rows(self, *args, **named)
+
+    with connection.connect(url) as opened, opened.transaction():
+        assert opened.execute("select seq from pgqueue.receive('s', 'other')").fetchall() == [(1,)]
+        monkeypatch.setattr(Statements, "rows", note)
+        assert queue.receive("s", "c", wait=timedelta(seconds=2)) is None
+    assert len(asked) < 15
+    assert queue.receive("s", "c") is not None
 
 
 def test_it_listens_to_every_stream_that_it_waited_for_and_again_on_a_new_connection(queue, url):

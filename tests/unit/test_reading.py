@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import spark_pgqueue
 from spark_pgqueue.client import StoredMessage, reading
 from spark_pgqueue.command_line import cli
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests.processes import started, wait_until
+from tests.sql import limits
 
 CONSUMER = None
 
@@ -66,6 +68,33 @@ def test_reading_begins_where_it_is_told(queue):
     assert data(queue.read("s")) == data(queue.read("s", "earliest")) == ["old", "new"]
     assert data(queue.read("s", now)) == ["new"]
     assert data(queue.read("s", "latest")) == []
+
+
+def test_a_read_that_does_not_wait_ends_beside_messages_for_others(queue, url, monkeypatch):
+    """However fast they come."""
+    queue.create_consumer("s", "c")
+    rows, count = queue._statements.rows, 0
+    with spark_pgqueue.connect(url) as producer:
+
+        def send_and_read(*args, **named):
+            nonlocal count
+            count += 1
+            assert count < 10
+            producer.send("s", "for c", consumers=["c"])
+            return rows(*args, **named)
+
+        monkeypatch.setattr(queue._statements, "rows", send_and_read)
+        assert next(queue.read("s"), None) is None
+
+
+def test_a_read_that_does_not_wait_passes_all_messages_for_others(queue, conn):
+    """However many publications one call passes."""
+    limits.shrink(conn)
+    queue.create_consumer("s", "c")
+    for _ in range(20):
+        queue.send("s", "for c", consumers=["c"])
+    queue.send("s", "for all")
+    assert data(queue.read("s")) == ["for all"]
 
 
 @pytest.mark.parametrize("kind", ["json", "binary"])

@@ -193,7 +193,8 @@ class ManagingStreams(Calls):
     def bind(self, stream: str, topic: str, to_stream: str) -> None:
         """Copy messages of a stream to another stream from now on, in the sender's transaction.
 
-        A message is copied once, even if several bindings match. Safe to repeat.
+        A message is copied once for each path of bindings, however many topics match. Safe to
+        repeat.
 
             >>> stream_id = queue.create_stream("eu")
             >>> queue.bind("orders", "orders.*.eu", "eu")

@@ -85,13 +85,14 @@ class Reading(Calls):
 
         def look() -> Batch | None:
             nonlocal offset
+            upto = None
             while True:
                 # One statement for both, so that a batch takes two statements.
                 rows = self._statements.rows(
                     "with following as materialized (select o from pgqueue.read_to(%s::text,"
-                    " %s::jsonb, %s::bigint) o) select o, lo, hi from following left join lateral"
-                    " pgqueue.read_plan(%s::text, %s::jsonb, o) on true",
-                    [stream, Jsonb(offset), max_messages, stream, Jsonb(offset)],
+                    " %s::jsonb, %s::bigint, %s::bigint) o) select o, lo, hi from following"
+                    " left join lateral pgqueue.read_plan(%s::text, %s::jsonb, o) on true",
+                    [stream, Jsonb(offset), max_messages, upto, stream, Jsonb(offset)],
                 )
                 following = rows[0][0]
                 ranges = [(lo, hi) for _, lo, hi in rows if lo is not None]
@@ -101,6 +102,11 @@ class Reading(Calls):
                     return Batch(found, following)
                 if unchanged:
                     return None
+                # Messages for named consumers were passed, of a limited number of publications.
+                # Go on to the last one that is there now: later ones could keep the loop going.
+                if upto is None:
+                    last = "select pgqueue.last_publication(%s::int)"
+                    (upto,) = self._statements.row(last, [stream_id])
 
         while True:
             batch = self._long_poll.first(stream, look, look, seconds) if seconds else look()

@@ -1,9 +1,13 @@
 -- Publishing: one row makes messages visible. Nothing is written per consumer, except for consumers with
 -- per_key_capacity or max_backlog.
 
--- Copies messages that are being published to the streams that their topics are bound to.
+-- Copies messages that are being published to the streams that their topics are bound to. A stream that is bound by
+-- several paths gets a copy by each.
+--   p_staged_at  when the first of them was staged; null: they were not. Later bindings do not copy them: they may not
+--                fit the limits that both streams had when they were bound
 create or replace function _pgqueue.route(p_stream_id int, p_seqs int8multirange, p_priority int,
-                                          p_deliver_at timestamptz, p_expires_at timestamptz) returns void
+                                          p_deliver_at timestamptz, p_expires_at timestamptz,
+                                          p_staged_at timestamptz default null) returns void
 language plpgsql as $$
 declare
     v_target record;
@@ -13,7 +17,8 @@ begin
     for v_target in
         select s.stream_id, (array_agg(s))[1] as stream, array_agg(b.topic_regex) as regexes
         from pgqueue.bindings b join pgqueue.streams s on s.stream_id = b.to_stream_id
-        where b.stream_id = p_stream_id group by s.stream_id order by s.stream_id
+        where b.stream_id = p_stream_id and (b.bound_at > p_staged_at) is not true
+        group by s.stream_id order by s.stream_id
     loop
         execute format('with copied as (insert into pgqueue.messages_%1$s (seq, key, data, data_bytes, headers) '
                        'select nextval(%2$L::regclass), key, data, data_bytes, headers '

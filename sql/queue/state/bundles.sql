@@ -45,7 +45,7 @@
 --   new, unclaimed       the same, later                         postpone            operate/postpone.sql
 --   unclaimed            as its caller says                      take_unclaimed      queue/keys/waiting.sql
 --   unclaimed            unfiltered, ready, unassigned, delayed  change_lanes        queue/keys/key_limits.sql
---   unassigned           removed                                 take_for_group      groups/group_workers.sql
+--   unassigned           removed                                 delete_passed       groups/group_workers.sql
 --   claimed              claimed                                 move_to_long        queue/keys/long_claims.sql
 --   claimed              claimed                                 move_all_to_long    queue/claim/by_key.sql
 --   claimed              claimed                                 expire              queue/settle/leases.sql
