@@ -3,6 +3,12 @@
 -- The version of this schema: only here and in CHANGELOG.md.
 set local pgqueue.version = 3;
 
+-- An upgrade may take longer than the timeouts of the role or the database, which would cancel each attempt.
+do $$ begin
+    perform set_config(name, '0', true) from pg_settings
+    where name in ('statement_timeout', 'transaction_timeout');  -- the latter since PostgreSQL 17
+end $$;
+
 do $$
 begin
     if current_setting('server_version_num')::int < 150000 then

@@ -8,6 +8,9 @@ set local client_min_messages = warning;
 set local search_path = pg_catalog, pg_temp;
 set local quote_all_identifiers = off;
 set local lock_timeout = '5s';
+do $$ begin
+    perform set_config(name, '0', true) from pg_settings where name in ('statement_timeout', 'transaction_timeout');
+end $$;
 do $$
 declare
     v_others text;

@@ -17,7 +17,8 @@ from spark_pgqueue.archive import layout
 from spark_pgqueue.archive.files import verify
 from spark_pgqueue.archive.folders import check, folder
 from spark_pgqueue.archive.layout import ArchiveFile
-from spark_pgqueue.postgres.adbc import kept_connection, let_go
+from spark_pgqueue.postgres.adbc import call, kept_connection, let_go
+from spark_pgqueue.postgres.connection import NO_TIMEOUTS
 from spark_pgqueue.postgres.errors import PgQueueError, translated
 from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
 from spark_pgqueue.postgres.statements import Statements
@@ -129,6 +130,7 @@ class _Exporter:
         with self._lock.transaction():
             if not self._has_lock():
                 return None
+            self._lock.rows(NO_TIMEOUTS)
             self._delete_leftovers()
             found = self._work.rows(
                 "select attempt, segment, uri, folder, kind from pgqueue.begin_export(%s)",
@@ -189,12 +191,13 @@ class _Exporter:
 
     def _rows(self, attempt: _Attempt) -> Iterator[pa.Table]:
         """The messages of the segment, with the columns of their publications."""
-        for lo, hi, first, last in self._work.rows(
+        for lo, hi, first, last in self._work.long_rows(
             "select lo, hi, from_publication, to_publication from pgqueue.export_slices(%s)",
             [attempt.attempt],
         ):
             self._has_lock()  # so the transaction is not idle for long
             with translated(), kept_connection(self._url) as conn, conn.cursor() as cursor:
+                call(cursor, NO_TIMEOUTS)
                 cursor.execute(
                     f"select * from pgqueue.export_ranges('{attempt.attempt}', {lo}, {hi}, {first},"
                     f" {last})"
