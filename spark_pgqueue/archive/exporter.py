@@ -94,6 +94,7 @@ def export(
                     done.append(each)
             except Exception as error:
                 errors.append(error)
+            errors += exporter.undeleted.values()
     finally:
         for each in (lock, work):
             each.close()
@@ -124,6 +125,8 @@ class _Exporter:
         self._url, self._lock, self._work = url, lock, work
         self._stream_id, self._on_step = stream_id, on_step
         self._options, self._allow = options, allow
+        self.undeleted: dict[Any, Exception] = {}
+        """By attempt, why its files could not be deleted. That must not stop the export."""
 
     def export_next(self, stream: str | None) -> Exported | None:
         """Export a segment; None when there is no other, or another exporter is at work."""
@@ -184,9 +187,15 @@ class _Exporter:
         for attempt, uri, below in self._work.rows(
             "select attempt, uri, folder from pgqueue.export_leftovers(%s)", [self._stream_id]
         ):
-            with folder(uri, self._options, self._allow) as place:
-                layout.delete(place, below, str(attempt))
-            self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
+            if attempt in self.undeleted:
+                continue
+            try:
+                with folder(uri, self._options, self._allow) as place:
+                    layout.delete(place, below, str(attempt))
+                self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
+            except Exception as error:
+                self.undeleted[attempt] = error
+                continue
             self._on_step("leftover", attempt)
 
     def _rows(self, attempt: _Attempt) -> Iterator[pa.Table]:
