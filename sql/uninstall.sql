@@ -23,6 +23,13 @@ begin
     if v_ours = '{}' then
         return;
     end if;
+    if not exists (select from pg_attribute
+                   where attrelid = to_regclass('pgqueue.installed') and attname = 'installed_at')
+       and (exists (select from pg_class where relnamespace = to_regnamespace('pgqueue'))
+            or exists (select from pg_proc where pronamespace = to_regnamespace('pgqueue'))) then
+        raise exception 'no queue is installed: the schema pgqueue belongs to another project'
+            using errcode = 'PQ011', hint = 'Nothing was changed.';
+    end if;
     -- `captured` is read below, and may be a view of another role
     select format('%I belongs to %I', o.name, pg_get_userbyid(o.owner)) into v_owner
     from (select oid as home, nspname as name, nspowner as owner from pg_namespace
