@@ -60,7 +60,8 @@
 --        release share it, and wait for 100 ms at a time; maintain shares it if it can. maintain_segments() skips a
 --        locked stream.
 -- 17. schedules  Advisory, by the id of the stream. Makes each time of a schedule send one message. create_schedule
---        and the like wait, in tries. run_schedules() sends nothing while another session has it.
+--        and the like wait, in tries. While another session has it, run_schedules() and
+--        correct_schedules() do nothing.
 -- 18. settings  A row of consumers. Guards the settings of a consumer. create_consumer (by the unique name), pause,
 --        resume, and create_schedule and the like wait; in tries alter_consumer and drop_consumer.
 -- 19. reader  Advisory, by the hash of the reader's id. Lets one session at a time move a checkpoint reader:
