@@ -37,11 +37,12 @@ $$;
 
 -- Begins a new incarnation of each stream, after a restore or a promotion, and advances sequences beyond their rows.
 -- Call it once, before producers restart. Messages that they publish before the call count as restored, and an offset
--- that has read other publications with the same numbers would skip them. An unneeded call does no harm. A dump that
--- was made while maintain() ran may lack messages: with a warning, consumers skip them, and the stream counts them as
--- trimmed. Returns a row per stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when a session
--- publishes, or has a consumer's lock for a minute. Locks, to the end of the transaction: the rows of streams; where
--- messages are missing, their consumers.
+-- that has read other publications with the same numbers would skip them. An unneeded call does no harm,
+-- but exporters delete no earlier file of an archive then. A dump that was made while maintain() ran may lack messages:
+-- with a warning, consumers skip them, and the stream counts them as trimmed. Returns a row per stream: the last
+-- publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when a session publishes, or has a
+-- consumer's lock for a minute. Locks, to the end of the transaction: the rows of streams; where messages are missing,
+-- their consumers.
 create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
 language plpgsql as $$
 declare

@@ -332,6 +332,31 @@ def test_captured_tables_are_captured_after_a_restore(
         assert one(restored, "select count(*) from pg_proc where proname like 'pgqueue\\_%'") == 0
 
 
+def test_a_captured_table_restored_beside_another_queue_sends_nothing_there(
+    conn: Conn, url: str, stream: int, elsewhere: embedded.Server
+) -> None:
+    """Only the schema of the table is restored, where another stream has the number."""
+    if conn.info.server_version // 10000 != elsewhere.version:
+        pytest.skip("one version is enough")
+    conn.execute("create schema app; create table app.orders (id int primary key)")
+    call(conn, "capture", "app.orders", "s")
+    conn.execute("insert into app.orders values (1)")
+    name = f"staging_{uuid.uuid4().hex[:12]}"
+    with connection.connect(elsewhere.url) as there:
+        there.execute(f"create database {name}".encode())
+    with connection.connect(elsewhere.url_of(name)) as staging:
+        schema.install(staging)
+        assert value(staging, "create_stream", "invoices", "json") == stream
+        dump = run(elsewhere, "pg_dump", url, "-n", "app")
+        run(elsewhere, "psql", elsewhere.url_of(name), "-X", "-v", "ON_ERROR_STOP=1", stdin=dump)
+        with raises("PQ003", "app.orders has triggers of a capture, but is not captured to"):
+            staging.execute("insert into app.orders values (2)")
+        call(staging, "release", "app.orders", "invoices")
+        staging.execute("insert into app.orders values (2)")
+        assert one(staging, "select count(*) from app.orders") == 2
+        assert one(staging, "select count(*) from pgqueue.messages") == 0
+
+
 SEQUENCES = ("seq_*", "publication_*", "*_seq", "claim_numbers", "gap_numbers", "write_numbers")
 
 
