@@ -3,6 +3,12 @@
 -- The version of this schema: only here and in CHANGELOG.md.
 set local pgqueue.version = 3;
 
+-- An upgrade may take longer than the timeouts of the role or the database, which would cancel each attempt.
+do $$ begin
+    perform set_config(name, '0', true) from pg_settings
+    where name in ('statement_timeout', 'transaction_timeout');  -- the latter since PostgreSQL 17
+end $$;
+
 do $$
 begin
     if current_setting('server_version_num')::int < 150000 then
@@ -38,14 +44,19 @@ begin
 end $$;
 
 -- Another owner of the schema could prepare triggers, defaults and casts that the installer, often a superuser, would
--- run. So nothing is installed into a schema that belongs to another role, or has an object of another role. pgqueue
--- has the tables, and the public functions and views; _pgqueue has the internal functions.
+-- run. So nothing is installed into a schema that belongs to another role, or has an object of another role. Nor
+-- into a schema of another project, whose functions would be dropped (version.sql): one that has objects, but not the
+-- table that each version of this project has. pgqueue has the tables, and the public functions and views; _pgqueue has
+-- the internal functions.
 do $$
 declare
-    v_there   name[] := array(select nspname from pg_catalog.pg_namespace where nspname in ('pgqueue', '_pgqueue'));
-    v_foreign text;
+    v_there     name[] := array(select nspname from pg_catalog.pg_namespace where nspname in ('pgqueue', '_pgqueue'));
+    v_role      oid := (select oid from pg_catalog.pg_roles where rolname = current_user);
+    v_installed boolean := exists (select from pg_catalog.pg_attribute
+                                   where attrelid = to_regclass('pgqueue.installed') and attname = 'installed_at');
+    v_found     record;
 begin
-    select format('%s, which belongs to %s', o.what, pg_catalog.pg_get_userbyid(o.owner)) into v_foreign
+    select o.what, o.owner into v_found
     from pg_catalog.pg_namespace n
     cross join lateral (
         select 'schema ' || n.nspname as what, n.nspowner as owner
@@ -57,12 +68,19 @@ begin
         union all
         select format('type %s.%s', n.nspname, typname), typowner from pg_catalog.pg_type where typnamespace = n.oid) o
     where n.nspname in ('pgqueue', '_pgqueue')
-      and o.owner <> (select oid from pg_catalog.pg_roles where rolname = current_user)
-    limit 1;
-    if v_foreign is not null then
-        raise exception '%, already exists, but the installing role is %', v_foreign, current_user
+      and (o.owner <> v_role or (not v_installed and o.what <> 'schema ' || n.nspname))
+    order by o.owner = v_role limit 1;
+    if v_found.owner <> v_role then
+        raise exception '%, which belongs to %, already exists, but the installing role is %', v_found.what,
+                        pg_catalog.pg_get_userbyid(v_found.owner), current_user
             using errcode = 'PQ011',
                   hint = 'Install as the owner of the schema, or let its owner drop it. Nothing was changed.';
+    elsif v_found.owner is not null then
+        raise exception '% already exists, but no queue is installed: its schema belongs to another project, or was '
+                        'removed in part', v_found.what
+            using errcode = 'PQ011',
+                  hint = 'Install into another database, or rename that schema. If nothing in it is needed: drop '
+                         'schema if exists pgqueue, _pgqueue cascade. Nothing was changed.';
     end if;
     -- without "if not exists": another role may create it at this moment, and its owner would not be checked
     if 'pgqueue' <> all (v_there) then

@@ -8,6 +8,9 @@ set local client_min_messages = warning;
 set local search_path = pg_catalog, pg_temp;
 set local quote_all_identifiers = off;
 set local lock_timeout = '5s';
+do $$ begin
+    perform set_config(name, '0', true) from pg_settings where name in ('statement_timeout', 'transaction_timeout');
+end $$;
 do $$
 declare
     v_others text;
@@ -19,6 +22,13 @@ declare
 begin
     if v_ours = '{}' then
         return;
+    end if;
+    if not exists (select from pg_attribute
+                   where attrelid = to_regclass('pgqueue.installed') and attname = 'installed_at')
+       and (exists (select from pg_class where relnamespace = to_regnamespace('pgqueue'))
+            or exists (select from pg_proc where pronamespace = to_regnamespace('pgqueue'))) then
+        raise exception 'no queue is installed: the schema pgqueue belongs to another project'
+            using errcode = 'PQ011', hint = 'Nothing was changed.';
     end if;
     -- `captured` is read below, and may be a view of another role
     select format('%I belongs to %I', o.name, pg_get_userbyid(o.owner)) into v_owner

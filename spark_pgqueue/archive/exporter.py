@@ -18,7 +18,8 @@ from spark_pgqueue.archive import layout
 from spark_pgqueue.archive.files import verify
 from spark_pgqueue.archive.folders import check, folder
 from spark_pgqueue.archive.layout import ArchiveFile
-from spark_pgqueue.postgres.adbc import kept_connection, let_go
+from spark_pgqueue.postgres.adbc import call, kept_connection, let_go
+from spark_pgqueue.postgres.connection import NO_TIMEOUTS
 from spark_pgqueue.postgres.errors import PgQueueError, translated
 from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
 from spark_pgqueue.postgres.statements import Statements
@@ -94,6 +95,7 @@ def export(
                     done.append(each)
             except Exception as error:
                 errors.append(error)
+            errors += exporter.undeleted.values()
     finally:
         for each in (lock, work):
             each.close()
@@ -124,12 +126,15 @@ class _Exporter:
         self._url, self._lock, self._work = url, lock, work
         self._stream_id, self._on_step = stream_id, on_step
         self._options, self._allow = options, allow
+        self.undeleted: dict[Any, Exception] = {}
+        """By attempt, why its files could not be deleted. That must not stop the export."""
 
     def export_next(self, stream: str | None) -> Exported | None:
         """Export a segment; None when there is no other, or another exporter is at work."""
         with self._lock.transaction():
             if not self._has_lock():
                 return None
+            self._lock.rows(NO_TIMEOUTS)
             self._delete_leftovers()
             found = self._work.rows(
                 "select attempt, segment, uri, folder, kind from pgqueue.begin_export(%s)",
@@ -190,8 +195,14 @@ class _Exporter:
         for attempt, uri, below in self._work.rows(
             "select attempt, uri, folder from pgqueue.export_leftovers(%s)", [self._stream_id]
         ):
-            self._delete(attempt, uri, below)
-            self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
+            if attempt in self.undeleted:
+                continue
+            try:
+                self._delete(attempt, uri, below)
+                self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
+            except Exception as error:
+                self.undeleted[attempt] = error
+                continue
             self._on_step("leftover", attempt)
 
     def _delete(self, attempt: Any, uri: str, below: str) -> None:
@@ -200,12 +211,13 @@ class _Exporter:
 
     def _rows(self, attempt: _Attempt) -> Iterator[pa.Table]:
         """The messages of the segment, with the columns of their publications."""
-        for lo, hi, first, last in self._work.rows(
+        for lo, hi, first, last in self._work.long_rows(
             "select lo, hi, from_publication, to_publication from pgqueue.export_slices(%s)",
             [attempt.attempt],
         ):
             self._has_lock()  # so the transaction is not idle for long
             with translated(), kept_connection(self._url) as conn, conn.cursor() as cursor:
+                call(cursor, NO_TIMEOUTS)
                 cursor.execute(
                     f"select * from pgqueue.export_ranges('{attempt.attempt}', {lo}, {hi}, {first},"
                     f" {last})"

@@ -202,6 +202,7 @@ def _rows(
     """The rows of a query; None where the query `may`, of the values, does not return true."""
     with conn.transaction():
         conn.execute(f"select {connection.PIN_PATH}".encode())
+        conn.execute(connection.NO_TIMEOUTS)
         if conn.execute(may, values or None).fetchone() != (True,):
             return None
         return conn.execute(query).fetchall()

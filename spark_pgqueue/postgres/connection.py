@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from adbc_driver_manager import dbapi as adbc
 
 __all__ = [
+    "NO_TIMEOUTS",
     "PIN_PATH",
     "LeftOpenError",
     "connect",
@@ -41,6 +42,16 @@ PIN_PATH = "pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)"
 Postgres prefers a better match of another schema to pg_catalog, such as public.lower(int8range) to
 pg_catalog.lower(anyrange). The setting is local to the transaction: a session setting would persist
 in a connection that a transaction pooler shares, and many poolers refuse settings at connect.
+"""
+
+NO_TIMEOUTS: LiteralString = (
+    "select pg_catalog.set_config('statement_timeout', '0', true), case"
+    " when pg_catalog.current_setting('transaction_timeout', true) is not null"  # since 17
+    " then pg_catalog.set_config('transaction_timeout', '0', true) end"
+)
+"""A statement for the start of a transaction that takes long: a timeout that the role or the
+database sets would cancel it, and each repetition. `sql/schema.sql` and `sql/uninstall.sql` do the
+same.
 """
 
 _READABLE = {"DateStyle": "ISO", "IntervalStyle": "postgres"}

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import RowFactory, tuple_row
 
 from spark_pgqueue.postgres import schema
-from spark_pgqueue.postgres.connection import connect
+from spark_pgqueue.postgres.connection import NO_TIMEOUTS, connect
 from spark_pgqueue.postgres.errors import (
     Names,
     PgQueueError,
@@ -151,6 +151,20 @@ class Statements:
             return with_backoff(attempt, self._url, self._patience)
         return attempt()
 
+    def long_rows(self, sql: LiteralString, parameters: Sequence[Any] = ()) -> list[Any]:
+        """As `rows`, without timeouts of the role or the database, which would cancel the statement
+        each time. In the caller's transaction, or over its connection, they stay as they are.
+        """
+
+        def attempt() -> list[Any]:
+            if not self.can_wait:
+                return self.rows(sql, parameters)
+            with self.turn, self._in_transaction():
+                self.rows(NO_TIMEOUTS)
+                return self.rows(sql, parameters)
+
+        return self._through_upgrade(attempt)
+
     def row(self, sql: LiteralString, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
         """The row of a statement that returns exactly one. Errors as in `rows`."""
         (row,) = self.rows(sql, parameters)
@@ -241,17 +255,22 @@ class Statements:
         Raises:
             PgQueueError: the connection is lost.
         """
+        with self._in_transaction():
+            self._transactions += 1
+            try:
+                yield
+            finally:
+                self._transactions -= 1
+
+    @contextmanager
+    def _in_transaction(self) -> Iterator[None]:
         # Errors of the caller's own statements inside are not translated.
         with ExitStack() as stack:
             with self.explained():
                 conn = self.connection()
                 with self.limited(conn):
                     stack.enter_context(self._begun(conn))
-            self._transactions += 1
-            try:
-                yield
-            finally:
-                self._transactions -= 1
+            yield
             self.check_process()
             with self.explained(), self.limited(conn):
                 stack.close()

@@ -49,7 +49,8 @@ end $$;
 
 -- Ends the archive of a stream, and deletes its contents.
 -- Calls of maintain() remove the segments, and readers can no longer read them. The next `pgqueue archive run`
--- deletes the files. To keep the existing segments without archiving new ones, call set_archive with null.
+-- deletes the files, except those that were written before a recover(). To keep the existing segments without archiving
+-- new ones, call set_archive with null.
 -- Errors: PQ001; PQ003 for a stream without an archive. Locks: none that others wait for.
 create or replace function pgqueue.drop_archive(p_stream text) returns void
 language plpgsql as $$

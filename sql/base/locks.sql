@@ -61,7 +61,7 @@
 --        locked stream.
 -- 17. schedules  Advisory, by the id of the stream. Makes each time of a schedule send one message. create_schedule
 --        and the like wait, in tries. While another session has it, run_schedules() sends nothing, and
---        reset_scheduled() of maintain does nothing.
+--        reset_scheduled() and correct_schedules() of maintain do nothing.
 -- 18. settings  A row of consumers. Guards the settings of a consumer. create_consumer (by the unique name), pause,
 --        resume, and create_schedule and the like wait; in tries alter_consumer and drop_consumer. maintain skips
 --        locked ones.

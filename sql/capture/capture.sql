@@ -112,7 +112,8 @@ end $$;
 -- Whether a role may send the rows of its tables.
 create or replace function _pgqueue.may_send(p_role oid) returns boolean
 language sql stable as $$
-    select has_function_privilege(p_role, 'pgqueue.send_captured(int, text[], json[], jsonb[], int[])', 'execute')
+    select has_function_privilege(p_role, 'pgqueue.send_captured(int, text[], json[], jsonb[], int[], regclass)',
+                                  'execute')
        and has_schema_privilege(p_role, 'pgqueue', 'usage')
 $$;
 
@@ -281,13 +282,14 @@ begin
             using errcode = 'PQ007', hint = 'Use "begin transaction isolation level read committed".';
     end if;
     loop
-        -- raises errors before it waits
-        perform pgqueue.capture_script(p_table, p_stream, p_capture, p_keys, p_columns, p_old, p_outbox);
         select r.rolname as owner, format('%I.%I', n.nspname, c.relname) as name into v_table
         from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles r on r.oid = c.relowner
         where c.oid = p_table;
         begin
+            -- also records triggers that were restored without their queue
             v_before := pgqueue.note_captures(p_table, p_stream);
+            -- raises errors before it waits
+            perform pgqueue.capture_script(p_table, p_stream, p_capture, p_keys, p_columns, p_old, p_outbox);
             perform pgqueue.execute_as(v_table.owner, array[
                 format('lock table %s in share row exclusive mode', v_table.name)]);  -- lock: captured
             perform pgqueue.execute_as(v_table.owner, array[

@@ -4,9 +4,10 @@
 -- Publishes the rows that a trigger captured, in their order.
 -- The rows are JSON. It works as send_batch, but does not check the JSON again.
 --   p_headers, p_counts  the headers of the first p_counts[1] messages, of the next p_counts[2], ...
--- Errors: PQ001, PQ003, PQ004. Locks: as send.
+--   p_table              the trigger's table; null: a trigger of 0.1
+-- Errors: PQ001; PQ003, also for a table that is not captured; PQ004. Locks: as send.
 create or replace function pgqueue.send_captured(p_stream_id int, p_keys text[], p_data json[], p_headers jsonb[],
-                                                 p_counts int[]) returns void
+                                                 p_counts int[], p_table regclass default null) returns void
 language plpgsql as $$
 declare
     v_stream  pgqueue.streams := _pgqueue.stream_of(p_stream_id);
@@ -15,6 +16,10 @@ declare
     v_seq     bigint;
     v_seqs    bigint[];
 begin
+    if p_table is not null
+       and not exists (select from pgqueue.captured where relation = p_table and stream_id = p_stream_id) then
+        perform _pgqueue.refuse_uncaptured(p_table, v_stream);
+    end if;
     if v_stream.kind = 'binary' then
         raise exception 'captured rows are JSON, but stream % is binary', _pgqueue.error_name(v_stream)
             using errcode = 'PQ004', column = 'p_data';
@@ -53,6 +58,22 @@ begin
     from (select unnest(v_seqs) as seq, unnest(p_keys) as key, unnest(p_data)::text as data,
                  unnest(v_headers) as headers) m;
     perform _pgqueue.publish(v_stream, _pgqueue.set_of_taken(v_seqs), v_count, 0, null, null);
+end $$;
+
+-- Raises PQ003 for a table that is not captured to a stream, although its trigger sends to it: the table was restored
+-- from another database, whose stream had the same number. If this snapshot is older than the capture, it does not see
+-- the row of captured, but a unique index does.
+create or replace function _pgqueue.refuse_uncaptured(p_table regclass, p_stream pgqueue.streams) returns void
+language plpgsql as $$
+begin
+    insert into pgqueue.captured (relation, stream_id, root) values (p_table, p_stream.stream_id, p_table);
+    raise exception 'table % has triggers of a capture, but is not captured to stream %', p_table,
+                    _pgqueue.error_name(p_stream)
+        using errcode = 'PQ003', column = 'p_table',
+              hint = format('The table was restored from another database. Drop the triggers with '
+                            'pgqueue.release(%L, ...), or call pgqueue.capture.', p_table);
+exception when unique_violation then
+    null;
 end $$;
 
 -- Returns whether this session's last message to a stream is the truncate of a captured table, in this transaction. It
@@ -134,7 +155,7 @@ begin
         {updates}
     elsif tg_nargs = 0 then
         perform pgqueue.send_captured({stream}, array[null::text], array[{truncated}::json],
-                                      array[{headers}'truncate')], '{1}');
+                                      array[{headers}'truncate')], '{1}', tg_relid);
     -- only a partition: its rows are deleted
     elsif not pgqueue.was_truncated({stream}, {label}) then
         {truncates}
@@ -190,7 +211,7 @@ language sql immutable as $$
         loop
             fetch v_rows into {into};
             exit when not found;
-            perform pgqueue.send_captured({stream}, {send});
+            perform pgqueue.send_captured({stream}, {send}, tg_relid);
         end loop;
         close v_rows;$template$, case when p_operation is null then jsonb_build_object(
             'query', p_query, 'into', 'v_keys, v_data, v_keys_2, v_data_2',
@@ -212,7 +233,7 @@ language sql immutable as $$
         end if;
         if cardinality(v_keys) <= 1000 then
             perform pgqueue.send_captured({stream}, v_keys, v_data, array[{headers}{operation})],
-                                          array[cardinality(v_keys)]);
+                                          array[cardinality(v_keys)], tg_relid);
         else
             v_size := least(10000, 100000000 / (pg_column_size(v_data) / 1000));
             {batches}
@@ -233,7 +254,7 @@ language sql immutable as $$
         from (select {key}(n.r) as key, {as_now} as data from {new_rows} {still} limit 1001) r;
         if v_keys = v_keys_2 and cardinality(v_keys) <= 1000 then
             perform pgqueue.send_captured({stream}, v_keys, {both}, array[{headers}'update')],
-                                          array[cardinality(v_keys)]);
+                                          array[cardinality(v_keys)], tg_relid);
             return null;
         elsif v_keys_2 is null then
             return null;

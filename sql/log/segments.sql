@@ -317,6 +317,9 @@ begin
     if v_rules.stream_id is null or v_segment.segment is null
        or not exists (select from pgqueue.segments where stream_id = p_stream_id and lo = v_segment.hi) then
         return false;
+    elsif v_segment.opened_at > clock_timestamp() then  -- the clock was ahead, and was set back
+        update pgqueue.segments set opened_at = clock_timestamp()
+        where stream_id = p_stream_id and segment = v_segment.segment;
     end if;
     v_bytes := pg_total_relation_size(format('pgqueue.%I', _pgqueue.segment_name(p_stream_id, v_segment.segment)));
     if (v_segment.opened_at < clock_timestamp() - v_rules.keep_for / _pgqueue.segment_count()

@@ -40,11 +40,12 @@ $$;
 
 -- Begins a new incarnation of each stream, after a restore or a promotion, and advances sequences beyond their rows.
 -- Call it once, before producers restart. Messages that they publish before the call count as restored, and an offset
--- that has read other publications with the same numbers would skip them. An unneeded call does no harm. A dump that
--- was made while maintain() ran may lack unfinished messages: consumers skip them, with a warning. Returns a row per
--- stream: the last publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when a session
--- publishes, or has a consumer's lock for a minute. Locks, to the end of the transaction: the rows of streams; where
--- messages are missing, their consumers.
+-- that has read other publications with the same numbers would skip them. An unneeded call does no harm,
+-- but exporters delete no earlier file of an archive then. A dump that was made while maintain() ran may lack messages:
+-- with a warning, consumers skip them, and the stream counts them as trimmed. Returns a row per stream: the last
+-- publication that counts as restored. Errors: PQ007; PQ011 on a standby; 55P03 when a session publishes, or has a
+-- consumer's lock for a minute. Locks, to the end of the transaction: the rows of streams; where messages are missing,
+-- their consumers.
 create or replace function pgqueue.recover() returns table (stream text, last_publication bigint)
 language plpgsql as $$
 declare
@@ -77,6 +78,7 @@ begin
         return next;
     end loop;
     perform _pgqueue.skip_missing(o.c) from (select c from pgqueue.consumers c order by c.consumer_id) o;
+    perform _pgqueue.trim_missing(o.s) from (select s from pgqueue.streams s order by s.stream_id) o;
     perform _pgqueue.on_recover();
     perform _pgqueue.record_server();
 end $$;
@@ -104,6 +106,46 @@ begin
     while _pgqueue.skip(p_consumer, v_missing, coalesce(v_upto, 1)) loop end loop;
     raise warning 'consumer % of stream % skips % that the stream does not store', quote_literal(p_consumer.name),
         quote_literal(p_consumer.stream_name), _pgqueue.counted(_pgqueue.cardinality(v_missing), 'message');
+end $$;
+
+-- Trims the publications of messages that a stream does not store, except those that files of its archive have. These
+-- are the messages of whole segments, which maintain() emptied after the snapshot of the dump, and before the dump
+-- locked their tables. Consumers have skipped them. Locks: none that others wait for.
+create or replace function _pgqueue.trim_missing(p_stream pgqueue.streams) returns void
+language plpgsql as $$
+declare
+    v_segment pgqueue.segments;
+    v_stored  boolean;
+    v_missing int8multirange := '{}';
+    v_ids     int8multirange;
+    v_count   bigint;
+begin
+    for v_segment in select * from pgqueue.segments where stream_id = p_stream.stream_id and not emptied loop
+        execute format('select exists (select from pgqueue.%I)',
+                       _pgqueue.segment_name(v_segment.stream_id, v_segment.segment)) into v_stored;
+        if not v_stored then
+            v_missing := v_missing + int8multirange(int8range(v_segment.lo, v_segment.hi));
+        end if;
+    end loop;
+    v_missing := v_missing * int8multirange(int8range(1, _pgqueue.last_seq(p_stream.stream_id) + 1))
+                 - _pgqueue.on_trim(p_stream.stream_id);
+    select range_agg(int8range(publication_id, publication_id, '[]')), sum(_pgqueue.cardinality(seqs * v_missing))
+    into v_ids, v_count
+    from pgqueue.publications where stream_id = p_stream.stream_id and seqs && v_missing;
+    if v_ids is null then
+        return;
+    end if;
+    delete from pgqueue.publications
+    where stream_id = p_stream.stream_id and seqs && v_missing and seqs <@ v_missing;
+    update pgqueue.publications
+    set seqs = seqs - v_missing, message_count = _pgqueue.cardinality(seqs - v_missing)
+    where stream_id = p_stream.stream_id and seqs && v_missing;
+    v_ids := v_ids - coalesce((select range_agg(int8range(publication_id, publication_id, '[]'))
+                               from pgqueue.publications
+                               where stream_id = p_stream.stream_id and v_ids @> publication_id), '{}');
+    perform _pgqueue.record_trim(p_stream.stream_id, v_ids, v_missing, v_count);
+    raise warning 'stream % does not store %: they count as trimmed', quote_literal(p_stream.name),
+        _pgqueue.counted(v_count, 'published message');
 end $$;
 
 -- The installation records the server once, and recover() afterwards. Columns that version 1 did not have are filled

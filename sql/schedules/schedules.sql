@@ -132,6 +132,31 @@ begin
     where stream_id = p_schedule.stream_id and name = p_schedule.name;
 end $$;
 
+-- Sets the next times of a stream's schedules that have a time of the future: their messages were sent, or they were
+-- created, while the clock was ahead, and until then they would send nothing. Maybe a time has two messages then. A
+-- minute is allowed, by which a clock is corrected now and then. Locks, to the end of the transaction: the stream's
+-- schedules, if they are free.
+-- on maintained:
+--     perform _pgqueue.run_task('select 0 from _pgqueue.correct_schedules($1::int)', t.stream_id)
+--     from (select distinct stream_id from pgqueue.schedules
+--           where not paused and greatest(sent_at, created_at) > clock_timestamp() + interval '1 minute'
+--             and stream_id = any (p_stream_ids)) t;
+create or replace function _pgqueue.correct_schedules(p_stream_id int) returns void
+language plpgsql as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    if not pg_try_advisory_xact_lock(_pgqueue.lock_class_schedules(), p_stream_id) then  -- lock: schedules
+        return;
+    end if;
+    update pgqueue.schedules h set next_at = _pgqueue.next_time(h, v_now)
+    where stream_id = p_stream_id and not paused and greatest(sent_at, created_at) > v_now + interval '1 minute'
+      and next_at > _pgqueue.next_time(h, v_now);
+    if found then
+        perform _pgqueue.record_turn(p_stream_id);
+    end if;
+end $$;
+
 -- The headers of a schedule's next message: those of the schedule, its name, and the planned time.
 create or replace function _pgqueue.scheduled_headers(p_schedule pgqueue.schedules) returns jsonb
 language sql stable as $$

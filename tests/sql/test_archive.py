@@ -318,6 +318,37 @@ def test_two_exporters_write_a_segment_once(conn: Conn, archive: Path, url: str)
     assert archived(conn).attempts == 0
 
 
+def test_a_leftover_that_cannot_be_deleted_stops_no_export(
+    conn: Conn, stream: int, archive: Path, url: str, tmp_path: Path
+) -> None:
+    """Such as those in a folder that the archive had before, and the exporter may not open."""
+    send_in_segments(conn)
+    conn.execute(
+        "insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)"
+        " values (gen_random_uuid(), %s, 99, %s, gen_random_uuid() || '/99')",
+        [stream, str(tmp_path / "old")],
+    )
+    with pytest.raises(PgQueueError, match=r"old is not below"):
+        export(url, allow=[str(archive)])
+    assert archived(conn).waiting == 0
+    assert len(in_files(archive)) > 10
+    assert archived(conn).attempts == 1
+    assert export(url) == []
+    assert archived(conn).attempts == 0
+
+
+def test_no_timeout_of_the_role_ends_an_export(conn: Conn, archive: Path, url: str) -> None:
+    """Neither that of a statement, nor that of a transaction, which lasts for a segment."""
+    send_in_segments(conn)
+    slow = "select replace(pg_get_functiondef('_pgqueue.segment_of'::regproc), %s, %s)"
+    text = one(conn, slow, "begin", "begin perform pg_sleep(0.4);")
+    conn.execute(text.encode())
+    newer = conn.info.server_version >= 170000
+    hasty = "-c statement_timeout=300" + " -c transaction_timeout=300" * newer
+    done = export(make_conninfo(url, options=hasty))
+    assert sum(each.messages for each in done) == len(in_files(archive)) > 10
+
+
 LONGER = [pytest.param(each, marks=pytest.mark.longer) for each in ("begun", "slice", "exported")]
 
 

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from spark_pgqueue.postgres import connection, schema
 from tests.conftest import user_of
 from tests.sql import internals
-from tests.sql.queue import Conn, call, claim_of, consumer, one, value
+from tests.sql.queue import Conn, call, claim_of, consumer, one, raises, value
 
 pytestmark = pytest.mark.usefixtures("stream", "allowed_afterwards")
 
@@ -503,3 +503,25 @@ def test_installing_again_keeps_tables_captured(conn: Conn, table: None) -> None
     schema.install(conn)
     conn.execute("insert into t values (1)")
     assert [key for key, *_ in messages(conn)] == ["1"]
+
+
+@pytest.mark.parametrize("way_out", ["capture", "release"])
+def test_a_table_that_was_restored_without_its_queue_sends_nothing(
+    conn: Conn, table: None, way_out: str
+) -> None:
+    """Its trigger names a stream by number, which another stream may have where it is restored."""
+    conn.execute("insert into t values (1), (2)")
+    assert len(messages(conn)) == 2
+    conn.execute("delete from pgqueue.captured")
+    for statement in (
+        *("insert into t values (3)", "insert into t select generate_series(3, 2000)"),
+        *("update t set name = 'x'", "update t set id = id + 5", "delete from t", "truncate t"),
+    ):
+        with raises("PQ003", r"table public.t has triggers of a capture, but is not captured to"):
+            conn.execute(statement.encode())
+    assert messages(conn) == []
+    call(conn, way_out, "t", "s")
+    conn.execute("insert into t values (3)")
+    assert len(messages(conn)) == (way_out == "capture")
+    functions = "select count(*) from pg_proc where proname like 'pgqueue\\_%'"
+    assert (one(conn, functions) == 0) is (way_out == "release")

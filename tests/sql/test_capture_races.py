@@ -165,6 +165,18 @@ def test_capture_begins_after_those_who_are_writing(conn: Conn, session: Session
     assert [key for key, *_ in messages(conn)] == ["2"]
 
 
+def test_a_transaction_whose_snapshot_is_older_than_the_capture_sends(
+    conn: Conn, session: Session
+) -> None:
+    writer = session()
+    writer.execute("begin isolation level repeatable read")
+    writer.execute("select 1")
+    call(conn, "capture", "t", "s")
+    writer.execute("insert into t values (1)")
+    writer.execute("commit")
+    assert [key for key, *_ in messages(conn)] == ["1"]
+
+
 def test_release_waits_for_those_who_are_writing_and_what_they_write_is_sent(
     conn: Conn, session: Session
 ) -> None:

@@ -284,6 +284,43 @@ def test_what_somebody_else_prepared_is_refused(
             assert f"which belongs to {role}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "function pgqueue.enqueue(int) returns int language sql as 'select 1'",
+        "function _pgqueue.enqueue(int) returns int language sql as 'select 1'",
+        "table pgqueue.installed (name text)",
+        "type pgqueue.priority as enum ('low')",
+    ],
+)
+def test_a_schema_of_another_project_is_neither_changed_nor_removed(
+    empty_url: str, made: str
+) -> None:
+    """Although it belongs to the role that installs."""
+    with connection.connect(empty_url) as conn:
+        conn.execute("create schema pgqueue; create schema _pgqueue")
+        conn.execute(f"create {made}; grant usage on schema pgqueue to public".encode())
+        before = catalogue(conn)
+        with pytest.raises(PgQueueError, match="belongs to another project") as caught:
+            schema.install(conn)
+        assert caught.value.sqlstate == "PQ011"
+        assert "rename that schema" in str(caught.value.hint)
+        if " pgqueue" in made and "type" not in made:
+            with pytest.raises(PgQueueError, match="belongs to another project"):
+                schema.uninstall(conn)
+        assert catalogue(conn) == before
+        conn.execute("drop schema pgqueue, _pgqueue cascade")
+        schema.install(conn)
+
+
+def test_what_a_removal_of_one_schema_left_is_no_installation(conn: Conn) -> None:
+    conn.execute("drop schema pgqueue cascade")
+    with pytest.raises(PgQueueError, match=r"no queue is installed: .*was removed in part"):
+        schema.install(conn)
+    conn.execute("drop schema if exists pgqueue, _pgqueue cascade")
+    schema.install(conn)
+
+
 @pytest.mark.all_versions
 def test_what_others_put_into_public_is_not_found_by_the_installers_nor_by_what_they_made(
     empty_url: str,

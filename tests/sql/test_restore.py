@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue import embedded
+from spark_pgqueue.archive.exporter import export
 from spark_pgqueue.postgres import binaries, connection, schema
 from spark_pgqueue.postgres.errors import PgQueueError
 from tests import conftest, fetched
@@ -178,6 +179,9 @@ def test_offsets_after_a_restore(
         assert value(restored, "is_restored") is False
 
 
+LACKING = "stream 's' does not store 4 published messages: they count as trimmed"
+
+
 @pytest.mark.parametrize(
     ("ordering", "recovered"), [("none", True), ("key", False)], ids=["recovered", "not recovered"]
 )
@@ -218,10 +222,10 @@ def test_a_dump_beside_maintain_may_owe_what_it_lacks_and_stops_nobody(
     with connection.connect(copy) as restored, warned(restored) as said:
         if recovered:
             value(restored, "recover")
-            assert [
-                text for text in said if "skips 4 messages that the stream does not store" in text
-            ] == said
-            assert len(said) == 2
+            *skipped, trimmed = said
+            assert len(skipped) == 2
+            assert all("skips 4 messages that the stream does not" in text for text in skipped)
+            assert trimmed == LACKING
         new = send_keys(restored, "b")
         for name in ("taken", "new"):
             # where nothing of a claim is stored, the call says so and is empty
@@ -232,6 +236,52 @@ def test_a_dump_beside_maintain_may_owe_what_it_lacks_and_stops_nobody(
             or "dead-lettered 2 messages for consumer 'taken' of stream 's', no longer stored"
             in said[0]
         )
+        checker.check(restored)
+
+
+def test_what_a_dump_beside_maintain_lacks_stops_no_exporter_and_no_reader(
+    conn: Conn,
+    url: str,
+    session: Session,
+    stream: int,
+    elsewhere: embedded.Server,
+    tmp_path: Path,
+) -> None:
+    """No consumer owes these messages, and the dump does not know of their files yet."""
+    if conn.info.server_version // 10000 != elsewhere.version:
+        pytest.skip("one version is enough")
+    value(conn, "set_retention", "s", p_done=True)
+    value(conn, "set_archive", "s", str(tmp_path / "archive"))
+    maintain(conn)
+    consumer(conn)
+    lost = send_keys(conn, *"abab")
+    assert acked(conn, "s", "c") == lost
+    clock.pass_time(conn, timedelta(hours=1))
+    maintain(conn)
+    [kept] = send_keys(conn, "a")
+    dumping = session()
+    dumping.execute("begin isolation level repeatable read")
+    snapshot = one(dumping, "select pg_export_snapshot()")
+    dumping.execute("lock table only pgqueue.messages_1 in access share mode")  # dropped later
+    for _ in range(2):
+        export(url)
+        clock.pass_time(conn, timedelta(hours=1))
+        maintain(conn)
+    assert one(conn, "select min(seq) from pgqueue.messages") == kept
+    copy = restore(url, elsewhere, f"--snapshot={snapshot}")
+    with connection.connect(copy) as restored, warned(restored) as said:
+        with pytest.raises(PgQueueError, match="published, but not stored"):
+            export(copy)
+        value(restored, "recover")
+        assert said == [LACKING]
+        assert read(restored)[0] == [kept]
+        assert acked(restored, "s", "c") == [kept]
+        clock.pass_time(restored, timedelta(hours=1))
+        maintain(restored)
+        new = send_keys(restored, "b")
+        maintain(restored)
+        assert export(copy)
+        assert acked(restored, "s", "c") == new
         checker.check(restored)
 
 
@@ -280,6 +330,31 @@ def test_captured_tables_are_captured_after_a_restore(
             call(restored, "capture", table, "s")
             call(restored, "release", table, "s")
         assert one(restored, "select count(*) from pg_proc where proname like 'pgqueue\\_%'") == 0
+
+
+def test_a_captured_table_restored_beside_another_queue_sends_nothing_there(
+    conn: Conn, url: str, stream: int, elsewhere: embedded.Server
+) -> None:
+    """Only the schema of the table is restored, where another stream has the number."""
+    if conn.info.server_version // 10000 != elsewhere.version:
+        pytest.skip("one version is enough")
+    conn.execute("create schema app; create table app.orders (id int primary key)")
+    call(conn, "capture", "app.orders", "s")
+    conn.execute("insert into app.orders values (1)")
+    name = f"staging_{uuid.uuid4().hex[:12]}"
+    with connection.connect(elsewhere.url) as there:
+        there.execute(f"create database {name}".encode())
+    with connection.connect(elsewhere.url_of(name)) as staging:
+        schema.install(staging)
+        assert value(staging, "create_stream", "invoices", "json") == stream
+        dump = run(elsewhere, "pg_dump", url, "-n", "app")
+        run(elsewhere, "psql", elsewhere.url_of(name), "-X", "-v", "ON_ERROR_STOP=1", stdin=dump)
+        with raises("PQ003", "app.orders has triggers of a capture, but is not captured to"):
+            staging.execute("insert into app.orders values (2)")
+        call(staging, "release", "app.orders", "invoices")
+        staging.execute("insert into app.orders values (2)")
+        assert one(staging, "select count(*) from app.orders") == 2
+        assert one(staging, "select count(*) from pgqueue.messages") == 0
 
 
 SEQUENCES = (

@@ -186,6 +186,16 @@ def test_messages_go_when_every_consumer_is_done(conn: Conn) -> None:
     assert kept(conn).held_by == []
 
 
+def test_a_clock_that_was_ahead_and_is_set_back_does_not_keep_a_segment_open(conn: Conn) -> None:
+    retention(conn, p_for=HOUR)
+    send(conn)
+    clock.pass_time(conn, HOUR * -24)
+    maintain(conn)
+    clock.pass_time(conn, HOUR)
+    maintain(conn)
+    assert one(conn, "select count(*) from pgqueue.segments where closed_at is not null") == 1
+
+
 @pytest.mark.parametrize("ordering", ["none", "key", "stream"])
 @pytest.mark.promise("concepts: transitions of a message")
 def test_what_a_consumer_owes_is_kept_whatever_its_state(conn: Conn, ordering: str) -> None:

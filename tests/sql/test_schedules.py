@@ -701,3 +701,34 @@ def test_the_next_time_of_a_rare_expression_is_bounded(conn: Conn) -> None:
         assert times == sorted(times), cron
     for cron in ("0 0 31 4,6 *", "0 0 30 2 *"):
         assert refused(conn, "schedule_times", cron) == ("PQ003", "p_cron")
+
+
+def test_a_clock_that_was_ahead_and_is_set_back_stops_no_schedule(conn: Conn) -> None:
+    """What was sent in the wrong time was sent; and the rest goes on from now."""
+    consumer(conn)
+    schedule(conn, "cron", p_cron="0 * * * *")
+    schedule(conn, "later", p_start=one(conn, "select now() + interval '3 days'"))
+    clock.pass_time(conn, timedelta(hours=1))
+    maintain(conn)
+    clock.pass_time(conn, timedelta(days=-7))
+    schedule(conn, "new", p_cron="30 * * * *")
+    later = row(conn, "later").next_at
+    assert row(conn, "cron").next_at > now(conn) + timedelta(days=6)
+    maintain(conn)
+    for name in ("cron", "new"):
+        assert now(conn) < row(conn, name).next_at <= now(conn) + timedelta(hours=1)
+    assert row(conn, "later").next_at == later, "it begins in the future"
+    acked(conn, "s", "c")
+    clock.pass_time(conn, timedelta(hours=1))
+    assert len(acked(conn, "s", "c")) == 2, "claims send them"
+
+
+def test_a_clock_that_is_corrected_by_seconds_sends_no_time_twice(conn: Conn) -> None:
+    schedule(conn, p_cron="* * * * *")
+    clock.pass_time(conn, timedelta(minutes=1))
+    maintain(conn)
+    before = row(conn)
+    assert before.last_sent_at is not None
+    clock.pass_time(conn, timedelta(seconds=-40))
+    maintain(conn)
+    assert row(conn).next_at == before.next_at + timedelta(seconds=40)

@@ -81,6 +81,10 @@ class Calls:
         """Columns, or expressions, of the rows of a function."""
         return self._statements.rows(*statement(function, what, given))
 
+    def _long_rows(self, function: str, what: str, /, **given: Any) -> list[tuple[Any, ...]]:
+        """As `_rows`, for a call that may take long: see `Statements.long_rows`."""
+        return self._statements.long_rows(*statement(function, what, given))
+
     def _read(self, function: str, kind: type[T], /, **given: Any) -> list[T]:
         """The rows of a function, whose columns are the fields of a dataclass."""
         sql, values = statement(function, _columns(kind), given)

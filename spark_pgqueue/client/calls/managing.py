@@ -88,7 +88,7 @@ class Managing(ManagingStreams):
 
         >>> queue.drop_consumer("orders", "billing")
         """
-        self._call("drop_consumer", stream=stream, name=name)
+        self._long_rows("drop_consumer", "", stream=stream, name=name)
 
     def consumers(self, stream: str | None = None) -> list[ConsumerInfo]:
         """The consumers of a stream, or of all streams, by name.

@@ -80,7 +80,7 @@ class ManagingStreams(Calls):
 
         >>> queue.drop_stream("orders")
         """
-        self._call("drop_stream", name=name)
+        self._long_rows("drop_stream", "", name=name)
 
     def streams(self) -> list[Stream]:
         """All streams, by name.
@@ -340,7 +340,7 @@ class ManagingStreams(Calls):
         deleted: Counter[str] = Counter()
         for _ in range(_MAINTAIN_CALLS):
             done = dict(
-                self._rows(
+                self._long_rows(
                     "maintain", "what, deleted", staged_age=staged_age, reader_age=reader_age
                 )
             )
@@ -365,4 +365,4 @@ class ManagingStreams(Calls):
         Raises:
             PgQueueError: the server is a standby, or a session is publishing (55P03).
         """
-        return dict(self._rows("recover", "stream, last_publication"))
+        return dict(self._long_rows("recover", "stream, last_publication"))
