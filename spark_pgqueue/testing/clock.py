@@ -12,10 +12,11 @@ import psycopg
 from psycopg import sql
 
 _TIMES: LiteralString = """
-select c.relname, array_agg(a.attname)
+select c.relname, array_agg(a.attname), array_agg(a.attndims > 0)
 from pg_catalog.pg_class c join pg_catalog.pg_attribute a on a.attrelid = c.oid
 where c.relnamespace = 'pgqueue'::pg_catalog.regnamespace and c.relkind = 'r'
-  and not c.relispartition and a.atttypid = 'timestamptz'::pg_catalog.regtype and not a.attisdropped
+  and not c.relispartition and not a.attisdropped
+  and a.atttypid in ('timestamptz'::pg_catalog.regtype, 'timestamptz[]'::pg_catalog.regtype)
   and a.attname not in ('created_at', 'installed_at')
 group by c.relname order by c.relname
 """
@@ -32,15 +33,15 @@ TIMES_OF_HINTS = (
 )
 """When a consumer looks again for what it looks for once in a while."""
 
+_EARLIER = sql.SQL("{0} = {0} - {1}")
+_ALL_EARLIER = sql.SQL(
+    "{0} = case when {0} is not null then array(select at - {1} from unnest({0}) with ordinality"
+    " u (at, i) order by i) end"
+)
 # Delays and leases order the bundles of these lanes: as microseconds.
 _PLACES: LiteralString = """
 update pgqueue.consumer_messages set place = place - (extract(epoch from {by}) * 1000000)::bigint
 where lane in (_pgqueue.lane_delayed(), _pgqueue.lane_long()) and place < 1::bigint << 62
-"""
-_RATES: LiteralString = """
-update pgqueue.consumer_cursors
-set delivered_at = array(select d - {by} from unnest(delivered_at) d order by d)
-where delivered_at is not null
 """
 _EXPIRIES: LiteralString = """
 update pgqueue.consumer_messages
@@ -71,7 +72,6 @@ def pass_time(connection: psycopg.Connection, by: timedelta) -> None:
                 "update pgqueue.consumer_cursors set {} where (hints).lanes is not null"
             ).format(hints),
             sql.SQL(_PLACES).format(by=by),
-            sql.SQL(_RATES).format(by=by),
         )
 
 
@@ -84,10 +84,11 @@ def move_times(connection: psycopg.Connection, by: timedelta) -> None:
             sql.SQL("update {} set {}").format(
                 sql.Identifier("pgqueue", table),
                 sql.SQL(", ").join(
-                    sql.SQL("{0} = {0} - {1}").format(sql.Identifier(name), by) for name in names
+                    (_ALL_EARLIER if is_array else _EARLIER).format(sql.Identifier(name), by)
+                    for name, is_array in zip(names, are_arrays, strict=True)
                 ),
             )
-            for table, names in connection.execute(_TIMES).fetchall()
+            for table, names, are_arrays in connection.execute(_TIMES).fetchall()
         ),
     )
 
