@@ -185,10 +185,12 @@ class WorkerSlot:
         """
         if (job := self.job) is None or self.is_given_up:
             return
-        if self.at is not None:
+        begun = None if self.at is None else self.at[1]
+        rest = [messages for messages in job.calls if messages is not begun]
+        self._report_rest(job, rest, DeliveryState.unstarted, has_ended=begun is None)
+        if begun is not None:
             verdict = Retry(reason=f"the worker slot failed: {summary(error)}")
-            self._queue.report(Report(job, self.at[1], verdict, None, False))
-        self._report_rest(job, job.calls, DeliveryState.unstarted)
+            self._queue.report(Report(job, begun, verdict, None, True))
         self.at = self.job = None
         warn("a worker slot continues after %s", error)
 
@@ -208,20 +210,24 @@ class WorkerSlot:
                     return
                 self.at = None
             taken = clock.now() - began
-            self._queue.report(Report(job, messages, outcome, taken, not rest))
-            if rest and (
-                outcome is DeliveryState.unstarted
-                or (isinstance(outcome, Verdict) and outcome.holds_followers)
-            ):
-                # The database may have returned these, too. Those that it has left in the claim,
-                # such as behind a dead letter, must not stay there.
-                self._report_rest(job, rest, DeliveryState.unstarted)
+            ends = outcome is DeliveryState.unstarted or (
+                isinstance(outcome, Verdict) and outcome.holds_followers
+            )
+            if rest and ends:
+                # The database may return these, too. Those that it leaves in the claim, such as
+                # behind a dead letter, must not stay there. First: the poller may settle at once,
+                # and without these the claim may be over then.
+                self._report_rest(job, rest, DeliveryState.unstarted, has_ended=False)
+            self._queue.report(Report(job, messages, outcome, taken, ends or not rest))
+            if ends:
                 break
         self.at = self.job = None
 
-    def _report_rest(self, job: Job, calls: Iterable[Messages], outcome: Outcome) -> None:
+    def _report_rest(
+        self, job: Job, calls: Iterable[Messages], outcome: Outcome, *, has_ended: bool = True
+    ) -> None:
         messages = [message for call in calls for message in call]
-        self._queue.report(Report(job, messages, outcome, None, True))
+        self._queue.report(Report(job, messages, outcome, None, has_ended))
 
 
 def next_call(calls: Generator[Messages, Outcome, None], outcome: Outcome) -> Messages | None:
