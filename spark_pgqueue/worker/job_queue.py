@@ -16,6 +16,8 @@ from spark_pgqueue.worker.in_flight import InFlightClaim, Messages
 from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, Verdict
 
+_END_AGAIN = 1.0  # seconds after which a call that was interrupted is interrupted again
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -155,6 +157,8 @@ class WorkerSlot:
         """The job, until all of its messages are reported."""
         self.at: tuple[Job, Messages, float] | None = None
         """The running call, and its begin by the monotonic clock."""
+        self.interrupted_at: float | None = None
+        """When the running call was interrupted."""
         self.is_given_up: bool = False
         """Whether the poller has given up the running call, which is the slot's last."""
 
@@ -174,10 +178,21 @@ class WorkerSlot:
             whether the call was given up.
         """
         with self._lock:
-            if self.at is not at or interrupt():
+            if self.at is not at:
+                return False
+            if interrupt():
+                self.interrupted_at = clock.now()
                 return False
             self.is_given_up = True
             return True
+
+    def end_at(self, at: tuple[Job, Messages, float], timeout: float) -> float:
+        """When to end a call: after its timeout, and once more a second after each interrupt.
+
+        The call lasts until its hook has ended; or its process was only starting.
+        """
+        interrupted_at = self.interrupted_at
+        return at[2] + timeout if interrupted_at is None else interrupted_at + _END_AGAIN
 
     def lose(self, error: BaseException) -> None:
         """Report the rest of the job, which an error outside of the handler has ended. Without a
@@ -199,6 +214,7 @@ class WorkerSlot:
         for i, messages in enumerate(job.calls):
             rest = job.calls[i + 1 :]
             began = clock.now()
+            self.interrupted_at = None
             self.at = (job, messages, began)
             # The connection may have been lost for so long that another worker has the claim now.
             if self._queue.is_closed or self.is_given_up or began > job.claim.until:

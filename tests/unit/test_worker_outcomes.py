@@ -333,6 +333,25 @@ def test_what_waits_for_a_failed_message_is_reported_before_it():
     assert seen == [(["a"], False), (["c"], False), (["b"], True)]
 
 
+def test_a_call_that_was_interrupted_is_interrupted_again_a_second_later():
+    """Its process may have been starting. Until then, the poller has nothing to do with it."""
+    queue: Any = SimpleNamespace(is_closed=False, reports=[])
+    queue.report = queue.reports.append
+    slot = WorkerSlot(queue)
+    job: Any = SimpleNamespace(claim=SimpleNamespace(until=float("inf")), calls=[["a"], ["b"]])
+    calls = slot.calls(job)
+    next(calls)
+    at = slot.at
+    assert at is not None
+    assert slot.end_at(at, 0.25) == at[2] + 0.25
+    before = time.monotonic()
+    assert not slot.give_up(at, lambda: True)
+    assert before + 1 <= slot.end_at(at, 0.25) <= time.monotonic() + 1
+    assert next_call(calls, DeliveryState.done) == ["b"]
+    assert slot.at is not None
+    assert slot.end_at(slot.at, 0.25) == slot.at[2] + 0.25
+
+
 def succeed(message):
     """A handler."""
 
