@@ -280,6 +280,7 @@ def test_waits_that_are_cancelled_keep_to_the_connections_that_are_allowed(url, 
             await queue.send("s", "x")
             async with asyncio.timeout(60):
                 claim = await few.receive("s", "c", wait=LONG)
+            assert claim is not None
             assert await claim.ack() == 1
             closing = [asyncio.create_task(few.receive("s", "c", wait=LONG)) for _ in range(3)]
             await asyncio.sleep(0.1)

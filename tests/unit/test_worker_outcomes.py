@@ -322,10 +322,10 @@ def test_what_waits_for_a_failed_message_is_reported_before_it():
     queue: Any = SimpleNamespace(is_closed=False, reports=[])
     queue.report = queue.reports.append
     slot = WorkerSlot(queue)
-    slot.job = job = SimpleNamespace(
+    job: Any = SimpleNamespace(
         claim=SimpleNamespace(until=float("inf")), calls=[["a"], ["b"], ["c"]]
-    )  # type: ignore[assignment]
-    calls = slot.calls(job)  # type: ignore[arg-type]
+    )
+    calls = slot.calls(job)
     next(calls)
     assert next_call(calls, DeliveryState.done) == ["b"]
     assert next_call(calls, Retry()) is None
