@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -99,20 +99,21 @@ class _Line:
         finally:
             self.end()
 
-    def join(self, idle: list[_Line]) -> None:
-        """Join the idle lines, after the running call has ended, whose caller may be cancelled."""
+    def afterwards(self, function: Callable[[], Any]) -> None:
+        """Call a function after the running call has ended, whose caller may be cancelled."""
         with self._lock:
             is_busy = self._at is not None
-        if not is_busy:
-            idle.append(self)
-            return
-        with suppress(RuntimeError):  # the thread has ended
-            self._thread.submit(idle.append, self)
+        if is_busy:
+            with suppress(RuntimeError):  # the thread has ended
+                self._thread.submit(function)
+                return
+        function()
 
     def end(self) -> None:
-        """End the thread after its calls have ended."""
+        """End the thread after its calls have ended. Safe to repeat."""
         self.is_open = False
-        self._thread.submit(self.wake.close)
+        with suppress(RuntimeError):  # the thread has ended
+            self._thread.submit(self.wake.close)
         self._thread.shutdown(wait=False)
 
     def _submit(self, token: threading.Event, function: Callable[[], Any]) -> Future[Any]:
@@ -154,31 +155,51 @@ class _Lines:
         self._idle: list[_Line] = []
         self._is_closed = False
 
-    async def open(self) -> _Line:
-        """A new line."""
+    async def open(self, failed: Callable[[], Any] = lambda: None) -> _Line:
+        """A new line. If it fails, the function is called once nothing connects any more."""
         line = _Line()
         try:
             line.client = await line.call(partial(self._connect, _wake=line.wake))
+            if self._is_closed:
+                await line.close()
+                raise PgQueueError("the connection is closed")
         except BaseException:
+            line.afterwards(failed)
             line.end()
             raise
-        if self._is_closed:
-            await line.close()
-        else:
-            self._open.add(line)
+        self._open.add(line)
         return line
 
     @asynccontextmanager
-    async def waiting(self) -> AsyncIterator[_Line]:
-        """A line for the exclusive use of one call."""
+    async def waiting(self, turns: asyncio.Semaphore | None = None) -> AsyncIterator[_Line]:
+        """A line for the exclusive use of one call.
+
+        Args:
+            turns: the call takes a turn, which ends when its line is idle: after a cancellation,
+                later than the call. None: the line does not count.
+        """
+        loop = asyncio.get_running_loop()
+
+        def end_turn() -> None:
+            if turns is not None:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(turns.release)
+
+        def become_idle() -> None:
+            self._idle.append(line)
+            end_turn()
+
+        if turns is not None:
+            await turns.acquire()
         if self._is_closed:
+            end_turn()
             raise PgQueueError("the connection is closed")
-        line = self._idle.pop() if self._idle else await self.open()
+        line = self._idle.pop() if self._idle else await self.open(end_turn)
         try:
             yield line
         finally:
             line.stop = None
-            line.join(self._idle)
+            line.afterwards(become_idle)
 
     async def close(self) -> None:
         """Close all lines. Safe to repeat."""
@@ -294,11 +315,13 @@ class AsyncClient:
         await self.close()
 
     @asynccontextmanager
-    async def _line_for(self, method: _Method, turns: Any) -> AsyncIterator[_Line | CallersLine]:
+    async def _line_for(
+        self, method: _Method, turns: asyncio.Semaphore | None
+    ) -> AsyncIterator[_Line | CallersLine]:
         """The line for a call; a call that waits has a line of its own."""
         # In a transaction no call may wait: on the client's own line it raises the error.
         if method.waits and self._client._statements.can_wait:
-            async with turns, self._lines.waiting() as line:
+            async with self._lines.waiting(turns) as line:
                 yield line
         else:
             yield self._line
@@ -312,7 +335,7 @@ class AsyncClient:
 
     async def _iterate(self, method: _Method) -> AsyncIterator[Any]:
         # An iteration does not count as a call that waits: it may have no end.
-        async with self._line_for(method, nullcontext()) as line:
+        async with self._line_for(method, None) as line:
             steps = _Steps(await line.call(partial(method, line.client)))
             try:
                 steps.is_asked = True

@@ -197,41 +197,48 @@ class InFlightClaim:
                 warn("claim %s: the result of the handler was not stored: %s", self.claim_id, error)
                 client.ack(self.claim_id, [s for seqs in self._results.values() for s in seqs])
             self._results = {}
+        left = len(self._unstarted) + sum(len(seqs) for seqs, _ in self._verdicts)
         while self._verdicts:
             verdict = self._verdicts[0][1]
             same = [v for v in self._verdicts if v[1].as_group() == verdict.as_group()]
             # A batch failed as a whole: the handler did not name the message.
             unnamed = self._is_batch and verdict.seqs is None
             seqs = None if unnamed else [seq for seqs, _ in same for seq in seqs]
-            if self._pass(client, verdict, seqs):
+            count, has_failed = self._pass(client, verdict, seqs)
+            left -= count
+            if has_failed:
                 failed([seq for seqs, _ in same for seq in seqs])
             self._verdicts = [v for v in self._verdicts if v not in same]
         if self._unstarted:
-            client.defer(self.claim_id, self._unstarted)
+            # By key, they left the claim with the failed message before them, unless that became a
+            # dead letter. If they were the last ones, the claim is over.
+            if self._open or left > 0:
+                client.defer(self.claim_id, self._unstarted)
             self._unstarted = []
 
-    def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> bool:
+    def _pass(self, client: Client, verdict: Verdict, seqs: list[int] | None) -> tuple[int, bool]:
         """Apply a verdict; if the database refuses it, the messages have failed.
 
         Returns:
-            whether to log what becomes of each message: its call logged that a single one was
-            rejected.
+            how many messages left the claim; and whether to log what becomes of each message: its
+            call logged that a single one was rejected.
         """
+        count = 0
         try:
             if isinstance(verdict, Reject):
-                client.dead_letter(
+                count = client.dead_letter(
                     self.claim_id, seqs, reason=verdict.reason, details=verdict.details
                 )
             elif isinstance(verdict, Defer):
-                client.defer(self.claim_id, seqs, delay=verdict.delay, state=verdict.state)
+                count = client.defer(self.claim_id, seqs, delay=verdict.delay, state=verdict.state)
             elif isinstance(verdict, Retry):
-                client.nack(
+                count = client.nack(
                     self.claim_id, seqs, delay=verdict.delay, reason=verdict.reason, backoff=True
                 )
         except PgQueueError as error:
             if is_passing(error):
                 raise
             warn("claim %s: %s", self.claim_id, error)
-            client.nack(self.claim_id, seqs, reason=error.message, backoff=True)
-            return True
-        return isinstance(verdict, Retry) or (isinstance(verdict, Reject) and self._is_batch)
+            return client.nack(self.claim_id, seqs, reason=error.message, backoff=True), True
+        is_rejected_batch = isinstance(verdict, Reject) and self._is_batch
+        return count, isinstance(verdict, Retry) or is_rejected_batch

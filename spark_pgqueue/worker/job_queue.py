@@ -16,6 +16,8 @@ from spark_pgqueue.worker.in_flight import InFlightClaim, Messages
 from spark_pgqueue.worker.log import warn
 from spark_pgqueue.worker.verdicts import DeliveryState, Outcome, Retry, Verdict
 
+_END_AGAIN = 1.0  # seconds after which a call that was interrupted is interrupted again
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -155,6 +157,8 @@ class WorkerSlot:
         """The job, until all of its messages are reported."""
         self.at: tuple[Job, Messages, float] | None = None
         """The running call, and its begin by the monotonic clock."""
+        self.interrupted_at: float | None = None
+        """When the running call was interrupted."""
         self.is_given_up: bool = False
         """Whether the poller has given up the running call, which is the slot's last."""
 
@@ -174,10 +178,21 @@ class WorkerSlot:
             whether the call was given up.
         """
         with self._lock:
-            if self.at is not at or interrupt():
+            if self.at is not at:
+                return False
+            if interrupt():
+                self.interrupted_at = clock.now()
                 return False
             self.is_given_up = True
             return True
+
+    def end_at(self, at: tuple[Job, Messages, float], timeout: float) -> float:
+        """When to end a call: after its timeout, and once more a second after each interrupt.
+
+        The call lasts until its hook has ended; or its process was only starting.
+        """
+        interrupted_at = self.interrupted_at
+        return at[2] + timeout if interrupted_at is None else interrupted_at + _END_AGAIN
 
     def lose(self, error: BaseException) -> None:
         """Report the rest of the job, which an error outside of the handler has ended. Without a
@@ -185,10 +200,12 @@ class WorkerSlot:
         """
         if (job := self.job) is None or self.is_given_up:
             return
-        if self.at is not None:
+        begun = None if self.at is None else self.at[1]
+        rest = [messages for messages in job.calls if messages is not begun]
+        self._report_rest(job, rest, DeliveryState.unstarted, has_ended=begun is None)
+        if begun is not None:
             verdict = Retry(reason=f"the worker slot failed: {summary(error)}")
-            self._queue.report(Report(job, self.at[1], verdict, None, False))
-        self._report_rest(job, job.calls, DeliveryState.unstarted)
+            self._queue.report(Report(job, begun, verdict, None, True))
         self.at = self.job = None
         warn("a worker slot continues after %s", error)
 
@@ -197,6 +214,7 @@ class WorkerSlot:
         for i, messages in enumerate(job.calls):
             rest = job.calls[i + 1 :]
             began = clock.now()
+            self.interrupted_at = None
             self.at = (job, messages, began)
             # The connection may have been lost for so long that another worker has the claim now.
             if self._queue.is_closed or self.is_given_up or began > job.claim.until:
@@ -208,20 +226,24 @@ class WorkerSlot:
                     return
                 self.at = None
             taken = clock.now() - began
-            self._queue.report(Report(job, messages, outcome, taken, not rest))
-            if rest and (
-                outcome is DeliveryState.unstarted
-                or (isinstance(outcome, Verdict) and outcome.holds_followers)
-            ):
-                # The database may have returned these, too. Those that it has left in the claim,
-                # such as behind a dead letter, must not stay there.
-                self._report_rest(job, rest, DeliveryState.unstarted)
+            ends = outcome is DeliveryState.unstarted or (
+                isinstance(outcome, Verdict) and outcome.holds_followers
+            )
+            if rest and ends:
+                # The database may return these, too. Those that it leaves in the claim, such as
+                # behind a dead letter, must not stay there. First: the poller may settle at once,
+                # and without these the claim may be over then.
+                self._report_rest(job, rest, DeliveryState.unstarted, has_ended=False)
+            self._queue.report(Report(job, messages, outcome, taken, ends or not rest))
+            if ends:
                 break
         self.at = self.job = None
 
-    def _report_rest(self, job: Job, calls: Iterable[Messages], outcome: Outcome) -> None:
+    def _report_rest(
+        self, job: Job, calls: Iterable[Messages], outcome: Outcome, *, has_ended: bool = True
+    ) -> None:
         messages = [message for call in calls for message in call]
-        self._queue.report(Report(job, messages, outcome, None, True))
+        self._queue.report(Report(job, messages, outcome, None, has_ended))
 
 
 def next_call(calls: Generator[Messages, Outcome, None], outcome: Outcome) -> Messages | None:

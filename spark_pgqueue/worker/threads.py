@@ -68,8 +68,8 @@ class Threads(Executor):
     def next_timeout(self) -> float | None:
         if self._timeout is None:
             return None
-        begun = [at[2] for slot in self._slots if (at := slot.at) is not None]
-        return min(begun) + self._timeout if begun else None
+        ends = [slot.end_at(at, self._timeout) for slot in self._slots if (at := slot.at)]
+        return min(ends, default=None)
 
     def give_up(self, now: float) -> list[Overdue]:
         """See `Executor`. A thread cannot be ended: another thread takes its place."""
@@ -79,7 +79,7 @@ class Threads(Executor):
         reason = f"timed out after {timedelta(seconds=self._timeout)}"
         for slot in list(self._slots):
             at = slot.at
-            if at is None or now < at[2] + self._timeout:
+            if at is None or now < slot.end_at(at, self._timeout):
                 continue
             if slot.give_up(at, self._slots[slot][0].interrupt):
                 left.append(self._replace(slot, at[0], at[1], reason))

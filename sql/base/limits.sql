@@ -47,6 +47,8 @@ begin
         -- urgent. A claim has up to three passes, and holds the consumer's lock meanwhile. If no message passes the
         -- filter, the next claim continues
         ('limit_filters', 'int', '2'),
+        -- for how long one pass of a claim compares messages with a filter: large ones may take a second each
+        ('filter_time', 'interval', 'interval ''2 s'''),
         -- bundles that are matched at once with the condition of a claim; and their messages, except those of the last
         ('limit_looked_for', 'int', '1000'),
         ('limit_counted', 'int', '10000'),  -- publications that are counted at once for a backlog

@@ -25,11 +25,12 @@ end $$;
 --              number of the set, the hash of the key (null: none), the messages, and how many these are
 --                p_lo, p_hi  the lowest number in the sets, and the number after the highest one
 --   key_texts  the messages of a set that have a key, and their keys
---   matches    the messages of some ranges that match a topic and pass a condition (base/conditions.sql), read in the
---              order of the ranges
+--   matches    two sets: the messages of some ranges that match a topic and pass a condition (base/conditions.sql),
+--              read in the order of the ranges; and those that were not examined
 --                p_topic_regex, p_where  null: any message
 --                p_max     end with this many; null: all
 --                p_safely  call passes_safely()
+--                p_until   examine none after this time, except the message p_lo; null: all
 -- Columns: the parameters; the type of the result; whether all messages have numbers from %s to below %s; the
 -- statements, which return: %1$I is the table, %2$s the payload as jsonb, %3$L the kind of the stream. (More than 60
 -- lines: one list.)
@@ -85,19 +86,24 @@ language sql immutable as $f$
                                   and seq < upper(p_seqs) offset 0) m
             where m.key is not null;$q$),
         ('matches', 'p_ranges int8range[], p_lo bigint, p_hi bigint, p_topic_regex text, p_where jsonpath, '
-                    'p_max bigint, p_safely boolean',
-         'int8multirange', 'p_lo >= %s and p_hi <= %s', $q$
-            return coalesce(range_agg(int8range(f.seq, f.seq + 1)), '{}')
-            from (select m.seq
+                    'p_max bigint, p_safely boolean, p_until timestamptz',
+         'int8multirange[]', 'p_lo >= %s and p_hi <= %s', $q$
+            return array[coalesce(range_agg(int8range(f.seq, f.seq + 1)) filter (where f.passes), '{}'),
+                         coalesce(range_agg(int8range(f.seq, f.seq + 1)) filter (where f.passes is null), '{}')]
+            from (select m.seq, m.passes
                   from unnest(p_ranges) g
                   cross join lateral (
-                      select seq from pgqueue.%1$I
+                      select seq, case when clock_timestamp() > p_until and seq > p_lo then null else coalesce(
+                                 (p_topic_regex is null or _pgqueue.words(key) ~ p_topic_regex)
+                                 and (p_where is null
+                                      or case when p_safely
+                                              then _pgqueue.passes_safely(p_where, %3$L, key, headers, data)
+                                              else _pgqueue.passes(p_where, key, headers, %2$s) end), false)
+                             end as passes
+                      from pgqueue.%1$I
                       where seq >= lower(g) and seq < upper(g) and seq >= p_lo and seq < p_hi
-                        and (p_topic_regex is null or _pgqueue.words(key) ~ p_topic_regex)
-                        and (p_where is null
-                             or case when p_safely then _pgqueue.passes_safely(p_where, %3$L, key, headers, data)
-                                     else _pgqueue.passes(p_where, key, headers, %2$s) end)
                       order by seq) m
+                  where m.passes is not false
                   limit p_max) f;$q$)
 $f$;
 

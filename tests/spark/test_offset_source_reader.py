@@ -465,13 +465,19 @@ def test_a_batch_waits_for_enough_messages_but_not_for_ever(queue: Queue, start:
 
 
 def test_a_minimum_may_be_more_than_one_read_finds(queue: Queue, start: Start):
+    """Also behind reads that find only messages for others."""
+    queue.sql("select pgqueue.create_consumer('s', 'c')")
     queue.send("s", 1, 1)
     query = start(minMessagesPerTrigger=300, maxTriggerDelay="1 minute")
     assert query.batch() == of("s", 1, 1)
     with connect(queue.url) as conn:
         limits.set_constant(conn, "limit_read", 2)
     send = "select count(pgqueue.send('s', i::text)) from generate_series(%s::int, %s) i"
-    queue.sql(send, 2, 300)
+    queue.sql(send, 2, 150)
+    queue.sql(
+        "select count(pgqueue.send('s', 'x', p_consumers => '{c}')) from generate_series(1, 200)"
+    )
+    queue.sql(send, 151, 300)
     assert query.batch() is None
     queue.sql(send, 301, 301)
     rows = query.batch() or []

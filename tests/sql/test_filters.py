@@ -12,7 +12,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from spark_pgqueue.postgres import connection
-from tests.sql import checker, internals
+from tests.sql import checker, internals, limits
 from tests.sql.cases import for_each
 from tests.sql.cost import GROWTH, cost
 from tests.sql.queue import *
@@ -90,6 +90,38 @@ def test_what_is_redriven_comes_behind_what_is_not_judged_yet(conn: Conn, orderi
         if next(checks, None) is not None:
             checker.check(conn)
     assert taken == [*later, first]
+
+
+@for_each("ordering", ORDERINGS)
+def test_a_claim_filters_for_a_bounded_time(conn: Conn, ordering: str) -> None:
+    """Of large messages, this is a few. The next claims go on, also past what fails the filter."""
+    limits.set_constant(conn, "filter_time", "0 s")
+    consumer(
+        conn,
+        ordering=ordering,
+        p_where='$.data == "x" || $.data.datetime() < "2026-01-01T00:00:00Z".datetime()',
+    )
+    fails, keys = "2025-01-01T00:00:00", ["a", "b", None]
+    sent = send_all(conn, ["x", "y", fails] * 6, p_keys=keys * 6)
+    urgent = send_all(conn, [fails, "x", "y", "x"], p_priority=3)
+    wanted = [*urgent[1::2], *sent[::3]] if ordering == "none" else [*sent[::3], *urgent[1::2]]
+    got: list[int] = []
+    left = calls = 0
+    while len(got) < len(wanted):
+        before, left = left, stats(conn).new
+        assert before - left <= 3, "more than a message for each pass"
+        calls += 1
+        assert calls < 99
+        found = receive(conn, 3)
+        checker.check(conn)
+        if found:
+            got += seqs_of(found)
+            value(conn, "ack", claim_of(found))
+        else:
+            assert value(conn, "next_due", "s", "c") is not None, "nobody asks again"
+    assert got == wanted
+    assert calls >= len(sent) / 3
+    assert acked(conn, "s", "c") == []
 
 
 DOCUMENTS = [

@@ -258,6 +258,41 @@ def test_waits_take_turns_on_as_many_connections_as_are_allowed(url, conn):
         asyncio.run(spark_pgqueue.connect_async(url, connections=1))
 
 
+@pytest.mark.parametrize("is_locked", [False, True], ids=["waits", "blocked"])
+def test_waits_that_are_cancelled_keep_to_the_connections_that_are_allowed(url, conn, is_locked):
+    """A call may last longer than its task, which does not wait for it."""
+
+    async def times_out(few):
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(few.receive("s", "c", wait=LONG), 0.2)
+        assert time.monotonic() - began < 5
+
+    async def work(queue):
+        async with await spark_pgqueue.connect_async(
+            make_conninfo(url, application_name="few"), connections=2
+        ) as few:
+            with conn.transaction():
+                if is_locked:
+                    conn.execute("lock table pgqueue.consumer_cursors in access exclusive mode")
+                for _ in range(8):
+                    await times_out(few)
+            names = "select count(*) from pg_stat_activity where application_name = 'few'"
+            assert conn.execute(names).fetchone() == (2,)
+            await queue.send("s", "x")
+            async with asyncio.timeout(60):
+                claim = await few.receive("s", "c", wait=LONG)
+            assert claim is not None
+            assert await claim.ack() == 1
+            closing = [asyncio.create_task(few.receive("s", "c", wait=LONG)) for _ in range(3)]
+            await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            ends = await asyncio.gather(*closing, return_exceptions=True)
+        assert all(end is None or "the connection is closed" in str(end) for end in ends)
+
+    run(url, work)
+
+
 async def callers(url):
     """A connection as an application has it, with transactions of its own."""
     return await psycopg.AsyncConnection.connect(url)

@@ -15,6 +15,7 @@ import pytest
 import spark_pgqueue
 from spark_pgqueue import Client, Consumer, Defer, Reject, Retry
 from spark_pgqueue.worker.attempts import Attempt
+from spark_pgqueue.worker.in_flight import InFlightClaim
 from spark_pgqueue.worker.job_queue import WorkerSlot, next_call
 from spark_pgqueue.worker.options import Options
 from spark_pgqueue.worker.processes import Child
@@ -102,9 +103,10 @@ def test_an_acknowledgement_that_was_rolled_back_is_not_made_for_another_message
     assert left(queue) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("most", [1, 5])
 @pytest.mark.parametrize("ordering", ["key", "stream"])
-def test_what_follows_a_dead_letter_comes_at_once(queue, url, ordering):
-    settings = {"max_deliver_count": 1, "visibility_timeout": LATER}
+def test_what_follows_a_dead_letter_comes_at_once(queue, url, ordering, most, caplog):
+    settings = {"max_deliver_count": most, "visibility_timeout": LATER, "backoff_base": "1 ms"}
     queue.create_consumer("s", "c", ordering=ordering, settings=settings)
     queue.send_batch("s", ["bad", "x", "x", "slow"], keys=["a", "a", "a", "b"])
     got = []
@@ -119,8 +121,110 @@ def test_what_follows_a_dead_letter_comes_at_once(queue, url, ordering):
     began = time.monotonic()
     assert Consumer(url, "s", "c").run(handle, concurrency=4, wait=SOON) == 3
     assert time.monotonic() - began < 30
-    assert sorted(got) == [1, 2, 3, 4]
+    assert [seq for seq in got if seq != 4] == [1] * most + [2, 3]
     assert left(queue) == (0, 0, 1)
+    assert "is not live" not in caplog.text
+
+
+def settled_by(queue, monkeypatch, in_flight):
+    """The names of the calls by which a claim is settled."""
+    calls = []
+
+    def noting(name: str, call: Any) -> Any:
+        def note(*given: Any, **named: Any) -> Any:
+            calls.append(name)
+            return call(*given, **named)
+
+        return note
+
+    for name in ("ack", "nack", "defer", "dead_letter"):
+        monkeypatch.setattr(queue, name, noting(name, getattr(queue, name)))
+    in_flight.settle(queue)
+    monkeypatch.undo()
+    assert in_flight.is_over
+    return calls
+
+
+def in_flight_of(claim, **options):
+    given = {"is_batch": False, "is_undone": False, "keeps_results": False} | options
+    return InFlightClaim(claim, time.monotonic(), **given)
+
+
+def delivered(queue):
+    """The messages with the number of their delivery, in the order in which they come."""
+    got = []
+    while (claim := queue.receive("s", "c", 9, wait=timedelta(seconds=1))) is not None:
+        got += [(message.seq, message.deliver_count) for message in claim.messages]
+        claim.ack()
+    return got
+
+
+@pytest.mark.parametrize("ordering", ["key", "stream"])
+@pytest.mark.parametrize(
+    ("most", "verdict", "calls", "after"),
+    [
+        (5, Retry(delay=SOON), ["ack", "nack"], [(2, 2), (3, 1), (4, 1), (5, 1)]),
+        (5, Defer(SOON), ["ack", "defer"], [(2, 1), (3, 1), (4, 1), (5, 1)]),
+        (1, Retry(delay=SOON), ["ack", "nack", "defer"], [(3, 1), (4, 1), (5, 1)]),
+    ],
+    ids=["failed", "deferred", "dead"],
+)
+def test_what_a_failed_message_takes_out_of_its_claim_is_not_returned_again(
+    queue, ordering, most, verdict, calls, after, caplog, monkeypatch
+):
+    """The claim is over then, and a call for it would warn that another worker took it over."""
+    queue.create_consumer("s", "c", ordering=ordering, settings={"max_deliver_count": most})
+    queue.send_batch("s", ["x"] * 5, keys=["a"] * 5)
+    claim = queue.receive("s", "c", 5)
+    first, second, *rest = claim.messages
+    in_flight = in_flight_of(claim)
+    in_flight.note([first], DeliveryState.done)
+    in_flight.note([second], verdict)
+    in_flight.note(rest, DeliveryState.unstarted)
+    assert settled_by(queue, monkeypatch, in_flight) == calls
+    assert delivered(queue) == after
+    assert "is not live" not in caplog.text
+
+
+@pytest.mark.parametrize("others", ["open", "unstarted"])
+def test_what_a_failed_message_leaves_in_its_claim_is_returned(queue, others, caplog, monkeypatch):
+    """Messages of another key, whose calls still run, or which did not begin."""
+    queue.create_consumer("s", "c", ordering="key")
+    queue.send_batch("s", ["x"] * 6, keys=["a", "a", "a", "b", "b", "b"])
+    claim = queue.receive("s", "c", 6)
+    messages = claim.messages
+    in_flight = in_flight_of(claim)
+    in_flight.note(messages[1:3], DeliveryState.unstarted)
+    in_flight.note(messages[:1], Retry(delay=timedelta(0)))
+    if others == "unstarted":
+        in_flight.note(messages[3:], DeliveryState.unstarted)
+        assert settled_by(queue, monkeypatch, in_flight) == ["nack", "defer"]
+    else:
+        in_flight.settle(queue)
+        in_flight.note(messages[4:], DeliveryState.unstarted)
+        in_flight.note(messages[3:4], Defer())
+        assert settled_by(queue, monkeypatch, in_flight) == ["defer"]
+    assert sorted(delivered(queue)) == [(1, 2), *((seq, 1) for seq in range(2, 7))]
+    assert "is not live" not in caplog.text
+
+
+@pytest.mark.parametrize("named", [[0], [1], [1, 3], [0, 4], [4]])
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_batch_that_names_its_failed_messages_is_returned_in_its_order(
+    queue, ordering, named, caplog, monkeypatch
+):
+    """It was undone, as a transaction: the others come again, and have not failed."""
+    queue.create_consumer("s", "c", ordering=ordering)
+    queue.send_batch("s", ["x"] * 5, keys=["a"] * 5)
+    claim = queue.receive("s", "c", 5)
+    in_flight = in_flight_of(claim, is_batch=True, is_undone=True)
+    failed = [claim.messages[i] for i in named]
+    in_flight.note(claim.messages, Retry(messages=failed, delay=timedelta(0)))
+    settled_by(queue, monkeypatch, in_flight)
+    got = delivered(queue)
+    assert sorted(got) == [(seq, 1 + (seq - 1 in named)) for seq in range(1, 6)]
+    assert ordering == "none" or got == sorted(got)
+    assert "is not live" not in caplog.text
 
 
 @each_way
@@ -211,6 +315,41 @@ def test_a_call_that_ends_at_its_timeout_is_reported_or_given_up_and_never_neith
     assert slot.give_up(slot.at, lambda: False)
     assert next_call(calls, DeliveryState.done) is None
     assert [each.messages for each in queue.reports] == [["a"]], "of what is given up, the poller"
+
+
+def test_what_waits_for_a_failed_message_is_reported_before_it():
+    """Otherwise, the poller may settle the claim in between, and the claim is over then."""
+    queue: Any = SimpleNamespace(is_closed=False, reports=[])
+    queue.report = queue.reports.append
+    slot = WorkerSlot(queue)
+    job: Any = SimpleNamespace(
+        claim=SimpleNamespace(until=float("inf")), calls=[["a"], ["b"], ["c"]]
+    )
+    calls = slot.calls(job)
+    next(calls)
+    assert next_call(calls, DeliveryState.done) == ["b"]
+    assert next_call(calls, Retry()) is None
+    seen = [(each.messages, each.has_ended) for each in queue.reports]
+    assert seen == [(["a"], False), (["c"], False), (["b"], True)]
+
+
+def test_a_call_that_was_interrupted_is_interrupted_again_a_second_later():
+    """Its process may have been starting. Until then, the poller has nothing to do with it."""
+    queue: Any = SimpleNamespace(is_closed=False, reports=[])
+    queue.report = queue.reports.append
+    slot = WorkerSlot(queue)
+    job: Any = SimpleNamespace(claim=SimpleNamespace(until=float("inf")), calls=[["a"], ["b"]])
+    calls = slot.calls(job)
+    next(calls)
+    at = slot.at
+    assert at is not None
+    assert slot.end_at(at, 0.25) == at[2] + 0.25
+    before = time.monotonic()
+    assert not slot.give_up(at, lambda: True)
+    assert before + 1 <= slot.end_at(at, 0.25) <= time.monotonic() + 1
+    assert next_call(calls, DeliveryState.done) == ["b"]
+    assert slot.at is not None
+    assert slot.end_at(slot.at, 0.25) == slot.at[2] + 0.25
 
 
 def succeed(message):

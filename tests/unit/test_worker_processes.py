@@ -20,6 +20,7 @@ import pytest
 
 import spark_pgqueue
 from spark_pgqueue import Consumer
+from spark_pgqueue.worker import poller
 from tests import handlers
 from tests.processes import wait_until, worker
 
@@ -220,6 +221,29 @@ def test_a_timeout_is_not_of_a_process_that_starts(queue, url, tmp_path, monkeyp
     options: Any = {"processes": 1, "timeout": timedelta(seconds=0.5), "wait": timedelta(0)}
     assert Consumer(url, "s", "c").run(handle, **options) == 2
     assert counts(queue) == (0, 1)
+
+
+def test_the_poller_rests_while_the_hook_of_a_call_that_it_ended_runs(queue, url, monkeypatch):
+    """The call's timeout has passed all the while."""
+    queue.send("s", "sleep")
+    steps, seen = [], []
+    step = poller.Poller._step
+
+    def counted(self):
+        steps.append(time.monotonic())
+        step(self)
+
+    def report(message, error):
+        seen.append(time.monotonic())
+        time.sleep(2)
+        seen.append(time.monotonic())
+
+    monkeypatch.setattr(poller.Poller, "_step", counted)
+    options: Any = {"processes": 1, "timeout": timedelta(seconds=0.2), "wait": MOMENT}
+    assert Consumer(url, "s", "c").run(handlers.do_as_told, on_failure=report, **options) == 0
+    assert counts(queue) == (0, 1)
+    began, ended = seen
+    assert len([at for at in steps if began < at < ended]) < 20
 
 
 def _is_zombie(pid):

@@ -232,12 +232,14 @@ class StreamBatches(MicroBatches[StreamOffsets]):
 
         A micro-batch may have fewer, because a read passes a bounded number of publications.
         """
-        more = had
-        while more and had < enough:
-            last = StreamOffsets(found)
-            found = self._streams.read_to(found, enough - had)
-            more = StreamOffsets(found).messages - last.messages
-            had += more
+        for _ in range(LOOKS if had else 0):
+            if had >= enough:
+                break
+            last = found
+            found = self._streams.read_to(last, enough - had)
+            had += StreamOffsets(found).messages - StreamOffsets(last).messages
+            if not any(found[name]["next"] > last[name]["next"] for name in found):
+                break
         return had
 
     def _read_messages(

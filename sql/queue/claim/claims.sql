@@ -17,6 +17,7 @@ language plpgsql as $$
 declare
     v_limited record;
     v_got     record;
+    v_until   timestamptz := clock_timestamp() + _pgqueue.filter_time();
 begin
     o_cursor := p_cursor;
     if p_consumer.max_backlog is not null and p_consumer.on_full = 'drop_oldest' then
@@ -62,7 +63,7 @@ begin
         o_cursor := _pgqueue.take_new(p_consumer, o_cursor, v_pass > 1, coalesce(p_look, p_want), p_upto);
         if p_consumer.per_key_latest and _pgqueue.has_unscreened(p_consumer, o_cursor, p_upto) then
             o_cursor.hints.was_cut := true;  -- the next claim continues
-            exit when v_pass > 2;
+            exit when v_pass > 2 or clock_timestamp() > v_until;
             continue;
         end if;
         if _pgqueue.is_keyed(p_consumer.profile) then
@@ -75,7 +76,8 @@ begin
         o_cursor.hints := v_got.o_hints;
         o_claimed := v_got.o_claimed;
         o_cursor := _pgqueue.raise_hints(p_consumer, o_cursor);
-        exit when o_claimed.claim_id is not null;
+        exit when o_claimed.claim_id is not null
+            or ((o_cursor.hints).filter_from is not null and clock_timestamp() > v_until);
         if v_pass > 1 then
             exit when not (o_cursor.hints).was_cut and not _pgqueue.has_unassigned(p_consumer, o_cursor.hints);
             -- the claim has examined enough messages that wait or are for others: the next claim continues

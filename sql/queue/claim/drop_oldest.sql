@@ -16,7 +16,7 @@ begin
     for i in 1..10 loop  -- new messages can be dropped once they are taken
         exit when not _pgqueue.has_new(p_consumer.stream_id, p_cursor, true);
         p_cursor := (_pgqueue.take(p_consumer, p_cursor, null, _pgqueue.limit_take())).o_cursor;
-        exit when not (p_cursor.hints).was_cut;
+        exit when not (p_cursor.hints).was_cut or clock_timestamp() > v_since + _pgqueue.filter_time();
     end loop;
     v_backlog := (select coalesce(sum(message_count), 0) from _pgqueue.unfinished(p_consumer.consumer_id)
                   where state <> 'claimed' and (not p_consumer.filtered or state <> 'unfiltered'));

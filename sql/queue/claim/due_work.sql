@@ -68,6 +68,7 @@ declare
     v_before pgqueue.consumer_cursors;
     v_take   record;
     v_cut    boolean := (p_cursor.hints).was_cut;
+    v_until  timestamptz := clock_timestamp() + _pgqueue.filter_time();
 begin
     -- (the first pass has read far ahead, unless the last take stopped at its limit)
     if (v_cut and not p_short and not p_consumer.per_key_latest
@@ -83,7 +84,8 @@ begin
         exit when not (p_cursor.hints).was_cut or (p_want <= 0 and not p_consumer.per_key_latest)
             or (p_cursor.next_publication = v_before.next_publication and p_cursor.gaps = v_before.gaps
                 and (v_before.hints).filter_from is null)
-            or (_pgqueue.is_screened(p_consumer) and i >= _pgqueue.limit_filters());
+            or (_pgqueue.is_screened(p_consumer)
+                and (i >= _pgqueue.limit_filters() or clock_timestamp() > v_until));
     end loop;
     return p_cursor;
 end $$;

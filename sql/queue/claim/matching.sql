@@ -45,12 +45,12 @@ begin
                 v_examined, least(p_look, _pgqueue.cardinality(v_examined))));
             p_look := p_look - _pgqueue.cardinality(v_examined);
             while v_examined <> '{}' loop
-                v_match := _pgqueue.matching(
+                v_match := (_pgqueue.matching(
                     p_consumer.stream_id,
                     array(select g
                           from unnest(v_found) b cross join lateral unnest(_pgqueue.common(b.seqs, v_examined)) g
                           order by b.place, g),
-                    null, p_where, p_max - _pgqueue.count_of(v_parts));
+                    null, p_where, p_max - _pgqueue.count_of(v_parts)))[1];
                 v_taken := _pgqueue.take_matching(v_found, v_match, v_parts <> '{}');
                 v_parts := v_parts || v_taken;
                 exit when _pgqueue.count_of(v_taken) = _pgqueue.cardinality(v_match)
