@@ -391,6 +391,6 @@ begin
     return true;
 exception when dependent_objects_still_exist then
     get stacked diagnostics v_by = pg_exception_detail;
-    raise warning '%: %', sqlerrm, v_by using hint = 'Drop what depends on it. Each maintain() tries again.';
+    raise warning '%: %', sqlerrm, v_by using hint = 'Drop what depends on it. The next maintenance tries again.';
     return false;
 end $$;

@@ -189,6 +189,11 @@ begin
         raise exception 'p_staged must be a list of chunks and p_rows their number of messages, not % and %',
                         coalesce(p_staged::text, 'null'), coalesce(p_rows::text, 'null')
             using errcode = 'PQ003', column = 'p_staged, p_rows';
+    elsif p_staged = '{}' and not _pgqueue.is_query(p_sink)  -- lower versions of a batch write would count as repeated
+          and p_batch > 1 + coalesce((select max(batch) from pgqueue.sink_batches where sink = p_sink), -1) then
+        raise exception 'p_batch must be at most the next batch if p_staged is empty, not %', p_batch
+            using errcode = 'PQ003', column = 'p_batch, p_staged',
+                  hint = 'A batch that has no messages need not be published.';
     end if;
     perform _pgqueue.stream_of(p_stream_id) where p_stream_id is not null;
     -- first, so that a second commit of the batch waits here

@@ -258,7 +258,7 @@ def test_of_two_attempts_of_a_task_the_one_that_spark_takes_counts(queue: Queue)
     failed = PgQueueBatchWriter(options, schema)
     failed.write(iter([rows]))
     failed.abort([None, None])
-    numbers = {int(re.sub(r"\D", "", name)) >> 32 for name in queue.look(staged_tables)}
+    numbers = {int(re.sub(r"\D", "", name)) >> 24 for name in queue.look(staged_tables)}
     assert numbers <= {2}, "of a driver that died"
 
 

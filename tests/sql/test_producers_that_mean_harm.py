@@ -232,15 +232,18 @@ def test_a_role_deletes_no_chunk_that_another_role_has_staged(
     assert value(owner, "unstage", "txn:new", 1, [block]) == 2
 
 
-def test_an_empty_batch_is_the_next_one(conn: Conn, stream: int) -> None:
-    for sink in "query", "txn:a":
-        with raises("PQ003", "p_batch must be at most the next batch"):
-            publish(conn, stream, [], 0, 1, sink)
-        assert publish(conn, stream, [], 0, 0, sink) is True
-        with pytest.raises(psycopg.Error, match="p_batch must be at most the next batch"):
-            publish(conn, stream, [], 0, 2, sink)
-        assert publish(conn, stream, [], 0, 0, sink) is False
-        assert publish(conn, stream, [], 0, 1, sink) is True
+def test_an_empty_batch_write_is_the_next_one(conn: Conn, stream: int) -> None:
+    """Else all before it would count as repeated. Of a query, these are refused."""
+    with raises("PQ003", "p_batch must be at most the next batch"):
+        publish(conn, stream, [], 0, 1, "txn:a")
+    assert publish(conn, stream, [], 0, 0, "txn:a") is True
+    with raises("PQ003", "p_batch must be at most the next batch"):
+        publish(conn, stream, [], 0, 2, "txn:a")
+    assert publish(conn, stream, [], 0, 0, "txn:a") is False
+    assert publish(conn, stream, [], 0, 1, "txn:a") is True
+    assert publish(conn, stream, [], 0, 7, "query") is True
+    with raises("PQ010", "comes after its batch 7"):
+        publish(conn, stream, [stage(conn, stream, 1, 6, "query")], 1, 6, "query")
 
 
 # Names of others

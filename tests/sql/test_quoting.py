@@ -81,7 +81,7 @@ EXECUTED = {
     "roles.sql": ["v_revoke"],  # a format
     "function_settings.sql": ["v_alter"],  # a format
     "scan.sql": ["v_query", "_pgqueue.scan_query("],
-    "segments.sql": ["'drop table ' || v_names"],  # formats with %I
+    "segments.sql": ["p_statement"],  # try_drop(): formats with %I, or a name of functions_of()
     "upgrade.sql": [
         "(select 'drop view ' || string_agg(oid::regclass::text, ', ' order by relname)",
         "(select 'drop routine ' || string_agg(oid::regprocedure::text, ', ')",

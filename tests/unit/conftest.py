@@ -72,12 +72,13 @@ def done(
 
 
 @pytest.fixture
-def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """Run `pgqueue` with arguments, of which the first may be several words.
 
     Returns what it printed, of an error to standard error.
     """
     monkeypatch.setenv("PGQUEUE_URL", url)
+    terminate = signal.getsignal(signal.SIGTERM)
 
     def run(first: str, *more: Any, code: int = 0, stdin: str | bytes = "") -> str:
         words = [*first.split(), *map(str, more)]
@@ -86,7 +87,8 @@ def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         assert code == 0 or "Traceback" not in result.output
         return result.stderr if code else result.stdout
 
-    return run
+    yield run
+    signal.signal(signal.SIGTERM, terminate)  # a command that goes on sets it for its process
 
 
 @pytest.fixture(scope="session")
