@@ -138,7 +138,7 @@ class Server(ThreadingTCPServer):
         if ":" in where.host:
             self.address_family: int = AF_INET6
         self.answer = answer
-        self.has_any_name = names is None
+        self.has_any_name: bool = names is None
         all_names = (*(names or ()), where.host, "localhost")
         self.names: set[str] = {name.lower().rstrip(".") for name in all_names}
         self.headers: dict[str, str] = headers or {}
