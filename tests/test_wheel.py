@@ -296,7 +296,6 @@ def test_an_index_can_show_what_the_package_says_of_itself(built: Path):
     release.check(built)
 
 
-@pytest.mark.longer
 @pytest.mark.timeout(600)
 def test_a_type_checker_knows_the_type_of_all_that_is_public(folder: Path, tmp_path):
     """As pyright sees an installed wheel; but for the modules of the program pgqueue."""
