@@ -2,14 +2,12 @@
 
 import json
 import re
-import signal
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 import spark_pgqueue
-from tests.processes import started, wait_until
+from tests.processes import started
 from tests.sql import internals
 from tests.unit.test_cli import EVIL, watched
 
@@ -136,23 +134,3 @@ def test_the_dashboard_is_printed_without_a_database(run):
 def test_what_is_no_address_is_refused(run):
     for command in ("metrics", "web"):
         assert "is not HOST:PORT" in run(f"{command} --listen a:b", code=2)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("tail", "s"), ("stats", "--watch"), ("top", "--interval", "1")],
-    ids=["tail", "stats", "top"],
-)
-def test_what_goes_on_ends_by_sigterm_without_an_error(queue, url, words):
-    """Also as the first process of a container, where a signal without a handler is ignored."""
-    with started(*words, url=url) as process:
-        wait_until(lambda: handles_sigterm(process.pid))
-        process.terminate()
-        said = process.communicate(timeout=20)[1]
-    assert (process.returncode, said) == (0, "")
-
-
-def handles_sigterm(pid):
-    status = Path(f"/proc/{pid}/status").read_text()
-    (caught,) = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)

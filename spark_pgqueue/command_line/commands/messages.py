@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_pgqueue.client import Client
-from spark_pgqueue.command_line.app import app, connect, end_at_sigterm, fail
+from spark_pgqueue.command_line.app import app, connect, fail
 from spark_pgqueue.command_line.arguments import (
     POSITION,
     ClaimId,
@@ -214,7 +214,6 @@ def tail(
     The lines are as in `receive`. --no-follow prints the final offset to standard error.
     """
     left = max_messages
-    end_at_sigterm()
     with connect(url) as queue:
         offset = start if isinstance(start, dict) else queue.start_offset(stream, start)
         wait = timedelta(days=1) if follow else None

@@ -337,7 +337,6 @@ def _show_again(
 
 def _looks(queue: client.Client, interval: float) -> Iterator[tuple[Look, AllRates]]:
     """Endless looks, each with the rates since the previous look."""
-    end_at_sigterm()
     before = None
     while True:
         look = queue.look()
