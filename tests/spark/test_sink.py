@@ -20,7 +20,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import spark_pgqueue
 from spark_pgqueue.spark.options.sink import parse_sink
-from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter
+from spark_pgqueue.spark.sink.stream_writer import Staged
+from spark_pgqueue.spark.sink.writers import PgQueueBatchWriter, PgQueueStreamWriter
 from tests.spark.conftest import Queue, no_commit_log, refusal, wait_until
 from tests.sql import internals
 
@@ -480,3 +481,16 @@ def test_a_thread_that_writes_registers_first(queue: Queue):
 
     queue.collect(queue.load("in", "c"), each=each).awaitTermination()
     assert queue.sent("s") == ["1", "1", "2", "2"]
+
+
+def test_a_write_without_tasks_publishes_nothing(queue: Queue):
+    """A batch of a query without messages is recorded by what its tasks say."""
+    queue.create("s")
+    schema = StructType([StructField("data", StringType())])
+    options = parse_sink({"url": queue.url, "stream": "s"}, streaming=True)
+    for tasks in ([], [None]):
+        PgQueueStreamWriter(options, schema).commit(tasks, 0)
+    staged = Staged("a query", (), 0, (), "a query")
+    PgQueueStreamWriter(options, schema).commit([None, staged], 1)
+    batches = queue.sql("select sink, batch, message_count from pgqueue.sink_batches")
+    assert batches == [("a query", 1, 0)]

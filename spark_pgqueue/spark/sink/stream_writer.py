@@ -178,7 +178,7 @@ class StreamWriter:
         tables = [task.table for task in tasks if task.table is not None]
         table = all_staged(tables)
         # A query's batch without messages is recorded, too: see check_follows() in batches.sql.
-        sends = bool(staged) or (self._sends and tasks[0].sink == tasks[0].query_id)
+        sends = self._sends and any(task.staged or task.sink == task.query_id for task in tasks)
         if not sends and not actions and table is None:
             return not any(each.is_repeated for each in (*tasks, *tables))
         statements = Statements(self._options.url, patience=0, names=self._name)
