@@ -402,30 +402,6 @@ def test_a_cancelled_call_begins_no_statement_outside_of_the_transaction(url):
     on_the_callers_connection(url, work)
 
 
-def test_a_cancelled_call_leaves_no_transaction_of_its_own(url):
-    """`transaction` of the client, cancelled at its statement: the caller's connection is idle."""
-
-    async def work(client, conn, queue):
-        await conn.set_autocommit(True)
-        with connect(url) as other, other.transaction():
-            other.execute("lock table pgqueue.streams in access exclusive mode")
-
-            async def send():
-                async with client.transaction():
-                    await client.send("s", "a")
-
-            sending = asyncio.create_task(send())
-            await asyncio.to_thread(wait_for_a_lock, other)
-            sending.cancel()
-            await cancelled(sending)
-            assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        assert await got(queue) == []
-        await client.send("s", "b")
-        assert await got(queue) == ["b"]
-
-    on_the_callers_connection(url, work)
-
-
 def test_a_client_of_a_callers_connection_ends_with_its_last_reference(url):
     """And its thread: a handler may make a client for each message."""
 
