@@ -278,8 +278,8 @@ def test_a_page_is_typed_in_an_environment_with_what_it_installs(
     (wheel,) = folder.glob("spark_pgqueue-*.whl")
     lines = re.findall(r"^pip install (.*)$", text, re.MULTILINE)
     words = [word for line in lines for word in shlex.split(line, comments=True)]
-    asked = {"spark-pgqueue[web]", *words}
-    packages = [re.sub(r"^spark-pgqueue(?=$|\[)", str(wheel), each) for each in asked]
+    asked = {"/path/to/spark-pgqueue[web]", *words}
+    packages = [re.sub(r"^/path/to/spark-pgqueue(?=$|\[)", str(wheel), each) for each in asked]
     run(uv, "pip", "install", "--quiet", "--python", python, *packages, cwd=tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "executable", str(python))  # whose programs the page finds

@@ -277,7 +277,7 @@ def serve_page(
         bool,
         typer.Option(
             "--allow-actions",
-            help="Allow the page to redrive, retry, pause and move; by default it is read-only.",
+            help="Allow the page to pause, move, redrive, retry, postpone and cancel.",
         ),
     ] = False,
     allow_host: AllowHost = None,
