@@ -160,10 +160,8 @@ def test_a_name_of_no_feature_is_refused(conn: Conn) -> None:
 
 
 CORE = [
-    "ahead", "claim", "settle", "leases", "ordering", "assigning", "key_limits", "filters",
-    "gaps", "retention", "reading", "positions", "groups", "cancel", "dead_letters", "sink",
-    "actions", "readers", "back_pressure", "views", "explain", "history", "publish", "receive",
-    "streams",
+    "claim", "settle", "leases", "filters", "retention", "reading", "groups", "dead_letters",
+    "sink", "actions", "views", "history", "publish", "streams",
 ]  # fmt: skip
 
 
