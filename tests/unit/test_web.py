@@ -3,9 +3,12 @@
 Chromium and its driver are the machine's. Nothing is installed here; .ci/run does that.
 """
 
+import base64
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +20,8 @@ from spark_pgqueue import openmetrics, serving, web
 from spark_pgqueue.client import Client
 from spark_pgqueue.web import server
 from tests import browser as browser_of_the_machine
+from tests.processes import wait_until
+from tests.sql.cost import cost
 from tests.sql.queue import AT_ONCE
 from tests.unit.test_metrics import samples, serving_at
 
@@ -36,7 +41,7 @@ def queue(url: str, conn: psycopg.Connection) -> Iterator[Client]:
 def page(queue: Client, url: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A server of the page, which allows actions if the test says so.
 
-    Gives what asks it, with its url, and the process that serves its connection.
+    Gives what asks it, with its url, its client, and the process that serves its connection.
     """
     where = serving.Address("127.0.0.1", 0)
     allow = getattr(request, "param", False)
@@ -44,6 +49,7 @@ def page(queue: Client, url: str, request: pytest.FixtureRequest) -> Iterator[An
         serving_page = web.serve(client, where, title="dbname=test", allow_actions=allow)
         with serving_at(serving_page) as ask:
             ask.url = serving_page.url  # type: ignore[attr-defined]
+            ask.client = client  # type: ignore[attr-defined]
             ask.pid = client._value("select pg_backend_pid()")  # type: ignore[attr-defined]
             yield ask
 
@@ -229,7 +235,9 @@ def test_a_consumers_page_shows_claims_and_explains_messages(
     assert complaints(browser) == []
 
 
-def kill(queue: Client, *payloads: str, consumer: str = "billing", stream: str = "orders") -> None:
+def kill(
+    queue: Client, *payloads: str | bytes, consumer: str = "billing", stream: str = "orders"
+) -> None:
     """Messages that a worker gives up."""
     queue.send_batch(stream, payloads, keys=["k"] * len(payloads))
     claim = queue.receive(stream, consumer, len(payloads))
@@ -397,6 +405,55 @@ def test_actions_are_done_where_they_are_allowed(browser: Any, page: Any, queue:
     assert browser.execute_script(f"return refresh().then(() => {{ {SEEN} }})").count("tomorrow"), (
         "the figures that come after it do not take the answer away"
     )
+
+
+# What the server reads, and what it waits for
+
+
+def test_the_beginning_of_a_large_payload_is_all_that_is_read(
+    queue: Client, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.create_stream("files", "binary")
+    queue.create_consumer("files", "copying")
+    kill(queue, b"x" * 2000, b"x" * 2001, consumer="copying", stream="files")
+    cut = [(each["bytes"], each["cut"]) for each in server._dead(queue, "files", "copying", 0)]
+    assert cut == [(2000, False), (2001, True)]
+    large = base64.b64encode(os.urandom(3 << 20)).decode()  # which Postgres cannot compress
+    kill(queue, "é" * 2000, "é" * 2001, *[large] * 4)
+    asked: list[tuple[Any, list[Any]]] = []
+    rows = queue._statements.rows
+    monkeypatch.setattr(queue._statements, "rows", lambda *what: asked.append(what) or rows(*what))
+    listed = server._dead(queue, "orders", "billing", 0)
+    found = [(each["bytes"], each["cut"], len(each["data"])) for each in listed]
+    assert found == [(4000, False, 2000), (4002, True, 2000), *[(4 << 20, True, 2000)] * 4]
+    ((statement, given),) = asked
+    _, blocks = (cost(conn, statement, *given) for _ in range(2))  # the first reads the catalogue
+    assert blocks < 500, "all of them are 2,000 blocks"
+
+
+@pytest.mark.parametrize("page", [True], indirect=True)
+def test_a_call_that_waits_or_takes_long_delays_no_look(
+    page: Any, queue: Client, conn: psycopg.Connection
+) -> None:
+    kill(queue, "order 1")
+    names = "stream=orders&consumer=billing"
+    body = json.dumps({"action": "redrive", "stream": "orders", "consumer": "billing"})
+    headers = {"Content_Type": "application/json", "X_Pgqueue_Token": token_of(page)}
+    waits = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and query ~ 'pgqueue.redrive[(]' and pid <> pg_backend_pid()"
+    )
+    with ThreadPoolExecutor() as threads:
+        with conn.transaction():
+            conn.execute("select _pgqueue.lock_consumer(consumer_id) from pgqueue.consumers")
+            acted = threads.submit(page, "/api/action", "POST", body, **headers)
+            wait_until(lambda: queue._value(waits))
+            for path in ("/api/look", f"/api/consumer?{names}", "/metrics"):
+                assert page(path)[0] == 200, path
+            assert not acted.done()
+        assert json.loads(acted.result()[2]) == {"done": "dead letters redriven: 1"}
+    with page.client._statements.turn:  # the looks' connection is busy
+        assert json.loads(page(f"/api/message?{names}&seq=1")[2])["state"] == "ready"
 
 
 # What the server refuses
