@@ -278,15 +278,19 @@ class Statements:
     def _begun(self, conn: psycopg.Connection[Any]) -> AbstractContextManager[Any]:
         return conn.transaction()
 
-    def another(self) -> Statements:
-        """Another connection to the same database, with `repeat`, for short statements."""
+    def another(self, *, repeat: bool = True) -> Statements:
+        """Another connection to the same database.
+
+        Args:
+            repeat: as for `Statements`, and then for short statements only.
+        """
         return Statements(
             self._url,
             patience=self._patience,
-            repeat=True,
+            repeat=repeat,
             names=self._names,
             prepare=self._prepare,
-            limit=SHORT,
+            limit=SHORT if repeat else None,
             previous=self._previous,
         )
 

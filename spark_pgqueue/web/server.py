@@ -14,7 +14,8 @@ import html
 import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -141,8 +142,9 @@ class Page:
 
     def _answer_message(self, request: Request) -> Answer:
         where = request.query["stream"], request.query["consumer"], int(request.query["seq"])
-        failures = [asdict(each) for each in self._queue.failures(*where)]
-        return as_json(asdict(self._queue.explain(*where)) | {"failures": failures})
+        with self._another() as queue:
+            failures = [asdict(each) for each in queue.failures(*where)]
+            return as_json(asdict(queue.explain(*where)) | {"failures": failures})
 
     def _answer_action(self, request: Request) -> Answer:
         if not self._allow_actions:
@@ -158,8 +160,23 @@ class Page:
             error = "actions are accepted only from this server's own page"
             return as_json({"error": error, "hint": "reload it: the server was restarted"}, 403)
         asked = json.loads(request.body)
-        done = ACTIONS[asked["action"]](self._queue, asked)
-        return as_json({"done": done})
+        action = ACTIONS[asked["action"]]
+        with self._another() as queue:
+            return as_json({"done": action(queue, asked)})
+
+    @contextmanager
+    def _another(self) -> Iterator[Client]:
+        """A client for a call that may take long, or wait a minute for a lock.
+
+        The looks of all tabs and the metrics would wait behind it on their connection. The caller's
+        own connection has no second one.
+        """
+        if not self._queue._statements.can_wait:
+            yield self._queue
+            return
+        statements = self._queue._statements.another(repeat=False)
+        with Client(statements.connection(), _statements=statements) as queue:
+            yield queue
 
 
 def _pause(queue: Client, asked: dict[str, Any]) -> str:
@@ -227,7 +244,10 @@ def _failed(queue: Client, stream: str, consumer: str) -> list[dict[str, Any]]:
 
 
 def _dead(queue: Client, stream: str, consumer: str, after: int) -> list[dict[str, Any]]:
-    """Some dead letters, with the beginnings of their content."""
+    """Some dead letters, with the beginnings of their content.
+
+    The size of a payload in bytes is stored beside it; its length in characters reads all of it.
+    """
     names = (
         "seq", "key", "data", "hex", "bytes", "cut", "headers", "reason", "error",
         "deliver_count", "owner", "died_at",
@@ -235,10 +255,11 @@ def _dead(queue: Client, stream: str, consumer: str, after: int) -> list[dict[st
     rows = queue._statements.rows(
         "select seq, key, left(data, %s::int), encode(substring(data_bytes for %s), 'hex'),"
         " coalesce(octet_length(data), octet_length(data_bytes)),"
-        " coalesce(length(data), octet_length(data_bytes)) > %s, left(headers::text, %s::int),"
+        " coalesce(case when octet_length(data) > 4 * %s then true else length(data) > %s end,"
+        " octet_length(data_bytes) > %s), left(headers::text, %s::int),"
         " reason, error, deliver_count, owner, died_at"
         " from pgqueue.read_dead(%s::text, %s::text, p_max => %s, p_after => %s::bigint)",
-        [*[SHOWN] * 4, stream, consumer, LISTED, after],
+        [*[SHOWN] * 6, stream, consumer, LISTED, after],
     )
     return [dict(zip(names, row, strict=True)) for row in rows]
 

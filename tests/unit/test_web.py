@@ -3,20 +3,27 @@
 Chromium and its driver are the machine's. Nothing is installed here; .ci/run does that.
 """
 
+import base64
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 import spark_pgqueue
 from spark_pgqueue import openmetrics, serving, web
 from spark_pgqueue.client import Client
 from spark_pgqueue.web import server
 from tests import browser as browser_of_the_machine
+from tests.processes import wait_until
+from tests.sql import clock
+from tests.sql.cost import cost
 from tests.sql.queue import AT_ONCE
 from tests.unit.test_metrics import samples, serving_at
 
@@ -36,7 +43,7 @@ def queue(url: str, conn: psycopg.Connection) -> Iterator[Client]:
 def page(queue: Client, url: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A server of the page, which allows actions if the test says so.
 
-    Gives what asks it, with its url, and the process that serves its connection.
+    Gives what asks it, with its url, its client, and the process that serves its connection.
     """
     where = serving.Address("127.0.0.1", 0)
     allow = getattr(request, "param", False)
@@ -44,6 +51,7 @@ def page(queue: Client, url: str, request: pytest.FixtureRequest) -> Iterator[An
         serving_page = web.serve(client, where, title="dbname=test", allow_actions=allow)
         with serving_at(serving_page) as ask:
             ask.url = serving_page.url  # type: ignore[attr-defined]
+            ask.client = client  # type: ignore[attr-defined]
             ask.pid = client._value("select pg_backend_pid()")  # type: ignore[attr-defined]
             yield ask
 
@@ -229,7 +237,9 @@ def test_a_consumers_page_shows_claims_and_explains_messages(
     assert complaints(browser) == []
 
 
-def kill(queue: Client, *payloads: str, consumer: str = "billing", stream: str = "orders") -> None:
+def kill(
+    queue: Client, *payloads: str | bytes, consumer: str = "billing", stream: str = "orders"
+) -> None:
     """Messages that a worker gives up."""
     queue.send_batch(stream, payloads, keys=["k"] * len(payloads))
     claim = queue.receive(stream, consumer, len(payloads))
@@ -397,6 +407,170 @@ def test_actions_are_done_where_they_are_allowed(browser: Any, page: Any, queue:
     assert browser.execute_script(f"return refresh().then(() => {{ {SEEN} }})").count("tomorrow"), (
         "the figures that come after it do not take the answer away"
     )
+
+
+POSITIONS = {
+    "2026-12-01": "2026-11-30T15:00:00Z",
+    "2026-12-01 10:00": "2026-12-01T01:00:00Z",
+    " 2026-12-01T10:00:30.123456 ": "2026-12-01T01:00:30.123456Z",
+    **{
+        each: each
+        for each in (
+            "earliest", "latest", "now", "seq 41", "seq x", '{"next": 1}', "2026-12-01 10:00+01",
+            "2026-12-01T10:00:30.5-03:30", "1 Dec 2026 10:00 UTC",
+        )
+    },
+}  # fmt: skip
+"""What is typed in Tokyo, and the position that the database gets."""
+
+
+@pytest.mark.parametrize("page", [True], indirect=True)
+def test_a_typed_time_is_of_the_browsers_time_zone_as_those_on_the_page(
+    browser: Any, page: Any, queue: Client, conn: psycopg.Connection
+) -> None:
+    """Whatever the database's is."""
+    name = sql.Identifier(conn.info.dbname)
+    conn.execute(sql.SQL("alter database {} set timezone to 'UTC'").format(name))
+    queue.send("orders", "A")
+    clock.pass_time(conn, timedelta(hours=1))
+    queue.send("orders", "B")
+    browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Tokyo"})
+    try:
+        browser.get(f"{page.url}#/orders/billing")
+        wait(browser, lambda text: "Move to position" in text)
+        between = "return time(new Date(Date.now() - 1800e3).toISOString())"
+        shown = browser.execute_script(between)
+        assert shown.endswith("+09")
+        for typed in (shown, shown.removesuffix("+09")):
+            queue.seek("orders", "billing", "earliest")
+            field = browser.find_element("name", "to")
+            field.clear()
+            field.send_keys(typed)
+            press(browser, "Move to position", sure=True)
+            to = browser.execute_script("return positionOf(arguments[0])", typed)
+            wait(browser, lambda text, to=to: f"moved to {to}; messages discarded: 1" in text)
+            assert [each.data for each in queue.peek("orders", "billing")] == ["B"]
+        each = "t => { try { return positionOf(t) } catch (error) { return error.message } }"
+        read = f"return arguments[0].map({each})"
+        assert browser.execute_script(read, [*POSITIONS]) == [*POSITIONS.values()]
+        refused = ["yesterday", "2026-02-30", "1 Dec 2026 10:00", "20261201 10:00", "1-Dec-2026"]
+        for typed, said in zip(refused, browser.execute_script(read, refused), strict=True):
+            assert said.endswith(f"not '{typed}'")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+    assert complaints(browser) == []
+
+
+HOLD = """
+window.held = []; const real = fetch;
+window.fetch = (path, ...more) =>
+  path.startsWith("api/message") ? new Promise(go => held.push(go)) : real(path, ...more)"""
+ANSWER = """
+const found = { state: "new", because: `the answer ${arguments[0]}`, until: null, failures: [] };
+held[arguments[0]]({ ok: true, json: async () => found });
+return new Promise(done => setTimeout(() => done(document.querySelector("#explained").innerText)))
+"""
+
+
+@pytest.mark.parametrize("page", [True], indirect=True)
+def test_the_buttons_of_an_explanation_act_on_the_message_that_was_asked_for(
+    browser: Any, page: Any, queue: Client
+) -> None:
+    """Whatever was typed before its answer came; and only the answer to the last question shows."""
+    queue.send_batch("orders", ["x"] * 4)
+    browser.get(f"{page.url}#/orders/billing")
+    wait(browser, lambda text: "Find a message" in text)
+    browser.execute_script(HOLD)
+    field = browser.find_element("name", "seq")
+    for typed in ("4", "1"):
+        field.clear()
+        field.send_keys(typed)
+        field.submit()
+    field.clear()
+    field.send_keys("2")
+    assert "the answer 1" in browser.execute_script(ANSWER, 1)
+    assert "the answer 1" in browser.execute_script(ANSWER, 0), "that of 4 came late"
+    press(browser, "Never", sure=True)
+    wait(browser, lambda text: "messages cancelled: 1" in text)
+    assert [each.seq for each in queue.peek("orders", "billing")] == [2, 3, 4]
+    assert complaints(browser) == []
+
+
+def test_a_counter_that_is_unknown_for_a_moment_makes_no_rate(browser: Any, page: Any) -> None:
+    browser.get(page.url)
+    wait(browser, lambda text: "billing" in text)
+    rates = (
+        "const before = looks; try { return arguments[0].map(counts => {"
+        " looks = counts.map((sent, i) => ({ at: `2026-12-01T10:00:0${i}Z`,"
+        " streams: [{ name: 'orders', sent }] })); return sentOf('orders') }) }"
+        " finally { looks = before }"
+    )
+    counts = [[None, 10**6, 10**6], [None, 10**6], [10**6, None], [0, None], [5, None, 25]]
+    assert browser.execute_script(rates, counts) == [0, None, None, None, 10]
+
+
+def test_a_consumer_that_is_created_again_has_its_page_again(
+    browser: Any, page: Any, queue: Client
+) -> None:
+    browser.get(f"{page.url}#/orders/billing")
+    wait(browser, lambda text: "Find a message" in text)
+    look = f"return refresh().then(() => {{ {SEEN} }})"
+    queue.drop_consumer("orders", "billing")
+    wait(browser, lambda text: "This consumer does not exist." in text, look)
+    queue.create_consumer("orders", "billing")
+    wait(browser, lambda text: "Find a message" in text and "does not exist" not in text, look)
+    assert all("status of 400" in each for each in complaints(browser)), (
+        "a look may be a second old"
+    )
+
+
+# What the server reads, and what it waits for
+
+
+def test_the_beginning_of_a_large_payload_is_all_that_is_read(
+    queue: Client, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.create_stream("files", "binary")
+    queue.create_consumer("files", "copying")
+    kill(queue, b"x" * 2000, b"x" * 2001, consumer="copying", stream="files")
+    cut = [(each["bytes"], each["cut"]) for each in server._dead(queue, "files", "copying", 0)]
+    assert cut == [(2000, False), (2001, True)]
+    large = base64.b64encode(os.urandom(3 << 20)).decode()  # which Postgres cannot compress
+    kill(queue, "é" * 2000, "é" * 2001, *[large] * 4)
+    asked: list[tuple[Any, list[Any]]] = []
+    rows = queue._statements.rows
+    monkeypatch.setattr(queue._statements, "rows", lambda *what: asked.append(what) or rows(*what))
+    listed = server._dead(queue, "orders", "billing", 0)
+    found = [(each["bytes"], each["cut"], len(each["data"])) for each in listed]
+    assert found == [(4000, False, 2000), (4002, True, 2000), *[(4 << 20, True, 2000)] * 4]
+    ((statement, given),) = asked
+    _, blocks = (cost(conn, statement, *given) for _ in range(2))  # the first reads the catalogue
+    assert blocks < 500, "all of them are 2,000 blocks"
+
+
+@pytest.mark.parametrize("page", [True], indirect=True)
+def test_a_call_that_waits_or_takes_long_delays_no_look(
+    page: Any, queue: Client, conn: psycopg.Connection
+) -> None:
+    kill(queue, "order 1")
+    names = "stream=orders&consumer=billing"
+    body = json.dumps({"action": "redrive", "stream": "orders", "consumer": "billing"})
+    headers = {"Content_Type": "application/json", "X_Pgqueue_Token": token_of(page)}
+    waits = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and query ~ 'pgqueue.redrive[(]' and pid <> pg_backend_pid()"
+    )
+    with ThreadPoolExecutor() as threads:
+        with conn.transaction():
+            conn.execute("select _pgqueue.lock_consumer(consumer_id) from pgqueue.consumers")
+            acted = threads.submit(page, "/api/action", "POST", body, **headers)
+            wait_until(lambda: queue._value(waits))
+            for path in ("/api/look", f"/api/consumer?{names}", "/metrics"):
+                assert page(path)[0] == 200, path
+            assert not acted.done()
+        assert json.loads(acted.result()[2]) == {"done": "dead letters redriven: 1"}
+    with page.client._statements.turn:  # the looks' connection is busy
+        assert json.loads(page(f"/api/message?{names}&seq=1")[2])["state"] == "ready"
 
 
 # What the server refuses
