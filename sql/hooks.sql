@@ -176,6 +176,8 @@ language sql stable as $$ select null::int where false
     -- on retain
     -- archive/archived.sql
     union all select stream_id from pgqueue.archives
+    union all select s.stream_id from pgqueue.streams s
+              where exists (select from pgqueue.archive_segments a where a.stream_id = s.stream_id)
     -- end
 $$;
 

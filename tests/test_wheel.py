@@ -28,7 +28,10 @@ ROOT = Path(__file__).parents[1]
 # As the triggerer does: it makes the trigger anew of what was stored, and asks for its events.
 AIRFLOW = """
 import asyncio, importlib, os, sys
+from unittest.mock import AsyncMock, MagicMock
 import spark_pgqueue
+from airflow.sdk.execution_time import task_runner
+task_runner.SUPERVISOR_COMMS = MagicMock(asend=AsyncMock())  # without it, aget_connection fails
 exec(open(sys.argv[1]).read())
 path, given = trigger.serialize()
 assert "secret" not in str(given)

@@ -9,6 +9,7 @@ MessageQueueTrigger(scheme="pgqueue", stream="orders", consumer="billing")
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -96,18 +97,33 @@ class PgQueueTrigger(BaseEventTrigger):
             return os.environ.get("PGQUEUE_URL") or None
         from airflow.sdk import BaseHook
 
-        connection = await asyncio.to_thread(BaseHook.get_connection, self.conn_id)
+        if hasattr(BaseHook, "aget_connection"):
+            connection = await BaseHook.aget_connection(self.conn_id)
+        else:
+            # asyncio.to_thread would read the supervisor's answers in another event loop
+            from asgiref.sync import sync_to_async
+
+            connection = await sync_to_async(BaseHook.get_connection)(self.conn_id)
         return connection.get_uri()
 
 
 def _shown(message: Message) -> dict[str, Any]:
-    """A message as JSON can hold it; bytes as text of base 16."""
+    """A message as Airflow can hold it: bytes as text of base 16, and headers other than strings as
+    JSON text. A number that msgspec cannot encode would end all triggers.
+    """
     data = message.data.hex() if isinstance(message.data, bytes) else message.data
     return {
         "seq": message.seq,
         "key": message.key,
         "data": data,
-        "headers": message.headers,
+        "headers": {name: _text(value) for name, value in message.headers.items()},
         "deliver_count": message.deliver_count,
         "inserted_at": message.inserted_at.isoformat(),
     }
+
+
+def _text(header: Any) -> str | None:
+    """A header as the archive and Spark have it."""
+    if header is None or isinstance(header, str):
+        return header
+    return json.dumps(header, ensure_ascii=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg.types.json import Jsonb
@@ -23,6 +23,7 @@ from spark_pgqueue.postgres.connection import NO_TIMEOUTS
 from spark_pgqueue.postgres.errors import PgQueueError, translated
 from spark_pgqueue.postgres.payloads import expression, headers_map, set_up
 from spark_pgqueue.postgres.statements import Statements
+from spark_pgqueue.printable import warn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,13 +68,13 @@ def export(
     """Write all segments that are closed, and delete files that nothing refers to.
 
     A stream that another exporter is exporting is skipped. After an error of one stream, the other
-    streams are exported even so.
+    streams are exported even so. Each further error is a warning in the log.
 
     Args:
         url: the database, as an owner of the schema or a role with pgqueue_admin.
         options: see `folders.folder`.
         on_step: called at each step, with "leftover", "begun", "slice", "closed", "written" or
-            "exported", and what the step is about.
+            "exported", and what the step is about; of "exported" an `Exported`.
         allow: see `folders.folder`.
 
     Returns:
@@ -84,24 +85,28 @@ def export(
     """
     lock, work = Statements(url, patience=0), Statements(url, patience=0)
     done: list[Exported] = []
-    errors: list[Exception] = []
+    errors: list[tuple[str, Exception]] = []
     try:
         for stream_id, stream in work.rows(
             "select stream_id, stream from pgqueue.export_streams()"
         ):
             exporter = _Exporter(url, lock, work, stream_id, options, on_step, allow)
+            name = stream or f"{stream_id}, which was dropped"
             try:
                 while (each := exporter.export_next(stream)) is not None:
                     done.append(each)
             except Exception as error:
-                errors.append(error)
-            errors += exporter.undeleted.values()
+                errors.append((name, error))
+            of_archives = dict(exporter.undeleted.values())  # there may be many of one archive
+            errors += ((name, error) for error in of_archives.values())
     finally:
         for each in (lock, work):
             each.close()
         let_go(url)
+    for name, error in errors[1:]:
+        warn("the archive of stream %s: %s", name, error)
     if errors:
-        raise errors[0]
+        raise errors[0][1]
     return done
 
 
@@ -126,8 +131,10 @@ class _Exporter:
         self._url, self._lock, self._work = url, lock, work
         self._stream_id, self._on_step = stream_id, on_step
         self._options, self._allow = options, allow
-        self.undeleted: dict[Any, Exception] = {}
-        """By attempt, why its files could not be deleted. That must not stop the export."""
+        self.undeleted: dict[Any, tuple[str, Exception]] = {}
+        """By attempt, the uri of its archive, and why its files could not be deleted. That must not
+        stop the export.
+        """
 
     def export_next(self, stream: str | None) -> Exported | None:
         """Export a segment; None when there is no other, or another exporter is at work."""
@@ -159,7 +166,7 @@ class _Exporter:
                 raise
         size = sum(each.bytes for each in files)
         exported = Exported(stream, attempt.segment, messages, len(files), size)
-        self._on_step("exported", asdict(exported))
+        self._on_step("exported", exported)
         return exported
 
     def _write(self, attempt: _Attempt) -> list[ArchiveFile]:
@@ -201,7 +208,7 @@ class _Exporter:
                 self._delete(attempt, uri, below)
                 self._work.rows("select pgqueue.forget_leftover(%s)", [attempt])
             except Exception as error:
-                self.undeleted[attempt] = error
+                self.undeleted[attempt] = uri, error
                 continue
             self._on_step("leftover", attempt)
 

@@ -85,8 +85,9 @@ begin
 end $$;
 
 -- Removes a bounded part of expired segments from the archive of a stream. A publication of several segments is removed
--- with the first of them. The files remain until an exporter deletes them (pgqueue.archive_attempts). Returns whether
--- there may be more. Locks, to the end of the transaction: the history, if it is free; else it does nothing.
+-- with the first of them. The files remain until an exporter deletes them (pgqueue.archive_attempts). A segment without
+-- an archive expires too: its exporter recorded it after the archive was dropped and removed. Returns whether there may
+-- be more. Locks, to the end of the transaction: the history, if it is free; else it does nothing.
 -- on retained:
 --     v_more := _pgqueue.expire_archive(p_stream_id) or v_more;
 --     v_more := _pgqueue.pack(p_stream_id) or v_more;
@@ -96,9 +97,9 @@ declare
     v_old  pgqueue.archive_segments;
     v_gone int8multirange;
 begin
-    select a.* into v_old from pgqueue.archives v join pgqueue.archive_segments a using (stream_id)
+    select a.* into v_old from pgqueue.archive_segments a left join pgqueue.archives v using (stream_id)
     where stream_id = p_stream_id
-      and (v.dropped
+      and (v.dropped is not false  -- null: there is no archive
            or (a.newest_at < clock_timestamp() - v.keep_for
                -- else an exporter would write it again
                and not exists (select from pgqueue.segments s
@@ -106,7 +107,11 @@ begin
     order by a.lo limit 1;
     if not found then
         delete from pgqueue.archives a
-        where a.stream_id = p_stream_id and (a.dropped or a.uri is null)
+        where a.stream_id = p_stream_id
+          and (a.dropped
+               or (a.uri is null
+                   -- else the segment of an exporter that is still writing would expire
+                   and not exists (select from pgqueue.archive_attempts t where t.stream_id = p_stream_id)))
           and not exists (select from pgqueue.archive_segments s where s.stream_id = p_stream_id);
         return false;
     elsif not _pgqueue.try_lock_history_alone(p_stream_id) then

@@ -10,7 +10,10 @@
 -- in use: select format('the archive of stream %s', s.name)
 --     from pgqueue.archives join pgqueue.streams s using (stream_id)
 -- on drop_stream
--- on retain: union all select stream_id from pgqueue.archives
+-- on retain:
+--     union all select stream_id from pgqueue.archives
+--     union all select s.stream_id from pgqueue.streams s
+--               where exists (select from pgqueue.archive_segments a where a.stream_id = s.stream_id)
 create table if not exists pgqueue.archives (
     stream_id int     primary key,
     uri       text,                             -- the folder of new files; null: no new segments are archived

@@ -150,7 +150,7 @@ $$;
 --   p_files  an array of objects, one for each file in order: name, which is <attempt>-<n>.parquet with n from 1 on; lo
 --            and hi of its numbers; messages; bytes and sha256 of it; footer_bytes and footer_sha256 of its footer
 -- Errors: PQ003; PQ008 when the files do not have all messages of the segment, or another exporter has ended the
--- attempt; 55P03 when another exporter has the export lock. Locks: the export.
+-- attempt; 55P03 when another exporter has the export lock. Locks: the export; the stream.
 create or replace function pgqueue.end_export(p_attempt uuid, p_files jsonb) returns bigint
 language plpgsql as $$
 declare
@@ -162,6 +162,11 @@ begin
     if not pgqueue.lock_export(v_segment.stream_id) then
         raise exception 'another exporter is writing this stream' using errcode = 'lock_not_available';
     end if;
+    -- so that drop_stream() sees the segment: nothing would remove it afterwards
+    perform _pgqueue.await('stream ' || v_segment.stream_id,
+                           'select 0 from pgqueue.streams where stream_id = $1 for key share',  -- lock: stream
+                           v_segment.stream_id);
+    v_segment := _pgqueue.segment_of(p_attempt);  -- again: the stream may be gone, or the attempt
     select coalesce(sum((f ->> 'messages')::bigint), 0) as messages, coalesce(sum((f ->> 'bytes')::bigint), 0) as bytes
     into v_stored from jsonb_array_elements(p_files) f;
     select coalesce(sum(_pgqueue.cardinality(p.seqs)), 0) as messages, max(p.published_at) as newest_at

@@ -55,8 +55,8 @@
 -- 15. history  Advisory, by the id of the stream. Keeps old publications while a transaction relies on them:
 --        create_consumer, seek and replay share it. trim() tries to take it exclusively, and else trims nothing.
 -- 16. stream  A row of streams. Guards the settings of a stream, its schedules, and its tables while they are
---        changed. alter_stream, bind, unbind, recover and create_consumer (by the foreign key) wait; in tries
---        drop_stream, create_schedule and the like, and alter_consumer with a limit of the backlog. capture and
+--        changed. alter_stream, bind, unbind, recover, end_export and create_consumer (by the foreign key) wait; in
+--        tries drop_stream, create_schedule and the like, and alter_consumer with a limit of the backlog. capture and
 --        release share it, and wait for 100 ms at a time; maintain shares it if it can. maintain_segments() skips a
 --        locked stream.
 -- 17. schedules  Advisory, by the id of the stream. Makes each time of a schedule send one message. create_schedule

@@ -61,8 +61,8 @@ def exporting(bench: Bench, conn: psycopg.Connection) -> None:
             began = time.perf_counter()
         elif step == "exported":
             seconds, copied = time.perf_counter() - began, theirs.pop()
-            ours.append(seconds / about["messages"])
-            theirs.append(copied / about["messages"])
+            ours.append(seconds / about.messages)
+            theirs.append(copied / about.messages)
 
     export(bench.url, on_step=note)
     bench.report.ratio(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,15 @@ def archived_messages(conn: Conn, url: str) -> list[int]:
     export(url)
     maintain(conn)
     return seqs
+
+
+def leave(conn: Conn, stream: int, folder: Path) -> None:
+    """An attempt of the stream whose exporter died, in the folder of an archive."""
+    conn.execute(
+        "insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)"
+        " values (gen_random_uuid(), %s, 99, %s, gen_random_uuid() || '/99')",
+        [stream, str(folder)],
+    )
 
 
 def numbers_of(conn: Conn, seqs: list[int]) -> list[int]:
@@ -323,11 +333,7 @@ def test_a_leftover_that_cannot_be_deleted_stops_no_export(
 ) -> None:
     """Such as those in a folder that the archive had before, and the exporter may not open."""
     send_in_segments(conn)
-    conn.execute(
-        "insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)"
-        " values (gen_random_uuid(), %s, 99, %s, gen_random_uuid() || '/99')",
-        [stream, str(tmp_path / "old")],
-    )
+    leave(conn, stream, tmp_path / "old")
     with pytest.raises(PgQueueError, match=r"old is not below"):
         export(url, allow=[str(archive)])
     assert archived(conn).waiting == 0
@@ -335,6 +341,29 @@ def test_a_leftover_that_cannot_be_deleted_stops_no_export(
     assert archived(conn).attempts == 1
     assert export(url) == []
     assert archived(conn).attempts == 0
+
+
+def test_an_error_hides_no_other(
+    conn: Conn,
+    stream: int,
+    archive: Path,
+    url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """But leftovers of one archive are one error, however many there are."""
+    leave(conn, stream, tmp_path / "old")
+    leave(conn, stream, tmp_path / "older")
+    leave(conn, stream, tmp_path / "older")
+    leave(conn, value(conn, "create_stream", "t"), tmp_path / "others")
+    with pytest.raises(PgQueueError, match=r"/old(er)? is not below") as failed:
+        export(url, allow=[str(archive)])
+    said = [str(failed.value), *(record.getMessage() for record in caplog.records)]
+    assert sorted(each.partition(" is not below")[0].rpartition("/")[2] for each in said) == [
+        *("old", "older", "others")
+    ]
+    assert said[1].startswith("the archive of stream s: ")
+    assert said[2].startswith("the archive of stream t: ")
 
 
 def test_no_timeout_of_the_role_ends_an_export(conn: Conn, archive: Path, url: str) -> None:
@@ -479,6 +508,62 @@ def test_an_archive_that_ends_keeps_its_files_or_loses_them(
     assert not internals.rows(conn, "select * from pgqueue.stream_archives")
     assert not internals.count(conn, "archive_publications")
     assert not internals.count(conn, "archive_packs")
+
+
+def end_during_export(conn: Conn, url: str, function: str, *args: Any) -> None:
+    """Export; after the first segment is written, end the archive by a function."""
+
+    def on_step(step: str, _: Any) -> None:
+        if step == "written":
+            value(conn, function, *args)
+            maintain(conn)
+
+    export(url, on_step=on_step)
+
+
+def test_an_archive_that_is_dropped_during_its_first_export_leaves_nothing(
+    conn: Conn, stream: int, archive: Path, url: str
+) -> None:
+    send_in_segments(conn, 4)
+    end_during_export(conn, url, "drop_archive", "s")
+    assert internals.count(conn, "archives") == 0
+    assert internals.count(conn, "archive_segments") == 1, "which the exporter recorded afterwards"
+    assert one(conn, "select max(i) from _pgqueue.on_retain() i") == stream
+    maintain(conn)
+    export(url)
+    assert not list(archive.rglob("*.parquet"))
+    for name in ("archive_segments", "archive_attempts", "archive_publications"):
+        assert internals.count(conn, name) == 0
+
+
+def test_an_archive_that_is_stopped_during_its_first_export_keeps_it(
+    conn: Conn, archive: Path, url: str
+) -> None:
+    send_in_segments(conn, 4)
+    end_during_export(conn, url, "set_archive", "s", None)
+    maintain(conn)
+    export(url)
+    assert (archived(conn).uri, archived(conn).segments) == (None, 1)
+    assert archived(conn).messages == len(in_files(archive)) > 0
+
+
+def test_a_stream_that_is_being_dropped_gets_no_segment(
+    conn: Conn, archive: Path, url: str, session: Session
+) -> None:
+    """Which no command would remove."""
+    send_in_segments(conn, 4)
+    with ThreadPoolExecutor(1) as pool, session() as other:
+        with other.transaction():
+            value(other, "drop_stream", "s")
+            exporting = pool.submit(export, url)
+            wait_for_a_lock(conn)
+        with pytest.raises(PgQueueError, match="its segment is no longer stored"):
+            exporting.result(60)
+    maintain(conn)
+    export(url)
+    assert not list(archive.rglob("*.parquet"))
+    for name in ("archive_segments", "archive_attempts"):
+        assert internals.count(conn, name) == 0
 
 
 @pytest.mark.small_limits

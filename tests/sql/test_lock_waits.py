@@ -398,7 +398,7 @@ def test_all_functions_that_may_wait_are_called(conn: Conn) -> None:
         # which read; those with an offset lock the history, as seek does
         "end_after", "end_offset", "offset_lag", "peek", "peek_at", "read",
         "read_plan", "read_to", "size_between", "start_offset",
-        # which try to have the export lock
+        # which try to have the export lock; the stream's row is in test_archive.py
         "lock_export", "begin_export", "end_export", "forget_leftover",
         # which wait for publications, not for locks
         "start_waiting", "still_publishing", "stop_waiting",

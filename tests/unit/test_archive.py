@@ -11,6 +11,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from typer.testing import CliRunner
+
+from spark_pgqueue.command_line import cli
 
 PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "archive.md"
 
@@ -79,6 +82,19 @@ def test_the_commands_begin_fill_show_and_end_an_archive(run: Run, folder: Path)
     assert json.loads(run("archive", "drop", "s", "--if-exists", "--json"))["dropped"] is False
     assert listed(run) == []
     assert not files_in(folder)
+
+
+def test_what_was_written_is_reported_beside_an_error(
+    run: Run, folder: Path, conn: psycopg.Connection
+) -> None:
+    conn.execute(
+        "insert into pgqueue.archive_attempts (attempt, stream_id, segment, uri, folder)"
+        " select gen_random_uuid(), stream_id, 99, '/elsewhere', 'x/99' from pgqueue.streams"
+    )
+    done = CliRunner().invoke(cli.app, ["archive", "run", "--allow", str(folder)])
+    assert done.exit_code == 1
+    assert done.stdout.startswith("s: segment 1, 40 messages, ")
+    assert "/elsewhere is not below" in done.stderr
 
 
 def test_bad_arguments_are_refused_without_repeating_a_secret(run: Run) -> None:

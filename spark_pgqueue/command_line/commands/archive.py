@@ -125,8 +125,8 @@ def archive_run(
     until it is interrupted, also while the database or the files are unavailable.
     """
 
-    def write() -> None:
-        for each in export(url, options, allow=allow or ()):
+    def report_exported(step: str, each: Any) -> None:
+        if step == "exported":  # at once: another stream may fail
             said = f"{printable(each.stream)}: segment {each.segment}, "
             said += f"{count_of(each.messages)}, {each.bytes} bytes"
             report(
@@ -138,5 +138,8 @@ def archive_run(
                 messages=each.messages,
                 bytes=each.bytes,
             )
+
+    def write() -> None:
+        export(url, options, report_exported, allow or ())
 
     repeat(write, every, lambda _: True)
