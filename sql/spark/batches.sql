@@ -165,8 +165,8 @@ language sql stable as $$
 $$;
 
 -- Raises PQ010 if batches of a query are lost that it published to streams before this one: it publishes every batch,
--- also one without messages, but a restored database lacks the last ones. Without recover() since then, only a version
--- before 0.2 can have left out some.
+-- also one without messages, but a restored database lacks the last ones. Without recover() since then, none are lost.
+-- Version 0.1 left out batches without messages: so a batch after one that it published is not checked.
 create or replace function _pgqueue.check_follows(p_new pgqueue.sink_batches) returns void
 language plpgsql stable as $$
 declare
@@ -176,7 +176,8 @@ begin
     where sink = p_new.sink and consumer_id = 0 and target = '' order by batch desc limit 1;
     if p_new.consumer_id = 0 and p_new.target = '' and p_new.batch > v_last.batch + 1
        and exists (select from pgqueue.servers where noted_at > v_last.published_at
-                   and server_no > (select min(server_no) from pgqueue.servers)) then
+                   and server_no > (select min(server_no) from pgqueue.servers))
+       and v_last.published_at > (select min(installed_at) from pgqueue.installed where version >= 3) then
         raise exception 'batch % of query % does not follow its batch %: the database lacks those in between',
                         p_new.batch, p_new.sink, v_last.batch
             using errcode = 'PQ010',
