@@ -205,7 +205,8 @@ begin
     where b.sink = p_new.sink and (b.consumer_id = 0) = (p_new.consumer_id = 0) and b.revived = p_new.revived
       and (b.target <> '') = (p_new.target <> '')
     order by b.batch desc, b.stream_id = p_new.stream_id and b.consumer_id = p_new.consumer_id desc limit 1;
-    v_same := v_last.stream_id = p_new.stream_id and v_last.target = p_new.target;
+    -- a batch without messages has no stream of its own
+    v_same := v_last.message_count = 0 or (v_last.stream_id = p_new.stream_id and v_last.target = p_new.target);
     if v_last.sink is null or v_last.batch < p_new.batch
        -- actions on another consumer
        or (v_last.batch = p_new.batch and v_last.consumer_id <> p_new.consumer_id) then
