@@ -124,6 +124,18 @@ def test_a_claim_filters_for_a_bounded_time(conn: Conn, ordering: str) -> None:
     assert acked(conn, "s", "c") == []
 
 
+def test_a_skip_filters_for_a_bounded_time(conn: Conn) -> None:
+    """Retention skips what is too old with the consumer's lock, and goes on in its next call."""
+    limits.set_constant(conn, "filter_time", "0 s")
+    consumer(conn, p_topic="a")
+    sent = send_keys(conn, *["a", "b"] * 10)
+    skip = "select _pgqueue.skip(c, %s::int8multirange, 1000) from pgqueue.consumers c"
+    assert one(conn, skip, f"{{[{sent[0]},{sent[1]})}}") is True
+    assert stats(conn).new == 19, "others were filtered meanwhile"
+    checker.check(conn)
+    assert [seq for _ in range(20) for seq in acked(conn, "s", "c")] == sent[2::2]
+
+
 DOCUMENTS = [
     ("$.data.total > 100", [3, 4]),
     ("$.data ? (@.total > 100)", [3, 4]),
