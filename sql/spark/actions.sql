@@ -303,6 +303,9 @@ begin
         v_early := _pgqueue.take_out(p_consumer, _pgqueue.pass_taken(o_cursor, true), p_seqs);
         o_cursor := v_early.p_cursor;
         v_bundles := v_early.o_bundles;
+    elsif v_upto is not null and p_consumer.profile = 'simple' then  -- claims ahead of the cursor are open
+        o_cursor := _pgqueue.take_each(p_consumer, o_cursor, int8multirange(int8range(o_cursor.next_publication, null))
+                                       * (_pgqueue.find_new(p_consumer, o_cursor, p_seqs)).o_ids);
     end if;
     o_cursor := (_pgqueue.release_due(p_consumer, o_cursor, p_seqs)).o_cursor;
     v_taken := _pgqueue.take_unclaimed(p_consumer, o_cursor.hints, p_seqs);

@@ -405,6 +405,29 @@ def test_a_query_notices_a_stream_of_several_that_was_made_again(conn: Conn, str
 # Races
 
 
+def test_what_is_new_is_settled_beside_a_claim_that_stays_open(
+    conn: Conn, session: Session
+) -> None:
+    """Of another new message: that one alone is passed over. Many others are in between."""
+    consumer(conn)
+    send(conn)
+    assert len(acked(conn, "s", "c")) == 1
+    clock.stop_looking(conn)
+    conn.execute("set lock_timeout = '2 s'")
+    held = send(conn)
+    other = session()
+    with other.transaction():
+        found = receive(other, 1)
+        assert seqs_of(found) == [held]
+        sent = [send(conn) for _ in range(90)]
+        done = [sent[1], sent[70], sent[89]]
+        assert settle(conn, action("ack", [held, *done])) == (True, 3, 1)
+        value(other, "ack", claim_of(found))
+    checker.check(conn)
+    assert acked(conn, "s", "c") == [seq for seq in sent if seq not in done]
+    assert stats(conn).backlog == 0
+
+
 def test_an_action_waits_for_who_settles_and_passes_over_what_that_one_did(
     conn: Conn, session: Session
 ) -> None:
