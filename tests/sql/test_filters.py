@@ -350,7 +350,7 @@ def test_each_path_of_bindings_makes_a_copy(conn: Conn) -> None:
 
 @pytest.mark.usefixtures("targets")
 def test_what_was_staged_before_a_binding_is_not_copied(conn: Conn, stream: int) -> None:
-    """It may not fit the limits by which the binding was allowed. The rest of the batch is copied."""
+    """It may not fit the limits by which the binding was allowed. What comes after it is copied."""
     bind(conn, "#", "u")
     large = stage(conn, stream, 1, data="x" * 2000)
     for name in ("s", "t"):
