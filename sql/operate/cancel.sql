@@ -155,6 +155,31 @@ begin
     end loop;
 end $$;
 
+-- Takes new messages of a set out of turn: they are no longer new for the consumer, and those before them still are.
+-- Returns the cursor, and the messages as bundles that are not stored. Needs the locks of the consumer and of what is
+-- new for it, and pass_taken().
+create or replace function _pgqueue.take_out(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
+                                             p_set int8multirange, out o_bundles pgqueue.consumer_messages[])
+language plpgsql as $$
+declare
+    v_new  record := _pgqueue.exclude_new(p_consumer, p_cursor, p_set);
+    v_part record;
+begin
+    o_bundles := '{}';
+    p_cursor := v_new.p_cursor;
+    p_cursor.last_arrival := p_cursor.last_arrival + 1;
+    for v_part in
+        select p.priority, p.expires_at, _pgqueue.common(range_agg(p.seqs), v_new.o_gone) as seqs
+        from _pgqueue.published(p_consumer.stream_id, v_new.o_ids) p
+        where _pgqueue.meets(p.seqs, v_new.o_gone)
+        group by p.priority, p.expires_at
+    loop
+        o_bundles := o_bundles || _pgqueue.taken_bundle(
+            p_consumer, p_cursor.last_arrival, v_part.priority, null, v_part.expires_at, v_part.seqs);
+        p_cursor.taken := p_cursor.taken + _pgqueue.cardinality(v_part.seqs);
+    end loop;
+end $$;
+
 -- Finds those messages of a set that are new for a consumer, and their publications. The search starts at the
 -- publication that the messages' numbers suggest. A message that a sink wrote long before its publication is found by
 -- reading all new publications.

@@ -99,9 +99,7 @@ language plpgsql as $$
 declare
     v_new    record;
     v_before pgqueue.consumer_cursors;
-    v_part   record;
 begin
-    o_bundles := '{}';
     while p_consumer.ordering <> 'none' or p_consumer.per_key_latest loop
         v_new := _pgqueue.find_new(p_consumer, p_cursor, p_set);
         v_before := p_cursor;
@@ -111,17 +109,7 @@ begin
             raise exception using errcode = 'PQ099';  -- they are in a gap that is not due for a check yet
         end if;
     end loop;
-    v_new := _pgqueue.exclude_new(p_consumer, p_cursor, p_set);
+    v_new := _pgqueue.take_out(p_consumer, p_cursor, p_set);
     p_cursor := v_new.p_cursor;
-    p_cursor.last_arrival := p_cursor.last_arrival + 1;
-    for v_part in
-        select p.priority, p.expires_at, _pgqueue.common(range_agg(p.seqs), v_new.o_gone) as seqs
-        from _pgqueue.published(p_consumer.stream_id, v_new.o_ids) p
-        where _pgqueue.meets(p.seqs, v_new.o_gone)
-        group by p.priority, p.expires_at
-    loop
-        o_bundles := o_bundles || _pgqueue.placed(p_consumer, _pgqueue.taken_bundle(
-            p_consumer, p_cursor.last_arrival, v_part.priority, null, v_part.expires_at, v_part.seqs));
-        p_cursor.taken := p_cursor.taken + _pgqueue.cardinality(v_part.seqs);
-    end loop;
+    o_bundles := array(select _pgqueue.placed(p_consumer, b) from unnest(v_new.o_bundles) b);
 end $$;

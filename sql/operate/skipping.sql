@@ -50,6 +50,7 @@ end $$;
 create or replace function _pgqueue.skip_locked(p_consumer pgqueue.consumers, p_seqs int8multirange, p_upto bigint)
 returns boolean language plpgsql as $$
 declare
+    v_until   timestamptz := clock_timestamp() + _pgqueue.filter_time();
     v_stored  pgqueue.consumer_cursors;
     v_cursor  pgqueue.consumer_cursors;
     v_before  pgqueue.consumer_cursors;
@@ -70,7 +71,8 @@ begin
         v_cursor := (_pgqueue.take(p_consumer, v_cursor, greatest(p_upto, v_cursor.next_publication - 1),
                                    _pgqueue.limit_take())).o_cursor;
         v_more := (v_cursor.hints).was_cut;
-        exit when v_cursor.next_publication = v_before.next_publication and not v_more;
+        exit when (v_cursor.next_publication = v_before.next_publication and not v_more)
+            or (_pgqueue.is_screened(p_consumer) and clock_timestamp() > v_until);
     end loop;
     v_due := _pgqueue.release_due(p_consumer, v_cursor, p_seqs, _pgqueue.limit_expired());
     v_passed := _pgqueue.delete_passed(p_consumer, v_due.o_cursor);  -- what a group has processed is not skipped

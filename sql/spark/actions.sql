@@ -274,36 +274,75 @@ begin
 end $$;
 
 -- Acknowledges or dead-letters messages that no claim holds, or a claim whose lease has ended. New messages are taken
--- first. Needs the consumer's lock. Returns the cursor, and the number of messages. Locks: expired claims and bundles.
+-- first, for a bounded time; those that are not reached are taken out of turn, because the batch is not repeated. Needs
+-- the consumer's lock. Returns the cursor, and the number of messages. Locks: what is new; expired claims and bundles.
 -- It waits for none of them.
 create or replace function _pgqueue.settle_unclaimed(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
                                                      p_actions pgqueue.action[], p_seqs int8multirange,
                                                      out o_cursor pgqueue.consumer_cursors, out o_count bigint)
 language plpgsql as $$
 declare
-    v_before pgqueue.consumer_cursors;
-    v_upto   bigint;
-    v_taken  record;
+    v_until    timestamptz := clock_timestamp() + _pgqueue.filter_time();
+    v_before   pgqueue.consumer_cursors;
+    v_upto     bigint;
+    v_early    record;
+    v_bundles  pgqueue.consumer_messages[] := '{}';
+    v_taken    record;
+    v_screened record;
 begin
     o_cursor := p_cursor;
     for i in 1.._pgqueue.limit_takes() loop
         v_upto := upper((_pgqueue.find_new(p_consumer, o_cursor, p_seqs)).o_ids) - 1;
-        exit when v_upto is null and not exists (
-            select from pgqueue.consumer_messages
-            where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered()
-              and _pgqueue.meets(seqs, p_seqs));
+        exit when v_upto is null or (i > 1 and _pgqueue.is_screened(p_consumer) and clock_timestamp() > v_until);
         v_before := o_cursor;
         o_cursor := (_pgqueue.take(p_consumer, o_cursor, greatest(v_upto, o_cursor.next_publication - 1),
                                    _pgqueue.limit_take())).o_cursor;
         exit when o_cursor is not distinct from v_before and (v_before.hints).filter_from is null;
     end loop;
+    if v_upto is not null and _pgqueue.try_lock_new(p_consumer.consumer_id) then
+        v_early := _pgqueue.take_out(p_consumer, _pgqueue.pass_taken(o_cursor, true), p_seqs);
+        o_cursor := v_early.p_cursor;
+        v_bundles := v_early.o_bundles;
+    elsif v_upto is not null and p_consumer.profile = 'simple' then  -- claims ahead of the cursor are open
+        o_cursor := _pgqueue.take_each(p_consumer, o_cursor, int8multirange(int8range(o_cursor.next_publication, null))
+                                       * (_pgqueue.find_new(p_consumer, o_cursor, p_seqs)).o_ids);
+    end if;
     o_cursor := (_pgqueue.release_due(p_consumer, o_cursor, p_seqs)).o_cursor;
-    v_taken := _pgqueue.take_unclaimed(p_consumer, o_cursor.hints, p_seqs - coalesce(
-        (select range_agg(seqs) from pgqueue.consumer_messages
-         where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_unfiltered()), '{}'));
+    v_taken := _pgqueue.take_unclaimed(p_consumer, o_cursor.hints, p_seqs);
     o_cursor.hints := v_taken.o_hints;
-    o_count := _pgqueue.count_of(v_taken.o_bundles);
-    perform _pgqueue.record_completed(p_consumer, v_taken.o_bundles, p_actions, null);
+    v_screened := _pgqueue.screen_taken(p_consumer, o_cursor, v_taken.o_bundles || v_bundles);
+    o_cursor := v_screened.p_cursor;
+    o_count := _pgqueue.cardinality(_pgqueue.seqs_of(v_screened.p_bundles));
+    perform _pgqueue.record_completed(p_consumer, v_screened.p_bundles, p_actions, null);
+end $$;
+
+-- Screens the unfiltered ones of bundles that were taken out, however many are before them. Returns the cursor, and all
+-- these bundles, without the messages that do not pass. Needs the consumer's lock.
+create or replace function _pgqueue.screen_taken(p_consumer pgqueue.consumers, inout p_cursor pgqueue.consumer_cursors,
+                                                 inout p_bundles pgqueue.consumer_messages[])
+language plpgsql as $$
+declare
+    v_unfiltered pgqueue.consumer_messages[] := array(select b from unnest(p_bundles) b
+                                                      where b.lane = _pgqueue.lane_unfiltered());
+    v_screened   record;
+    v_refused    int8multirange;
+    v_bundle     pgqueue.consumer_messages;
+    v_rest       pgqueue.consumer_messages[] := '{}';
+begin
+    if v_unfiltered = '{}' then
+        return;
+    end if;
+    v_screened := _pgqueue.screen(p_consumer, p_cursor, v_unfiltered, null);
+    p_cursor := v_screened.p_cursor;
+    v_refused := _pgqueue.seqs_of(v_unfiltered) - v_screened.o_passing;
+    p_cursor.forgotten := p_cursor.forgotten + _pgqueue.cardinality(v_refused);
+    foreach v_bundle in array p_bundles loop
+        v_bundle.seqs := _pgqueue.less(v_bundle.seqs, v_refused);
+        if v_bundle.seqs <> '{}' then
+            v_rest := v_rest || v_bundle;
+        end if;
+    end loop;
+    p_bundles := v_rest;
 end $$;
 
 -- Records the outcome of removed bundles: all their messages are acknowledged or dead-lettered.

@@ -165,8 +165,8 @@ language sql stable as $$
 $$;
 
 -- Raises PQ010 if batches of a query are lost that it published to streams before this one: it publishes every batch,
--- also one without messages, but a restored database lacks the last ones. Without recover() since then, only a version
--- before 0.2 can have left out some.
+-- also one without messages, but a restored database lacks the last ones. Without recover() since then, none are lost.
+-- Version 0.1 left out batches without messages: so a batch after one that it published is not checked.
 create or replace function _pgqueue.check_follows(p_new pgqueue.sink_batches) returns void
 language plpgsql stable as $$
 declare
@@ -176,7 +176,8 @@ begin
     where sink = p_new.sink and consumer_id = 0 and target = '' order by batch desc limit 1;
     if p_new.consumer_id = 0 and p_new.target = '' and p_new.batch > v_last.batch + 1
        and exists (select from pgqueue.servers where noted_at > v_last.published_at
-                   and server_no > (select min(server_no) from pgqueue.servers)) then
+                   and server_no > (select min(server_no) from pgqueue.servers))
+       and v_last.published_at > (select min(installed_at) from pgqueue.installed where version >= 3) then
         raise exception 'batch % of query % does not follow its batch %: the database lacks those in between',
                         p_new.batch, p_new.sink, v_last.batch
             using errcode = 'PQ010',
@@ -204,7 +205,8 @@ begin
     where b.sink = p_new.sink and (b.consumer_id = 0) = (p_new.consumer_id = 0) and b.revived = p_new.revived
       and (b.target <> '') = (p_new.target <> '')
     order by b.batch desc, b.stream_id = p_new.stream_id and b.consumer_id = p_new.consumer_id desc limit 1;
-    v_same := v_last.stream_id = p_new.stream_id and v_last.target = p_new.target;
+    -- a batch without messages has no stream of its own
+    v_same := v_last.message_count = 0 or (v_last.stream_id = p_new.stream_id and v_last.target = p_new.target);
     if v_last.sink is null or v_last.batch < p_new.batch
        -- actions on another consumer
        or (v_last.batch = p_new.batch and v_last.consumer_id <> p_new.consumer_id) then

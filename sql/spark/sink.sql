@@ -309,9 +309,16 @@ begin
     select count(*), coalesce(sum(message_count), 0) into o_chunks, o_rows from chunk;
     insert into pgqueue.key_backlog select e.consumer_id, e.key, e.seq, v_id from unnest(v_entries) e;
     if p_stream.bound then
-        perform _pgqueue.route(p_stream.stream_id, seqs, priority, deliver_at, expires_at,
-                               (select min(staged_at) from unnest(p_chunks)))
-        from pgqueue.publications where stream_id = p_stream.stream_id and publication_id = v_id and consumers is null;
+        -- chunks that were staged after the same bindings, together
+        perform _pgqueue.route(p_stream.stream_id, c.seqs, c.priority, c.deliver_at, c.expires_at, c.staged_at)
+        from (select w.priority, w.deliver_at, w.expires_at, range_agg(w.seqs) - v_duplicates as seqs,
+                     min(w.staged_at) as staged_at
+              from unnest(p_chunks) w
+              cross join lateral (select count(*) from pgqueue.bindings
+                                  where stream_id = p_stream.stream_id and bound_at <= w.staged_at) b (bindings)
+              where w.consumers is null
+              group by b.bindings, w.priority, w.deliver_at, w.expires_at) c
+        where c.seqs <> '{}';
     end if;
     if p_stream.notify and _pgqueue.is_waited_for(p_stream.stream_id) then
         perform pg_notify(_pgqueue.channel(p_stream.stream_id), '');

@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 
 from tests.sql import clock, internals
 from tests.sql.core import rows
-from tests.sql.queue import Conn, acked, call, claim_of, one, seqs_of, value
+from tests.sql.queue import Conn, acked, call, claim_of, one, publish, seqs_of, stage, value
 
 Feature = Callable[[Conn], Iterator[None]]
 HOUR = timedelta(hours=1)
@@ -254,8 +254,16 @@ def retention(conn: Conn) -> Iterator[None]:
     assert one(conn, "select count(*) from pgqueue.dropped_streams") == 0
 
 
+def sinks(conn: Conn) -> Iterator[None]:
+    """A query that has published batch 5; in version 0.1, it left out those without messages."""
+    stream = value(conn, "create_stream", "sunk")
+    assert publish(conn, stream, [stage(conn, stream, 1, 5, "query")], 1, 5, "query")
+    yield
+    assert publish(conn, stream, [stage(conn, stream, 1, 8, "query")], 1, 8, "query")
+
+
 FEATURES: tuple[Feature, ...] = (
-    retention, filters, conditions, latest, groups, schedules, stays, history,
+    sinks, retention, filters, conditions, latest, groups, schedules, stays, history,
 )  # fmt: skip
 
 

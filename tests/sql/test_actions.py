@@ -298,19 +298,27 @@ def test_what_retention_took_is_in_no_replay(conn: Conn, stream: int) -> None:
     assert reader.plan(end) == sent[1:]
 
 
-def test_what_was_not_judged_by_a_filter_yet_is_left(conn: Conn) -> None:
-    """Nobody knows whether it is the consumer's, where too much is new to judge it all at once."""
-    consumer(conn, "f", p_topic="a")
+@pytest.mark.parametrize("latest", [False, True])
+@pytest.mark.parametrize("small", [False, True])
+def test_what_no_claim_has_screened_yet_is_settled_before_what_was_sent_earlier(
+    conn: Conn, latest: bool, small: bool
+) -> None:
+    """Where too much is new to screen all of it: the batch is applied, and never repeated."""
+    options: dict[str, Any] = {"per_key_latest": True} if latest else {"p_topic": "a"}
+    consumer(conn, **options)
     sent = [seq for _ in range(30) for seq in send_keys(conn, "a", "b")]
-    limits.shrink(conn)
-    assert receive(conn, 1, "f")
-    wanted = sent[-2:]
-    for batch in range(200):
-        _, changed, _ = settle(conn, action("dead_letter", wanted, "f"), batch=batch)
-        checker.check(conn)
-        if changed:
-            break
-    assert dead(conn, "f").keys() == {wanted[0]}
+    if small:
+        limits.shrink(conn)
+    limits.set_constant(conn, "filter_time", "0 s")
+    passing = sent[-2:] if latest else sent[-2:-1]
+    changed = settle(conn, action("dead_letter", sent[-2:]))
+    assert changed == (True, len(passing), 2 - len(passing))
+    assert stats(conn).new > 50, "the others were screened meanwhile"
+    checker.check(conn)
+    assert sorted(dead(conn)) == passing
+    limits.set_constant(conn, "filter_time", "2 s")
+    got = [seq for _ in range(60) for seq in acked(conn, "s", "c")]
+    assert got == ([] if latest else sent[:-2:2])
 
 
 def test_a_batch_that_is_cut_is_without_what_was_settled(conn: Conn) -> None:
@@ -395,6 +403,29 @@ def test_a_query_notices_a_stream_of_several_that_was_made_again(conn: Conn, str
 
 
 # Races
+
+
+def test_what_is_new_is_settled_beside_a_claim_that_stays_open(
+    conn: Conn, session: Session
+) -> None:
+    """Of another new message: that one alone is passed over. Many others are in between."""
+    consumer(conn)
+    send(conn)
+    assert len(acked(conn, "s", "c")) == 1
+    clock.stop_looking(conn)
+    conn.execute("set lock_timeout = '2 s'")
+    held = send(conn)
+    other = session()
+    with other.transaction():
+        found = receive(other, 1)
+        assert seqs_of(found) == [held]
+        sent = [send(conn) for _ in range(90)]
+        done = [sent[1], sent[70], sent[89]]
+        assert settle(conn, action("ack", [held, *done])) == (True, 3, 1)
+        value(other, "ack", claim_of(found))
+    checker.check(conn)
+    assert acked(conn, "s", "c") == [seq for seq in sent if seq not in done]
+    assert stats(conn).backlog == 0
 
 
 def test_an_action_waits_for_who_settles_and_passes_over_what_that_one_did(

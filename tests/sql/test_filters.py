@@ -124,6 +124,18 @@ def test_a_claim_filters_for_a_bounded_time(conn: Conn, ordering: str) -> None:
     assert acked(conn, "s", "c") == []
 
 
+def test_a_skip_filters_for_a_bounded_time(conn: Conn) -> None:
+    """Retention skips what is too old with the consumer's lock, and goes on in its next call."""
+    limits.set_constant(conn, "filter_time", "0 s")
+    consumer(conn, p_topic="a")
+    sent = send_keys(conn, *["a", "b"] * 10)
+    skip = "select _pgqueue.skip(c, %s::int8multirange, 1000) from pgqueue.consumers c"
+    assert one(conn, skip, f"{{[{sent[0]},{sent[1]})}}") is True
+    assert stats(conn).new == 19, "others were filtered meanwhile"
+    checker.check(conn)
+    assert [seq for _ in range(20) for seq in acked(conn, "s", "c")] == sent[2::2]
+
+
 DOCUMENTS = [
     ("$.data.total > 100", [3, 4]),
     ("$.data ? (@.total > 100)", [3, 4]),
@@ -338,16 +350,16 @@ def test_each_path_of_bindings_makes_a_copy(conn: Conn) -> None:
 
 @pytest.mark.usefixtures("targets")
 def test_what_was_staged_before_a_binding_is_not_copied(conn: Conn, stream: int) -> None:
-    """It may not fit the limits by which the binding was allowed."""
+    """It may not fit the limits by which the binding was allowed. What comes after it is copied."""
     bind(conn, "#", "u")
     large = stage(conn, stream, 1, data="x" * 2000)
     for name in ("s", "t"):
         value(conn, "alter_stream", name, Jsonb({"max_bytes": 1000}))
     bind(conn, "#", "t")
-    small = stage(conn, stream, 2)
+    small = stage(conn, stream, 2, data="small")
     publish(conn, stream, [large, small], 3)
     assert len(acked(conn, "u", "c")) == 3
-    assert acked(conn, "t", "c") == []
+    assert [row.data for row in call(conn, "receive", "t", "c", 9)] == ["small"] * 2
     publish(conn, stream, [stage(conn, stream, 2, batch=1)], 2, batch=1)
     assert len(acked(conn, "u", "c")) == len(acked(conn, "t", "c")) == 2
 

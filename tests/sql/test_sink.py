@@ -66,6 +66,11 @@ def test_a_batch_of_a_query_that_is_no_retry_of_the_last_one_is_refused(
         assert "new checkpoint" in str(caught.value.diag.message_hint).replace("new\n", "new ")
     assert publish(conn, stream, [stage(conn, stream, 3, 7)], 3, 7) is False, "a retry"
     assert publish(conn, stream, [stage(conn, stream, 1, 8)], 1, 8) is True
+    assert publish(conn, None, [], 0, 9) is True, "without messages, it is of no stream"
+    with raises("PQ010", "batch 8 of query sink comes after its batch 9 was published") as caught:
+        publish(conn, stream, [stage(conn, stream, 2, 8)], 2, 8)
+    assert "that was to" not in str(caught.value)
+    assert (caught.value.diag.message_hint or "").startswith("Its checkpoint was restored")
 
 
 def test_a_batch_of_a_query_to_another_stream_is_no_repetition(conn: Conn, stream: int) -> None:

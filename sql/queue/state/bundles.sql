@@ -83,9 +83,9 @@
 -- take_unassigned() and take_waiting(), then store_assigned() and store_waiting(), whose rows have the target. return()
 -- calls return_bundle() or return_by_key(). The callers of remove_messages() are in the table. take_unclaimed() has
 -- these callers: remove_unclaimed(), after which the messages are removed (skip(), cancel()) or dead (drop_oldest());
--- keep_newest(), after which they are removed; settle_unclaimed() for a Spark sink, after which they are done or dead;
--- and postpone(), which stores unfiltered messages as such, and others as delayed, waiting or unassigned. retry()
--- leaves unfiltered messages as they are.
+-- keep_newest(), after which they are removed; settle_unclaimed() for a Spark sink, after which they are done or dead,
+-- or removed if the filter refuses them; and postpone(), which stores unfiltered messages as such, and others as
+-- delayed, waiting or unassigned. retry() leaves unfiltered messages as they are.
 
 -- Stores messages as bundles like p_bundle, of at most limit_ranges() ranges each; without messages, none. Returns the
 -- number of messages.

@@ -85,9 +85,11 @@ end $$;
 create or replace function _pgqueue.far_ahead() returns int
 language sql immutable parallel safe as $$ select 4 * _pgqueue.limit_ahead() $$;
 
--- Takes the next publications one by one while claims ahead of the cursor are open: those that no other session is
--- taking. Returns the cursor. Needs the consumer's lock.
-create or replace function _pgqueue.take_each(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors)
+-- Takes publications one by one while claims ahead of the cursor are open: those that no other session is taking.
+-- Returns the cursor. Needs the consumer's lock.
+--   p_ids  from the cursor's next_publication on; null: the next ones
+create or replace function _pgqueue.take_each(p_consumer pgqueue.consumers, p_cursor pgqueue.consumer_cursors,
+                                              p_ids int8multirange default null)
 returns pgqueue.consumer_cursors language plpgsql as $$
 declare
     v_next pgqueue.publications[];
@@ -95,8 +97,9 @@ declare
 begin
     for v_next in
         select array_agg(p order by p.part)
-        from _pgqueue.published(p_consumer.stream_id, _pgqueue.ids_ahead(p_cursor)) p
-        group by p.publication_id order by p.publication_id limit _pgqueue.limit_ahead()
+        from _pgqueue.published(p_consumer.stream_id, coalesce(p_ids, _pgqueue.ids_ahead(p_cursor))) p
+        group by p.publication_id order by p.publication_id
+        limit case when p_ids is null then _pgqueue.limit_ahead() end
     loop
         continue when not _pgqueue.try_lock_publication(p_consumer.consumer_id, v_next[1].publication_id);
         -- (a statement of its own, for a snapshot from after the lock)
