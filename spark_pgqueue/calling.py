@@ -58,7 +58,7 @@ _loops = OfThisThread()
 
 def name_of(function: Any) -> str:
     """The name of a callable."""
-    bare = _bare(function)
+    bare = bare_function(function)
     return getattr(function, "__qualname__", None) or getattr(bare, "__qualname__", repr(bare))
 
 
@@ -66,7 +66,7 @@ def kind_of(function: Any) -> str:
     """What a call returns: "coroutine", "generator", "asynchronous generator", "context manager",
     "asynchronous context manager", or "" for anything else.
     """
-    bare = _bare(function)
+    bare = bare_function(function)
     if isinstance(bare, type):
         has = set(dir(bare))
         if "__await__" in has:
@@ -111,7 +111,7 @@ def check(
     """
     if not callable(function):
         raise PgQueueError(f"{name} must be a function, not {type(function).__name__}")
-    kind, bare = kind_of(function), _bare(function)
+    kind, bare = kind_of(function), bare_function(function)
     known = {"__call__", "__await__"} & {*dir(bare)} if isinstance(bare, type) else set()
     if not kind and known == {"__call__"}:
         raise PgQueueError(
@@ -153,8 +153,11 @@ async def call_async(function: Callable[..., Any], *given: Any) -> Any:
         _end_child_of(here)
 
 
-def check_no_loop() -> None:
+def check_no_loop(hint: str = "await run_async, or use the asynchronous client") -> None:
     """Refuse to wait for a coroutine in a thread with a running loop, which would be blocked.
+
+    Args:
+        hint: what to do instead.
 
     Raises:
         PgQueueError: a loop is running in this thread.
@@ -162,8 +165,7 @@ def check_no_loop() -> None:
     with contextlib.suppress(RuntimeError):  # no loop runs
         asyncio.get_running_loop()
         raise PgQueueError(
-            "a coroutine cannot run here: this thread already runs an event loop",
-            hint="await run_async, or use the asynchronous client",
+            "a coroutine cannot run here: this thread already runs an event loop", hint=hint
         )
 
 
@@ -279,7 +281,7 @@ async def enter_async(
             raise _no_manager(wrap, manager)
 
 
-def _bare(function: Any) -> Any:
+def bare_function(function: Any) -> Any:
     """The function that a partial, a method or an object with `__call__` finally calls."""
     while True:
         if isinstance(function, partial):

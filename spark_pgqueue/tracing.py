@@ -13,7 +13,7 @@ the sender gives `traceparent`, and `parent` reads it. No other part of the queu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
@@ -75,12 +75,15 @@ def parent(message: HasHeaders) -> Parent | None:
 
 
 @contextmanager
-def span(name: str, message: HasHeaders) -> Iterator[Any]:
+def span(name: str, message: HasHeaders | Sequence[HasHeaders]) -> Iterator[Any]:
     """Handle a message in a span whose parent is the span in which it was sent.
+
+    A span of several messages continues no trace of theirs. It has a link to each span in which one
+    was sent.
 
     Args:
         name: the name of the span.
-        message: the message.
+        message: the message; or messages, as a handler with the option batch gets them.
 
     Yields:
         OpenTelemetry's span; None where opentelemetry is not installed.
@@ -89,12 +92,29 @@ def span(name: str, message: HasHeaders) -> Iterator[Any]:
     if trace is None or propagate is None:
         yield None
         return
-    carrier = {k: v for k, v in (message.headers or {}).items() if isinstance(v, str)}
+    # Not by their type: some messages are tuples.
+    messages: Any = [message] if hasattr(message, "headers") else message
+    contexts = [_sent_in(propagate, each) for each in messages]
+    if len(contexts) == 1:
+        where = {"context": contexts[0]}
+    else:
+        senders = [trace.get_current_span(each).get_span_context() for each in contexts]
+        links = {each.span_id: trace.Link(each) for each in senders if each.is_valid}  # each once
+        where = {"links": [*links.values()]}
     with trace.get_tracer("spark_pgqueue").start_as_current_span(
-        name, context=propagate.extract(carrier), kind=trace.SpanKind.CONSUMER
+        name, kind=trace.SpanKind.CONSUMER, **where
     ) as made:
         made.set_attribute("messaging.system", "pgqueue")
+        if len(contexts) > 1:
+            made.set_attribute("messaging.batch.message_count", len(contexts))
         yield made
+
+
+def _sent_in(propagate: Any, message: HasHeaders) -> Any:
+    """OpenTelemetry's context of a message."""
+    return propagate.extract(
+        {k: v for k, v in (message.headers or {}).items() if isinstance(v, str)}
+    )
 
 
 def _parsed(traceparent: object) -> Parent | None:

@@ -22,7 +22,7 @@ from spark_pgqueue.client import arguments
 from spark_pgqueue.client.client import Client, log_warnings_of
 from spark_pgqueue.client.unseen import give_back
 from spark_pgqueue.postgres.errors import PgQueueError
-from spark_pgqueue.postgres.loading import load_nearest
+from spark_pgqueue.postgres.loading import load_nearest, plain
 from spark_pgqueue.postgres.statements import Statements, took_effect
 
 
@@ -198,7 +198,8 @@ class _Statements(Statements):
         binary: bool,
     ) -> list[Any]:
         # As `Statements` does: neither factories nor loaders of the caller's connection.
-        async with psycopg.AsyncCursor(self._connection, row_factory=row_factory) as cursor:
+        cursor = plain(psycopg.AsyncCursor(self._connection, row_factory=row_factory))
+        async with cursor:
             try:
                 await cursor.execute(sql, parameters, binary=binary)
             except asyncio.CancelledError:

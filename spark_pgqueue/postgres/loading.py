@@ -1,14 +1,60 @@
-"""Times of Postgres that Python cannot represent: infinity, and times after the year 9999."""
+"""How values of Postgres become those of Python, whatever a connection's owner has chosen.
+
+Frameworks change the loaders of their connections: over Django's, JSON is text, and times may have
+no zone. And Python cannot represent all times of Postgres: infinity, and those after the year 9999.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
-from psycopg.adapt import Buffer, Transformer
+from psycopg.abc import Loader
+from psycopg.adapt import AdaptersMap, Buffer, Transformer
+from psycopg.postgres import register_default_adapters
+from psycopg.pq import Format
 from psycopg.rows import RowFactory
 from psycopg.types.datetime import TimestamptzLoader
+
+C = TypeVar("C", bound=psycopg.Cursor[Any] | psycopg.AsyncCursor[Any])
+
+KINDS = ("bool", "bytea", "float8", "int4", "int8", "interval", "json", "jsonb", "numeric", "text",
+         "timestamptz")  # fmt: skip
+"""The types of the columns that statements of this package read."""
+
+
+class _OwnLoaders(list[tuple[int, type[Loader]]]):
+    """psycopg's own loaders. Empty after Spark unpickles this module by value: a worker may have
+    psycopg without its part in C.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _OwnLoaders, ()
+
+
+_own_loaders = _OwnLoaders()
+
+
+def plain(cursor: C) -> C:
+    """The cursor, with psycopg's own loaders instead of those of its connection."""
+    adapters = cursor.adapters
+    for oid, loader in _own_loaders or _found():
+        if adapters.get_loader(oid, loader.format) is not loader:
+            adapters.register_loader(oid, loader)
+    return cursor
+
+
+def _found() -> _OwnLoaders:
+    own = AdaptersMap(types=psycopg.adapters.types)
+    register_default_adapters(own)
+    _own_loaders[:] = [
+        (oid, loader)
+        for oid in (own.types[kind].oid for kind in KINDS)
+        for form in Format
+        if (loader := own.get_loader(oid, form)) is not None
+    ]
+    return _own_loaders
 
 
 def load_nearest(

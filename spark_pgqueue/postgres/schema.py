@@ -23,6 +23,7 @@ from spark_pgqueue.postgres.errors import (
     how_to_install,
     translated,
 )
+from spark_pgqueue.postgres.loading import plain
 from spark_pgqueue.postgres.owners import Look
 from spark_pgqueue.printable import counted, warn
 
@@ -196,8 +197,8 @@ def installed_version(conn: psycopg.Connection) -> int | None:
 
 
 def first_row(conn: psycopg.Connection, sql: LiteralString) -> tuple[Any, ...] | None:
-    # Plain rows, whatever row factory the caller's connection has.
-    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+    # Plain rows, whatever row factory and loaders the caller's connection has.
+    with plain(psycopg.Cursor(conn, row_factory=tuple_row)) as cursor:
         return cursor.execute(sql).fetchone()
 
 

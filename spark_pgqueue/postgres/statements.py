@@ -24,7 +24,7 @@ from spark_pgqueue.postgres.errors import (
 )
 from spark_pgqueue.postgres.forks import Origin
 from spark_pgqueue.postgres.kept import keep, take
-from spark_pgqueue.postgres.loading import load_nearest
+from spark_pgqueue.postgres.loading import load_nearest, plain
 from spark_pgqueue.postgres.retrying import PATIENCE, is_crash, is_passing, with_backoff
 from spark_pgqueue.postgres.time_limit import SHORT, TimeLimit, answers
 
@@ -352,8 +352,10 @@ class Statements:
             conn = self.connection()
             with self.limited(conn):
                 self._check(conn)
-                # Not conn.cursor(): the caller's connection may have factories of its own.
-                with psycopg.Cursor(conn, row_factory=row_factory) as cursor:
+                # Not conn.cursor(): the caller's connection may have factories and loaders of its
+                # own.
+                cursor = psycopg.Cursor(conn, row_factory=row_factory)
+                with cursor if self._is_own else plain(cursor):
                     try:
                         cursor.execute(sql, parameters, binary=binary)
                         into += cursor.fetchall()

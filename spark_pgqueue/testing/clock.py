@@ -10,6 +10,7 @@ from typing import LiteralString
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import tuple_row
 
 _TIMES: LiteralString = """
 select c.relname, array_agg(a.attname), array_agg(a.attndims > 0)
@@ -77,6 +78,9 @@ def pass_time(connection: psycopg.Connection, by: timedelta) -> None:
 
 def move_times(connection: psycopg.Connection, by: timedelta) -> None:
     """Move the columns that are times, and expiries: all that there was up to version 2."""
+    # Not connection.execute(): the caller's connection may have factories of its own.
+    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        tables = cursor.execute(_TIMES).fetchall()
     _execute(
         connection,
         sql.SQL(_EXPIRIES).format(by=by),
@@ -88,7 +92,7 @@ def move_times(connection: psycopg.Connection, by: timedelta) -> None:
                     for name, is_array in zip(names, are_arrays, strict=True)
                 ),
             )
-            for table, names, are_arrays in connection.execute(_TIMES).fetchall()
+            for table, names, are_arrays in tables
         ),
     )
 

@@ -30,11 +30,19 @@ def template(server: str, prepare: Callable[[str], object]) -> Iterator[str]:
             # A copy is not taken for its template: the database of which is not noted.
             conn.execute("update pgqueue.servers set database = null")
         prepare(url)
-        with closing(connection.connect(server)) as admin:
-            # Those that a pool keeps: no copy is made of a database with sessions.
-            end = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = %s"
-            admin.execute(end, [name])
+        end_sessions(server, name)
         yield name
+
+
+def end_sessions(server: str, database: str) -> None:
+    """End those that a pool keeps: no copy is made of a database with sessions."""
+    with closing(connection.connect(server)) as admin:
+        # Not an autovacuum worker, which only a superuser may end: the copy ends it itself.
+        admin.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+            " where datname = %s and backend_type = 'client backend'",
+            [database],
+        )
 
 
 @contextmanager

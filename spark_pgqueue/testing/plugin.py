@@ -6,7 +6,8 @@ import fcntl
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,19 +62,24 @@ def pgqueue_setup() -> Callable[[str], object]:
 
 
 @pytest.fixture(scope="session")
-def _pgqueue_template(pgqueue_server: str, pgqueue_setup: Callable[[str], object]) -> Iterator[str]:
+def _pgqueue_template(pgqueue_server: str) -> Iterator[Callable[[Callable[[str], object]], str]]:
+    """The name of the database that a setup has prepared. Each folder may have its own setup."""
     from spark_pgqueue.testing import databases
 
-    with databases.template(pgqueue_server, pgqueue_setup) as name:
-        yield name
+    with ExitStack() as stack:
+        yield cache(lambda setup: stack.enter_context(databases.template(pgqueue_server, setup)))
 
 
 @pytest.fixture
-def pgqueue_url(pgqueue_server: str, _pgqueue_template: str) -> Iterator[str]:
+def pgqueue_url(
+    pgqueue_server: str,
+    pgqueue_setup: Callable[[str], object],
+    _pgqueue_template: Callable[[Callable[[str], object]], str],
+) -> Iterator[str]:
     """The url of a database for one test, a copy of the one that `pgqueue_setup` prepared."""
     from spark_pgqueue.testing import databases
 
-    with databases.database(pgqueue_server, _pgqueue_template) as url:
+    with databases.database(pgqueue_server, _pgqueue_template(pgqueue_setup)) as url:
         yield url
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 
+from spark_pgqueue import calling
 from spark_pgqueue.client import arguments
 from spark_pgqueue.client.client import Client, connect
 from spark_pgqueue.client.messages import Message, PublishedMessage
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.testing import clock
 from spark_pgqueue.worker.attempts import Attempt, Hooks
-from spark_pgqueue.worker.consumer import options_of
+from spark_pgqueue.worker.consumer import check_annotations, options_of
 from spark_pgqueue.worker.handlers import Handling, handlings
 from spark_pgqueue.worker.importing import import_named
 from spark_pgqueue.worker.in_flight import InFlightClaim
@@ -118,6 +119,8 @@ class QueueTester:
             PgQueueError: the time is negative, or not a timedelta.
         """
         seconds = arguments.patience("by", by + timedelta(**units))
+        if self.url is None:
+            self.client._value("select 1")  # begins the caller's transaction, if it is not in one
         clock.pass_time(self.client._statements.connection(), timedelta(seconds=seconds))
 
     def drain(
@@ -146,7 +149,8 @@ class QueueTester:
 
         Raises:
             PgQueueError: the handlers have no stream and consumer, or there is still a message
-                after 10,000 calls; PQ001, PQ002.
+                after 10,000 calls; a handler is to be awaited, and this thread runs an event loop;
+                PQ001, PQ002.
         """
         arguments.flag("later", later)
         done, before = Drained(), -1
@@ -154,6 +158,8 @@ class QueueTester:
             each._replace(options={**each.options, **options})
             for each in _handlings(handler, stream, consumer)
         ]
+        for each in handled:
+            _check(each)
         calls = idle = 0
         while calls > before:
             before = calls
@@ -261,3 +267,12 @@ def _handlings(
         return [Handling(handler, stream, consumer, {})]
     found = import_named(handler) if isinstance(handler, str) else handler
     return handlings(found, "pass drain the function with its stream and consumer")
+
+
+def _check(each: Handling) -> None:
+    """Refuse a handler for a reason that is no failure of a message, before the first claim."""
+    options = options_of(each.options)
+    check_annotations(each.function, options)
+    hooks = (options.on_start, options.on_success, options.on_failure, options.on_stop)
+    if any(map(calling.is_async, (each.function, options.wrap, *hooks))):
+        calling.check_no_loop("await asyncio.to_thread(pgqueue.drain, ...)")

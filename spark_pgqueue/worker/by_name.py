@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
-from functools import cached_property
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from functools import cache, cached_property
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from spark_pgqueue.calling import CONNECTION, check, is_async, name_of
+from spark_pgqueue.calling import CONNECTION, bare_function, check, is_async, name_of
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.worker.options import Options
@@ -38,11 +39,50 @@ class ByName:
             return None
 
     @cached_property
+    def _annotations(self) -> dict[str, Any]:
+        parameters = {} if self._signature is None else self._signature.parameters
+        return {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
+
+    @cached_property
     def _hints(self) -> dict[str, Any]:
-        try:
-            return get_type_hints(self._function)
-        except Exception:  # an annotation names something unknown, or this is no function
-            return {}
+        hints = {}
+        for name in self._annotations:
+            with suppress(Exception):  # it is a comment; or `check_annotations` has accepted it
+                hints[name] = self._type_of(name)
+        return hints
+
+    def _type_of(self, name: str) -> Any:
+        """The type that the annotation of a parameter names. One that cannot be evaluated says
+        nothing about the others.
+        """
+        names = getattr(inspect.unwrap(bare_function(self._function)), "__globals__", {})
+        of = SimpleNamespace(__annotations__={name: self._annotations[name]})
+        return get_type_hints(of, names, include_extras=True)[name]
+
+    def check_annotations(self, options: Options) -> None:
+        """Refuse annotations of fields that name what is unknown: no field would be converted.
+
+        Call it when a worker starts: when the function is decorated, the module may not have
+        defined all names yet.
+
+        Raises:
+            PgQueueError: an annotation, or one of a dataclass that it names, is unknown.
+        """
+        parameters = [] if self._signature is None else [*self._signature.parameters]
+        for name in parameters[options.transactional :]:
+            if name not in self._annotations:
+                continue
+            try:
+                _look_within(self._type_of(name), set())
+            except (NameError, AttributeError) as error:
+                raise PgQueueError(
+                    f"the annotation of {name!r} in {self.__qualname__} cannot be evaluated:"
+                    f" {str(self._annotations[name])[:100]!r}: {error}",
+                    hint="import or define what it names at the top level of its module, and not"
+                    " under TYPE_CHECKING",
+                ) from None
+            except Exception:  # it is a comment, not a type
+                continue
 
     def __call__(self, message: Message, *connection: Any) -> Any:
         try:
@@ -55,7 +95,7 @@ class ByName:
                 f"{self.__qualname__} takes the fields of a JSON object, not of a {kind}"
             )
         for name, hint in self._hints.items():
-            if hint is Message and name != "return":
+            if _bare(hint) is Message:
                 fields[name] = message
         self._fit(fields, connection)
         return self._function(*connection, **fields)
@@ -66,7 +106,7 @@ class ByName:
             return
         with self._explaining(after=f"; given: {', '.join(fields)[:200] or 'none'}"):
             self._signature.bind(*connection, **fields)
-        for name in self._hints.keys() & fields.keys() - {"return"}:
+        for name in self._hints.keys() & fields.keys():
             with self._explaining(before=f"{name!r} "):
                 fields[name] = _converted(fields[name], self._hints[name])
 
@@ -88,28 +128,87 @@ def _converted(value: Any, hint: Any) -> Any:
     Raises:
         TypeError, ValueError: it does not fit.
     """
-    if isinstance(value, list) and get_origin(hint) is list:
-        return [_converted(each, *get_args(hint)) for each in value]
-    if isinstance(value, dict) and isinstance(hint, type):
-        if hasattr(hint, "model_validate"):  # a model of Pydantic, which is not imported here
-            return hint.model_validate(value)  # type: ignore[attr-defined]
-        if is_dataclass(hint):
-            hints = get_type_hints(hint)
-            return hint(**{n: _converted(each, hints.get(n, Any)) for n, each in value.items()})
-    if not _fits(value, hint):
-        kind = getattr(hint, "__name__", hint)
+    bare = _bare(hint)
+    if isinstance(value, list) and get_origin(bare) is list:
+        return [_converted(each, *get_args(bare)) for each in value]
+    if isinstance(value, dict) and isinstance(bare, type):
+        if _is_model(bare):
+            return bare.model_validate(value)  # type: ignore[attr-defined]
+        if is_dataclass(bare):
+            hints = _fields_of(bare)
+            return bare(**{n: _converted(each, hints.get(n, Any)) for n, each in value.items()})
+    if not _fits(value, bare):
+        kind = getattr(bare, "__name__", bare)
         raise TypeError(f"must be {kind}, not {type(value).__name__}: {repr(value)[:100]}")
-    if get_origin(hint) in (UnionType, Union):
-        return _converted(value, next(each for each in get_args(hint) if _fits(value, each)))
-    return value
+    return _member(value, hint) if get_origin(bare) in (UnionType, Union) else value
+
+
+def _member(value: Any, hint: Any) -> Any:
+    """A JSON value as the member of a union that it fits: the first that accepts it. Between models
+    Pydantic chooses, by the discriminator, if there is one.
+
+    Raises:
+        TypeError, ValueError: no member accepts it.
+    """
+    members = [each for each in get_args(_bare(hint)) if _fits(value, each)]
+    if len(members) > 1 and all(map(_is_model, members)) and "pydantic" in sys.modules:
+        return _validator(hint).validate_python(value)
+    errors = list[Exception]()
+    for each in members:
+        try:
+            return _converted(value, each)
+        except (TypeError, ValueError) as error:
+            errors.append(error)
+    raise errors[0] if len(errors) == 1 else TypeError("; ".join(map(str, errors)))
+
+
+def _validator(hint: Any) -> Any:
+    """Pydantic's validator of a union."""
+    if id(hint) not in _validators:  # with the hint, so that its id stays its own
+        _validators[id(hint)] = hint, sys.modules["pydantic"].TypeAdapter(hint)
+    return _validators[id(hint)][1]
+
+
+_validators: dict[int, tuple[Any, Any]] = {}
+
+
+def _is_model(hint: Any) -> bool:
+    """Whether this is a model of Pydantic, which is not imported here."""
+    return hasattr(_bare(hint), "model_validate")
+
+
+def _bare(hint: Any) -> Any:
+    """A type without what `Annotated` says of it."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+@cache
+def _fields_of(kind: type) -> dict[str, Any]:
+    """The types of the fields of a dataclass."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def _look_within(hint: Any, seen: set[type]) -> None:
+    """Evaluate the annotations of all dataclasses in a type.
+
+    Raises:
+        NameError, AttributeError: one names what is unknown.
+    """
+    for each in get_args(hint):
+        _look_within(each, seen)
+    if isinstance(hint, type) and is_dataclass(hint) and hint not in seen:
+        seen.add(hint)
+        for each in _fields_of(hint).values():
+            _look_within(each, seen)
 
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a JSON value fits an annotation; True for annotations of types that JSON lacks."""
+    hint = _bare(hint)
     if isinstance(hint, UnionType) or get_origin(hint) is Union:
         return any(_fits(value, each) for each in get_args(hint))
     kind = get_origin(hint) or hint
-    if is_dataclass(kind) or hasattr(kind, "model_validate"):
+    if is_dataclass(kind) or _is_model(kind):
         return isinstance(value, dict | kind)
     if kind not in _JSON:
         return True

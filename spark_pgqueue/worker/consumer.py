@@ -148,9 +148,9 @@ class Consumer:
                 on_success, on_failure: called after the handler, with the message and the return
                     value or the error, but not for messages that were returned. These and those
                     before may be coroutine functions.
-                wrap: called with the message; returns a context manager that is entered around the
-                    handler, for a span or a timer. Around a coroutine function, it may be
-                    asynchronous.
+                wrap: called with the message, or the list of a batch; returns a context manager
+                    that is entered around the handler, for a span or a timer. Around a coroutine
+                    function, it may be asynchronous.
 
         Returns:
             how many messages were handled and acknowledged; those that failed do not count.
@@ -164,6 +164,7 @@ class Consumer:
             return asyncio.run(self.run_async(handler, **options))
         chosen = options_of(options)
         check_handler(handler, chosen)
+        check_annotations(handler, chosen)
         hooks = Hooks(self._of, chosen)
         timeout = None if chosen.timeout is None else chosen.timeout.total_seconds()
         with self._polling(chosen, hooks) as (poller, queue, wake):
@@ -209,6 +210,7 @@ class Consumer:
         # A function that only decorates one that is awaited returns something to await.
         is_async = calling.is_async(handler) or calling.is_async(inspect.unwrap(handler))
         check_handler(handler, chosen, is_async=is_async)
+        check_annotations(handler, chosen)
         if not is_async:
             raise PgQueueError(
                 "handler must be an async function", hint="for a synchronous handler, use `run`"
@@ -398,3 +400,12 @@ def check_handler(handler: Any, options: Options, *, is_async: bool | None = Non
             " asynchronous one",
             hint="an asynchronous context manager requires an async handler",
         )
+
+
+def check_annotations(handler: Any, options: Options) -> None:
+    """As `ByName.check_annotations`, for a handler that is one; nothing for others."""
+    # Here, so that Spark can pickle this module by value: a cached_property has a lock.
+    from spark_pgqueue.worker.by_name import ByName
+
+    if isinstance(handler, ByName):
+        handler.check_annotations(options)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.types.string import TextLoader
 
 import spark_pgqueue
 from spark_pgqueue.client import AsyncClient, Client
@@ -360,6 +361,19 @@ def test_calls_on_the_callers_connection_are_part_of_its_transaction(url):
         assert await claim.ack() == 1
         await conn.commit()
         assert await got(queue) == []
+
+    on_the_callers_connection(url, work)
+
+
+def test_loaders_of_the_callers_connection_change_nothing(url):
+    async def work(client, conn, queue):
+        for kind in ("int4", "jsonb", "timestamptz"):
+            conn.adapters.register_loader(kind, TextLoader)
+        await queue.send("s", "a")
+        assert await client.streams() == await queue.streams()
+        batches = [batch async for batch in client.read("s")]
+        assert batches == [batch async for batch in queue.read("s")]
+        assert len(batches) == 1
 
     on_the_callers_connection(url, work)
 

@@ -8,11 +8,14 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from psycopg.types.datetime import TimestamptzLoader
+from psycopg.types.string import TextLoader
 
 import spark_pgqueue
 from spark_pgqueue.client import Claim, Client, Message, copying
 from spark_pgqueue.postgres import connection, retrying, schema
 from spark_pgqueue.postgres.errors import PgQueueError
+from spark_pgqueue.postgres.loading import KINDS
 from tests.conftest import user_of
 from tests.sql import internals
 from tests.unit.conftest import end_session
@@ -429,6 +432,31 @@ def test_a_connection_of_the_caller_with_factories_of_its_own(url, queue):
         client.close()
         assert not mine.closed
         assert mine.execute("select 1 as one").fetchone() == {"one": 1}
+
+
+class Naive(TimestamptzLoader):
+    """Times without a zone, as Django's with USE_TZ=False."""
+
+    def load(self, data):
+        return super().load(data).replace(tzinfo=None)
+
+
+def test_a_connection_of_the_caller_with_loaders_of_its_own(url, queue):
+    """As Django's, over which JSON is text."""
+    queue.alter_consumer("s", "c", {"keep_history": timedelta(days=1)})
+    seq = queue.send("s", "x", headers={"a": 1})
+    queue.create_schedule("s", "daily", "x", every=timedelta(days=1), headers={"b": 2})
+    received(queue).ack(result={"billed": 7})
+    with psycopg.connect(url, autocommit=True) as mine:
+        for kind in KINDS:
+            mine.adapters.register_loader(kind, TextLoader)
+        mine.adapters.register_loader("timestamptz", Naive)
+        client = Client(mine)
+        assert client.outcome("s", "c", seq).result == {"billed": 7}
+        assert list(client.read("s")) == list(queue.read("s")) != []
+        for each in ("streams", "consumers", "schedules"):
+            assert getattr(client, each)() == getattr(queue, each)() != []
+        assert mine.execute("select '{}'::jsonb").fetchone() == ("{}",)
 
 
 def test_a_lost_connection_is_an_error_and_then_replaced(queue, conn):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import DictRow, dict_row
+from psycopg.types.string import TextLoader
 
 from spark_pgqueue import Defer, PgQueueError, Reject, Retry, handler
 from spark_pgqueue.client.messages import Message
 from spark_pgqueue.postgres import connection
 from spark_pgqueue.testing import QueueTester, databases
+
+pytest_plugins = "pytester"
 
 
 @pytest.fixture
@@ -33,20 +40,24 @@ def prepare(tester: QueueTester) -> None:
 
 @pytest.fixture(params=["a database", "a transaction"])
 def tester(request: pytest.FixtureRequest, url: str) -> Iterator[QueueTester]:
-    """On a database, and on a connection of the caller's whose transaction is open."""
+    """On a database, and on a connection of the caller's whose transaction is open, and which has
+    a row factory and loaders of its own.
+    """
     if request.param == "a database":
         with QueueTester(url) as tester:
             prepare(tester)
             yield tester
         return
-    with psycopg.connect(url) as conn:
+    with psycopg.Connection[DictRow].connect(url, row_factory=dict_row) as conn:
+        conn.adapters.register_loader("jsonb", TextLoader)
         conn.execute("create table before (id int)")
         tester = QueueTester(conn)
         prepare(tester)
         yield tester
         assert conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
         conn.rollback()
-        assert conn.execute("select count(*) from pgqueue.streams").fetchone() == (0,)
+        found = conn.execute("select count(*) from pgqueue.streams").fetchone()
+        assert found == {"count": 0}
 
 
 def test_a_handler_gets_all_messages_in_order_and_each_outcome_is_shown(
@@ -247,6 +258,46 @@ def test_time_does_not_go_back(pgqueue: QueueTester) -> None:
         pgqueue.advance(hours=-1)
 
 
+def test_time_that_passes_at_the_begin_of_a_transaction_is_undone_with_it(
+    pgqueue: QueueTester, url: str
+) -> None:
+    pgqueue.client.send("orders", "later", delay=timedelta(hours=1))
+    with psycopg.connect(url) as conn:
+        QueueTester(conn).advance(hours=2)
+        conn.rollback()
+    assert pgqueue.drain(print, "orders", "billing").handled == 0
+
+
+def test_a_handler_that_is_awaited_is_refused_where_a_loop_runs(pgqueue: QueueTester) -> None:
+    counts = []
+
+    async def bill(message: Message) -> None:
+        counts.append(message.deliver_count)
+
+    async def tell(message: Message, result: object) -> None: ...
+
+    async def test() -> None:
+        hint = r"await asyncio\.to_thread\(pgqueue\.drain, \.\.\.\)"
+        with pytest.raises(PgQueueError, match=hint):
+            pgqueue.drain(bill, "orders", "billing", later=True)
+        with pytest.raises(PgQueueError, match=hint):
+            pgqueue.drain(print, "orders", "billing", on_success=tell)
+        await asyncio.to_thread(pgqueue.drain, bill, "orders", "billing")
+
+    pgqueue.client.send("orders", "order 1")
+    asyncio.run(test())
+    assert counts == [1]
+
+
+def test_a_handler_whose_annotations_are_unknown_is_refused(pgqueue: QueueTester) -> None:
+    def bill(order: int) -> None: ...
+
+    bill.__annotations__["order"] = "Unknown"
+    handler("orders", "billing", keywords=True)(bill)
+    with pytest.raises(PgQueueError, match="'Unknown'"):
+        pgqueue.drain(bill)
+
+
 def test_a_message_for_a_test_has_what_is_given_and_defaults() -> None:
     message = Message.for_test({"order": 1}, key="customer 7", deliver_count=2)
     assert message.data == '{"order": 1}'
@@ -279,6 +330,52 @@ def test_a_database_for_a_test_is_a_copy_and_is_dropped(server, url: str) -> Non
     with connection.connect(server.url) as conn:
         left = conn.execute("select from pg_database where datname = %s", [template])
         assert left.rowcount == 0
+
+
+def test_sessions_that_the_role_may_not_end_are_left(
+    new_role: Callable[..., str], conn: psycopg.Connection
+) -> None:
+    """As an autovacuum worker's, of a role that may only create databases."""
+    role = new_role()
+    with psycopg.connect(role) as own:
+        databases.end_sessions(make_conninfo(role, dbname="postgres"), conn.info.dbname)
+        with pytest.raises(psycopg.OperationalError):
+            own.execute("select 1")
+    assert conn.execute("select 1").fetchone() == (1,)
+
+
+def test_each_folder_of_tests_has_the_databases_of_its_own_setup(
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    @contextmanager
+    def template(server: str, prepare: Callable[[str], str]) -> Iterator[str]:
+        made.append(prepare(server))
+        yield made[-1]
+
+    @contextmanager
+    def database(server: str, template: str) -> Iterator[str]:
+        yield f"a copy of {template}"
+
+    monkeypatch.setattr(databases, "template", template)
+    monkeypatch.setattr(databases, "database", database)
+    for name in ("bank", "shop"):
+        folder = pytester.mkdir(name)
+        (folder / "conftest.py").write_text(
+            "import pytest\n"
+            "@pytest.fixture(scope='session')\n"
+            f"def pgqueue_setup(): return lambda url: f'{name} on {{url}}'\n"
+        )
+        (folder / f"test_{name}.py").write_text(
+            f"def test_one(pgqueue_url): assert pgqueue_url == 'a copy of {name} on URL'\n"
+            "test_another = test_one\n"
+        )
+    known = request.config.pluginmanager.has_plugin("pgqueue")
+    plugin = () if known else ("-p", "spark_pgqueue.testing.plugin")
+    result = pytester.runpytest_inprocess("--pgqueue-url", "URL", *plugin)
+    result.assert_outcomes(passed=4)
+    assert sorted(made) == ["bank on URL", "shop on URL"]
 
 
 def test_time_that_passes_renews_a_rate(pgqueue: QueueTester) -> None:

@@ -1,6 +1,8 @@
 """A trace goes on behind the queue, with OpenTelemetry and without."""
 
 import sys
+from datetime import timedelta
+from functools import partial
 
 import pytest
 from opentelemetry import trace
@@ -47,6 +49,31 @@ def test_the_span_of_the_worker_is_a_child_of_the_senders(queue, spans):
     sent_in = tracing.parent(message)
     assert sent_in is not None
     assert sent_in.span_id == f"{order.context.span_id:016x}"
+
+
+def test_a_span_of_a_batch_is_linked_to_each_sender(queue, url, spans):
+    tracer = trace.get_tracer("test")
+    with tracer.start_as_current_span("two orders"):
+        queue.send_batch("s", ["a", "b"], headers=[tracing.headers()] * 2)
+    with tracer.start_as_current_span("an order"):
+        queue.send("s", "c", headers=tracing.headers())
+    queue.send("s", "d")
+    wrap, handled = partial(tracing.span, "bill all"), []
+    worker = spark_pgqueue.Consumer(url, "s", "c")
+    assert worker.run(handled.append, batch=10, wait=timedelta(), wrap=wrap) == 4
+    with tracing.span("bill one", handled[0][2:3]):
+        pass
+    two, one, bill_all, bill_one = (
+        next(s for s in spans.get_finished_spans() if s.name == name)
+        for name in ("two orders", "an order", "bill all", "bill one")
+    )
+    assert bill_all.parent is None
+    assert [each.context.span_id for each in bill_all.links] == [
+        two.context.span_id,
+        one.context.span_id,
+    ]
+    assert bill_all.attributes["messaging.batch.message_count"] == 4
+    assert bill_one.parent.span_id == one.context.span_id
 
 
 def test_without_opentelemetry_it_is_given_by_hand(queue, monkeypatch):

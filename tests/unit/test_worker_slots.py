@@ -10,8 +10,9 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
@@ -433,6 +434,120 @@ def test_fields_become_what_the_annotations_say(queue, url):
         assert Consumer(url, "s", "c").run(by_name(bill, Options()), wait=timedelta()) == 0
         assert re.search(said, queue.outcome("s", "c", seq).error)
     assert len(seen) == 2
+
+
+@dataclass
+class Cat:
+    name: str
+    lives: int = 9
+
+
+@dataclass
+class Dog:
+    name: str
+    barks: bool
+
+
+class Card(pydantic.BaseModel):
+    holder: str | None = None
+
+
+class Transfer(pydantic.BaseModel):
+    iban: str
+
+
+class Opened(pydantic.BaseModel):
+    kind: Literal["opened"]
+    since: date
+
+
+class Closed(pydantic.BaseModel):
+    kind: Literal["closed"]
+    since: date
+
+
+Event = Annotated[Opened | Closed, pydantic.Field(discriminator="kind")]
+Events = list[Event] | None
+
+
+def test_a_union_becomes_the_member_that_a_field_fits(queue, url):
+    seen = []
+
+    def bill(pet: Cat | Dog, paid: Card | Transfer | None = None, events: Events = None):
+        seen.append((pet, paid, events))
+
+    rex = {"name": "rex", "barks": True}
+    closed = {"kind": "closed", "since": "2026-11-30"}
+    queue.send("s", {"pet": {"name": "tom"}, "paid": {"holder": "ann"}})
+    queue.send("s", {"pet": rex, "paid": {"iban": "7"}, "events": [closed]})
+    assert Consumer(url, "s", "c").run(by_name(bill, Options()), wait=timedelta()) == 2
+    assert seen == [
+        (Cat("tom"), Card(holder="ann"), None),
+        (Dog("rex", True), Transfer(iban="7"), [Closed(kind="closed", since=date(2026, 11, 30))]),
+    ]
+    for data, said in (
+        ({"pet": {"name": "rex", "barks": "yes"}}, "'pet' .*'barks'.*; must be bool, not str"),
+        ({"pet": rex, "events": [{"kind": "closed"}]}, "'events' 1 validation error"),
+        ({"pet": 7}, "'pet' must be .*Cat | .*Dog, not int: 7"),
+    ):
+        seq = queue.send("s", data)
+        assert Consumer(url, "s", "c").run(by_name(bill, Options()), wait=timedelta()) == 0
+        assert re.search(said, queue.outcome("s", "c", seq).error)
+
+
+@dataclass
+class Unknown:
+    """A field is of a type that is imported under TYPE_CHECKING."""
+
+    order: Any
+
+
+Unknown.__annotations__["order"] = "NotImported"
+
+
+@pytest.mark.parametrize(
+    "annotation", ["NotImported", "list[NotImported]", "re.NotThere", list[Unknown]]
+)
+def test_a_worker_does_not_start_with_annotations_that_are_unknown(queue, url, annotation):
+    def bill(order: int, message: Any = None):
+        pass
+
+    async def bill_async(order: int, message: Any = None):
+        pass
+
+    queue.send("s", {"order": 1})
+    for function in (bill, bill_async):
+        function.__annotations__["message"] = annotation
+        worker = Consumer(url, "s", "c")
+        said = rf"annotation of 'message' in .*{function.__name__} .*Not"
+        with pytest.raises(spark_pgqueue.PgQueueError, match=said):
+            worker.run(by_name(function, Options()), wait=timedelta())
+    (stats,) = queue.stats()
+    assert (stats.backlog, stats.dead) == (1, 0)
+
+
+def test_an_annotation_that_no_field_needs_turns_nothing_off(queue, url):
+    """Of the connection, and of what is returned; and a comment in place of one."""
+    seen = []
+
+    def bill(connection, order: Order, note="none"):
+        seen.append((order, note))
+
+    bill.__annotations__ |= {"connection": "NotImported", "return": "NotImported", "note": "a text"}
+    queue.send("s", {"order": {"lines": []}})
+    handler = by_name(bill, Options(transactional=True))
+    assert Consumer(url, "s", "c").run(handler, wait=timedelta(), transactional=True) == 1
+    assert seen == [(Order([]), "none")]
+
+
+def test_fields_of_a_partial_and_of_an_object_are_converted_too():
+    class Bill:
+        def __call__(self, order: Order, shop: str = "") -> Any:
+            return order, shop
+
+    message: Any = SimpleNamespace(data='{"order": {"lines": []}}')
+    for function in (partial(Bill(), shop="x"), partial(Bill.__call__, Bill(), shop="x")):
+        assert by_name(function, Options())(message) == (Order([]), "x")
 
 
 def test_a_signature_is_looked_at_once_and_the_handler_can_be_pickled_after_that(monkeypatch):
