@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.serving import Answer, Request
 
 PORT = 9187
+SCRAPE_SECONDS = 10.0  # the timeout of a scrape that names none, as in Prometheus
 DASHBOARD = Path(__file__).with_name("grafana.json")
 
 Labels = dict[str, str]
@@ -258,16 +260,37 @@ def serve(
 
     def answer(request: Request) -> Answer:
         if request.path == "/metrics" and request.method == "GET":
-            return scrape()
+            return scrape(request)
         return Answer(b"pgqueue: see /metrics\n", "text/plain; charset=utf-8", 404)
 
     return serving.Server(where, answer, names=names)
 
 
-def scraping(queue: Callable[[], Client]) -> Callable[[], Answer]:
-    """A function that answers a scrape; scrapes within a second share a look."""
+def scraping(queue: Callable[[], Client]) -> Callable[[Request], Answer]:
+    """A function that answers a scrape; scrapes within a second share a look.
+
+    The answer comes before the scraper's timeout, with `pgqueue_up` 0 if the database has not
+    answered by then.
+    """
     shared = serving.Shared(lambda: _scrape(queue))
-    return lambda: Answer(shared().encode(), openmetrics.KIND)
+
+    def scrape(request: Request) -> Answer:
+        seconds = _patience(request)
+        try:
+            found = shared(seconds)
+        except TimeoutError:
+            serving.log(f"the database has not answered for {seconds:g} s")
+            found = text(None, seconds)
+        return Answer(found.encode(), openmetrics.KIND)
+
+    return scrape
+
+
+def _patience(request: Request) -> float:
+    """Seconds that a scrape may take: most of the timeout that Prometheus sends with it."""
+    given = request.headers.get("x-prometheus-scrape-timeout-seconds", "")
+    known = re.fullmatch(r"\d{1,5}(\.\d{1,9})?", given, re.ASCII)
+    return 0.8 * (float(given) if known else SCRAPE_SECONDS)
 
 
 def _scrape(queue: Callable[[], Client]) -> str:

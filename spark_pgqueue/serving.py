@@ -16,12 +16,13 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from email.utils import formatdate
 from importlib.util import find_spec
-from socket import AF_INET6, socket
+from socket import AF_INET6, SHUT_RDWR, socket
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from threading import BoundedSemaphore, Lock
+from threading import BoundedSemaphore, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -36,6 +37,7 @@ MAX_BODY = 64 << 10  # bytes of a request
 MOST_CONNECTIONS = 32  # at a time, each with a thread
 READ_SECONDS = 10.0  # for a whole request
 SEND_SECONDS = 30.0  # for a whole answer
+END_SECONDS = 1.0  # for the end of a connection that makes room for another
 
 
 class Address(NamedTuple):
@@ -105,6 +107,9 @@ class Request(NamedTuple):
 class Server(ThreadingTCPServer):
     """Answers requests, each in a thread of its own; at most `MOST_CONNECTIONS` at a time.
 
+    Beyond these, a new connection ends the oldest one that waits for its client. So clients that
+    connect and send nothing, or do not read, cannot keep out a probe or a scrape.
+
     Args:
         where: the address to listen on.
         answer: answers a request; an exception becomes an error without details.
@@ -143,6 +148,8 @@ class Server(ThreadingTCPServer):
         self.names: set[str] = {name.lower().rstrip(".") for name in all_names}
         self.headers: dict[str, str] = headers or {}
         self._room = BoundedSemaphore(MOST_CONNECTIONS)
+        self._waiting: dict[socket, None] = {}  # connections that wait for their clients, in order
+        self._lock = Lock()  # of these
         super().__init__((where.host, where.port), _Handler)
 
     @property
@@ -164,11 +171,14 @@ class Server(ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, or refuse when there are too many."""
-        if self._room.acquire(blocking=False):
+        if self._room.acquire(blocking=False) or (
+            self._end_oldest() and self._room.acquire(timeout=END_SECONDS)
+        ):
             try:
+                self.wait_for(request)
                 super().process_request(request, client_address)
             except BaseException:  # no thread could be started
-                self._room.release()
+                self._leave(request)
                 raise
             return
         request.setblocking(False)
@@ -181,7 +191,31 @@ class Server(ThreadingTCPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._leave(request)
+
+    def wait_for(self, connection: socket) -> None:
+        """Note that a connection waits for its client from now on, and may be ended."""
+        with self._lock:
+            self._waiting[connection] = None
+
+    def wait_no_longer(self, connection: socket) -> None:
+        """Note that a connection does not wait for its client."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def _leave(self, connection: socket) -> None:
+        self.wait_no_longer(connection)
+        self._room.release()
+
+    def _end_oldest(self) -> bool:
+        """End the oldest connection that waits for its client; returns whether there was one."""
+        with self._lock:
+            oldest = next(iter(self._waiting), None)
+            if oldest is not None:
+                del self._waiting[oldest]
+                with suppress(OSError):  # its client went away
+                    oldest.shutdown(SHUT_RDWR)
+        return oldest is not None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that went away."""
@@ -201,6 +235,7 @@ class _Handler(BaseRequestHandler):
         http = h11.Connection(h11.SERVER)
         try:
             request = self._read(http)
+            self.server.wait_no_longer(self.request)
             answer = request if isinstance(request, Answer) else self._answer(request)
         except h11.RemoteProtocolError as error:  # its text repeats what was sent
             answer = as_json({"error": "this is not HTTP/1.1"}, error.error_status_hint)
@@ -261,6 +296,7 @@ class _Handler(BaseRequestHandler):
         sent = http.send(head) or b""
         with suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
             sent += http.send(h11.Data(data=answer.body)) or b""
+        self.server.wait_for(self.request)
         self.request.settimeout(SEND_SECONDS)
         self.request.sendall(sent)
 
@@ -299,7 +335,7 @@ class Shared:
     """The result of a call, shared by all requests within a moment: a poll costs the database once.
 
     Args:
-        call: the call.
+        call: the call; it runs in a thread of its own.
         seconds: how long its result is valid.
     """
 
@@ -307,14 +343,33 @@ class Shared:
         self._call, self._seconds = call, seconds
         self._lock = Lock()
         self._until = 0.0
-        self._value: Any = None
+        self._last: Future[Any] | None = None
 
-    def __call__(self) -> Any:
+    def __call__(self, patience: float | None = None) -> Any:
+        """The result.
+
+        Args:
+            patience: how many seconds to wait for it; None for as long as the call takes.
+
+        Raises:
+            TimeoutError: the call takes longer. It continues, and later requests wait for it.
+        """
         with self._lock:
-            if time.monotonic() >= self._until:
-                self._value = self._call()
-                self._until = time.monotonic() + self._seconds
-            return self._value
+            last = self._last
+            if last is None or (last.done() and time.monotonic() >= self._until):
+                last = Future()
+                Thread(target=self._run, args=(last,), daemon=True).start()
+                self._last = last
+        return last.result(patience)
+
+    def _run(self, last: Future[Any]) -> None:
+        try:
+            found = self._call()
+        except BaseException as error:
+            last.set_exception(error)
+        else:
+            self._until = time.monotonic() + self._seconds
+            last.set_result(found)
 
 
 def log(error: BaseException | str) -> None:

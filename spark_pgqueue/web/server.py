@@ -99,7 +99,7 @@ class Page:
         if request.method == "GET" and request.path == "/":
             return self._page
         paths = {
-            ("GET", "/metrics"): lambda _: self._scrape(),
+            ("GET", "/metrics"): self._scrape,
             ("GET", "/api/look"): self._answer_look,
             ("GET", "/api/consumer"): self._answer_consumer,
             ("GET", "/api/message"): self._answer_message,

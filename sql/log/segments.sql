@@ -45,12 +45,18 @@ create table if not exists pgqueue.segments (
     primary key (stream_id, segment)
 );
 
--- The tables of a stream's messages, with their sizes.
+-- The tables of a stream's messages, with their sizes. Locks: none that stays. (pg_partition_tree() locks each table
+-- until the transaction ends, so one look at all streams could fill the lock table of the server.)
 create or replace function _pgqueue.message_tables(p_stream_id int) returns table (name regclass, bytes bigint)
 language sql stable as $$
-    select t.relid, pg_total_relation_size(t.relid)
-    from pg_partition_tree(to_regclass(format('pgqueue.messages_%s', p_stream_id))) t
-    where t.isleaf
+    select t.oid::regclass, t.bytes
+    from (select x.oid, pg_total_relation_size(x.oid) as bytes
+          from pg_class r
+          cross join lateral (select r.oid where r.relkind <> 'p'
+                              union all
+                              select i.inhrelid from pg_inherits i where i.inhparent = r.oid) x
+          where r.relname = format('messages_%s', p_stream_id)::name and r.relnamespace = 'pgqueue'::regnamespace) t
+    where t.bytes is not null  -- null: it was dropped meanwhile
 $$;
 
 -- The open transactions that may have a number of a stream. nextval() locks the sequence until the transaction ends,

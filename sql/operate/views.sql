@@ -253,29 +253,42 @@ do $view$ begin perform _pgqueue.make_view('message_history', $query$
     from pgqueue.completed_messages a join pgqueue.consumers c using (consumer_id)
 $query$); end $view$;
 
--- One row per stream. Retention skips many numbers: last_seq is only an upper bound of what was sent, and sent excludes
--- the skipped numbers. It is null for a moment, while others cannot see yet how many maintain() skips.
+-- How many messages were sent to a stream. Retention skips many numbers: last_seq is only an upper bound, and this
+-- count excludes them. It is null for a moment, while others cannot see yet how many maintain() skips.
+create or replace function _pgqueue.sent(p_stream pgqueue.streams) returns bigint
+language sql stable as $$
+    select l.last_seq - p_stream.unused_seqs
+    from _pgqueue.last_seq(p_stream.stream_id) l (last_seq)
+    where not exists (select from pgqueue.segments x
+                      where x.stream_id = p_stream.stream_id and x.closed_at is null and x.hi <= l.last_seq + 1)
+$$;
+
+-- An estimate of the stored messages of a stream, from the planner; before it has statistics of a table: the sent
+-- messages without the trimmed ones.
+create or replace function _pgqueue.estimate_stored(p_stream pgqueue.streams) returns bigint
+language sql stable as $$
+    select coalesce(case when bool_or(t.reltuples < 0)
+                         then _pgqueue.sent(p_stream)
+                              - coalesce((select r.message_count from pgqueue.trims r
+                                          where r.stream_id = p_stream.stream_id), 0) end,
+                    sum(greatest(t.reltuples, 0)), 0)::bigint
+    from _pgqueue.message_tables(p_stream.stream_id) x join pg_class t on t.oid = x.name
+    where pg_relation_size(t.oid) > 0
+$$;
+
+-- One row per stream. The sequence of a stream stays locked until the transaction ends, so a query of other columns
+-- does not read it: all functions here are stable, and Postgres calls those of the chosen columns.
 do $view$ begin perform _pgqueue.make_view('stream_stats', $query$
     select s.name as stream, s.kind, s.created_at,
            (select count(*) from pgqueue.consumers c where c.stream_id = s.stream_id) as consumers,
            pgqueue.last_publication(s.stream_id) as last_publication,
-           -- before the planner has statistics of a table: the sent messages without the trimmed ones
-           (select coalesce(case when bool_or(t.reltuples < 0) then n.sent - n.trimmed end,
-                            sum(greatest(t.reltuples, 0)), 0)::bigint
-            from _pgqueue.message_tables(s.stream_id) x join pg_catalog.pg_class t on t.oid = x.name
-            where pg_relation_size(t.oid) > 0) as messages,
+           _pgqueue.estimate_stored(s) as messages,
            (select sum(x.bytes)::bigint from _pgqueue.message_tables(s.stream_id) x) as bytes,
            (select count(*) from pgqueue.staged_chunks w where w.stream_id = s.stream_id) as staged_chunks,
-            n.last_seq, g.o_given as settings, g.o_defaults as defaults, n.sent
+           _pgqueue.last_seq(s.stream_id) as last_seq, g.o_given as settings, g.o_defaults as defaults,
+           _pgqueue.sent(s) as sent
     from pgqueue.streams s
     cross join lateral _pgqueue.settings_of('stream', to_jsonb(s)) g
-    cross join lateral (
-        select l.last_seq,
-               case when not exists (select from pgqueue.segments x
-                                     where x.stream_id = s.stream_id and x.closed_at is null and x.hi <= l.last_seq + 1)
-                    then l.last_seq - s.unused_seqs end as sent,
-               coalesce((select r.message_count from pgqueue.trims r where r.stream_id = s.stream_id), 0) as trimmed
-        from _pgqueue.last_seq(s.stream_id) l (last_seq)) n
 $query$); end $view$;
 
 -- One row per stream: how long its messages are kept, their size, what was trimmed, and which due messages are kept,

@@ -183,3 +183,34 @@ def test_numbers_that_no_message_got_are_not_counted_as_stored(conn: Conn) -> No
     ):
         conn.execute(f"analyze {table}".encode())
     assert one(conn, "select messages from pgqueue.stream_stats") == 7
+
+
+def test_a_look_at_all_streams_keeps_few_locks(conn: Conn) -> None:
+    """The server's lock table has room for some 14,000: once it is full, each send fails, too."""
+    for name in "stu":
+        value(conn, "create_stream", name, p_if_not_exists=True)
+        value(conn, "create_consumer", name, "c")
+        value(conn, "set_retention", name, timedelta(days=8))
+    maintain(conn)
+    for name in "stu":
+        value(conn, "send", name, "x")
+        (received,) = call(conn, "receive", name, "c", 1)
+        value(conn, "nack", received.claim_id, p_delay=seconds(0))
+
+    def locked(query: str) -> list[str]:
+        """What belongs to a stream and is locked until the transaction ends."""
+        with conn.transaction():
+            conn.execute(query.encode()).fetchall()
+            found = rows(
+                conn,
+                "select c.relname from pg_locks l join pg_class c on c.oid = l.relation"
+                " where l.pid = pg_backend_pid() and c.relnamespace = 'pgqueue'::regnamespace"
+                " and c.relname ~ '_[0-9]+(_|$)' order by 1",
+            )
+            return [name for (name,) in found]
+
+    assert one(conn, "select sum(tables) from pgqueue.stream_retention") == 3 * 4
+    assert locked("select * from pgqueue.stream_retention") == []
+    assert locked("select stream, bytes from pgqueue.stream_stats") == []
+    assert locked("select * from pgqueue.stream_stats") == ["seq_1", "seq_2", "seq_3"]
+    assert len(locked("select * from pgqueue.consumer_stats")) <= 3 * 4

@@ -145,6 +145,7 @@ def test_a_unit_waits_for_what_the_worker_says() -> None:
     found = unit("systemd")
     assert found["Type"] == ["notify"]
     assert found["KillMode"] == ["mixed"]
+    assert found["TimeoutStartSec"] == ["infinity"]  # of on_start, as without systemd
     assert duration(found["WatchdogSec"][0]).total_seconds() > 2
     assert found["Restart"] == unit("systemd-maintain")["Restart"] == ["on-failure"]
 

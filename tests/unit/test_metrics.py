@@ -17,6 +17,7 @@ import spark_pgqueue
 import spark_pgqueue.client
 from spark_pgqueue import metrics, openmetrics, serving
 from spark_pgqueue.client import Client
+from spark_pgqueue.client.calls import base
 from spark_pgqueue.printable import printable
 
 EVIL = 'a"b\\c\nd{e="f"} \u202e\x1b[2J'
@@ -200,6 +201,36 @@ def test_a_database_that_is_away_is_a_figure_and_comes_back(
         assert samples(scrape(lambda: watcher), "pgqueue_up") == {(): 1}
 
 
+def scrape_of(timeout: str | None) -> serving.Request:
+    """A scrape, and the timeout that Prometheus sends with it."""
+    name = "x-prometheus-scrape-timeout-seconds"
+    headers = {} if timeout is None else {name: timeout}
+    return serving.Request("GET", "/metrics", {}, headers, b"")
+
+
+def test_a_scrape_is_answered_before_its_scraper_gives_up(queue: Client) -> None:
+    """While the database hangs; and all wait for the one look that goes on."""
+    answers, looks = threading.Event(), list[int]()
+
+    def hanging() -> Client:
+        looks.append(1)
+        assert answers.wait(20)
+        return queue
+
+    scrape = metrics.scraping(hanging)
+    for _ in range(2):
+        found = scrape(scrape_of("0.25"))
+        assert samples(found.body.decode(), "pgqueue_up") == {(): 0}
+    answers.set()
+    assert samples(scrape(scrape_of(None)).body.decode(), "pgqueue_up") == {(): 1}
+    assert len(looks) == 1
+
+
+def test_a_scrape_may_take_most_of_its_timeout() -> None:
+    found = [metrics._patience(scrape_of(given)) for given in ("60", "0.5", None, "", "-1", "nan")]
+    assert found == [48, 0.4, 8, 8, 8, 8]
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [
@@ -245,6 +276,9 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
             for name in names & counters:
                 assert re.search(rf"(rate|increase)\({name}", target["expr"]), panel["title"]
             asked |= names
+            # of now: the last of an hour would stay after scrapes have ended
+            is_stat = panel["type"] == "stat"
+            assert (target.get("instant", False), target["range"]) == (is_stat, not is_stat)
     for variable in board["templating"]["list"]:
         asked |= set(re.findall(r"\bpgqueue_\w+", json.dumps(variable)))
     assert asked <= known
@@ -253,3 +287,35 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     places = [tuple(panel["gridPos"][k] for k in "xywh") for panel in board["panels"]]
     assert all(x + w <= 24 for x, _, w, _ in places)
     assert len({place[:2] for place in places}) == len(places)
+
+
+def test_figures_of_many_streams_come_from_several_statements(
+    queue: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps locks of its streams only while it runs: the lock table of a server has a size."""
+    for name in ("t", "u", "v", "w"):
+        queue.create_stream(name)
+        queue.create_consumer(name, "c")
+        queue.create_consumer(name, "d")
+    whole, health = queue.look(), queue.health()
+    monkeypatch.setattr(base, "_STREAMS_AT_ONCE", 2)
+    run, most = queue._statements.rows, list[int]()
+
+    def note(sql: Any, parameters: Any = (), **others: Any) -> list[Any]:
+        most.extend(len(each) for each in parameters if isinstance(each, list))
+        return run(sql, parameters, **others)
+
+    monkeypatch.setattr(queue._statements, "rows", note)
+    found = queue.look()
+    assert (found.streams, found.consumers) == (whole.streams, whole.consumers)
+    assert queue.health() == health
+    assert most == [2, 2, 1] * 3
+
+
+def test_a_described_stream_is_the_only_one_that_is_looked_at(queue: Client) -> None:
+    queue.create_stream("t")
+    query = "select count(*) from pg_locks where relation = to_regclass(%s)"
+    with queue.transaction():
+        assert queue.describe_stream("s").stream.name == "s"
+        found = [queue._value(query, f"pgqueue.seq_{number}") for number in (1, 2)]
+    assert found == [1, 0]

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -20,6 +21,7 @@ class Asked:
     def __init__(self) -> None:
         self.paths: list[str] = []
         self.bodies: list[bytes] = []
+        self.here = b"here"
         self.release = threading.Event()
         self.release.set()
         self.server = serving.Server(serving.Address("127.0.0.1", 0), self.answer)
@@ -28,7 +30,7 @@ class Asked:
         self.paths.append(request.path)
         self.bodies.append(request.body)
         assert self.release.wait(20)
-        return serving.Answer(b"here")
+        return serving.Answer(self.here)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.server.server_address[1]), timeout=20)
@@ -214,3 +216,32 @@ def test_the_threads_have_a_bound(asked: Asked) -> None:
             assert rest_of(conn).startswith("HTTP/1.1 200 ")
     while not (found := asked.send(HIDDEN)).startswith("HTTP/1.1 200 "):
         assert time.monotonic() < end, found
+
+
+@pytest.mark.parametrize("begin", ["", "GET /never HTTP/1.1\r\nHo"])
+def test_clients_that_send_nothing_keep_nobody_out(asked: Asked, begin: str) -> None:
+    """A new connection ends the oldest one without a request; the others may still send."""
+    with ExitStack() as stack:
+        conns = [stack.enter_context(asked.connect()) for _ in range(serving.MOST_CONNECTIONS)]
+        for conn in conns:
+            conn.sendall(begin.encode())
+        assert asked.send(HIDDEN).startswith("HTTP/1.1 200 ")
+        assert rest_of(conns[0]) == ""
+        conns[1].sendall(HIDDEN.encode() if not begin else b"st: localhost\r\n\r\n")
+        assert rest_of(conns[1]).startswith("HTTP/1.1 200 ")
+
+
+def test_clients_that_do_not_read_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 2)
+    asked = Asked()
+    asked.here = bytes(32 << 20)  # more than the sockets take
+    with serving_at(asked.server), ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(asked.connect()).sendall(HIDDEN.encode())
+        end = time.monotonic() + 10
+        while len(asked.paths) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        asked.here = b"here"
+        while not (found := asked.send(HIDDEN)).startswith("HTTP/1.1 200 "):
+            assert time.monotonic() < end, found

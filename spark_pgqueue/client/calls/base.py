@@ -19,6 +19,10 @@ from spark_pgqueue.postgres.statements import Statements
 
 T = TypeVar("T")
 
+_STREAMS_AT_ONCE = 300
+"""Streams whose figures one statement reads. It locks up to four objects of each until it ends; the
+lock table of a server has room for some 14,000 by default."""
+
 
 def note_meant(error: TypeError, method: Callable[..., Any], named: Iterable[str]) -> None:
     """Add the hint for an argument that has another name in other software, or is a setting."""
@@ -114,11 +118,33 @@ class Calls:
         self._must_exist(chosen.get("stream"))
         values = [arguments.maybe(arguments.text, *each) for each in chosen.items()]
         where = " and ".join(f"{name} = coalesce(%s::text, {name})" for name in chosen) or "true"
+        return self._selected(kind, view, where, order, [*values, limit], **columns)
+
+    def _figures(
+        self, kind: type[T], view: str, order: str, stream: str | None = None, /, **columns: str
+    ) -> list[T]:
+        """The rows of a view that reads figures of a stream, or of all: of some in each statement.
+
+        Arguments as for `_view`; `order` begins with the stream.
+        """
+        if stream is not None:
+            return self._view(kind, view, order, {"stream": stream}, **columns)
+        names = self._statements.rows("select stream from pgqueue.stream_stats order by stream")
+        found: list[T] = []
+        for at in range(0, len(names), _STREAMS_AT_ONCE):
+            some = [name for (name,) in names[at : at + _STREAMS_AT_ONCE]]
+            where = "stream = any(%s::text[])"
+            found += self._selected(kind, view, where, order, [some, None], **columns)
+        return found
+
+    def _selected(
+        self, kind: type[T], view: str, where: str, order: str, values: list[Any], /, **columns: str
+    ) -> list[T]:
         sql: Any = (
             f"select {_columns(kind, **columns)} from pgqueue.{view}"
             f" where {where} order by {order} limit %s::bigint"
         )
-        return self._statements.rows(sql, [*values, limit], row_factory=class_row(kind))
+        return self._statements.rows(sql, values, row_factory=class_row(kind))
 
 
 def statement(function: str, what: str, given: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -107,7 +107,7 @@ class Managing(ManagingStreams):
         >>> [(stats.consumer, stats.backlog) for stats in queue.stats("orders")]
         [('billing', 2)]
         """
-        return self._view(ConsumerStats, "consumer_stats", "stream, consumer", {"stream": stream})
+        return self._figures(ConsumerStats, "consumer_stats", "stream, consumer", stream)
 
     def health(self, stream: str | None = None) -> list[ConsumerHealth]:
         """The health of the consumers of a stream, or of all: which need attention, and why.
@@ -116,7 +116,7 @@ class Managing(ManagingStreams):
         ...     print(health.status, "-", health.because)
         unattended - 2 new or ready, no expired claims, no claim yet
         """
-        return self._view(ConsumerHealth, "consumer_health", "stream, consumer", {"stream": stream})
+        return self._figures(ConsumerHealth, "consumer_health", "stream, consumer", stream)
 
     def seek(self, stream: str, consumer: str, to: str | datetime | dict[str, Any]) -> int:
         """Move a consumer, as if it were created at that position.

@@ -88,7 +88,7 @@ class ManagingStreams(Calls):
         >>> [(stream.name, stream.kind, stream.sent) for stream in queue.streams()]
         [('orders', 'text', 2)]
         """
-        return self._view(Stream, "stream_stats", "stream", name="stream")
+        return self._figures(Stream, "stream_stats", "stream", name="stream")
 
     def kind(self, stream: str) -> str:
         """The kind of the messages of a stream: "text", "json" or "binary".

@@ -14,7 +14,15 @@ from spark_pgqueue.client.calls.sending import Sending
 from spark_pgqueue.client.descriptions import ConsumerDescription, StreamDescription
 from spark_pgqueue.client.messages import DeadLetters, DeadMessage, Explanation, Failure
 from spark_pgqueue.client.reading import headers_of
-from spark_pgqueue.client.results import KeyStats, Look, OpenClaim, PartitionStats, Position
+from spark_pgqueue.client.results import (
+    Capture,
+    KeyStats,
+    Look,
+    OpenClaim,
+    PartitionStats,
+    Position,
+    Stream,
+)
 
 PAGE = 500  # messages that are read at once
 
@@ -288,8 +296,7 @@ class Monitoring(Sending, Reading, Managing):
         Raises:
             PgQueueError: PQ001 unknown stream.
         """
-        self._must_exist(stream)
-        (info,) = [each for each in self.streams() if each.name == stream]
+        (info,) = self._figures(Stream, "stream_stats", "stream", stream, name="stream")
         (retention,) = self.retention(stream)
         return StreamDescription(
             stream=info,
@@ -297,7 +304,7 @@ class Monitoring(Sending, Reading, Managing):
             consumers=self.stats(stream),
             groups=self.groups(stream),
             bindings=[each for each in self.bindings() if stream in (each.stream, each.to_stream)],
-            captures=[each for each in self.captures() if each.stream == stream],
+            captures=self._view(Capture, "captures", '"table"', {"stream": stream}),
             schedules=self.schedules(stream),
         )
 
