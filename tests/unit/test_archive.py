@@ -10,7 +10,10 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import fs, parquet
+
+from spark_pgqueue.archive import layout
+from spark_pgqueue.archive.folders import Folder
 
 PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "archive.md"
 
@@ -79,6 +82,27 @@ def test_the_commands_begin_fill_show_and_end_an_archive(run: Run, folder: Path)
     assert json.loads(run("archive", "drop", "s", "--if-exists", "--json"))["dropped"] is False
     assert listed(run) == []
     assert not files_in(folder)
+
+
+def test_an_exporter_deletes_no_file_of_another(tmp_path: Path) -> None:
+    """That one has the lock meanwhile: it deletes the same files, and writes its own."""
+    segment = f"{uuid.uuid4()}/1"
+    below = tmp_path / segment
+    below.mkdir(parents=True)
+
+    class Meanwhile(fs.LocalFileSystem):
+        def delete_file(self, path: str) -> None:
+            Path(path).unlink()
+            (below / "b-1.parquet").touch()
+            super().delete_file(path)  # it is gone
+
+    for keep_folder in (False, True):
+        (below / "a-1.parquet").touch()
+        layout.delete(Folder(Meanwhile(), str(tmp_path)), segment, "a", keep_folder)
+        assert [each.name for each in below.iterdir()] == ["b-1.parquet"]
+    for keep_folder in (True, False):
+        layout.delete(Folder(fs.LocalFileSystem(), str(tmp_path)), segment, "b", keep_folder)
+        assert below.exists() == keep_folder
 
 
 def test_bad_arguments_are_refused_without_repeating_a_secret(run: Run) -> None:
