@@ -217,7 +217,7 @@ class Monitoring(Sending, Reading, Managing):
         Returns:
             how many messages are delivered again.
         """
-        return self._call(
+        return self._long_call(
             "redrive",
             stream=stream,
             consumer=consumer,
@@ -256,7 +256,7 @@ class Monitoring(Sending, Reading, Managing):
         Returns:
             how many messages were deleted.
         """
-        return self._call(
+        return self._long_call(
             "purge_dead",
             stream=stream,
             consumer=consumer,
