@@ -162,7 +162,7 @@ class _Exporter:
                 # An exporter that has the lock meanwhile may have cleared the attempt before these
                 # files existed: an object store shows a file only when it is complete.
                 with suppress(Exception):
-                    self._delete(attempt.attempt, attempt.uri, attempt.folder)
+                    self._delete(attempt.attempt, attempt.uri, attempt.folder, keep_folder=True)
                 raise
         size = sum(each.bytes for each in files)
         exported = Exported(stream, attempt.segment, messages, len(files), size)
@@ -212,9 +212,9 @@ class _Exporter:
                 continue
             self._on_step("leftover", attempt)
 
-    def _delete(self, attempt: Any, uri: str, below: str) -> None:
+    def _delete(self, attempt: Any, uri: str, below: str, keep_folder: bool = False) -> None:
         with folder(uri, self._options, self._allow) as place:
-            layout.delete(place, below, str(attempt))
+            layout.delete(place, below, str(attempt), keep_folder)
 
     def _rows(self, attempt: _Attempt) -> Iterator[pa.Table]:
         """The messages of the segment, with the columns of their publications."""

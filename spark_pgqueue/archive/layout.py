@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spark_pgqueue.archive.folders import Folder, make_durable
@@ -145,17 +147,27 @@ def _write(stream: pa.NativeFile, name: str, kind: str, tables: Iterable[pa.Tabl
     )
 
 
-def delete(place: Folder, folder: str, attempt: str) -> None:
-    """Delete the files of an attempt; those that are gone already are no error."""
+def delete(place: Folder, folder: str, attempt: str, keep_folder: bool = False) -> None:
+    """Delete the files of an attempt; those that are gone already are no error.
+
+    Args:
+        place: the archive.
+        folder: the segment's, below it. On a local disk it is deleted, too, if it is empty.
+        attempt: what the names of the files begin with.
+        keep_folder: for a caller without the export lock: another exporter may be about to write
+            into the folder.
+    """
     from pyarrow import fs
 
     path = place.below(folder)
     found = place.system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     mine = [each for each in found if each.base_name.startswith(f"{attempt}-")]
     for each in mine:
-        place.system.delete_file(each.path)
-    if found and len(mine) == len(found) and place.is_local:
-        place.system.delete_dir(path)
+        with suppress(FileNotFoundError):
+            place.system.delete_file(each.path)
+    if place.is_local and not keep_folder:
+        with suppress(OSError):  # not there, or not empty: an exporter without the lock is late
+            Path(path).rmdir()
 
 
 class Publications:

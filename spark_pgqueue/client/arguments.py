@@ -159,7 +159,8 @@ class JsonText(str):
 
 def json_text(name: str, value: Any) -> str:
     try:
-        written = value if isinstance(value, JsonText) else json.dumps(value, allow_nan=False)
+        is_text = isinstance(value, JsonText)
+        written = text(name, value) if is_text else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise PgQueueError(f"{name} must be serializable as JSON: {error}") from None
     if "\\u0000" in written.replace("\\\\", ""):

@@ -143,6 +143,8 @@ def parse(url: str | None) -> dict[str, str]:
     except psycopg.ProgrammingError as error:
         reason = re.sub(r'".*"', '"..."', str(error).strip(), flags=re.DOTALL)
         raise PgQueueError(f"url is not valid: {reason}", hint=hint) from None
+    except UnicodeError:  # whose text quotes it
+        raise PgQueueError("url is not valid: it is not UTF-8", hint=hint) from None
     # "postgres://u:p@ss@host" and "postgres://u:p/ss@host" are valid, with a part of the password
     # as host, port or dbname.
     if "@" in given.get("host", "") or re.match(r"\w+://[^/?]*/[^?]*@", url or ""):

@@ -97,11 +97,13 @@ begin
     end if;
 end $$;
 
--- As is_published, without the check of the caller.
+-- As is_published, without the check of the caller. A query's batch without messages is not done: it may be repeated
+-- with some (is_repeat()), whose chunks must not be deleted meanwhile.
 create or replace function _pgqueue.is_done(p_sink text, p_stream_id int, p_batch bigint, p_target text default '')
 returns boolean language sql stable as $$
     select exists (select from pgqueue.sink_batches
                    where sink = p_sink and batch >= p_batch and consumer_id = 0 and (target <> '') = (p_target <> '')
+                     and (batch > p_batch or message_count > 0 or not _pgqueue.is_query(p_sink))
                      and ((stream_id = coalesce(p_stream_id, 0) and target = p_target) or _pgqueue.is_query(p_sink)))
 $$;
 
@@ -139,6 +141,7 @@ create or replace function pgqueue.begin_write_of(p_query_id text) returns void
 language sql as $$ select set_config('pgqueue.writing_query', coalesce(p_query_id, ''), true) $$;
 
 -- Returns whether a batch of a sink, or a later one, was published.
+-- A query's batch counts once it has messages: until then a repetition may have some.
 --   p_stream_id  to this stream; null: to several
 --   p_target     written to this table, with the name of open_table, and not to a stream
 --   p_query_id   the query whose batch write it is; null: not known

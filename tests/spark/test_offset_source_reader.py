@@ -22,6 +22,7 @@ from spark_pgqueue.postgres.errors import PgQueueError
 from spark_pgqueue.spark.datasource import PgQueueDataSource
 from spark_pgqueue.spark.stream_source.batches import even_shares
 from spark_pgqueue.spark.stream_source.reader import PgQueueStreamsReader
+from spark_pgqueue.spark.stream_source.streams import Streams
 from tests.spark.conftest import Queue
 from tests.sql import clock, limits
 from tests.sql.queue import maintain
@@ -518,6 +519,35 @@ def test_a_query_of_one_batch_reads_all_that_is_published(
     queue.sql(send, 401, 500)
     query.restart(maxMessagesPerTrigger=3)
     assert query.batch() == of("s", 401, 403)
+
+
+def test_a_query_of_pyspark_4_0_passes_messages_for_others_once(
+    queue: Queue, start: Start, monkeypatch
+):
+    """Each of its looks may be the only one, so each asks for all messages."""
+    queue.create("t", "c")
+    query = start(stream="t")
+    assert query.batch() == [], "where it begins"
+    with connect(queue.url) as conn:
+        limits.set_constant(conn, "limit_read", 2)
+    monkeypatch.setattr("spark_pgqueue.spark.driver.micro_batches.TELLS_START", False)
+    read_to, reads = Streams.read_to, []
+
+    def counted(*given: Any) -> Any:
+        reads.append(given)
+        return read_to(*given)
+
+    monkeypatch.setattr(Streams, "read_to", counted)
+    queue.sql(
+        "select count(pgqueue.send('t', 'x', p_consumers => '{c}')) from generate_series(1, 640)"
+    )
+    assert query.batch() is None
+    assert len(reads) > 9, "each passes 64"
+    reads.clear()
+    assert query.batch() is None
+    assert len(reads) < 9
+    queue.send("t", 1, 3)
+    assert query.batch() == of("s", 1, 3)
 
 
 def test_a_group_that_cannot_be_moved_is_one_clear_error(queue: Queue, start: Start):

@@ -460,6 +460,7 @@ def test_a_late_exporter_cannot_commit_an_attempt_that_was_cleared(
         export(url, on_step=cleared)
     assert archived(conn).segments == 0
     assert not [*archive.rglob("*.parquet")], "no other exporter would delete them"
+    assert [*archive.glob("*/*")], "the other one may be about to write into the folder"
 
 
 @pytest.mark.small_limits

@@ -34,6 +34,22 @@ def test_maintain_deletes_what_failed_writers_left_and_nothing_else(
     assert dict(call(conn, "maintain"))["staged chunks"] == 0
 
 
+def test_a_batch_that_was_empty_may_be_repeated_with_messages_beside_maintain(
+    conn: Conn, stream: int
+) -> None:
+    """Its commit recorded it, the driver died, and the batch has rows when it is run again."""
+    assert publish(conn, stream, [], 0)
+    assert value(conn, "is_published", "sink", stream, 0) is False
+    staged = stage(conn, stream, 3)
+    maintain(conn)
+    assert internals.staged_chunks(conn) == [staged]
+    assert publish(conn, stream, [staged], 3) is True
+    assert value(conn, "is_published", "sink", stream, 0) is True
+    stage(conn, stream, 3)  # of a task that was slower
+    maintain(conn)
+    assert internals.staged_chunks(conn) == []
+
+
 def test_maintain_forgets_all_but_the_last_batches_of_a_sink(conn: Conn, stream: int) -> None:
     for batch in range(30):
         publish(conn, stream, [], 0, batch)
@@ -41,7 +57,7 @@ def test_maintain_forgets_all_but_the_last_batches_of_a_sink(conn: Conn, stream:
     assert dict(call(conn, "maintain"))["old sink batches"] == 20
     assert value(conn, "is_published", "sink", stream, 0) is True, "the later ones say so"
     assert publish(conn, stream, [], 0, 29) is False
-    assert value(conn, "is_published", "another", stream, 0) is True
+    assert publish(conn, stream, [], 0, 0, "another") is False
 
 
 def test_maintain_forgets_batch_writes_whose_name_is_used_once(conn: Conn, stream: int) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import fs, parquet
 from typer.testing import CliRunner
 
+from spark_pgqueue.archive import layout
+from spark_pgqueue.archive.folders import Folder
 from spark_pgqueue.command_line import cli
 
 PAGE = Path(__file__).parents[2] / "spark_pgqueue" / "guide" / "archive.md"
@@ -95,6 +97,27 @@ def test_what_was_written_is_reported_beside_an_error(
     assert done.exit_code == 1
     assert done.stdout.startswith("s: segment 1, 40 messages, ")
     assert "/elsewhere is not below" in done.stderr
+
+
+def test_an_exporter_deletes_no_file_of_another(tmp_path: Path) -> None:
+    """That one has the lock meanwhile: it deletes the same files, and writes its own."""
+    segment = f"{uuid.uuid4()}/1"
+    below = tmp_path / segment
+    below.mkdir(parents=True)
+
+    class Meanwhile(fs.LocalFileSystem):
+        def delete_file(self, path: str) -> None:
+            Path(path).unlink()
+            (below / "b-1.parquet").touch()
+            super().delete_file(path)  # it is gone
+
+    for keep_folder in (False, True):
+        (below / "a-1.parquet").touch()
+        layout.delete(Folder(Meanwhile(), str(tmp_path)), segment, "a", keep_folder)
+        assert [each.name for each in below.iterdir()] == ["b-1.parquet"]
+    for keep_folder in (True, False):
+        layout.delete(Folder(fs.LocalFileSystem(), str(tmp_path)), segment, "b", keep_folder)
+        assert below.exists() == keep_folder
 
 
 def test_bad_arguments_are_refused_without_repeating_a_secret(run: Run) -> None:

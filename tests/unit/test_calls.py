@@ -11,8 +11,8 @@ from spark_pgqueue import client
 from spark_pgqueue.client.calls.base import Calls, _described, statement
 
 CLIENT = Path(client.__file__).parent
-CALLERS = {each.__name__ for each in (Calls._call, Calls._rows, Calls._read, statement)}
-
+METHODS = (Calls._call, Calls._rows, Calls._long_call, Calls._long_rows, Calls._read)
+CALLERS = {each.__name__ for each in (*METHODS, statement)}
 
 MADE = {
     "arguments.payload": ["data", "data_bytes"],

@@ -110,6 +110,8 @@ def test_no_setting_changes_what_a_connection_reads(empty_url):
         f"host=h password='{SECRET}",
         f"host=h pasword={SECRET}",
         f"host=h port={SECRET}",
+        f"host=h password={SECRET}\udcff",  # of a command line: the byte FF
+        f"postgresql://u:{SECRET}%ff@h/d",
         f"{SECRET}",
         f"jdbc:postgresql://h/d?password={SECRET}",
     ],

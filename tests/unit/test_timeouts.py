@@ -10,11 +10,14 @@ from datetime import timedelta
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from pyspark.sql.types import StructType
 
 import spark_pgqueue
 from spark_pgqueue.client import Client
 from spark_pgqueue.command_line import doctor
 from spark_pgqueue.postgres import connection, schema
+from spark_pgqueue.spark.options.sink import parse_sink
+from spark_pgqueue.spark.sink.stream_writer import Staged, StreamWriter
 
 SHORT, LONG = 0.3, 0.8
 
@@ -30,11 +33,14 @@ def hurried(url: str, seconds: float = SHORT) -> str:
 
 def slow_down(conn: psycopg.Connection, function: str, then: str = "") -> None:
     """Let a function take longer than the timeouts."""
+    begin_with(conn, function, f"perform pg_sleep({LONG}); {then}")
+
+
+def begin_with(conn: psycopg.Connection, function: str, statements: str) -> None:
     row = conn.execute("select pg_get_functiondef(%s::regproc)", [f"_pgqueue.{function}"])
     (text,) = row.fetchone() or ("",)
     assert "begin" in text
-    slow = text.replace("begin", f"begin perform pg_sleep({LONG}); {then}", 1)
-    conn.execute(slow.encode())
+    conn.execute(text.replace("begin", f"begin {statements}", 1).encode())
 
 
 @pytest.mark.all_versions
@@ -54,6 +60,33 @@ def test_calls_that_may_take_long_have_no_timeout(conn, queue, url, function, ca
         call(hasty)
         with pytest.raises(psycopg.errors.QueryCanceled):
             hasty._statements.rows("select pg_sleep(10)")
+
+
+TELL = "raise 'the timeout is %', current_setting('statement_timeout');"
+
+
+def test_what_changes_any_number_of_messages_has_no_timeout(conn, queue, url):
+    begin_with(conn, "check_isolation", TELL)
+    with spark_pgqueue.connect(hurried(url)) as hasty:
+        for call in (
+            lambda: hasty.redrive("s", "c", max_messages=None),
+            lambda: hasty.purge_dead("s", "c"),
+            lambda: hasty.retry("s", "c"),
+            lambda: hasty.seek("s", "c", "latest"),
+            lambda: hasty.replay("s", "c", "earliest"),
+        ):
+            with pytest.raises(psycopg.Error, match="the timeout is 0"):
+                call()
+
+
+def test_the_commit_of_a_sink_has_no_timeout(conn, queue, url):
+    """A batch may write any number of rows, and Spark would repeat it each time."""
+    begin_with(conn, "check_batch", TELL)
+    options = parse_sink({"url": hurried(url), "stream": "s"}, streaming=True)
+    writer = StreamWriter(options, StructType().add("data", "string"), begins=False)
+    staged = Staged("a query", (), 0, (), "a query")
+    with pytest.raises(psycopg.Error, match="the timeout is 0"):
+        writer.publish([staged], 0)
 
 
 def test_what_doctor_reads_may_take_long(conn, url):

@@ -89,6 +89,10 @@ class Calls:
         """As `_rows`, for a call that may take long: see `Statements.long_rows`."""
         return self._statements.long_rows(*statement(function, what, given))
 
+    def _long_call(self, function: str, /, **given: Any) -> Any:
+        """As `_call`, for a call that may take long: it may change any number of messages."""
+        return self._long_rows(function, "", **given)[0][0]
+
     def _read(self, function: str, kind: type[T], /, **given: Any) -> list[T]:
         """The rows of a function, whose columns are the fields of a dataclass."""
         sql, values = statement(function, _columns(kind), given)

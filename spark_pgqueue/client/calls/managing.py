@@ -140,7 +140,7 @@ class Managing(ManagingStreams):
             PgQueueError: PQ003 not a position; 55P03 a transaction that locks some of the messages
                 stays open for 10 s.
         """
-        return self._call("seek", stream=stream, consumer=consumer, to=to)
+        return self._long_call("seek", stream=stream, consumer=consumer, to=to)
 
     def replay(
         self,
@@ -168,7 +168,7 @@ class Managing(ManagingStreams):
         Returns:
             how many messages are delivered again; an estimate for large numbers.
         """
-        return self._call("replay", stream=stream, consumer=consumer, start=start, to=to)
+        return self._long_call("replay", stream=stream, consumer=consumer, start=start, to=to)
 
     def pause(self, stream: str, consumer: str) -> None:
         """Suspend claims for a consumer until `resume`. Claimed messages can still be settled.
@@ -205,7 +205,7 @@ class Managing(ManagingStreams):
         Returns:
             how many delays were ended.
         """
-        return self._call("retry", stream=stream, consumer=consumer, seqs=seqs)
+        return self._long_call("retry", stream=stream, consumer=consumer, seqs=seqs)
 
     def cancel(self, stream: str, consumer: str, seqs: Iterable[int]) -> int:
         """Cancel unfinished messages of a consumer, in any state.

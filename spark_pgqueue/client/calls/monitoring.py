@@ -225,7 +225,7 @@ class Monitoring(Sending, Reading, Managing):
         Returns:
             how many messages are delivered again.
         """
-        return self._call(
+        return self._long_call(
             "redrive",
             stream=stream,
             consumer=consumer,
@@ -264,7 +264,7 @@ class Monitoring(Sending, Reading, Managing):
         Returns:
             how many messages were deleted.
         """
-        return self._call(
+        return self._long_call(
             "purge_dead",
             stream=stream,
             consumer=consumer,

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructType
 
 from spark_pgqueue.postgres.adbc import call, kept_connection
+from spark_pgqueue.postgres.connection import NO_TIMEOUTS
 from spark_pgqueue.postgres.copy_target import COPY_TARGET
 from spark_pgqueue.postgres.errors import (
     NOT_ALLOWED,
@@ -194,6 +195,7 @@ class StreamWriter:
             done = []
             refusals = self._table.refusals(table.table) if self._table and table else nullcontext()
             with refusals, statements.transaction():
+                statements.rows(NO_TIMEOUTS)
                 if tasks[0].query_id is not None and tasks[0].sink.startswith("txn:"):
                     statements.row("select pgqueue.begin_write_of(%s)", [tasks[0].query_id])
                 if self._table is not None and table is not None:

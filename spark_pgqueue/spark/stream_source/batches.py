@@ -221,8 +221,8 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         a bounded number of publications, so there may be several.
         """
         bounds = dict.fromkeys(positions, 0) | self._streams.last_publications()
+        _, found = self._pass_by(positions, None, bounds)  # PySpark 4.0 asks so at each look
         here: dict[str, Position] = {}
-        found = positions
         while found != here:
             here, found = found, self._streams.read_to(found, None, bounds)
         return found, StreamOffsets(found).messages - StreamOffsets(positions).messages
@@ -256,7 +256,10 @@ class StreamBatches(MicroBatches[StreamOffsets]):
         return found, sum(found[name]["messages"] - positions[name]["messages"] for name in found)
 
     def _pass_by(
-        self, positions: dict[str, Position], most: int | None
+        self,
+        positions: dict[str, Position],
+        most: int | None,
+        bounds: Mapping[str, int] | None = None,
     ) -> tuple[dict[str, Position], dict[str, Position]]:
         """Read on as `read_to` does, past publications without messages for this query.
 
@@ -272,7 +275,7 @@ class StreamBatches(MicroBatches[StreamOffsets]):
                 here[name] = ahead
         found = here
         for _ in range(LOOKS):
-            found = self._streams.read_to(here, most, self._bounds)
+            found = self._streams.read_to(here, most, bounds or self._bounds)
             empty = all(found[name]["messages"] == here[name]["messages"] for name in found)
             moved = any(found[name]["next"] > here[name]["next"] for name in found)
             if not empty or not moved:
