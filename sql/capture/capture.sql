@@ -126,9 +126,12 @@ language sql stable as $$
 $$;
 
 -- Records which capturing triggers a table and its partitions have in the catalog. A trigger counts if its function
--- belongs to the owner of the trigger's table, which is the owner of the captured table and may send.
-create or replace function _pgqueue.store_captures(p_table regclass, p_stream_id int) returns void
+-- belongs to the owner of the trigger's table, which is the owner of the captured table and may send. Returns how many
+-- it added.
+create or replace function _pgqueue.store_captures(p_table regclass, p_stream_id int) returns int
 language plpgsql as $$
+declare
+    v_count int;
 begin
     delete from pgqueue.captured d
     where d.stream_id = p_stream_id and p_table in (d.relation, d.root)
@@ -143,20 +146,30 @@ begin
     join pg_proc p on p.oid = t.tgfoid and p.proowner = c.relowner and p.pronamespace = c.relnamespace
     where c.oid = p_table and _pgqueue.may_send(c.relowner)
     on conflict (relation, stream_id) do update set root = excluded.root where d.root <> excluded.root;
+    get diagnostics v_count = row_count;
+    return v_count;
 end $$;
 
 -- Records which capturing triggers a table and its partitions have; for capture and release. It records only what is in
--- the catalog, so any producer may call it at any time. Returns whether the table is captured now; and the versions of
--- the schemas of the table and its partitions: while these are the same, names in these schemas have the same meaning.
--- Errors: PQ001. Locks: the stream, against drop_stream.
+-- the catalog, so any producer may call it at any time. But only a member of the table's owner may add something: its
+-- triggers may send then, also those of a table that was restored without its queue. Returns whether the table is
+-- captured now; and the versions of the schemas of the table and its partitions: while these are the same, names in
+-- these schemas have the same meaning. Errors: PQ001; PQ003 unless the role of the session may add what there is.
+-- Locks: the stream, against drop_stream.
 create or replace function pgqueue.note_captures(p_table regclass, p_stream text, out captured boolean,
                                                  out schemas text[])
 language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+    v_owner  oid := (select relowner from pg_class where oid = p_table);
 begin
     perform from pgqueue.streams where stream_id = v_stream.stream_id for key share;  -- lock: stream
-    perform _pgqueue.store_captures(p_table, v_stream.stream_id);
+    if _pgqueue.store_captures(p_table, v_stream.stream_id) > 0
+       and not pg_has_role(_pgqueue.caller_role(), v_owner, 'member') then
+        raise exception 'p_table must be a table of the session''s role, %, not one that belongs to %',
+            quote_ident(_pgqueue.caller_role()), quote_ident(pg_get_userbyid(v_owner))
+            using errcode = 'PQ003', column = 'p_table';
+    end if;
     captured := _pgqueue.is_captured(p_table, v_stream.stream_id);
     schemas := _pgqueue.schemas_of(p_table);
 end $$;
