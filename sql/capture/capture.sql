@@ -192,7 +192,7 @@ declare
     v_part    regclass;
 begin
     if p_capture is not true then
-        if not _pgqueue.is_captured(p_table, v_stream.stream_id) then
+        if not exists (select from _pgqueue.captured_triggers(p_table, v_stream.stream_id)) then
             raise exception 'p_table must be a table that is captured to stream %, not %', quote_literal(p_stream),
                 coalesce(p_table::text, 'null')
                 using errcode = 'PQ003', column = 'p_table',
@@ -283,7 +283,6 @@ create or replace function pgqueue.change_capture(p_table regclass, p_stream tex
 returns void language plpgsql set lock_timeout = '100ms' as $$
 declare
     v_until     timestamptz := clock_timestamp() + interval '30 s';
-    v_stream_id int := (select stream_id from pgqueue.open_sink(p_stream));
     v_table     record;
     v_before    record;
     v_after     record;
@@ -299,7 +298,6 @@ begin
         from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles r on r.oid = c.relowner
         where c.oid = p_table;
         begin
-            -- also records triggers that were restored without their queue
             v_before := pgqueue.note_captures(p_table, p_stream);
             -- raises errors before it waits
             perform pgqueue.capture_script(p_table, p_stream, p_capture, p_keys, p_columns, p_old, p_outbox);
@@ -307,7 +305,7 @@ begin
                 format('lock table %s in share row exclusive mode', v_table.name)]);  -- lock: captured
             perform pgqueue.execute_as(v_table.owner, array[
                 format('lock table %s in access exclusive mode', v_table.name)])  -- lock: captured
-            from pg_trigger where tgrelid = p_table and tgname = format('pgqueue_%s_insert', v_stream_id);
+            where exists (select from pg_trigger where tgrelid = p_table and tgname ~ '^pgqueue_[0-9]+_[a-z]+$');
             exit when to_regclass(v_table.name) = p_table;
             raise lock_not_available;  -- it was renamed in the meantime
         exception when lock_not_available or undefined_table or invalid_schema_name then
@@ -346,13 +344,13 @@ begin
 end $$;
 
 -- Captures a table: each write to it becomes a message of a stream, in the same transaction.
--- All inserts, updates, deletes and truncates after the commit of this transaction are captured. A call for a captured
--- table replaces the arguments of the earlier call. A message has the row as JSON in data, the row's key as key, and
--- the headers table, operation, time and transaction.
+-- All changes after the commit of this transaction are captured. A call for a captured table replaces the arguments of
+-- the earlier call. A message has the row as JSON in data, the row's key as key, and the headers table, operation, time
+-- and transaction.
 --   p_table    a table, partitioned or not, of the caller or of a role that the caller may set (set role)
 --   p_stream   a stream of kind json or text
 --   p_keys     columns whose values are the message's key, several as a JSON array; null: the primary key; '{}': no key
---   p_columns  columns of the row to publish; null: all, including columns that are added later
+--   p_columns  columns of the row to publish; null: all, including later ones
 --   p_old      data is {"old": ..., "new": ...}, with the row before and after
 --   p_outbox   only inserts are captured, and the trigger deletes the inserted rows, by their primary key
 -- Errors: PQ001; PQ003, also when the table's owner may not send, or the owner of its schema may not act as it; PQ007;
@@ -363,6 +361,7 @@ create or replace function pgqueue.capture(p_table regclass, p_stream text, p_ke
 language sql as $$ select pgqueue.change_capture(p_table, p_stream, true, p_keys, p_columns, p_old, p_outbox) $$;
 
 -- Ends the capture of a table; its messages remain.
+-- If the table was restored without its queue, p_stream may be any stream.
 -- Errors: PQ001; PQ003 when the table is not captured, or does not belong to the caller; PQ007; 55P03 as capture.
 -- Locks: the table, as capture.
 create or replace function pgqueue.release(p_table regclass, p_stream text) returns void
