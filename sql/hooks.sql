@@ -313,7 +313,7 @@ language plpgsql as $$ begin
           where not paused and next_at <= clock_timestamp() and stream_id = any (p_stream_ids)) t;
     perform _pgqueue.run_task('select 0 from _pgqueue.correct_schedules($1::int)', t.stream_id)
     from (select distinct stream_id from pgqueue.schedules
-          where not paused and greatest(sent_at, created_at) > clock_timestamp() + interval '1 minute'
+          where not paused and greatest(sent_at, timed_at) > clock_timestamp() + interval '1 minute'
             and stream_id = any (p_stream_ids)) t;
     -- table_sink/table_sink.sql
     perform _pgqueue.run_task('select to_jsonb(_pgqueue.drop_staged_rows(($2 -> 0)::bigint, $2 ->> 1))', null,

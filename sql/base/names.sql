@@ -17,16 +17,20 @@ begin
     return v_first;
 end $$;
 
--- Whether the caller may see the names of streams and consumers. A role that only sends may not. (The caller is the
--- session's role, even in a function with its owner's rights.)
+-- The role of the session, even in a function with its owner's rights: the caller of such a function.
+create or replace function _pgqueue.caller_role() returns name
+language sql stable as $$
+    select case current_setting('role') when 'none' then session_user else current_setting('role')::name end
+$$;
+
+-- Whether the caller may see the names of streams and consumers. A role that only sends may not.
 create or replace function _pgqueue.may_see_names() returns boolean
 language sql stable as $$
     select has_table_privilege(c.role, 'pgqueue.stream_stats', 'select')
         or exists (select from pg_proc p
                    where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'open_streams'
                      and has_function_privilege(c.role, p.oid, 'execute'))
-    from (select case current_setting('role') when 'none' then session_user
-                      else current_setting('role') end as role) c
+    from (select _pgqueue.caller_role() as role) c
 $$;
 
 -- A stream in an error: its name. If the caller gave only its id (stream_of()), the name is shown to a caller that may

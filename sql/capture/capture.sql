@@ -126,9 +126,12 @@ language sql stable as $$
 $$;
 
 -- Records which capturing triggers a table and its partitions have in the catalog. A trigger counts if its function
--- belongs to the owner of the trigger's table, which is the owner of the captured table and may send.
-create or replace function _pgqueue.store_captures(p_table regclass, p_stream_id int) returns void
+-- belongs to the owner of the trigger's table, which is the owner of the captured table and may send. Returns how many
+-- it added.
+create or replace function _pgqueue.store_captures(p_table regclass, p_stream_id int) returns int
 language plpgsql as $$
+declare
+    v_count int;
 begin
     delete from pgqueue.captured d
     where d.stream_id = p_stream_id and p_table in (d.relation, d.root)
@@ -143,20 +146,30 @@ begin
     join pg_proc p on p.oid = t.tgfoid and p.proowner = c.relowner and p.pronamespace = c.relnamespace
     where c.oid = p_table and _pgqueue.may_send(c.relowner)
     on conflict (relation, stream_id) do update set root = excluded.root where d.root <> excluded.root;
+    get diagnostics v_count = row_count;
+    return v_count;
 end $$;
 
 -- Records which capturing triggers a table and its partitions have; for capture and release. It records only what is in
--- the catalog, so any producer may call it at any time. Returns whether the table is captured now; and the versions of
--- the schemas of the table and its partitions: while these are the same, names in these schemas have the same meaning.
--- Errors: PQ001. Locks: the stream, against drop_stream.
+-- the catalog, so any producer may call it at any time. But only a member of the table's owner may add something: its
+-- triggers may send then, also those of a table that was restored without its queue. Returns whether the table is
+-- captured now; and the versions of the schemas of the table and its partitions: while these are the same, names in
+-- these schemas have the same meaning. Errors: PQ001; PQ003 unless the role of the session may add what there is.
+-- Locks: the stream, against drop_stream.
 create or replace function pgqueue.note_captures(p_table regclass, p_stream text, out captured boolean,
                                                  out schemas text[])
 language plpgsql as $$
 declare
     v_stream pgqueue.streams := _pgqueue.stream(p_stream);
+    v_owner  oid := (select relowner from pg_class where oid = p_table);
 begin
     perform from pgqueue.streams where stream_id = v_stream.stream_id for key share;  -- lock: stream
-    perform _pgqueue.store_captures(p_table, v_stream.stream_id);
+    if _pgqueue.store_captures(p_table, v_stream.stream_id) > 0
+       and not pg_has_role(_pgqueue.caller_role(), v_owner, 'member') then
+        raise exception 'p_table must be a table of the session''s role, %, not one that belongs to %',
+            quote_ident(_pgqueue.caller_role()), quote_ident(pg_get_userbyid(v_owner))
+            using errcode = 'PQ003', column = 'p_table';
+    end if;
     captured := _pgqueue.is_captured(p_table, v_stream.stream_id);
     schemas := _pgqueue.schemas_of(p_table);
 end $$;
@@ -179,7 +192,7 @@ declare
     v_part    regclass;
 begin
     if p_capture is not true then
-        if not _pgqueue.is_captured(p_table, v_stream.stream_id) then
+        if not exists (select from _pgqueue.captured_triggers(p_table, v_stream.stream_id)) then
             raise exception 'p_table must be a table that is captured to stream %, not %', quote_literal(p_stream),
                 coalesce(p_table::text, 'null')
                 using errcode = 'PQ003', column = 'p_table',
@@ -270,7 +283,6 @@ create or replace function pgqueue.change_capture(p_table regclass, p_stream tex
 returns void language plpgsql set lock_timeout = '100ms' as $$
 declare
     v_until     timestamptz := clock_timestamp() + interval '30 s';
-    v_stream_id int := (select stream_id from pgqueue.open_sink(p_stream));
     v_table     record;
     v_before    record;
     v_after     record;
@@ -286,7 +298,6 @@ begin
         from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles r on r.oid = c.relowner
         where c.oid = p_table;
         begin
-            -- also records triggers that were restored without their queue
             v_before := pgqueue.note_captures(p_table, p_stream);
             -- raises errors before it waits
             perform pgqueue.capture_script(p_table, p_stream, p_capture, p_keys, p_columns, p_old, p_outbox);
@@ -294,7 +305,7 @@ begin
                 format('lock table %s in share row exclusive mode', v_table.name)]);  -- lock: captured
             perform pgqueue.execute_as(v_table.owner, array[
                 format('lock table %s in access exclusive mode', v_table.name)])  -- lock: captured
-            from pg_trigger where tgrelid = p_table and tgname = format('pgqueue_%s_insert', v_stream_id);
+            where exists (select from pg_trigger where tgrelid = p_table and tgname ~ '^pgqueue_[0-9]+_[a-z]+$');
             exit when to_regclass(v_table.name) = p_table;
             raise lock_not_available;  -- it was renamed in the meantime
         exception when lock_not_available or undefined_table or invalid_schema_name then
@@ -333,13 +344,13 @@ begin
 end $$;
 
 -- Captures a table: each write to it becomes a message of a stream, in the same transaction.
--- All inserts, updates, deletes and truncates after the commit of this transaction are captured. A call for a captured
--- table replaces the arguments of the earlier call. A message has the row as JSON in data, the row's key as key, and
--- the headers table, operation, time and transaction.
+-- All changes after the commit of this transaction are captured. A call for a captured table replaces the arguments of
+-- the earlier call. A message has the row as JSON in data, the row's key as key, and the headers table, operation, time
+-- and transaction.
 --   p_table    a table, partitioned or not, of the caller or of a role that the caller may set (set role)
 --   p_stream   a stream of kind json or text
 --   p_keys     columns whose values are the message's key, several as a JSON array; null: the primary key; '{}': no key
---   p_columns  columns of the row to publish; null: all, including columns that are added later
+--   p_columns  columns of the row to publish; null: all, including later ones
 --   p_old      data is {"old": ..., "new": ...}, with the row before and after
 --   p_outbox   only inserts are captured, and the trigger deletes the inserted rows, by their primary key
 -- Errors: PQ001; PQ003, also when the table's owner may not send, or the owner of its schema may not act as it; PQ007;
@@ -350,6 +361,7 @@ create or replace function pgqueue.capture(p_table regclass, p_stream text, p_ke
 language sql as $$ select pgqueue.change_capture(p_table, p_stream, true, p_keys, p_columns, p_old, p_outbox) $$;
 
 -- Ends the capture of a table; its messages remain.
+-- If the table was restored without its queue, p_stream may be any stream.
 -- Errors: PQ001; PQ003 when the table is not captured, or does not belong to the caller; PQ007; 55P03 as capture.
 -- Locks: the table, as capture.
 create or replace function pgqueue.release(p_table regclass, p_stream text) returns void

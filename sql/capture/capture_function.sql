@@ -10,7 +10,7 @@ create or replace function pgqueue.send_captured(p_stream_id int, p_keys text[],
                                                  p_counts int[], p_table regclass default null) returns void
 language plpgsql as $$
 declare
-    v_stream  pgqueue.streams := _pgqueue.stream_of(p_stream_id);
+    v_stream  pgqueue.streams;
     v_count   int := cardinality(p_data);
     v_headers jsonb[] := '{}';
     v_seq     bigint;
@@ -18,8 +18,9 @@ declare
 begin
     if p_table is not null
        and not exists (select from pgqueue.captured where relation = p_table and stream_id = p_stream_id) then
-        perform _pgqueue.refuse_uncaptured(p_table, v_stream);
+        perform _pgqueue.refuse_uncaptured(p_table, p_stream_id);
     end if;
+    v_stream := _pgqueue.stream_of(p_stream_id);
     if v_stream.kind = 'binary' then
         raise exception 'captured rows are JSON, but stream % is binary', _pgqueue.error_name(v_stream)
             using errcode = 'PQ004', column = 'p_data';
@@ -61,19 +62,27 @@ begin
 end $$;
 
 -- Raises PQ003 for a table that is not captured to a stream, although its trigger sends to it: the table was restored
--- from another database, whose stream had the same number. If this snapshot is older than the capture, it does not see
--- the row of captured, but a unique index does.
-create or replace function _pgqueue.refuse_uncaptured(p_table regclass, p_stream pgqueue.streams) returns void
+-- from another database, whose stream had this number, which a stream may have here too. If this snapshot is older than
+-- the capture, it does not see the row of captured, but a unique index does.
+create or replace function _pgqueue.refuse_uncaptured(p_table regclass, p_stream_id int) returns void
 language plpgsql as $$
+declare
+    v_stream pgqueue.streams;
 begin
-    insert into pgqueue.captured (relation, stream_id, root) values (p_table, p_stream.stream_id, p_table);
+    begin
+        insert into pgqueue.captured (relation, stream_id, root) values (p_table, p_stream_id, p_table);
+    exception
+        when unique_violation then
+            return;
+        when foreign_key_violation then
+            null;  -- no stream has the number
+    end;
+    v_stream.stream_id := p_stream_id;
     raise exception 'table % has triggers of a capture, but is not captured to stream %', p_table,
-                    _pgqueue.error_name(p_stream)
+                    _pgqueue.error_name(v_stream)
         using errcode = 'PQ003', column = 'p_table',
               hint = format('The table was restored from another database. Drop the triggers with '
-                            'pgqueue.release(%L, ...), or call pgqueue.capture.', p_table);
-exception when unique_violation then
-    null;
+                            'pgqueue.release(%L, ...) and the name of any stream, or call pgqueue.capture.', p_table);
 end $$;
 
 -- Returns whether this session's last message to a stream is the truncate of a captured table, in this transaction. It

@@ -176,13 +176,24 @@ language sql stable as $$
        and exists (select from pgqueue.captured where relation = p_table and stream_id = p_stream_id)
 $$;
 
--- The triggers of a captured table and its partitions, including detached ones; of a partition only its own.
+-- The triggers of a captured table and its partitions, including detached ones; of a partition only its own. And those
+-- of captures that this database does not know: the table was restored without its queue, and their numbers are those
+-- of streams elsewhere, maybe of another one here.
 create or replace function _pgqueue.captured_triggers(p_table regclass, p_stream_id int) returns setof pg_trigger
 language sql stable as $$
     select t.*
     from pgqueue.captured d join pg_trigger t on t.tgrelid = d.relation
     where d.stream_id = p_stream_id and p_table in (d.relation, d.root)
       and t.tgname ~ format('^pgqueue_%s_(insert|update|delete|truncate)$', p_stream_id)
+    union all
+    select t.*
+    from pg_class c
+    cross join lateral (select c.oid union select relid from pg_partition_tree(c.oid)) r (relid)
+    join pg_trigger t on t.tgrelid = r.relid and t.tgname ~ '^pgqueue_[0-9]+_(insert|update|delete|truncate)$'
+    join pg_proc p on p.oid = t.tgfoid and p.proowner = c.relowner and p.prosrc like '%Made by pgqueue.capture.%'
+    where c.oid = p_table
+      and not exists (select from pgqueue.captured d
+                      where d.relation = t.tgrelid and d.stream_id::text = split_part(t.tgname, '_', 2))
 $$;
 
 -- The OIDs of the table owner's functions that only these triggers need. A partition has its own functions, or those of
@@ -208,8 +219,7 @@ language sql stable as $$
                                     run.proname || '_done')
 $$;
 
--- The statements that drop the triggers and functions of a captured table; of a partition only its own. None if it is
--- not captured.
+-- The statements that drop these triggers and functions; of a partition only its own. None if it is not captured.
 create or replace function _pgqueue.drop_statements(p_table regclass, p_stream_id int) returns setof text
 language plpgsql stable as $$
 declare

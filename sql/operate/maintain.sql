@@ -20,9 +20,9 @@ create sequence if not exists pgqueue.maintain_turns;
 --                 their messages go to other claims; the same age applies to sinks of dropped streams
 -- Returns what was deleted and how much. unfinished is the number of streams that have more to trim or delete, or were
 -- not checked: each call checks the next limit_maintained() streams. Errors: PQ003, PQ007. Locks: the staged chunks and
--- reservations that it deletes; the rows of streams that published; of streams with a retention the locks of trim() and
--- maintain_segments(): end the transaction at once. A task that fails is rolled back alone: silently if it did not get
--- a lock, else with a warning. (More than 60 lines: a list of tasks, in their order.)
+-- reservations that it deletes; the rows of streams that published; of streams with a retention the locks of retain():
+-- end the transaction at once. A task that fails is rolled back alone: silently if it did not get a lock, else with a
+-- warning. (More than 60 lines: a list of tasks, in their order.)
 create or replace function pgqueue.maintain(p_staged_age interval default '1 day',
                                             p_reader_age interval default '30 days')
 returns table (what text, deleted bigint)

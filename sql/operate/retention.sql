@@ -144,9 +144,8 @@ language sql stable as $$
 $$;
 
 -- Trims a bounded part of the messages of a stream that are due. Returns how many messages it trimmed, whether there
--- may be more, and whether it removed messages from consumers, whose locks it then has: what groups have processed, or
--- what it skipped. Locks, to the end of the transaction: the history, if it is free; these consumers, if their locks
--- are free: then there may be more.
+-- may be more, and whether it skipped messages of consumers, whose locks it then has. Locks, to the end of the
+-- transaction: the history, if it is free; these consumers, if their locks are free: then there may be more.
 create or replace function _pgqueue.trim(p_stream_id int, out o_count bigint, out o_more boolean, out o_skipped boolean)
 language plpgsql as $$
 declare
@@ -173,8 +172,6 @@ begin
         perform _pgqueue.record_holders(p_stream_id, _pgqueue.history_holders(p_stream_id));
         return;
     end if;
-    o_skipped := coalesce((select bool_or(_pgqueue.try_delete_passed(c)) from pgqueue.consumers c
-                           where c.stream_id = p_stream_id and c.partitions is not null), false);
     if v_rules.unread = 'drop' and v_due.drop <> '{}' then
         -- a publication that came long after its numbers were assigned is not old yet
         v_due.drop := v_due.drop - coalesce((select range_agg(p.seqs) from pgqueue.publications p
@@ -183,7 +180,7 @@ begin
                                                and p.published_at >= clock_timestamp() - v_rules.keep_for
                                                and _pgqueue.less(p.seqs, v_due.now) <> '{}'), '{}');
         o_skipped := coalesce((select bool_or(_pgqueue.skip(c, v_due.drop, v_due.upto)) from pgqueue.consumers c
-                               where c.stream_id = p_stream_id), false) or o_skipped;
+                               where c.stream_id = p_stream_id), false);
     end if;
     v_due.now := v_due.now + (_pgqueue.trimmed(p_stream_id)).o_seqs;
     v_due.aged := v_due.aged + v_due.now;
@@ -375,8 +372,26 @@ language sql as $$
     select coalesce(sum(message_count), 0)::bigint from gone
 $$;
 
+-- Deletes what groups have processed, if it keeps segments that are due, so that the next call of trim() can trim them.
+-- Returns whether it deleted something. Locks, to the end of the transaction: these groups, if their locks are free.
+create or replace function _pgqueue.delete_passed_due(p_stream_id int) returns boolean
+language plpgsql as $$
+declare
+    v_due int8multirange;
+begin
+    if not exists (select from pgqueue.consumers where stream_id = p_stream_id and partitions is not null) then
+        return false;
+    end if;
+    v_due := (select range_agg(int8range(lo, hi)) from _pgqueue.due_segments(p_stream_id) where trimmable);
+    return v_due is not null
+           and coalesce((select bool_or(_pgqueue.try_delete_passed(c)) from pgqueue.consumers c
+                         where c.stream_id = p_stream_id and c.partitions is not null
+                           and _pgqueue.has_to_skip(c.consumer_id, v_due)), false);
+end $$;
+
 -- Applies a bounded part of the retention of a stream; nothing while another session does so. Returns how many messages
--- and dead letters it trimmed, and whether there may be more. Locks: as trim() and maintain_segments().
+-- and dead letters it trimmed, and whether there may be more. Locks: as trim(), maintain_segments() and
+-- delete_passed_due().
 create or replace function _pgqueue.retain(p_stream_id int, out o_count bigint, out o_dead bigint, out o_more boolean)
 language plpgsql as $$
 declare
@@ -405,5 +420,9 @@ begin
        and (o_count = 0
             or exists (select from pgqueue.retention where stream_id = p_stream_id and unread = 'keep')) then
         o_more := _pgqueue.maintain_segments(p_stream_id) or o_more;
+    end if;
+    -- last, because it locks groups: one that is at work may have processed something before each call
+    if not o_more then
+        o_more := _pgqueue.delete_passed_due(p_stream_id);
     end if;
 end $$;

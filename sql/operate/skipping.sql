@@ -9,7 +9,7 @@ create table if not exists pgqueue.skips (
     skipped_at    timestamptz    not null
 );
 
--- Whether a consumer has unfinished messages to skip, outside of claims whose lease has not ended.
+-- Whether a consumer has unfinished messages of a set, outside of claims whose lease has not ended.
 create or replace function _pgqueue.has_to_skip(p_consumer_id int, p_seqs int8multirange) returns boolean
 language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin

@@ -52,6 +52,7 @@ begin
     end if;
     v_new.paused := coalesce(v_old.paused, false);
     v_new.created_at := coalesce(v_old.created_at, clock_timestamp());
+    v_new.timed_at := v_now;
     v_new.sent_at := v_old.sent_at;
     v_new.planned_at := v_old.planned_at;
     v_new.seq := v_old.seq;
@@ -60,6 +61,7 @@ begin
         and (p_start = v_old.start_at) is not false then
         v_new.start_at := v_old.start_at;
         v_new.next_at := v_old.next_at;
+        v_new.timed_at := v_old.timed_at;
     end if;
     insert into pgqueue.schedules select v_new.*;
     perform _pgqueue.record_schedules(v_stream.stream_id);
@@ -96,7 +98,9 @@ declare
 begin
     if v_schedule.paused then
         v_schedule.next_at := _pgqueue.next_time(v_schedule, clock_timestamp());
-        update pgqueue.schedules set paused = false, next_at = v_schedule.next_at
+        update pgqueue.schedules
+        set paused = false, next_at = v_schedule.next_at,
+            timed_at = case when next_at = v_schedule.next_at then timed_at else clock_timestamp() end
         where stream_id = v_schedule.stream_id and name = p_name;
         perform _pgqueue.record_schedules(v_schedule.stream_id);
     end if;

@@ -30,8 +30,17 @@ create table if not exists pgqueue.schedules (
     seq        bigint,
     last_error text,                             -- ... because of this
     created_at timestamptz not null default clock_timestamp(),
+    timed_at   timestamptz not null default clock_timestamp(),  -- when its times were set, but for a message
     primary key (stream_id, name)
 );
+do $$
+begin
+    if not exists (select from pg_attribute
+                   where attrelid = 'pgqueue.schedules'::regclass and attname = 'timed_at') then  -- of version 1 or 2
+        alter table pgqueue.schedules  -- lock: table
+            add column timed_at timestamptz not null default clock_timestamp();
+    end if;
+end $$;
 
 -- When the next schedule of a stream is due, if it has any. Rows are never updated, as those of consumer_cursors: the
 -- newest version counts, and claims find it first, however many dead rows a long transaction keeps.
@@ -133,26 +142,42 @@ begin
 end $$;
 
 -- Sets the next times of a stream's schedules that have a time of the future: their messages were sent, or they were
--- created, while the clock was ahead, and until then they would send nothing. Maybe a time has two messages then. A
--- minute is allowed, by which a clock is corrected now and then. Locks, to the end of the transaction: the stream's
--- schedules, if they are free.
+-- created, replaced or resumed, while the clock was ahead, and until then they would send nothing. Maybe a time has two
+-- messages then. A minute is allowed, by which a clock is corrected now and then. Locks, to the end of the transaction:
+-- the stream's schedules, if they are free.
 -- on maintained:
 --     perform _pgqueue.run_task('select 0 from _pgqueue.correct_schedules($1::int)', t.stream_id)
 --     from (select distinct stream_id from pgqueue.schedules
---           where not paused and greatest(sent_at, created_at) > clock_timestamp() + interval '1 minute'
+--           where not paused and greatest(sent_at, timed_at) > clock_timestamp() + interval '1 minute'
 --             and stream_id = any (p_stream_ids)) t;
 create or replace function _pgqueue.correct_schedules(p_stream_id int) returns void
 language plpgsql as $$
 declare
-    v_now timestamptz := clock_timestamp();
+    v_now      timestamptz := clock_timestamp();
+    v_schedule pgqueue.schedules;
+    v_some     boolean := false;
 begin
     if not pg_try_advisory_xact_lock(_pgqueue.lock_class_schedules(), p_stream_id) then  -- lock: schedules
         return;
     end if;
-    update pgqueue.schedules h set next_at = _pgqueue.next_time(h, v_now)
-    where stream_id = p_stream_id and not paused and greatest(sent_at, created_at) > v_now + interval '1 minute'
-      and next_at > _pgqueue.next_time(h, v_now);
-    if found then
+    for v_schedule in
+        select * from pgqueue.schedules
+        where stream_id = p_stream_id and not paused and greatest(sent_at, timed_at) > v_now + interval '1 minute'
+    loop
+        -- a first time that was one interval from then is one interval from now
+        if v_schedule.timed_at > v_now
+           and v_schedule.start_at = _pgqueue.nth_time(v_schedule.timed_at, v_schedule.every, v_schedule.time_zone, 1)
+        then
+            v_schedule.start_at := _pgqueue.nth_time(date_trunc('second', v_now), v_schedule.every,
+                                                     v_schedule.time_zone, 1);
+        end if;
+        update pgqueue.schedules
+        set start_at = v_schedule.start_at, next_at = n.at, timed_at = least(timed_at, v_now)
+        from (select _pgqueue.next_time(v_schedule, v_now) as at) n
+        where stream_id = p_stream_id and name = v_schedule.name and next_at > n.at;
+        v_some := v_some or found;
+    end loop;
+    if v_some then
         perform _pgqueue.record_turn(p_stream_id);
     end if;
 end $$;

@@ -491,6 +491,7 @@ CASES: list[Case] = [
     ("send_captured({t}, '{k,l}', array['1'::json, '2'], '{null,null}', '{2,null}')", "PQ003", ["p_counts"]),
     ("send_captured({t}, '{k}', array['1'::json], array['1'::jsonb], '{1}')", "PQ003", ["p_headers"]),
     ("send_captured({t}, '{k}', array['1'::json], '{null}', '{1}', 'pg_class')", "PQ003", ["not captured to stream"]),
+    ("send_captured(0, '{k}', array['1'::json], '{null}', '{1}', 'pg_class')", "PQ003", ["to stream number 0"]),
     (f"send_captured({{t}}, array[{LONG_KEY}], array['1'::json], '{{null}}', '{{1}}')", "PQ003", ["p_key"]),
     ("stage('s', null, {t}, '{[1,3)}')", "PQ003", ["p_batch", "null"]),
     ("stage('s', 1, {t}, '{[1,3)}')", "PQ003", ["p_seqs", "reserved", "not {[1,3)}"]),

@@ -506,13 +506,20 @@ def test_installing_again_keeps_tables_captured(conn: Conn, table: None) -> None
 
 
 @pytest.mark.parametrize("way_out", ["capture", "release"])
+@pytest.mark.parametrize("number", ["the stream's", "another stream's", "no stream's"])
 def test_a_table_that_was_restored_without_its_queue_sends_nothing(
-    conn: Conn, table: None, way_out: str
+    conn: Conn, table: None, number: str, way_out: str
 ) -> None:
     """Its trigger names a stream by number, which another stream may have where it is restored."""
     conn.execute("insert into t values (1), (2)")
     assert len(messages(conn)) == 2
+    if number != "the stream's":
+        value(conn, "create_stream", "other", "json")
+        call(conn, "release", "t", "s")
+        call(conn, "capture", "t", "other")
     conn.execute("delete from pgqueue.captured")
+    if number == "no stream's":
+        value(conn, "drop_stream", "other")
     for statement in (
         *("insert into t values (3)", "insert into t select generate_series(3, 2000)"),
         *("update t set name = 'x'", "update t set id = id + 5", "delete from t", "truncate t"),
@@ -523,5 +530,35 @@ def test_a_table_that_was_restored_without_its_queue_sends_nothing(
     call(conn, way_out, "t", "s")
     conn.execute("insert into t values (3)")
     assert len(messages(conn)) == (way_out == "capture")
+    assert one(conn, "select count(*) from pgqueue.messages") == 2 + (way_out == "capture")
     functions = "select count(*) from pg_proc where proname like 'pgqueue\\_%'"
-    assert (one(conn, functions) == 0) is (way_out == "release")
+    assert one(conn, functions) == (4 if way_out == "capture" else 0)
+
+
+def test_a_partitioned_table_that_was_restored_beside_a_smaller_queue_can_be_released(
+    conn: Conn, partitioned: None
+) -> None:
+    value(conn, "create_stream", "other", "json")
+    call(conn, "release", "t", "s")
+    call(conn, "capture", "t", "other")
+    conn.execute("delete from pgqueue.captured")
+    value(conn, "drop_stream", "other")
+    for table in ("t", "t_b1"):
+        with raises("PQ003", f"table public.{table} .* is not captured to stream number"):
+            conn.execute(f"insert into {table} (id, region) values (1, 'b')".encode())
+    call(conn, "release", "t", "s")
+    conn.execute("insert into t_b1 (id, region) values (1, 'b')")
+    for catalog in ("pg_trigger where tgname", "pg_proc where proname", "pg_type where typname"):
+        assert one(conn, f"select count(*) from {catalog} like 'pgqueue\\_%'") == 0
+
+
+def test_a_restored_table_whose_owner_may_not_send_can_be_released(conn: Conn, owner: str) -> None:
+    with connection.connect(owner) as own:
+        own.execute("create table app.t (id int primary key)")
+        call(own, "capture", "app.t", "s")
+        conn.execute("delete from pgqueue.captured")
+        conn.execute(f"revoke pgqueue_producer from {own.info.user}".encode())
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            own.execute("insert into app.t values (1)")
+        call(conn, "release", "app.t", "s")
+        own.execute("insert into app.t values (1)")

@@ -415,6 +415,28 @@ def test_release_is_the_owners(
     call(producer, "release", "app.t", "s")
 
 
+def test_no_other_role_has_a_table_send_that_was_restored_without_its_queue(
+    conn: Conn, producer: Conn, new_role: Callable[..., str], url: str
+) -> None:
+    """Its triggers name the stream by number, which may be a stream of that other role."""
+    producer.execute("create schema app; create table app.t (id int primary key)")
+    call(producer, "capture", "app.t", "s")
+    oid = one(conn, "select 'app.t'::regclass::oid")
+    another = user_of(new_role())
+    schema.grant(conn, "producer", another)
+    with connect(url, another) as other:
+        assert call(other, "note_captures", oid, "s")[0].captured, "there is nothing to add"
+        conn.execute("delete from pgqueue.captured")
+        for function in ("note_captures", "capture", "release"):
+            with raises("PQ003", f"of the session's role, {another}, not", "p_table"):
+                call(other, function, oid, "s")
+    with raises("PQ003", "has triggers of a capture, but is not captured to"):
+        producer.execute("insert into app.t values (1)")
+    call(producer, "capture", "app.t", "s")
+    producer.execute("insert into app.t values (1)")
+    assert len(messages(conn)) == 1
+
+
 @pytest.mark.parametrize("whose", ["another role's", "the owner's"])
 def test_release_drops_no_function_but_those_that_capture_made(
     conn: Conn, stranger: Conn, whose: str

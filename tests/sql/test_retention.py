@@ -138,6 +138,28 @@ def test_what_a_group_has_processed_is_kept_while_its_lock_is_held(
     assert stored(conn) == []
 
 
+def test_a_group_at_work_does_not_stop_the_steps_of_segments(conn: Conn) -> None:
+    """Whatever it processes before each call is in a segment that is due, and kept for c."""
+    retention(conn, p_for=HOUR)
+    consumer(conn)
+    value(conn, "create_group", "s", "g", 1, "earliest")
+    for priority in range(12):  # a bundle each
+        send(conn, p_priority=priority)
+    (leased,) = call(conn, "lease_partitions", "s", "g", "w")
+    found = call(conn, "read_partitions", "s", "g", [leased.lease_id])
+    close(conn)
+    send(conn)
+    clock.pass_time(conn, HOUR)
+    closed = "select count(*) from pgqueue.segments where closed_at is not null"
+    assert one(conn, closed) == 1
+    for row in found[:10]:
+        value(conn, "commit_offset", leased.lease_id, row.next_offset)
+        call(conn, "maintain")
+    assert one(conn, closed) == 2
+    maintain(conn)
+    assert internals.count(conn, "consumer_messages") == 2, "what it has processed is deleted"
+
+
 @pytest.mark.parametrize("rule", ["p_messages", "p_bytes"])
 def test_messages_go_when_more_than_is_kept_came_after_them(conn: Conn, rule: str) -> None:
     limit = 100 if rule == "p_messages" else 32 * 8192

@@ -707,20 +707,33 @@ def test_a_clock_that_was_ahead_and_is_set_back_stops_no_schedule(conn: Conn) ->
     """What was sent in the wrong time was sent; and the rest goes on from now."""
     consumer(conn)
     schedule(conn, "cron", p_cron="0 * * * *")
-    schedule(conn, "later", p_start=one(conn, "select now() + interval '3 days'"))
-    clock.pass_time(conn, timedelta(hours=1))
+    schedule(conn, "resumed", p_cron="0 * * * *")
+    value(conn, "pause_schedule", "s", "resumed")
+    schedule(conn, "replaced", p_cron="@yearly")
+    for name in ("later", "later, resumed"):
+        schedule(conn, name, p_start=one(conn, "select now() + interval '30 days'"))
+    clock.pass_time(conn, timedelta(days=7))
     maintain(conn)
+    value(conn, "resume_schedule", "s", "resumed")
+    schedule(conn, "replaced", p_replace=True)
+    schedule(conn, "every")
+    schedule(conn, "from then", p_start=one(conn, "select now() + interval '50 minutes'"))
+    value(conn, "pause_schedule", "s", "later, resumed")
+    value(conn, "resume_schedule", "s", "later, resumed")
     clock.pass_time(conn, timedelta(days=-7))
     schedule(conn, "new", p_cron="30 * * * *")
-    later = row(conn, "later").next_at
-    assert row(conn, "cron").next_at > now(conn) + timedelta(days=6)
+    soon = ["cron", "resumed", "replaced", "every", "new"]
+    as_said = {name: row(conn, name).next_at for name in ("later", "later, resumed", "from then")}
+    for name in soon[:-1]:
+        assert row(conn, name).next_at > now(conn) + timedelta(days=6)
     maintain(conn)
-    for name in ("cron", "new"):
-        assert now(conn) < row(conn, name).next_at <= now(conn) + timedelta(hours=1)
-    assert row(conn, "later").next_at == later, "it begins in the future"
+    for name in soon:
+        assert now(conn) < row(conn, name).next_at <= now(conn) + timedelta(hours=1), name
+    for name, at in as_said.items():
+        assert row(conn, name).next_at == at, f"{name}: it begins in the future"
     acked(conn, "s", "c")
     clock.pass_time(conn, timedelta(hours=1))
-    assert len(acked(conn, "s", "c")) == 2, "claims send them"
+    assert len(acked(conn, "s", "c")) == len(soon), "claims send them"
 
 
 def test_a_clock_that_is_corrected_by_seconds_sends_no_time_twice(conn: Conn) -> None:
