@@ -48,7 +48,7 @@ create table if not exists pgqueue.segments (
 -- The tables of a stream's messages, with their sizes. Locks: none that stays. (pg_partition_tree() locks each table
 -- until the transaction ends, so one look at all streams could fill the lock table of the server.)
 create or replace function _pgqueue.message_tables(p_stream_id int) returns table (name regclass, bytes bigint)
-language sql stable as $$
+language sql stable rows 10 as $$
     select t.oid::regclass, t.bytes
     from (select x.oid, pg_total_relation_size(x.oid) as bytes
           from pg_class r

@@ -272,8 +272,9 @@ language sql stable as $$
                               - coalesce((select r.message_count from pgqueue.trims r
                                           where r.stream_id = p_stream.stream_id), 0) end,
                     sum(greatest(t.reltuples, 0)), 0)::bigint
-    from _pgqueue.message_tables(p_stream.stream_id) x join pg_class t on t.oid = x.name
-    where pg_relation_size(t.oid) > 0
+    from _pgqueue.message_tables(p_stream.stream_id) x
+    cross join lateral (select reltuples from pg_class where oid = x.name offset 0) t  -- never a scan of pg_class
+    where pg_relation_size(x.name) > 0
 $$;
 
 -- One row per stream. The sequence of a stream stays locked until the transaction ends, so a query of other columns
