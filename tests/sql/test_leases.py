@@ -131,7 +131,10 @@ def bundles_ahead(conn: Conn, count: int) -> list[int]:
     return sent
 
 
-@pytest.mark.parametrize(("ahead", "is_new"), [(3, True), (3, False), (1010, False)])
+@pytest.mark.parametrize(
+    ("ahead", "is_new"),
+    [(3, True), (3, False), pytest.param(1010, False, marks=pytest.mark.longer)],
+)
 @pytest.mark.parametrize("settings", [{}, {"max_in_flight": 1}])
 def test_a_claim_behind_many_others_expires_as_any_other(
     conn: Conn, ahead: int, is_new: bool, settings: dict[str, Any]

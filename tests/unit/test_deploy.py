@@ -211,6 +211,7 @@ def url_of_the_services(servers_home: Path) -> Iterator[str]:
     shutil.rmtree(servers_home / "compose")
 
 
+@pytest.mark.longer
 @pytest.mark.promise("deploy: pgqueue takes the commands in them")
 def test_the_services_of_the_compose_file_do_their_work(
     url_of_the_services: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
