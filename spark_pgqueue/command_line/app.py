@@ -22,7 +22,7 @@ from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
 EXIT_CODES = {
-    0: "success; also after SIGTERM ends a long-running command, or Ctrl-C or --wait ends `work`",
+    0: "success; also after Ctrl-C or --wait ends `work`, or SIGTERM a command that runs as a service",
     1: "an error, printed as one line and usually a hint; or a prompt was answered with no",
     2: "usage error; nothing was changed",
     3: "`receive --exit-code` received nothing (for sensors and shell loops)",
@@ -115,13 +115,13 @@ class _Commands(TyperGroup):
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # where it is not UTF-8
         try:
-            return super().invoke(ctx)
+            return self._invoke(ctx)
         except PgQueueError as error:
             fail(error.message, error.hint)
         except psycopg.Error as error:
             fail(error.diag.message_primary or str(error), error.diag.message_hint)
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(0 if isinstance(interrupt, _Terminated) else 130) from None
         except BrokenPipeError:
             raise  # typer ends without a word
         except OSError as error:
@@ -136,6 +136,15 @@ class _Commands(TyperGroup):
 
             print(trace(error), file=sys.stderr)
             raise typer.Exit(1) from None
+
+
+    def _invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception:
+            if not _Terminated.came:
+                raise
+            raise _Terminated from None  # an error because of it, as of a statement that it ended
 
 
 # No pretty exceptions: they show local variables, and a url may hold a password.
@@ -193,11 +202,22 @@ def connect(url: str | None) -> client.Client:
     return client.connect(url, patience=0)
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends all that Ctrl-C ends."""
+
+    came = False
+
+
 def end_at_sigterm() -> None:
-    """Let SIGTERM end the program, also the first process of a container, for which Linux ignores
-    signals that have no handler.
+    """Let SIGTERM end the program with code 0, also the first process of a container, for which
+    Linux ignores signals that have no handler.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def end(*_: object) -> NoReturn:
+        _Terminated.came = True
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def repeat(work: Callable[[], None], every: timedelta | None, passes: Callable[..., bool]) -> None:
@@ -210,7 +230,7 @@ def repeat(work: Callable[[], None], every: timedelta | None, passes: Callable[.
             work()
         except Exception as error:
             is_known = isinstance(error, PgQueueError | OSError) or is_database_error(error)
-            if every is None or not is_known or not passes(error):
+            if every is None or _Terminated.came or not is_known or not passes(error):
                 raise
             print(f"pgqueue: {redact(str(error))}", file=sys.stderr, flush=True)
         if every is None:

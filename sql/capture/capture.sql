@@ -125,13 +125,20 @@ language sql stable as $$
                     where c.oid = p_table or c.oid in (select relid from pg_partition_tree(p_table)))
 $$;
 
+-- Whether this transaction has written a visible row with that xmin, maybe in a subtransaction.
+create or replace function _pgqueue.is_written_here(p_xmin xid) returns boolean
+language sql as $$
+    -- age() counts from the transaction's own id, which its subtransactions are after
+    select case when age(p_xmin) <= 0
+                then pg_xact_status((pg_current_xact_id()::text::bigint - age(p_xmin))::text::xid8) = 'in progress'
+                else false end
+$$;
+
 -- Records which capturing triggers a table and its partitions have in the catalog. A trigger counts if its function
--- belongs to the owner of the trigger's table, which is the owner of the captured table and may send. Returns how many
--- it added.
-create or replace function _pgqueue.store_captures(p_table regclass, p_stream_id int) returns int
+-- belongs to the owner of the trigger's table, which is the owner of the captured table and may send. Returns whether
+-- it added some whose triggers this transaction did not create.
+create or replace function _pgqueue.store_captures(p_table regclass, p_stream_id int) returns boolean
 language plpgsql as $$
-declare
-    v_count int;
 begin
     delete from pgqueue.captured d
     where d.stream_id = p_stream_id and p_table in (d.relation, d.root)
@@ -146,13 +153,15 @@ begin
     join pg_proc p on p.oid = t.tgfoid and p.proowner = c.relowner and p.pronamespace = c.relnamespace
     where c.oid = p_table and _pgqueue.may_send(c.relowner)
     on conflict (relation, stream_id) do update set root = excluded.root where d.root <> excluded.root;
-    get diagnostics v_count = row_count;
-    return v_count;
+    return exists (select from pgqueue.captured d
+                   join pg_trigger t on t.oid = _pgqueue.capture_trigger(d.relation, d.stream_id)
+                   where d.root = p_table and d.stream_id = p_stream_id
+                     and _pgqueue.is_written_here(d.xmin) and not _pgqueue.is_written_here(t.xmin));
 end $$;
 
 -- Records which capturing triggers a table and its partitions have; for capture and release. It records only what is in
--- the catalog, so any producer may call it at any time. But only a member of the table's owner may add something: its
--- triggers may send then, also those of a table that was restored without its queue. Returns whether the table is
+-- the catalog, so any producer may call it at any time. But only a member of the table's owner may add older triggers:
+-- these may send then, also those of a table that was restored without its queue. Returns whether the table is
 -- captured now; and the versions of the schemas of the table and its partitions: while these are the same, names in
 -- these schemas have the same meaning. Errors: PQ001; PQ003 unless the role of the session may add what there is.
 -- Locks: the stream, against drop_stream.
@@ -164,7 +173,7 @@ declare
     v_owner  oid := (select relowner from pg_class where oid = p_table);
 begin
     perform from pgqueue.streams where stream_id = v_stream.stream_id for key share;  -- lock: stream
-    if _pgqueue.store_captures(p_table, v_stream.stream_id) > 0
+    if _pgqueue.store_captures(p_table, v_stream.stream_id)
        and not pg_has_role(_pgqueue.caller_role(), v_owner, 'member') then
         raise exception 'p_table must be a table of the session''s role, %, not one that belongs to %',
             quote_ident(_pgqueue.caller_role()), quote_ident(pg_get_userbyid(v_owner))

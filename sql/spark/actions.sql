@@ -285,6 +285,7 @@ declare
     v_until    timestamptz := clock_timestamp() + _pgqueue.filter_time();
     v_before   pgqueue.consumer_cursors;
     v_upto     bigint;
+    v_ids      int8multirange;
     v_early    record;
     v_bundles  pgqueue.consumer_messages[] := '{}';
     v_taken    record;
@@ -304,8 +305,15 @@ begin
         o_cursor := v_early.p_cursor;
         v_bundles := v_early.o_bundles;
     elsif v_upto is not null and p_consumer.profile = 'simple' then  -- claims ahead of the cursor are open
-        o_cursor := _pgqueue.take_each(p_consumer, o_cursor, int8multirange(int8range(o_cursor.next_publication, null))
-                                       * (_pgqueue.find_new(p_consumer, o_cursor, p_seqs)).o_ids);
+        v_ids := int8multirange(int8range(o_cursor.next_publication, null))
+                 * (_pgqueue.find_new(p_consumer, o_cursor, p_seqs)).o_ids;
+        if _pgqueue.cardinality(v_ids) > _pgqueue.far_ahead() then  -- each would keep a lock
+            raise exception 'messages of % publications are new, and a claim of another new message stays open',
+                            _pgqueue.cardinality(v_ids)
+                using errcode = 'lock_not_available',
+                      hint = 'The batch is repeated. Keep transactions that claim short.';
+        end if;
+        o_cursor := _pgqueue.take_each(p_consumer, o_cursor, v_ids);
     end if;
     o_cursor := (_pgqueue.release_due(p_consumer, o_cursor, p_seqs)).o_cursor;
     v_taken := _pgqueue.take_unclaimed(p_consumer, o_cursor.hints, p_seqs);

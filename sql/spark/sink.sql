@@ -318,7 +318,8 @@ begin
                                   where stream_id = p_stream.stream_id and bound_at <= w.staged_at) b (bindings)
               where w.consumers is null
               group by b.bindings, w.priority, w.deliver_at, w.expires_at) c
-        where c.seqs <> '{}';
+        where c.seqs <> '{}'
+        order by c.staged_at;  -- numbers of copies are assigned in this order
     end if;
     if p_stream.notify and _pgqueue.is_waited_for(p_stream.stream_id) then
         perform pg_notify(_pgqueue.channel(p_stream.stream_id), '');

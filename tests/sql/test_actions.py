@@ -428,6 +428,25 @@ def test_what_is_new_is_settled_beside_a_claim_that_stays_open(
     assert stats(conn).backlog == 0
 
 
+def test_many_new_messages_beside_a_claim_that_stays_open_are_settled_by_a_repetition(
+    conn: Conn, session: Session
+) -> None:
+    """Their locks would fill the lock table of the server."""
+    stream = consumer(conn)
+    send(conn)
+    assert len(acked(conn, "s", "c")) == 1
+    clock.stop_looking(conn)
+    conn.execute("set lock_timeout = '2 s'")
+    send(conn)
+    other = session()
+    with other.transaction():
+        assert receive(other, 1)
+        sent = [send(conn) for _ in range(one(conn, "select _pgqueue.far_ahead()") + 1)]
+        with raises("55P03", "a claim of another new message stays open"):
+            settle(conn, action("ack", sent))
+    assert settle(conn, action("ack", sent)) == (True, len(sent), 0)
+
+
 def test_an_action_waits_for_who_settles_and_passes_over_what_that_one_did(
     conn: Conn, session: Session
 ) -> None:

@@ -437,6 +437,27 @@ def test_no_other_role_has_a_table_send_that_was_restored_without_its_queue(
     assert len(messages(conn)) == 1
 
 
+def test_a_function_with_its_owners_rights_captures_what_it_creates(
+    conn: Conn, producer: Conn, new_role: Callable[..., str], url: str
+) -> None:
+    """Also a partition later. Whoever calls it is no member of the owner."""
+    producer.execute(
+        "create schema app; create function app.add(made text) returns void security definer"
+        " set search_path = app language plpgsql as $$ begin execute made;"
+        " perform pgqueue.capture('app.t', 's'); end $$"
+    )
+    another = user_of(new_role())
+    schema.grant(conn, "producer", another)
+    run(producer, "grant usage on schema app to {role}", role=another)
+    with connect(url, another) as other:
+        made = "create table t (id int primary key) partition by range (id)"
+        other.execute("select app.add(%s)", [made])
+        made = "create table one partition of t for values from (1) to (9)"
+        other.execute("select app.add(%s)", [made])
+    producer.execute("insert into app.t values (1)")
+    assert len(messages(conn)) == 1
+
+
 @pytest.mark.parametrize("whose", ["another role's", "the owner's"])
 def test_release_drops_no_function_but_those_that_capture_made(
     conn: Conn, stranger: Conn, whose: str

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from spark_pgqueue.client import Client
-from spark_pgqueue.command_line import cli, completion
+from spark_pgqueue.command_line import app, cli, completion
 from spark_pgqueue.command_line.app import EXIT_CODES, MODULES, PANELS, as_commands
 from tests.processes import EACH, started
 from tests.unit.test_cli import completed
@@ -217,6 +218,25 @@ def test_exit_codes(url: str, run: Run, queue: Client, tmp_path: Path) -> None:
             process.send_signal(number)
             process.communicate(timeout=30)
             assert process.returncode == 0, number
+
+
+def test_an_error_because_of_sigterm_is_none(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a statement that the signal interrupted; also where an error would be passed over."""
+
+    def work() -> None:
+        app._Terminated.came = True
+        raise OSError("the connection is lost")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(app._Terminated, "came", False)
+    try:
+        with pytest.raises(OSError, match="is lost"):
+            app.repeat(work, timedelta(0), lambda _: True)
+        assert CliRunner().invoke(cli.app, ["stream", "drop", "no", "--yes"]).exit_code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)  # a command is alone in its process
 
 
 def test_streams_are_listed_with_what_they_hold_from_the_beginning(run: Run, queue: Client) -> None:
