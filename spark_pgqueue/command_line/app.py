@@ -22,7 +22,7 @@ from spark_pgqueue.postgres.url import redact
 from spark_pgqueue.printable import printable
 
 EXIT_CODES = {
-    0: "success; also after Ctrl-C or --wait ends `work`, or SIGTERM a command that runs as a service",
+    0: "success; also after Ctrl-C or --wait ends `work`, or SIGTERM one that runs as a service",
     1: "an error, printed as one line and usually a hint; or a prompt was answered with no",
     2: "usage error; nothing was changed",
     3: "`receive --exit-code` received nothing (for sensors and shell loops)",
@@ -136,7 +136,6 @@ class _Commands(TyperGroup):
 
             print(trace(error), file=sys.stderr)
             raise typer.Exit(1) from None
-
 
     def _invoke(self, ctx: Any) -> Any:
         try:

@@ -432,7 +432,7 @@ def test_many_new_messages_beside_a_claim_that_stays_open_are_settled_by_a_repet
     conn: Conn, session: Session
 ) -> None:
     """Their locks would fill the lock table of the server."""
-    stream = consumer(conn)
+    consumer(conn)
     send(conn)
     assert len(acked(conn, "s", "c")) == 1
     clock.stop_looking(conn)

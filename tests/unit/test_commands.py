@@ -220,9 +220,7 @@ def test_exit_codes(url: str, run: Run, queue: Client, tmp_path: Path) -> None:
             assert process.returncode == 0, number
 
 
-def test_an_error_because_of_sigterm_is_none(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_because_of_sigterm_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a statement that the signal interrupted; also where an error would be passed over."""
 
     def work() -> None:
