@@ -288,6 +288,30 @@ def last_claim(conn: psycopg.Connection, consumer: str) -> int | None:
 # What time and other sessions do to it
 
 
+def pass_numbers(conn: psycopg.Connection, before: int = 0) -> None:
+    """Give the next number, but for so many before, the bits of the last bundle's in ids."""
+    conn.execute(
+        "select setval('pgqueue.claim_numbers', max(bundle_no) + (1 << 20) - 1 - %s)"
+        " from pgqueue.consumer_messages",
+        [before],
+    )
+
+
+def bits_in_ids(conn: psycopg.Connection) -> set[int]:
+    """The bits of the numbers of all bundles that are in the ids of their claims."""
+    return {b.bundle_no & (1 << 20) - 1 for b in bundles(conn)}
+
+
+def name_as_member(conn: psycopg.Connection, claim_id: int, member_of: int) -> None:
+    """As if the first bundle of a claim had been a member of another one before."""
+    conn.execute(
+        "update pgqueue.consumer_messages h set members = h.members || m.bundle_no"
+        f" from {BUNDLES} m where m.claim_id = %s and m.head is null and h.head is null"
+        " and h.token = _pgqueue.token_in(%s)".encode(),
+        [claim_id, member_of],
+    )
+
+
 def end_lease(conn: psycopg.Connection, *claim_ids: int) -> None:
     """The leases of these claims, or without any of all, ended a second ago."""
     conn.execute(
@@ -324,7 +348,7 @@ def lock_claim(conn: psycopg.Connection, claim_id: int) -> bool:
     """Let nobody settle or take over a claim until the end of the transaction: if it is live."""
     worker = conn.execute(
         "select from pgqueue.consumer_messages where bundle_no & 1048575 = _pgqueue.number_in(%s)"
-        " and token = _pgqueue.token_in(%s) for update",
+        " and token = _pgqueue.token_in(%s) and head is null for update",
         [claim_id, claim_id],
     )
     reader = conn.execute(

@@ -14,12 +14,15 @@ import psycopg
 from psycopg.types.multirange import Multirange
 from psycopg.types.range import Range
 
+from tests.sql.core import bits_in_ids as bits_in_ids
 from tests.sql.core import bundles as bundles
 from tests.sql.core import claims as claims
 from tests.sql.core import held_by as held_by
 from tests.sql.core import last_claim as last_claim
 from tests.sql.core import lock_claim as lock_claim
 from tests.sql.core import lock_messages as lock_messages
+from tests.sql.core import name_as_member as name_as_member
+from tests.sql.core import pass_numbers as pass_numbers
 from tests.sql.core import rows as rows
 
 

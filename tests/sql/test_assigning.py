@@ -157,6 +157,25 @@ def test_polls_of_a_stream_in_order_beside_its_claim_lock_nobody(conn: Conn) -> 
         assert one(conn, f"select count(*) {mine}") == 0
 
 
+@for_each("size", [1, 2**30, 2**31 - 1])
+@for_each("how", ["defer", "release"])
+def test_a_claim_of_any_size_that_comes_back_stops_no_later_one(
+    conn: Conn, how: str, size: int
+) -> None:
+    """It is assigned as it was: later claims compare twice its size with theirs."""
+    reader = Reader(conn, consumer(conn, ordering="stream"))
+    sent = send_keys(conn, *"aaa")
+    assert settled(conn, receive(conn, 1)) == sent[:1]
+    if how == "defer":
+        assert value(conn, "defer", claim_of(receive(conn, 2**31 - 1))) == 2
+    else:
+        assert reader.ask().claimed == 2
+        clock.end_leases(conn)
+        released = call(conn, "reader_release", reader.id, reader.consumer_id, 0)
+        assert [tuple(row) for row in released] == [(0, 2)]
+    assert seqs_of(delivered(conn, size)) == sent[1:]
+
+
 @for_each("size", [1, 3])
 def test_claims_of_a_stream_in_order_are_full_over_gaps(conn: Conn, size: int) -> None:
     """Numbers that a rollback left out stand between those of one bundle."""

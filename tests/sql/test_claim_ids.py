@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from spark_pgqueue.postgres import schema
-from tests.sql import internals
-from tests.sql.internals import rows
-from tests.sql.queue import Conn, Reader, Session, consumer, one, send_all, value
+from tests.sql import clock, internals
+from tests.sql.queue import *
 
 pytestmark = pytest.mark.usefixtures("allowed_afterwards")
 
@@ -116,6 +115,94 @@ def test_who_has_a_readers_claim_id_has_nothing(conn: Conn, reader: Reader) -> N
         assert one(conn, query, end.claim_id) is None, function
         assert stored() == before, function
     assert reader.plan(end) == sent
+
+
+def waiting_members(conn: Conn, before: int = 0) -> list[int]:
+    """Two free messages, in the order of delivery: one claim of both has two bundles.
+
+    Their numbers have the same bits in the claim's id, as after a million bundles. The second
+    message is stored first, so a search by these bits finds the member before the head.
+
+    Args:
+        conn: of the test.
+        before: how many numbers are used before the first message is stored.
+    """
+    second = send(conn)
+    assert value(conn, "defer", claim_of(receive(conn, 1))) == 1
+    internals.pass_numbers(conn, before)
+    return [send(conn, p_priority=1), second]
+
+
+def claim_of_members(conn: Conn) -> tuple[int, list[int]]:
+    """A claim of `waiting_members`, and its messages."""
+    consumer(conn)
+    sent = waiting_members(conn)
+    claim = receive(conn, 2)
+    assert seqs_of(claim) == sent
+    assert len(internals.bundles(conn)) == 2
+    assert len(internals.bits_in_ids(conn)) == 1
+    return claim_of(claim), sent
+
+
+@pytest.mark.parametrize("function", ["ack", "extend", "nack", "defer", "dead_letter"])
+def test_a_member_may_have_the_bits_of_its_head(conn: Conn, stream: int, function: str) -> None:
+    claim_id, sent = claim_of_members(conn)
+    assert value(conn, function, claim_id) == 2
+    assert internals.held_by(conn, claim_id) == (sent[::-1] if function == "extend" else [])
+
+
+def test_messages_of_such_a_claim_are_settled_one_by_one(conn: Conn, stream: int) -> None:
+    claim_id, sent = claim_of_members(conn)
+    assert [value(conn, "ack", claim_id, [seq]) for seq in sent] == [1, 1]
+    assert internals.bundles(conn) == []
+
+
+def test_such_a_claim_expires_whole(conn: Conn, stream: int) -> None:
+    claim_id, sent = claim_of_members(conn)
+    clock.end_leases(conn)
+    assert seqs_of(again := receive(conn, 100)) == sent
+    assert value(conn, "ack", claim_id) == 0
+    assert value(conn, "ack", claim_of(again)) == 2
+
+
+def test_such_a_claim_may_be_of_a_reader(conn: Conn, reader: Reader) -> None:
+    sent = waiting_members(conn, 1)  # its claim has a number
+    end = reader.ask()
+    assert len(internals.bits_in_ids(conn)) == 1
+    assert reader.plan(end) == sent
+    reader.move(end)
+    reader.ask()
+    assert internals.bundles(conn) == []
+
+
+def test_an_acknowledgement_leaves_what_has_another_token(conn: Conn, stream: int) -> None:
+    claim_id, _ = claim_of_members(conn)
+    send(conn)
+    other = claim_of(rows := receive(conn, 1))
+    internals.name_as_member(conn, other, claim_id)
+    assert value(conn, "ack", claim_id) == 2
+    assert internals.held_by(conn, other) == seqs_of(rows)
+    assert value(conn, "ack", other) == 1
+
+
+ALLOWED_BITS = {
+    "sql/indexes.sql": 1,  # the index for these
+    "sql/log/stream_functions.sql": 1,  # as is_bundle()
+    "sql/queue/state/consumer_messages.sql": 3,  # claim_id(), is_bundle(), is_head()
+}
+"""Where the code uses the bits of a bundle's number that are in the ids of claims."""
+
+
+def test_all_code_finds_a_claim_as_one_function_does() -> None:
+    """A search by bits and token that is not is_head() would find members too."""
+    folder = Path(__file__).parents[2]
+    found = {}
+    for file in folder.glob("sql/**/*.sql"):
+        code = [line.split("--")[0] for line in file.read_text().splitlines()]
+        uses = sum("& 1048575" in line for line in code)
+        if uses and file.parent.name != "migrations":
+            found[str(file.relative_to(folder))] = uses
+    assert found == ALLOWED_BITS
 
 
 def test_a_readers_ids_differ_after_a_crash_that_gave_numbers_back(

@@ -121,9 +121,9 @@ begin
         return;
     end if;
     if (_pgqueue.lane_of(o_hints, _pgqueue.lane_assigned())).place is not null then
-        o_hints := case when 2 * o_hints.size <= v_size then _pgqueue.unassign(p_consumer, o_hints)
+        o_hints := case when 2::bigint * o_hints.size <= v_size then _pgqueue.unassign(p_consumer, o_hints)
                         else _pgqueue.unassign_too_large(p_consumer, o_hints, p_want) end;
-        if 2 * o_hints.size > v_size and o_hints.any_waiting and exists (
+        if 2::bigint * o_hints.size > v_size and o_hints.any_waiting and exists (
             select from pgqueue.consumer_messages
             where consumer_id = p_consumer.consumer_id and lane = _pgqueue.lane_waiting()
               and place >= o_hints.free_from and place < _pgqueue.place_behind()) then

@@ -37,7 +37,7 @@ begin
         returning _pgqueue.claim_id(bundle_no, token), message_count, p_consumer.stream_id, seqs, priority,
                   deliver_count + 1, null, case when deliver_count > 0 then array[bundle_no] end
         into v_claim;
-    elsif p_max >= v_hints.size and p_max < 2 * v_hints.size then
+    elsif p_max >= v_hints.size and p_max < 2::bigint * v_hints.size then
         update pgqueue.consumer_messages m
         set token = _pgqueue.new_token(_pgqueue.records_ends(p_consumer)), claimed_at = clock_timestamp(),
             lease_until = clock_timestamp() + p_consumer.visibility_timeout,
@@ -69,7 +69,7 @@ begin
         v_claim.message_count := case when _pgqueue.is_keyed(p_consumer.profile)
                                            and _pgqueue.is_blocked(p_consumer, p_cursor) then 0 end;
         if p_consumer.ordering = 'stream' and v_claim.message_count is null
-           and p_max >= v_hints.size and p_max < 2 * v_hints.size then  -- its claim may have ended since
+           and p_max >= v_hints.size and p_max < 2::bigint * v_hints.size then  -- its claim may have ended since
             return _pgqueue.claim_without_lock(p_consumer, p_max);
         end if;
     end if;
@@ -145,7 +145,7 @@ begin
                                 where consumer_id = p_consumer.consumer_id and lane = v_lane.lane
                                   and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
                                 order by place, first_seq limit 2 * _pgqueue.limit_cut()) f
-                   where _pgqueue.is_keyed(p_consumer.profile) or f.message_count >= 2 * v_hints.size);
+                   where _pgqueue.is_keyed(p_consumer.profile) or f.message_count >= 2::bigint * v_hints.size);
 end $$;
 
 -- Claims while another session has the consumer's lock: free bundles, as they are or cut, or what is new; by key only
@@ -193,10 +193,10 @@ begin
             and (place, first_seq) >= (v_lane.place, v_lane.first_seq) and token is null
           order by place, first_seq limit 2 * _pgqueue.limit_cut()) f
     join pgqueue.consumer_messages b on b.ctid = f.tid
-    where f.message_count >= 2 * p_hints.size and f.deliver_count = 0 and f.note is null
+    where f.message_count >= 2::bigint * p_hints.size and f.deliver_count = 0 and f.note is null
     order by f.place, f.first_seq limit 1
     for update of b skip locked;  -- lock: bundle
-    if v_bundle.token is null and v_bundle.message_count >= 2 * p_hints.size then
+    if v_bundle.token is null and v_bundle.message_count >= 2::bigint * p_hints.size then
         p_hints.prefetch_at := (_pgqueue.cut(v_bundle, p_hints.size, least(
             _pgqueue.limit_cut(), v_bundle.message_count / p_hints.size)::int)).o_more;
     end if;

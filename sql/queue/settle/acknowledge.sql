@@ -17,13 +17,14 @@ begin
     -- a whole claim, whose acknowledgement records nothing, as nearly all
     if p_seqs is null and p_claim_id & 1 = 1 and current_setting('transaction_isolation') = 'read committed' then
         delete from pgqueue.consumer_messages m  -- lock: bundle
-        where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+        where _pgqueue.is_head(bundle_no, token, head, _pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id))
         returning message_count, case when members is not null or lane = _pgqueue.lane_long() then array[m] end
         into v_count, v_deleted;
         if v_deleted is not null then
             if v_deleted[1].members is not null then
                 v_deleted := v_deleted || _pgqueue.lock_members(v_deleted[1].members, _pgqueue.token_in(p_claim_id));
-                delete from pgqueue.consumer_messages where ctid = any (_pgqueue.tids(v_deleted[1].members));
+                delete from pgqueue.consumer_messages
+                where ctid = any (_pgqueue.tids(v_deleted[1].members)) and token = _pgqueue.token_in(p_claim_id);
                 v_count := _pgqueue.count_of(v_deleted);
             end if;
             perform _pgqueue.record_freed(v_deleted);
@@ -192,7 +193,7 @@ begin
     end if;
     update pgqueue.consumer_messages  -- lock: bundle
     set lease_until = greatest(lease_until, clock_timestamp() + coalesce(p_by, visibility_timeout))
-    where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+    where _pgqueue.is_head(bundle_no, token, head, _pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id))
       and reader is null
     returning * into v_claim;
     if not found then

@@ -22,7 +22,7 @@
 -- it to lane_waiting() in the same transaction.
 --
 -- The id of a worker's claim consists of 20 bits of the number of its head and the token, of 43 bits. The token is odd
--- unless the acknowledgement must record something (records_ends()).
+-- unless the acknowledgement must record something (records_ends()). A bundle is found by these only with is_head().
 
 -- The bundles: what a consumer has taken and not finished. All messages of a bundle are alike. A bundle with a token is
 -- claimed. Claims change only the columns from token on, which are in no index: so each page keeps space for a second
@@ -142,6 +142,15 @@ language sql immutable parallel safe as $$
     select p_bundle_no & 1048575 = p_number & 1048575 and p_bundle_no = p_number
 $$;
 
+-- Whether a bundle is the head of the claim with this number and token. The number may be only the bits in the claim's
+-- id. A member of the claim has the same token, and may have the same bits; but it names its head. (The function is
+-- inlined.)
+create or replace function _pgqueue.is_head(p_bundle_no bigint, p_token bigint, p_head bigint, p_number bigint,
+                                            p_claim_token bigint) returns boolean
+language sql immutable parallel safe as $$
+    select p_bundle_no & 1048575 = p_number & 1048575 and p_token = p_claim_token and p_head is null
+$$;
+
 -- Whether the bundle of a number is deleted. (A scalar subquery with a limit: the planner would turn anything else into
 -- a join with the whole table.)
 create or replace function _pgqueue.is_deleted(p_bundle_no bigint) returns boolean
@@ -182,10 +191,10 @@ $$;
 create or replace function _pgqueue.bundles_of(p_head bigint, p_token bigint) returns setof pgqueue.consumer_messages
 language sql stable as $$
     select (h.b).* from (select b from pgqueue.consumer_messages b
-                         where bundle_no & 1048575 = p_head & 1048575 and token = p_token limit 1) h
+                         where _pgqueue.is_head(bundle_no, token, head, p_head, p_token) limit 1) h
     union all
     select m.* from (select members from pgqueue.consumer_messages
-                     where bundle_no & 1048575 = p_head & 1048575 and token = p_token limit 1) h
+                     where _pgqueue.is_head(bundle_no, token, head, p_head, p_token) limit 1) h
     cross join lateral _pgqueue.bundles(h.members) m where m.token = p_token
 $$;
 
@@ -222,17 +231,17 @@ declare
     v_head pgqueue.consumer_messages;
 begin
     select * into v_head from pgqueue.consumer_messages
-    where bundle_no & 1048575 = p_head & 1048575 and token = p_token for update skip locked;  -- lock: bundle
+    where _pgqueue.is_head(bundle_no, token, head, p_head, p_token) for update skip locked;  -- lock: bundle
     if not found then
         if exists (select from pgqueue.consumer_messages
-                   where bundle_no & 1048575 = p_head & 1048575 and token = p_token) then
+                   where _pgqueue.is_head(bundle_no, token, head, p_head, p_token)) then
             perform _pgqueue.await('claim ' || _pgqueue.claim_id(p_head, p_token),
-                'select count(*) from (select from pgqueue.consumer_messages where bundle_no & 1048575 = $1 & 1048575 '
-                'and token = ($2 -> 0)::bigint for update) b',  -- lock: bundle
+                'select count(*) from (select from pgqueue.consumer_messages '
+                'where _pgqueue.is_head(bundle_no, token, head, $1, ($2 -> 0)::bigint) for update) b',  -- lock: bundle
                 p_head, jsonb_build_array(p_token));
         end if;
         select * into v_head from pgqueue.consumer_messages
-        where bundle_no & 1048575 = p_head & 1048575 and token = p_token for update;  -- lock: bundle
+        where _pgqueue.is_head(bundle_no, token, head, p_head, p_token) for update;  -- lock: bundle
     end if;
     if v_head.members is not null then
         return v_head || _pgqueue.lock_members(v_head.members, p_token);
@@ -247,11 +256,12 @@ language plpgsql as $$
 begin
     perform _pgqueue.lock_consumer(p_consumer_id);
     perform from pgqueue.consumer_messages
-    where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)
+    where _pgqueue.is_head(bundle_no, token, head, _pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id))
     for update skip locked;  -- lock: bundle
     if not found and exists (
         select from pgqueue.consumer_messages
-        where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id)) then
+        where _pgqueue.is_head(bundle_no, token, head, _pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id))
+    ) then
         raise exception using errcode = 'PQ099';
     end if;
 exception when sqlstate 'PQ099' then
@@ -259,7 +269,7 @@ exception when sqlstate 'PQ099' then
         'select count(*) from (select from pgqueue.consumers c '
         'cross join lateral _pgqueue.lock_consumer(c.consumer_id) '
         'cross join lateral (select from pgqueue.consumer_messages '
-        'where bundle_no & 1048575 = _pgqueue.number_in($1) and token = _pgqueue.token_in($1) '
+        'where _pgqueue.is_head(bundle_no, token, head, _pgqueue.number_in($1), _pgqueue.token_in($1)) '
         'for update) b '  -- lock: bundle
         'where c.consumer_id = ($2 -> 0)::int) l',
         p_claim_id, jsonb_build_array(p_consumer_id), p_try => interval '50 ms');
@@ -276,7 +286,7 @@ declare
 begin
     if p_and_consumer then
         select consumer_id into v_id from pgqueue.consumer_messages
-        where bundle_no & 1048575 = _pgqueue.number_in(p_claim_id) and token = _pgqueue.token_in(p_claim_id);
+        where _pgqueue.is_head(bundle_no, token, head, _pgqueue.number_in(p_claim_id), _pgqueue.token_in(p_claim_id));
         perform _pgqueue.lock_consumer_and(p_claim_id, v_id) where v_id is not null;
     end if;
     if v_id is not null or not p_and_consumer then
