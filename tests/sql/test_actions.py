@@ -405,17 +405,22 @@ def test_a_query_notices_a_stream_of_several_that_was_made_again(conn: Conn, str
 # Races
 
 
-def test_what_is_new_is_settled_beside_a_claim_that_stays_open(
-    conn: Conn, session: Session
-) -> None:
-    """Of another new message: that one alone is passed over. Many others are in between."""
+def claimer_ahead(conn: Conn, session: Session) -> Conn:
+    """A session that claims ahead of the cursor, of a new consumer that has taken a message."""
     consumer(conn)
     send(conn)
     assert len(acked(conn, "s", "c")) == 1
     clock.stop_looking(conn)
     conn.execute("set lock_timeout = '2 s'")
+    return session()
+
+
+def test_what_is_new_is_settled_beside_a_claim_that_stays_open(
+    conn: Conn, session: Session
+) -> None:
+    """Of another new message: that one alone is passed over. Many others are in between."""
+    other = claimer_ahead(conn, session)
     held = send(conn)
-    other = session()
     with other.transaction():
         found = receive(other, 1)
         assert seqs_of(found) == [held]
@@ -432,13 +437,8 @@ def test_many_new_messages_beside_a_claim_that_stays_open_are_settled_by_a_repet
     conn: Conn, session: Session
 ) -> None:
     """Their locks would fill the lock table of the server."""
-    consumer(conn)
+    other = claimer_ahead(conn, session)
     send(conn)
-    assert len(acked(conn, "s", "c")) == 1
-    clock.stop_looking(conn)
-    conn.execute("set lock_timeout = '2 s'")
-    send(conn)
-    other = session()
     with other.transaction():
         assert receive(other, 1)
         sent = [send(conn) for _ in range(one(conn, "select _pgqueue.far_ahead()") + 1)]
